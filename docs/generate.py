@@ -22,8 +22,8 @@ import click
 from qworker import errors
 from qworker.canvas.options import CallOptions
 from qworker.cli.main import main as command_line
-from qworker.conf import SETTINGS
-from qworker.django.settings.keys import KEYS, SPELLINGS, Key
+from qworker.conf import SETTINGS, Setting
+from qworker.django.settings.keys import SAME_FOR_ALL, SECTIONS, SPELLINGS, Derived
 from qworker.tasks import options
 from qworker.tasks.decorators import TaskOptions
 from qworker.tasks.task import Task
@@ -318,9 +318,6 @@ _SHOWN = (
 
 def django_settings_page() -> str:
     """Every key of Q_CLUSTER."""
-    sections: dict[str, list[Key]] = {}
-    for key in KEYS.values():
-        sections.setdefault(key.section, []).append(key)
     lines = [
         "# Django settings\n",
         NOTICE
@@ -329,31 +326,33 @@ def django_settings_page() -> str:
         "The environment variable `Q_CLUSTER_NAME` selects the cluster of a process: its queue has that "
         "name, and the keys of `ALT_CLUSTERS` under that name override the others.",
     ]
-    for title, keys in sections.items():
+    for title, keys in SECTIONS.items():
         lines += [
             f"\n## {title}\n",
             "| key | type | default | description |",
             "|---|---|---|---|",
         ]
         lines += [
-            f"| `{key.name}` | {_takes(key)} | {_default(key)} | {key.meaning} |"
-            for key in keys
+            f"| `{key.name}` | {_takes(key)} | {_default(key)} | {key.doc} |"
+            for key in keys.values()
         ]
     spelled = ", ".join(f"`{old}` (`{new}`)" for old, new in sorted(SPELLINGS.items()))
     lines.append(f"\nAlso accepted, with a warning of `manage.py check`: {spelled}.")
-    same = ", ".join(f"`{key.name}`" for key in KEYS.values() if not key.alternative)
+    same = ", ".join(f"`{key}`" for key in SAME_FOR_ALL)
     lines.append(
         f"\nThe same for all clusters, without effect in `ALT_CLUSTERS`: {same}."
     )
     return "\n".join(lines) + "\n"
 
 
-def _takes(key: Key) -> str:
+def _takes(key: Setting) -> str:
     return f"{key.kind.label}; or None" if key.nullable else key.kind.label
 
 
-def _default(key: Key) -> str:
-    return key.shown or f"`{key.default!r}`"
+def _default(key: Setting) -> str:
+    return (
+        key.default.shown if isinstance(key.default, Derived) else f"`{key.default!r}`"
+    )
 
 
 def _anchor(heading: str) -> str:

@@ -1,7 +1,7 @@
 """Setting: the declaration of one setting, and the conversion of a raw value.
 
-Comes from:  `settings`, which declares them all.
-Goes to:     `sources` and the command line, which read values; the reference.
+Comes from:  the modules of the topics, and `django.settings.keys`.
+Goes to:     `settings`, which collects them; what reads values; the reference.
 Thread:      any; immutable.
 """
 
@@ -56,3 +56,15 @@ def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
     """Declare a setting. *bounds* are the other fields of Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)
+
+
+def collect(*topics: type) -> dict[str, Setting]:
+    """Return the declarations in these classes, and remove them there, so that instances hold plain
+    attributes."""
+    settings = {}
+    for topic in topics:
+        for name in topic.__annotations__:
+            kind, default, doc, bounds = getattr(topic, name)
+            settings[name] = Setting(name, kind, default, doc, **bounds)
+            delattr(topic, name)
+    return settings

@@ -10,23 +10,11 @@ Thread:      built once at import, immutable. Names are Celery's wherever Celery
 from qworker.conf.broker import BrokerSettings
 from qworker.conf.results import ResultSettings
 from qworker.conf.schedules import ScheduleSettings
-from qworker.conf.setting import Setting
+from qworker.conf.setting import Setting, collect
 from qworker.conf.spooler import SpoolerSettings
 from qworker.conf.tasks import TaskSettings
 from qworker.conf.workers import WorkerSettings
 
-
-def _collect(*topics: type) -> dict[str, Setting]:
-    """Remove the declarations from the classes, so that instances hold plain attributes."""
-    settings = {}
-    for topic in topics:
-        for name in topic.__annotations__:
-            kind, default, doc, bounds = getattr(topic, name)
-            settings[name] = Setting(name, kind, default, doc, **bounds)
-            delattr(topic, name)
-    return settings
-
-
-SETTINGS: dict[str, Setting] = _collect(
+SETTINGS: dict[str, Setting] = collect(
     BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings, SpoolerSettings
 )

@@ -79,7 +79,7 @@ def check_broker(**_: Any) -> Messages:
                         id="qworker.W004",
                     )
                 )
-            if choice is CUSTOM:
+            if configuration.broker_class is not None:
                 custom_class(configuration.broker_class)
             if sentence := missing_client(choice):
                 raise ConfigurationError(sentence)

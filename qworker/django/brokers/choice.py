@@ -37,8 +37,10 @@ def get_broker(list_key: str | None = None) -> Broker:
 
 def broker_class() -> type[Broker]:
     """Return the class of the project's broker. Raises ConfigurationError as get_broker() does."""
-    own = KINDS.get(conf.broker)
-    return custom_class(conf.broker_class) if own is None else import_string(own)
+    if conf.broker_class is not None:
+        return custom_class(conf.broker_class)
+    found: type[Broker] = import_string(KINDS[conf.broker])
+    return found
 
 
 def custom_class(path: str) -> type[Broker]:

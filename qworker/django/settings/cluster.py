@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from qworker.django.settings.keys import KEYS, Key
+from qworker.conf.setting import Setting
+from qworker.django.settings.keys import (
+    KEYS,
+    BrokerKeys,
+    ClusterKeys,
+    Derived,
+    ResultKeys,
+    ScheduleKeys,
+    TaskKeys,
+    WatchingKeys,
+)
 from qworker.django.settings.layers import SETTING, layers_of, masked, read, unknown_keys
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command, near
@@ -33,7 +43,7 @@ _told: set[str] = set()
 """The unknown keys in the log, and SETTING when all were checked."""
 
 
-class ClusterConf:
+class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, WatchingKeys):
     """The configuration of one cluster: an attribute for each key of ``keys.KEYS``, in lower case, and
 
     - broker (str): "orm", "redis", "sqs", "disque", "ironmq", "mongo" or "custom"; ConfigurationError
@@ -45,7 +55,7 @@ class ClusterConf:
     values. An attribute that is not a key is an AttributeError.
     """
 
-    __slots__ = ("__dict__", "_cluster", "_others")
+    __slots__ = ("_cluster", "_others")  # outside of __dict__, which holds the values that were read
 
     def __init__(self, cluster: str | None = None) -> None:
         self._cluster = cluster
@@ -97,9 +107,12 @@ class ClusterConf:
         if name == "cluster_name" and os.environ.get(ENVIRONMENT):
             return os.environ[ENVIRONMENT]
         found = self._given(KEYS[name])
-        return KEYS[name].default_of(self) if found is None else read(KEYS[name], *found)
+        if found is not None:
+            return read(KEYS[name], *found)
+        default = KEYS[name].fresh_default()
+        return default.make(self) if isinstance(default, Derived) else default
 
-    def _given(self, key: Key) -> tuple[str, Any] | None:
+    def _given(self, key: Setting) -> tuple[str, Any] | None:
         """Return the place of the raw value of *key*, and the value; None when it is not set."""
         layers = layers_of(self._cluster or os.environ.get(ENVIRONMENT))
         return next((found for layer in layers if (found := layer.find(key))), None)

@@ -1,7 +1,8 @@
-"""keys: every key of Q_CLUSTER, declared once.
+"""keys: every key of Q_CLUSTER, declared once, as ``qworker.conf`` declares its settings.
 
 Comes from:  Django-Q's manual, and what django-q2 added to it.
-Goes to:     ``conf.py``, which reads values by it; ``checks.py``; the reference page, by docs/generate.py.
+Goes to:     ``cluster.py``, which has them as attributes; ``layers.py``, which reads values by them; the
+             reference page, by docs/generate.py.
 Thread:      any; never changed.
 """
 
@@ -19,6 +20,7 @@ from django.conf import settings
 from django.utils.functional import Promise
 
 from qworker.conf.kinds import BOOLEAN, INTEGER, MAPPING, NAMES, TEXT, TIMEZONE, Kind
+from qworker.conf.setting import collect, declare
 from qworker.naming import near
 
 # -- kinds: what values of Q_CLUSTER may be, beside the kinds that all of qworker has --
@@ -198,47 +200,14 @@ FALLBACK_WORKERS = 4
 """The number of workers where the number of processors is unknown."""
 
 
-class Key(NamedTuple):
-    """The declaration of one key.
-
-    - name: as it is written in Q_CLUSTER; the attribute of ``conf`` is the same in lower case.
-    - section: its heading in the reference.
-    - kind: the permitted values, in words, and the function that reads a value.
-    - default: the value of a key that is left out, or a function that makes it of the configuration.
-    - shown: how the reference tells a default that a function makes; "" for any other.
-    - alternative (bool): ALT_CLUSTERS may give it another value.
-    """
-
-    name: str
-    section: str
-    kind: Kind
-    default: Any
-    meaning: str
-    shown: str = ""
-    alternative: bool = True
-
-    @property
-    def attribute(self) -> str:
-        """Return its attribute of ``conf``."""
-        return self.name.lower()
-
-    @property
-    def nullable(self) -> bool:
-        """Return whether None is permitted, and means None."""
-        return self.default is None
-
-    def default_of(self, configuration: Any) -> Any:
-        """Return the default, a new one each time where it is mutable."""
-        if callable(self.default):
-            return self.default(configuration)
-        return self.default.copy() if isinstance(self.default, dict) else self.default
-
-    def read(self, value: Any) -> Any:
-        """Return the meaning of *value*. ValueError with the requirement for invalid values."""
-        return None if value is None and self.nullable else self.kind.read(value)
-
-
 # -- defaults that depend on something --
+
+
+class Derived(NamedTuple):
+    """A default that *make* makes of the configuration. shown: how the reference tells it."""
+
+    shown: str
+    make: Callable[[Any], Any]
 
 
 def processors(ask: Iterable[Callable[[], int | None]] | None = None) -> int:
@@ -260,261 +229,189 @@ def _psutil_count() -> int | None:
     return import_module("psutil").cpu_count()  # type: ignore[no-any-return]
 
 
-# -- the table --
+# -- the declarations --
+# Names and types; the declarations themselves are in SECTIONS.
 
-_CLUSTER, _TASKS, _RESULTS, _SCHEDULES = "The cluster", "Tasks", "Results", "Schedules"
-_BROKER, _WATCHING = "Brokers", "Watching"
 
-_DECLARED = (
-    Key(
-        "name",
-        _CLUSTER,
+class ClusterKeys:
+    """The cluster."""
+
+    name: str = declare(
         TEXT,
         "default",
         "Distinguishes projects that share a broker. It is the salt of signed packages: packages signed "
         "under another name are not run. Also the name of the queue, unless `cluster_name` is set.",
-        alternative=False,
-    ),
-    Key(
-        "cluster_name",
-        _CLUSTER,
+    )
+    cluster_name: str = declare(
         TEXT,
-        lambda conf: conf.name,
+        Derived("`name`", lambda conf: conf.name),
         "The queue of this cluster. The environment's `Q_CLUSTER_NAME` goes before it.",
-        shown="`name`",
-        alternative=False,
-    ),
-    Key(
-        "ALT_CLUSTERS",
-        _CLUSTER,
+    )
+    ALT_CLUSTERS: dict[str, dict[str, Any]] = declare(
         MAPPINGS,
         {},
         "More clusters of the same project, by the names of their queues. Each is a mapping of the keys of "
         "this page; for missing keys the outer values apply. `Q_CLUSTER_NAME` or `qcluster --name` selects "
         "the one of a process.",
-        alternative=False,
-    ),
-    Key(
-        "workers",
-        _CLUSTER,
+    )
+    workers: int = declare(
         whole(1),
-        lambda _: processors(),
+        Derived("the number of processors", lambda _: processors()),
         "Worker processes of a cluster. Where the system does not report its number of processors, psutil "
         f"is used; without it there are {FALLBACK_WORKERS}.",
-        shown="the number of processors",
-    ),
-    Key(
-        "daemonize_workers",
-        _CLUSTER,
-        BOOLEAN,
-        True,
-        "Read, and without effect: tasks may start processes of their own in any case.",
-    ),
-    Key("recycle", _CLUSTER, whole(1), 500, "Tasks that a worker process runs before a new one replaces it."),
-    Key(
-        "max_rss",
-        _CLUSTER,
-        whole(1),
-        None,
-        "Memory in kilobytes from which a worker process is replaced, after its task.",
-    ),
-    Key(
-        "cpu_affinity",
-        _CLUSTER,
+    )
+    daemonize_workers: bool = declare(
+        BOOLEAN, True, "Read, and without effect: tasks may start processes of their own in any case."
+    )
+    recycle: int = declare(whole(1), 500, "Tasks that a worker process runs before a new one replaces it.")
+    max_rss: int | None = declare(
+        whole(1), None, "Memory in kilobytes from which a worker process is replaced, after its task."
+    )
+    cpu_affinity: int = declare(
         whole(0),
         0,
         "Processors that each worker process may use, in turn. 0, or as many as there are, is all.",
-    ),
-    Key(
-        "queue_limit",
-        _CLUSTER,
+    )
+    queue_limit: int = declare(
         whole(1),
-        lambda conf: conf.workers**2,
+        Derived("`workers` squared", lambda conf: conf.workers**2),
         "Tasks that one cluster holds in memory; no limit of the broker's queue.",
-        shown="`workers` squared",
-    ),
-    Key(
-        "guard_cycle",
-        _CLUSTER,
-        seconds(below=60),
-        0.5,
-        "Read, and without effect: the death of a process is seen at once.",
-    ),
-    Key(
-        "timeout",
-        _TASKS,
+    )
+    guard_cycle: float = declare(
+        seconds(below=60), 0.5, "Read, and without effect: the death of a process is seen at once."
+    )
+
+
+class TaskKeys:
+    """Tasks."""
+
+    timeout: float | None = declare(
         seconds(),
         None,
         "Seconds that a task may take before its worker is ended and replaced. None is no limit. A task may "
         "have its own.",
-    ),
-    Key(
-        "retry",
-        _TASKS,
+    )
+    retry: float = declare(
         seconds(),
         60,
         "Seconds that a broker with receipts waits for the end of a task before it gives it out again. With "
         "SQS, Disque and IronMQ it must be more than `timeout`.",
-    ),
-    Key(
-        "ack_failures",
-        _TASKS,
+    )
+    ack_failures: bool = declare(
         BOOLEAN,
         True,
         "True: a task that failed has been delivered. False: a broker with receipts gives it out again, as "
         "with django-q2.",
-    ),
-    Key(
-        "max_attempts",
-        _TASKS,
-        whole(0),
-        0,
-        "How many times a task is tried if failures are not acknowledged. 0 is without limit.",
-    ),
-    Key("compress", _TASKS, BOOLEAN, False, "Compress packages with zlib."),
-    Key(
-        "sync",
-        _TASKS,
-        BOOLEAN,
-        False,
-        "Run every task at once in the process that calls it, without a broker. For tests.",
-    ),
-    Key(
-        "save_limit",
-        _RESULTS,
+    )
+    max_attempts: int = declare(
+        whole(0), 0, "How many times a task is tried if failures are not acknowledged. 0 is without limit."
+    )
+    compress: bool = declare(BOOLEAN, False, "Compress packages with zlib.")
+    sync: bool = declare(
+        BOOLEAN, False, "Run every task at once in the process that calls it, without a broker. For tests."
+    )
+
+
+class ResultKeys:
+    """Results."""
+
+    save_limit: int = declare(
         whole(-1),
         250,
         "Successful tasks that are kept in the database; the oldest go first. 0 keeps all and -1 none. "
         "Failures are always kept.",
-    ),
-    Key(
-        "save_limit_per",
-        _RESULTS,
+    )
+    save_limit_per: str | None = declare(
         one_of("group", "name", "func"),
         None,
         "Count `save_limit` for each group, name or function. None counts them together.",
-    ),
-    Key(
-        "cached",
-        _RESULTS,
+    )
+    cached: bool | float = declare(
         CACHED,
         False,
         "Keep results in the cache instead of the database. True is without limit, a number is seconds.",
-    ),
-    Key(
-        "cache",
-        _RESULTS,
-        TEXT,
-        "default",
-        "The alias in CACHES for cached results and the monitor's data.",
-    ),
-    Key("scheduler", _SCHEDULES, BOOLEAN, True, "False stops all schedules on this cluster."),
-    Key(
-        "catch_up",
-        _SCHEDULES,
+    )
+    cache: str = declare(TEXT, "default", "The alias in CACHES for cached results and the monitor's data.")
+
+
+class ScheduleKeys:
+    """Schedules."""
+
+    scheduler: bool = declare(BOOLEAN, True, "False stops all schedules on this cluster.")
+    catch_up: bool = declare(
         BOOLEAN,
         True,
         "True: each run that was missed while no cluster was running is made up for. False: one run, and "
         "then as planned.",
-    ),
-    Key(
-        "time_zone",
-        _SCHEDULES,
+    )
+    time_zone: str = declare(
         TIMEZONE,
-        lambda _: settings.TIME_ZONE,
+        Derived("Django's `TIME_ZONE`", lambda _: settings.TIME_ZONE),
         "The time zone of days, weeks, months and years in schedules and crontabs. Minutes and hours are "
         "the same everywhere.",
-        shown="Django's `TIME_ZONE`",
-    ),
-    Key(
-        "orm",
-        _BROKER,
+    )
+
+
+class BrokerKeys:
+    """Brokers."""
+
+    orm: str | None = declare(
         TEXT,
         None,
         "The alias in DATABASES of the database that is the broker. Without any key of a broker it is "
         '`"default"`.',
-    ),
-    Key(
-        "redis",
-        _BROKER,
-        REDIS,
-        None,
-        "A Redis server is the broker: options of redis-py's client, or a URL.",
-    ),
-    Key(
-        "django_redis",
-        _BROKER,
-        TEXT,
-        None,
-        "A Redis server is the broker, reached through a cache of django-redis: its alias.",
-    ),
-    Key(
-        "sqs",
-        _BROKER,
+    )
+    redis: str | dict[str, Any] | None = declare(
+        REDIS, None, "A Redis server is the broker: options of redis-py's client, or a URL."
+    )
+    django_redis: str | None = declare(
+        TEXT, None, "A Redis server is the broker, reached through a cache of django-redis: its alias."
+    )
+    sqs: dict[str, Any] | None = declare(
         MAPPING,
         None,
         "Amazon SQS is the broker: `aws_region`, `aws_access_key_id`, `aws_secret_access_key`, "
         "`receive_message_wait_time_seconds`, and `endpoint_url` of a compatible server.",
-    ),
-    Key(
-        "broker_class",
-        _BROKER,
-        PATH,
-        None,
-        "A class of your own is the broker. It goes before every other key of a broker.",
-    ),
-    Key(
-        "disque_nodes",
-        _BROKER,
+    )
+    broker_class: str | None = declare(
+        PATH, None, "A class of your own is the broker. It goes before every other key of a broker."
+    )
+    disque_nodes: tuple[str, ...] | None = declare(
         NODES,
         None,
         "Disque is the broker: its nodes, each `host:port`. Any of them is tried first, and another when "
         "that does not answer.",
-    ),
-    Key("disque_auth", _BROKER, TEXT, None, "The password of Disque's nodes."),
-    Key(
-        "disque_fastack",
-        _BROKER,
-        BOOLEAN,
-        False,
-        "Acknowledge with FASTACK: quicker, and a task may come again when a node is cut off.",
-    ),
-    Key(
-        "iron_mq",
-        _BROKER,
+    )
+    disque_auth: str | None = declare(TEXT, None, "The password of Disque's nodes.")
+    disque_fastack: bool = declare(
+        BOOLEAN, False, "Acknowledge with FASTACK: quicker, and a task may come again when a node is cut off."
+    )
+    iron_mq: dict[str, Any] | None = declare(
         IRON,
         None,
         "IronMQ is the broker: `project_id` and `token`, which may be in the environment as "
         "`IRON_MQ_PROJECT_ID` and `IRON_MQ_TOKEN`; `host`, `port`, and `protocol`, which is `https`.",
-    ),
-    Key(
-        "mongo",
-        _BROKER,
+    )
+    mongo: dict[str, Any] | None = declare(
         MAPPING,
         None,
         "MongoDB is the broker: options of pymongo's `MongoClient`. `host` is a name, a list of names, or a "
         "URL of mongodb:// or mongodb+srv://.",
-    ),
-    Key(
-        "mongo_db",
-        _BROKER,
+    )
+    mongo_db: str | None = declare(
         DATABASE,
         None,
         "MongoDB's database with the queues. Without it, the one in the URL that is the `host`; without "
         'that, `"django-q"`.',
-    ),
-    Key(
-        "bulk",
-        _BROKER,
+    )
+    bulk: int = declare(
         whole(1),
         1,
         "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10, of IronMQ up to 100. A cluster "
         "takes as many as it has room for, by `queue_limit`, in one step, from every broker but one of your "
         "own: that gives what its `dequeue()` returns.",
-    ),
-    Key(
-        "poll",
-        _BROKER,
+    )
+    poll: float = declare(
         seconds(),
         0.2,
         "Seconds between polls of an empty custom broker; and the wait of `Broker.dequeue()`. It has no "
@@ -522,35 +419,43 @@ _DECLARED = (
         "once, Disque, IronMQ and SQS use long polling (SQS for `receive_message_wait_time_seconds`), and "
         "MongoDB, MySQL and MariaDB are polled after 1 or 2 ms, and less and less often, down to every "
         "0.25 s, while nothing comes.",
-    ),
-    Key("label", _WATCHING, LABEL, "Django Q", "The heading of the tables in Django's admin."),
-    Key(
-        "log_level",
-        _WATCHING,
-        LEVEL,
-        "INFO",
-        "The level of the logger `django-q`, unless LOGGING sets it.",
-    ),
-    Key(
-        "error_reporter",
-        _WATCHING,
+    )
+
+
+class WatchingKeys:
+    """Watching."""
+
+    label: str | Promise = declare(LABEL, "Django Q", "The heading of the tables in Django's admin.")
+    log_level: str | int = declare(
+        LEVEL, "INFO", "The level of the logger `django-q`, unless LOGGING sets it."
+    )
+    error_reporter: dict[str, dict[str, Any]] = declare(
         MAPPINGS,
         {},
         "Reporters of tasks' errors: names of plugins (entry points of the group "
         "`djangoq.errorreporters`), each with its options.",
-    ),
-    Key(
-        "rollbar",
-        _WATCHING,
+    )
+    rollbar: dict[str, Any] | None = declare(
         MAPPING,
         None,
         "Errors of tasks are reported to Rollbar: `access_token`, `environment`, and options of "
         "`rollbar.init`. It needs the package rollbar.",
-    ),
-    Key("testing", _WATCHING, BOOLEAN, False, "Read, and without effect."),
-)
+    )
+    testing: bool = declare(BOOLEAN, False, "Read, and without effect.")
 
-KEYS = {key.attribute: key for key in _DECLARED}
+
+SECTIONS = {
+    "The cluster": collect(ClusterKeys),
+    "Tasks": collect(TaskKeys),
+    "Results": collect(ResultKeys),
+    "Schedules": collect(ScheduleKeys),
+    "Brokers": collect(BrokerKeys),
+    "Watching": collect(WatchingKeys),
+}
+"""The declarations by name, by their heading in the reference."""
+KEYS = {name.lower(): key for section in SECTIONS.values() for name, key in section.items()}
 """Every key, by its attribute of ``conf``."""
+SAME_FOR_ALL = ("name", "cluster_name", "ALT_CLUSTERS")
+"""Keys that have no effect in ALT_CLUSTERS."""
 SPELLINGS = {"ack_failure": "ack_failures", "compressed": "compress", "alt_clusters": "ALT_CLUSTERS"}
 """Other spellings that are read, and how the key is spelled."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from django.conf import settings
 
 from qworker.conf.secrets import MASK, is_secret, mask_urls
-from qworker.django.settings.keys import KEYS, SPELLINGS, Key
+from qworker.conf.setting import Setting
+from qworker.django.settings.keys import KEYS, SAME_FOR_ALL, SPELLINGS
 from qworker.errors import ConfigurationError
 from qworker.naming import near
 from qworker.safe_repr import safe_repr
@@ -34,7 +35,7 @@ class Layer(NamedTuple):
     where: str
     values: Mapping[str, Any]
 
-    def find(self, key: Key) -> tuple[str, Any] | None:
+    def find(self, key: Setting) -> tuple[str, Any] | None:
         """Return where the raw value of *key* is written here, and the value; None when it is not."""
         spellings = (key.name, *(old for old, name in SPELLINGS.items() if name == key.name))
         for name in spellings:
@@ -82,17 +83,17 @@ def layers_of(cluster: str | None) -> list[Layer]:
     return [Layer(layer.where, permitted), root()]
 
 
-def read(key: Key, where: str, value: Any) -> Any:
+def read(key: Setting, where: str, value: Any) -> Any:
     """Return the meaning of a raw value. ConfigurationError, with the place, the value and the permitted
     values."""
     try:
-        return key.read(value)
+        return None if value is None and key.nullable else key.kind.read(value)
     except ValueError as error:
         shown = safe_repr(masked(key.name, value), 80)
         raise ConfigurationError(f"{where} is {shown}, and {error}", setting=key.name) from None
 
 
-def _key(name: object) -> Key | None:
+def _key(name: object) -> Setting | None:
     """Return the key with this spelling."""
     spelled = SPELLINGS.get(name, name) if isinstance(name, str) else ""
     key = KEYS.get(spelled.lower())
@@ -101,7 +102,7 @@ def _key(name: object) -> Key | None:
 
 def _may_differ(name: str) -> bool:
     key = _key(name)
-    return key is not None and key.alternative
+    return key is not None and key.name not in SAME_FOR_ALL
 
 
 # -- errors --
@@ -149,7 +150,7 @@ def ignored_keys() -> list[Mistake]:
     return [
         Mistake(key.name, f"{layer.written(name)} has no effect: {key.name!r} is the same for all clusters")
         for layer, name, _ in _entries()
-        if layer.where != SETTING and (key := _key(name)) is not None and not key.alternative
+        if layer.where != SETTING and (key := _key(name)) is not None and key.name in SAME_FOR_ALL
     ]
 
 

@@ -71,7 +71,7 @@ def _redis(conf: ClusterConf) -> Found:
 
 
 def _sqs(conf: ClusterConf) -> Found:
-    given = {name: value for name, value in conf.sqs.items() if value is not None}
+    given = {name: value for name, value in (conf.sqs or {}).items() if value is not None}
     for name in given:
         if name not in _SQS:
             raise _wrong_sqs(f"has the option {name!r}: {_NOT_OF_SQS.get(name) or _meant(name)}")
@@ -137,11 +137,11 @@ def _disque(conf: ClusterConf) -> Found:
         "ttl": max(_DISQUE_KEEPS, _TTL_OF_RETRY * retry),
         "fastack": conf.disque_fastack,
     }
-    return f"disque://{who}{','.join(conf.disque_nodes)}", {"broker_transport_options": options}
+    return f"disque://{who}{','.join(conf.disque_nodes or ())}", {"broker_transport_options": options}
 
 
 def _ironmq(conf: ClusterConf) -> Found:
-    given = conf.iron_mq
+    given = conf.iron_mq or {}
     project, token = (quote(given.get(name, ""), safe="") for name in ("project_id", "token"))
     who = f"{project}:{token}@" if project or token else ""
     scheme = "ironmq+http" if given.get("protocol") == "http" else "ironmq"
