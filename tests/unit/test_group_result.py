@@ -440,7 +440,7 @@ def test_described_and_made_again() -> None:
         assert (again, again.parent) == (result, result.parent)
     for nonsense in ((("a", None), 5), ((5, None), []), (("a", None), [5]), 7):
         with pytest.raises(ValueError, match="does not describe a result"):
-            result_from_tuple(nonsense)
+            result_from_tuple(nonsense, app)
 
 
 def test_pickled_it_asks_the_current_app() -> None:
