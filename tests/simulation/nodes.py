@@ -287,7 +287,8 @@ class WorkerNode(Node):
         return turn
 
     def stop(self) -> None:
-        """End as one that is told to."""
+        """End as one that is told to. While that waits, its parts do not step as others do."""
+        self.time.remove(self.name)
         self.worker.stop()
 
     @property

@@ -292,9 +292,13 @@ class Running:
             self.time.note(caller.name, "cannot ask", asked.name, error)
 
     def _set_key(self) -> None:
-        """Start all processes anew, with the key. Nobody is in the midst of a call then."""
+        """Start all processes anew, with the key. Nobody is in the midst of a call or step then."""
         calling = any(asked.begun and not asked.called for asked in self.seen.asked)
-        if calling or any(node.process.amid for node in self.processes.values()):
+        if (
+            calling
+            or any(node.process.amid for node in self.processes.values())
+            or any(map(self._is_amid, self.workers.values()))
+        ):
             self._at(self.time.now + AMID, "world", self._set_key)
             return
         self.time.note("the key is set")
@@ -311,12 +315,21 @@ class Running:
         waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
         self.seen.unsigned = waiting + len(admin.dead(None, 1000))
 
+    def _is_amid(self, node: Node) -> bool:
+        """Whether *node* is in the midst of a step, in which others go on."""
+        return any(actor.busy for actor in self.time.actors if actor.node == node.name)
+
+    def between(self, node: Node, act: Callable[[], None]) -> None:
+        """Do *act* between two steps of *node*, unless it dies before."""
+        if self._is_amid(node):
+            self._at(self.time.now + AMID, "world", lambda: self.between(node, act))
+        elif node.process.alive:
+            act()
+
     def _restart(self, node: WorkerNode) -> None:
         if node.process.alive:
-            pauses, self.time.pauses = self.time.pauses, 0.0  # in which its own parts would step
             with suppress(Killed):
                 node.stop()
-            self.time.pauses = pauses
             node.process.die()
         self._replace(node, kill=False)
 
@@ -346,8 +359,8 @@ class Running:
             return
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
-        elif fault.kind == "restart" and node is not None and node.process.alive and not node.process.amid:
-            self._restart(node)
+        elif fault.kind == "restart" and node is not None:
+            self.between(node, lambda: self._restart(node))
         elif fault.kind == "freeze":
             time.frozen[fault.node] = time.now + fault.seconds
         elif fault.kind == "jump" and fault.node in self.processes:

@@ -248,10 +248,15 @@ class Schedules:
         if node is None or fault.kind not in ("kill", "restart"):
             return False
         if fault.kind == "restart":
-            with suppress(Killed):
-                node.stop()
-        node.process.die()
+            self.running.between(node, lambda: self._restart(node))
+        else:
+            node.process.die()
         return True
+
+    def _restart(self, node: BeatNode) -> None:
+        with suppress(Killed):
+            node.stop()
+        node.process.die()
 
     def _end(self) -> None:
         """All who look after the schedules are told to stop, once nothing is away and no message is owed."""

@@ -557,3 +557,14 @@ def test_a_call_without_a_result_may_be_replaced_and_then_keeps_no_other_waiting
     edit = Edit("stranger", "e4", 11.7, Entry(fields={"overlap": "skip"}))
     table = Timetable(store="other", entries=(entry,), edits=(edit,))
     assert problems(run(Case(schedules=table))) == []
+@pytest.mark.parametrize(
+    ("stores", "seed"), [("memory", 7), ("kombu+memory", 7), ("sqlite", 8), ("sqlite", 9)]
+)
+def test_a_worker_is_restarted_while_the_broker_is_away(stores: str, seed: int) -> None:
+    """What waited as the worker shut down was run by its pool meanwhile, for the second time."""
+    at = 0.801 if stores == "sqlite" else 0.802
+    retried = Call(retries=1, coroutine=True, errbacks=[Errback()])
+    faults = (Fault("away", "broker", at=at, seconds=0.5), Fault("restart", "worker0", at=at))
+    world = World(stores, workers=1, base="hooked", track_started=True)
+    orders = (Order(numbered(Graph([Node(retried), Node(Call())])), at=0.8),)
+    assert problems(run(Case(world, orders=orders, faults=faults, seed=seed))) == []
