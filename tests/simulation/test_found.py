@@ -568,3 +568,10 @@ def test_a_worker_is_restarted_while_the_broker_is_away(stores: str, seed: int) 
     world = World(stores, workers=1, base="hooked", track_started=True)
     orders = (Order(numbered(Graph([Node(retried), Node(Call())])), at=0.8),)
     assert problems(run(Case(world, orders=orders, faults=faults, seed=seed))) == []
+
+
+def test_an_early_ack_is_answered_while_the_worker_closes() -> None:
+    """Nobody started the task or sent it again: it was lost."""
+    faults = (Fault("restart", "worker2", at=0.81), Fault("after", "worker2", method="settle"))
+    case = Case(World(workers=3, acks_late=False), orders=(Order(numbered(Call()), at=0.8),), faults=faults)
+    assert problems(run(case)) == []

@@ -15,7 +15,7 @@ from qworker import __version__
 from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.receiving.ack_buffer import AGAIN, LOST, AckBuffer, FlushLimits
+from qworker.components.receiving.ack_buffer import AGAIN, DOUBTFUL, LOST, AckBuffer, FlushLimits
 from qworker.components.receiving.fetch_window import FetchWindow
 from qworker.components.receiving.intake import Intake
 from qworker.components.receiving.ledger import WorkerState
@@ -1301,6 +1301,55 @@ def test_an_early_ack_that_may_have_been_heard_is_not_taken_back() -> None:
     ears.turns()
     assert store.settled == [Ack(request.tag)]
     assert ears.state.requests == {}
+
+
+def test_an_early_ack_that_is_answered_as_the_worker_closes_is_sent_again() -> None:
+    ears = Ears(store=(store := Deaf()))
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turn()
+    store.deaf = False
+    ears.listener.closed()
+    assert (store.settled, ears.waiting(), store.pushes) == ([Ack(request.tag)], 1, 2)
+    assert (len(ears.early), ears.state.requests, ears.listener.left()) == (0, {}, {})
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_early_ack_of_which_nobody_knows_at_the_end_is_named(
+    lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease is lost, or the broker does not answer until the time is over."""
+
+    class Losing(Deaf):
+        lost = False
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            if self.lost:
+                raise LeaseLost("the connection fell")
+            return super().settle(generation, settlements)
+
+    ears = Ears(store=(store := Losing()))
+    ears.push(2, "once")
+    ears.turns()
+    one, unasked = ears.take()
+    ears.early.ask([one], 0.0)
+    ears.turn()
+    one.id, unasked.id, store.lost = "one", "unasked", lost
+    ears.early.ask([unasked], 0.0)
+    ears.listener.stop(ears.clock.monotonic() + 5)
+    ears.listener.closed()
+    assert ears.listener.left() == {DOUBTFUL: ["one"]}
+    assert "1 tasks were perhaps acknowledged before they ran" in caplog.text
+
+
+def test_an_early_ack_in_doubt_is_named_when_the_worker_closes() -> None:
+    """Its failure may not be stored any more: results may have a store whose writer has stopped."""
+    ears = Ears(worker_ack_flush_seconds=0, store=Deaf)
+    request = doubtful(ears)
+    ears.listener.closed()
+    assert ears.listener.left() == {DOUBTFUL: [request.id]}
 
 
 def test_what_is_sent_again_is_sent_once(caplog: pytest.LogCaptureFixture) -> None:

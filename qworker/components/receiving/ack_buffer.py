@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 AGAIN = "ended and will run again"
 UNSTORED = "ended and have no result stored"
 LOST = "were acknowledged before they ran, have not run and are lost"
+DOUBTFUL = "were perhaps acknowledged before they ran; if so, they have not run and are lost"
 
 
 class FlushLimits(NamedTuple):
@@ -66,6 +67,8 @@ class AckBuffer:
         self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
         """Orders that will not be sent any more."""
+        self._doubtful: list[Request] = []
+        """Requests that were in doubt at the end."""
         self._quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
@@ -76,12 +79,23 @@ class AckBuffer:
         """Return the consequences if the broker is not reached any more, as descriptions with ids of tasks.
         Any thread, because the listener's may be stuck."""
         found: dict[str, list[str]] = {}
-        for order in (*self._given_up, *self._orders.copy()):
+        orders = self._orders.copy()
+        for order in (*self._given_up, *orders):
             request = order.request
             if request is not None and order.final and not isinstance(order.settlement, Release):
                 fate = LOST if order.anew else UNSTORED if request.acked else AGAIN
                 found.setdefault(fate, []).append(request.id)
+        for request in (*self._doubtful, *self._perhaps_acked(orders)):
+            if request.id not in found.get(LOST, ()):
+                found.setdefault(DOUBTFUL, []).append(request.id)
         return found
+
+    def _perhaps_acked(self, orders: Sequence[SettlementOrder]) -> list[Request]:
+        """Return those requests that wait for their early ack, which may have reached the broker. Any
+        thread."""
+        told = self._told.copy()
+        starting = (order.request for order in orders if order.starts)
+        return [request for request in starting if request is not None and request.tag in told]
 
     @property
     def waiting(self) -> bool:
@@ -244,11 +258,16 @@ class AckBuffer:
             self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
 
-    def end(self, generation: int, clock: Clock, until: Callable[[], float]) -> None:
+    def end(
+        self, generation: int, clock: Clock, until: Callable[[], float], put_back: Callable[[], None]
+    ) -> None:
         """Send the last orders, and retry until the monotonic time *until*. What was not sent by then is
-        reported in the log and by left()."""
+        reported in the log and by left(). put_back: called before each attempt, because an early ack may
+        have been answered in the last one; gives back what must not start any more."""
         self.quiet()
         for failures in count():
+            self._doubtful += self.doubts.undecided()  # there may be nobody left to store that they failed
+            put_back()
             self.collect(clock.monotonic())
             if not self._orders:
                 return
@@ -279,6 +298,7 @@ class AckBuffer:
 
     def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
         self._given_up.extend(orders)
+        self._doubtful += self._perhaps_acked(orders)
         if orders:
             logger.error(
                 "the last settlements did not reach the broker: %s",

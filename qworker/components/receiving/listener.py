@@ -293,13 +293,16 @@ class Listener(ThreadComponent):
         self._give_up_at = deadline
         super().stop(deadline)
 
+    def _put_back(self) -> None:
+        """The worker closes: give back what was answered meanwhile, and end what is in doubt."""
+        self._resolve_doubts(self.clock.monotonic())
+        self._give_back_all()
+
     def closed(self) -> None:
         """Send the last settlements, then close the store: the listener stops last, because it owns the
         acks."""
         self._quiet = True
-        self._resolve_doubts(self.clock.monotonic())
-        self._give_back_all()
-        self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at)
+        self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at, self._put_back)
         for fate, ids in self._acks.left().items():
             logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         try:

@@ -43,6 +43,10 @@ class Doubts:
             request.generation = NO_GENERATION
             self._waiting.append((until, request))
 
+    def undecided(self) -> list[Request]:
+        """Return the requests that were not delivered again so far."""
+        return [request for _, request in self._waiting if request.generation == NO_GENERATION]
+
     def resolve(self, now: float) -> Resolved:
         """Return the requests that are decided at the monotonic time *now*."""
         found = Resolved([], [])
