@@ -575,3 +575,11 @@ def test_an_early_ack_is_answered_while_the_worker_closes() -> None:
     faults = (Fault("restart", "worker2", at=0.81), Fault("after", "worker2", method="settle"))
     case = Case(World(workers=3, acks_late=False), orders=(Order(numbered(Call()), at=0.8),), faults=faults)
     assert problems(run(case)) == []
+
+
+def test_a_worker_is_restarted_once_what_runs_has_ended() -> None:
+    """It was restarted while its pool was in the midst of that run, which it began again."""
+    faults = (Fault("away", "broker", at=0.801, seconds=0.5), Fault("restart", "worker0", at=0.801))
+    orders = (Order(numbered(Call(retries=1, coroutine=True)), at=0.8),)
+    world = World("memory", workers=1, base="hooked", track_started=True)
+    assert problems(run(Case(world, orders=orders, faults=faults, seed=16))) == []
