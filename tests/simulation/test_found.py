@@ -557,6 +557,8 @@ def test_a_call_without_a_result_may_be_replaced_and_then_keeps_no_other_waiting
     edit = Edit("stranger", "e4", 11.7, Entry(fields={"overlap": "skip"}))
     table = Timetable(store="other", entries=(entry,), edits=(edit,))
     assert problems(run(Case(schedules=table))) == []
+
+
 @pytest.mark.parametrize(
     ("stores", "seed"), [("memory", 7), ("kombu+memory", 7), ("sqlite", 8), ("sqlite", 9)]
 )
