@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 
@@ -55,24 +54,7 @@ def next_run(
     The result is aware in UTC, or naive where *zone* is None. Raises InvalidSchedule for another kind, an
     invalid crontab, and times after the end of the calendar.
     """
-    try:
-        if kind == ONCE:
-            return due if zone is None else due.astimezone(UTC)
-        if kind in (MINUTES, HOURLY):
-            passed = timedelta(minutes=(minutes or 1) if kind == MINUTES else 60)
-            return due + passed if zone is None else due.astimezone(UTC) + passed
-        if kind == CRON:
-            return _next_of_cron(cron, due, zone)
-        if kind in DAYS or kind in MONTHS:
-            from qworker.beat.wall_clock import instant_of, shown
-
-            wall = _stepped(kind, due if zone is None else shown(due, zone))
-            return wall if zone is None else instant_of(wall, zone).astimezone(UTC)
-    except (OverflowError, ValueError) as error:
-        if isinstance(error, InvalidSchedule):
-            raise
-        raise InvalidSchedule(f"nothing is due after {due}: the calendar ends there") from error
-    raise InvalidSchedule(f"{kind!r:.20} is not a kind of schedule")
+    return first_after(kind, due, due, zone, minutes=minutes, cron=cron)
 
 
 def first_after(
@@ -92,17 +74,23 @@ def first_after(
     """
     if due > now:
         return due
-    if kind == CRON:
-        return _next_of_cron(cron, now, zone)
-    if kind in (MINUTES, HOURLY):
-        first = next_run(kind, due, zone, minutes=minutes)
-        passed = first - due
-        if passed <= timedelta(0):
-            return due
-        return first if first > now else _jumped(lambda: first + ((now - first) // passed + 1) * passed, now)
-    if kind in DAYS or kind in MONTHS:
-        return _jumped(lambda: _wall_after(kind, due, now, zone), now)
-    return next_run(kind, due, zone)
+    if zone is not None:
+        due = due.astimezone(UTC)
+    try:
+        if kind in (MINUTES, HOURLY):
+            passed = timedelta(minutes=(minutes or 1) if kind == MINUTES else 60)
+            return due if passed <= timedelta(0) else due + ((now - due) // passed + 1) * passed
+        if kind == CRON:
+            return _next_of_cron(cron, now, zone)
+        if kind in DAYS or kind in MONTHS:
+            return _wall_after(kind, due, now, zone)
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, InvalidSchedule):
+            raise
+        raise InvalidSchedule(f"nothing is due after {now}: the calendar ends there") from error
+    if kind != ONCE:
+        raise InvalidSchedule(f"{kind!r:.20} is not a kind of schedule")
+    return due
 
 
 def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) -> datetime:
@@ -126,13 +114,6 @@ def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) ->
     while (found := instant(wall)) <= now:
         wall = _stepped(kind, wall)
     return found
-
-
-def _jumped(jump: Callable[[], datetime], now: datetime) -> datetime:
-    try:
-        return jump()
-    except (OverflowError, ValueError) as error:
-        raise InvalidSchedule(f"nothing is due after {now}: the calendar ends there") from error
 
 
 def months_later(wall: datetime, months: int) -> datetime:
