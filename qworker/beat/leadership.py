@@ -1,8 +1,8 @@
-"""Leadership: which of several processes runs the schedules.
+"""Leadership: which of several processes runs the schedules, and its turns.
 
-Comes from:  the service, at each of its turns.
-Goes to:     the schedule store's lease.
-Thread:      beat.
+Comes from:  the service, and the scheduler of a Django project's cluster: each knows its own entries.
+Goes to:     the schedule store's lease, and its old slots.
+Thread:      beat; schedules, in a cluster.
 
 See ``store.py`` for the lease. The leader need not be certain of its role: each step of the store checks the
 lease.
@@ -11,11 +11,28 @@ lease.
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from qworker.beat.store import LEASE_SECONDS, LOOK_SECONDS, RENEW_SECONDS, Lease, ScheduleStore
 from qworker.clock import Clock
+from qworker.components.component import ThreadComponent
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
+
+MOST_TOLD = 20
+"""Maximum entries whose problems are reported by health."""
+SWEEP_SECONDS = 60.0
+AWAY: tuple[type[Exception], ...] = (BackendError, BrokerUnavailable)
+"""Errors after which an operation is retried, because a store or a broker may be unavailable."""
 
 
 class Leadership:
@@ -83,6 +100,109 @@ class Leadership:
         if self.lease is not None:
             lease, self.lease = self.lease, None
             self._store.resign(lease)
+
+
+class Scheduling(ThreadComponent):
+    """The turns of one of several processes. Subclasses know the entries, and call them. about: a description
+    of this process."""
+
+    log = logger
+    away = AWAY
+    retry_seconds = 0.25
+    longest_rest = 0.5
+    """Seconds after which a turn is taken even if nothing is due: the clock may have been set."""
+
+    def __init__(
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        store: ScheduleStore,
+        about: str = "",
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self.app = app
+        self.store = store
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.leadership = Leadership(store, holder[-255:], about)
+        self._problems: tuple[str, ...] = ()  # replaced as a whole, because others read it
+        self._away = False
+        self._held_up = False
+        """Some entries wait, although others could be called."""
+        self._unsure = True
+        """Slots were taken, but the broker may not have the messages."""
+        self._sweep_at = 0.0
+
+    def lead(self, lease: Lease, now: float) -> float:
+        """Call what is due; return the seconds until the next is. Raises LeaseLost, and what is *away*."""
+        raise NotImplementedError
+
+    def follow(self) -> None:
+        """Forget what only the leader knows."""
+
+    def wrong(self) -> Iterator[str]:
+        """Yield which entries are not called, and why."""
+        raise NotImplementedError
+
+    def step(self, now: float) -> float:
+        try:
+            lease = self.leadership.step(now)
+            rest = LOOK_SECONDS if lease is None else self.lead(lease, now)
+        except LeaseLost as error:
+            self.log.debug("%s", error)
+            if self.leadership.lease is not None:
+                self.leadership.lost()
+            lease, rest = None, LOOK_SECONDS
+        except self.away as error:
+            self._unsure = True
+            if not self._away:
+                self._away = True
+                self.log.error("the schedules are waiting: %s", error, extra={"event": "beat-waits"})
+            return self.retry_seconds
+        if lease is None:
+            self._unsure = True
+            self.follow()
+        else:
+            rest = min(rest, self.leadership.rest(self.clock.monotonic()), self.longest_rest)
+        self._note_problems()
+        if not self._held_up:
+            self._go_on()
+        return max(0.0, rest)
+
+    def _go_on(self) -> None:
+        if self._away:
+            self._away = False
+            self.log.info("the schedules continue", extra={"event": "beat-goes-on"})
+
+    def _go_on_leading(self) -> Lease:
+        """Renew the lease during long operations, if it is time. Raises LeaseLost."""
+        lease = self.leadership.step(self.clock.monotonic())
+        if lease is None:
+            raise LeaseLost("another process is the leader of the schedulers")
+        return lease
+
+    def _sweep(self, now: float) -> None:
+        """Delete some of the old slots."""
+        if now >= self._sweep_at:
+            swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
+            self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
+
+    def _note_problems(self) -> None:
+        self._problems = tuple(islice(self.wrong(), MOST_TOLD))
+
+    def problems(self) -> Sequence[str]:
+        """Return which entries are not called, and why, as far as this process knows."""
+        return self._problems
+
+    def quiet(self) -> None:
+        """Stop calling, and leave the schedules to other processes."""
+        self.stop()
+
+    def closed(self) -> None:
+        try:
+            self.leadership.resign()
+        except QWorkerError as error:
+            self.log.debug("the lease of the schedules will expire: %s", error)
+        self.store.close()
 
 
 def living(store: ScheduleStore, clock: Clock) -> Lease | None:

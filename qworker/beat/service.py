@@ -13,9 +13,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import os
-import secrets
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
@@ -29,12 +26,11 @@ from qworker.beat.calls import id_of, messages
 from qworker.beat.catalog import Listed, about, base_of, catalog, listed, said, says_nothing
 from qworker.beat.caution import Caution, N
 from qworker.beat.entry import ALLOW, REPLACE, Entry
-from qworker.beat.leadership import Leadership
+from qworker.beat.leadership import AWAY, Scheduling
 from qworker.beat.overlap import Before, Overlaps, hindrance, without_result
-from qworker.beat.store import LOOK_SECONDS, NO_RESULT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import NO_RESULT, Firing, Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
-from qworker.components.component import ThreadComponent
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, NotSupported, QWorkerError
+from qworker.errors import LeaseLost, NotSupported, QWorkerError
 from qworker.transports.lease import Envelope
 from qworker.transports.portions import portions
 
@@ -48,16 +44,9 @@ MOST_AT_ONCE = 1000
 """Calls made in one step of the store; the last entry may add as many more to catch up."""
 PORTION = 250
 """Entries loaded before the due ones among them are called."""
-MOST_TOLD = 20
-"""Maximum entries whose problems are reported by health."""
 MOST_ASKED = 20
 """Maximum entries read one by one; with more, all are read."""
 RETRY_SECONDS = 0.25
-SWEEP_SECONDS = 60.0
-LONGEST_REST = 0.5
-"""Seconds after which the clock is checked again, because it may have been set."""
-AWAY = (BackendError, BrokerUnavailable)
-"""Errors after which an operation is retried, because a store or a broker may be unavailable."""
 
 
 class _Call(NamedTuple):
@@ -74,13 +63,14 @@ class _Call(NamedTuple):
         return self.due.name
 
 
-class Beat(ThreadComponent):
+class Beat(Scheduling):
     """Runs the entries of *app*.
 
     on_crash: as in ThreadComponent. store: None opens the one of the settings. embedded: in a worker.
     """
 
     name = "beat"
+    log = logger
 
     def __init__(
         self,
@@ -89,22 +79,17 @@ class Beat(ThreadComponent):
         store: ScheduleStore | None = None,
         embedded: bool = False,
     ) -> None:
-        super().__init__(app.clock, on_crash)
-        self.app = app
-        self.store = store or open_store(app)
         self._embedded = embedded
         self._scope = app.conf.beat_scope or app.main or "default"
         self._base = base_of(app)
         with _much_is_kept():
             self._plain = catalog(self._base, ())
             ours = about(self._plain)
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.leadership = Leadership(self.store, holder[-255:], ours)
+        super().__init__(app, on_crash, store or open_store(app), ours)
         timezone = app.conf.timezone
         self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
         self._agenda: Agenda | None = None  # while leading, as all below
         self._version = -1
-        self._sweep_at = 0.0
         self._listed: dict[str, Listed] = {}
         self._errors: dict[str, str] = {}
         """Why entries are not called, by name, except problems known to the agenda."""
@@ -112,7 +97,7 @@ class Beat(ThreadComponent):
             self._note_error(each.name, each.error)
         self._notes: dict[str, str] = {}
         """Other problems of entries, by name: they wait, or cannot be called as configured."""
-        self._problems = tuple(self._wrong())  # replaced as a whole, because others read it
+        self._note_problems()
         self._overlaps = Overlaps(app, self._note)
         self._caution = Caution(MOST_AT_ONCE)
         self._revocations: dict[str, str] = {}
@@ -121,9 +106,6 @@ class Beat(ThreadComponent):
         """Obsolete rows, by the names of their entries, with their versions."""
         self._wall = self.clock.now()
         """The clock time at the last turn."""
-        self._away = False
-        self._unsure = False
-        """Slots were taken, but the broker may not have the messages."""
         self._doubtful: dict[str, _Call] = {}
         """Calls, by the names of their entries, that may or may not have been made."""
         self.fired = 0
@@ -134,36 +116,10 @@ class Beat(ThreadComponent):
         if self._embedded:
             signals.beat_embedded_init.send(self)
 
-    def step(self, now: float) -> float:
-        try:
-            rest = self._turn(now)
-        except LeaseLost as error:
-            logger.debug("%s", error)
-            if self.leadership.lease is not None:
-                self.leadership.lost()
-            self._agenda = None
-            return LOOK_SECONDS
-        except AWAY as error:
-            self._sweep_at = 0.0  # there may be slots whose messages were not sent
-            if not self._away:
-                self._away = True
-                logger.error("the schedules are waiting: %s", error, extra={"event": "beat-waits"})
-            return RETRY_SECONDS
-        self._problems = tuple(self._wrong())
-        if self._away and not self._caution.waiting:
-            self._go_on()
-        return rest
+    def follow(self) -> None:
+        self._agenda = None
 
-    def _go_on(self) -> None:
-        if self._away:
-            self._away = False
-            logger.info("the schedules continue", extra={"event": "beat-goes-on"})
-
-    def _turn(self, now: float) -> float:
-        lease = self.leadership.step(now)
-        if lease is None:
-            self._agenda = None
-            return LOOK_SECONDS
+    def lead(self, lease: Lease, now: float) -> float:
         wall = self.clock.now()
         if abs(wall - self._wall) > self.app.conf.beat_history_expires:
             self._agenda = None  # the clock is, or was, wrong: plans based on it are void
@@ -171,50 +127,42 @@ class Beat(ThreadComponent):
         agenda = self._agenda
         if agenda is None:
             with _much_is_kept():
-                agenda = self._agenda = self._load()
+                agenda = self._agenda = self._load(lease)
             if len(self._listed) > PORTION:
                 _trim()
         elif lease.version > self._version:
-            self._reload()
+            self._reload(lease, agenda)
         if self._unsure:
             self._send_pending(self.store.pending())
         self._call(agenda)
         if now >= self._sweep_at:
             self._send_pending(self.store.pending())
-            swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
-            self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
+            self._sweep(now)
         if self._revocations:
             self._revoke()
         if self._tombstones:
             self._prune(lease)
         due = agenda.next()
-        rest = math.inf if due is None else due - self.clock.now()
-        return max(0.0, min(rest, self.leadership.rest(self.clock.monotonic()), LONGEST_REST))
+        self._held_up = self._caution.waiting
+        return math.inf if due is None else due - self.clock.now()
 
     @property
     def declared(self) -> int:
         """Return how many entries settings and code define."""
         return len(self._base)
 
-    def problems(self) -> Sequence[str]:
-        """Return which entries are not called, and why, as far as this process knows."""
-        return self._problems
-
-    def _wrong(self) -> Iterator[str]:
-        """Yield the first MOST_TOLD of them."""
+    def wrong(self) -> Iterator[str]:
         told = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
-        for name in islice(told, MOST_TOLD):
-            yield f"the entry {name} is not called: {told[name]:.500}"
-        others = (name for name in self._notes if name not in told)
-        for name in islice(others, MOST_TOLD - min(len(told), MOST_TOLD)):
-            yield f"the entry {name}: {self._notes[name]:.500}"
+        for name, text in told.items():
+            yield f"the entry {name} is not called: {text:.500}"
+        for name, text in self._notes.items():
+            if name not in told:
+                yield f"the entry {name}: {text:.500}"
 
     # -- entries --
 
-    def _load(self) -> Agenda:
+    def _load(self, lease: Lease) -> Agenda:
         """Load all entries, as a new leader."""
-        lease = self.leadership.lease
-        assert lease is not None
         rows = self.store.rows()
         self._listed = catalog(self._base, rows, self._plain)
         self._errors.clear()
@@ -230,19 +178,10 @@ class Beat(ThreadComponent):
         self.store.prepare(self.app.broker.sender)
         self._tell_of_errors(self._listed.values())
         self._version = max([lease.version, *(row.version for row in rows)])
-        self._unsure = True
         return agenda
 
-    def _go_on_leading(self) -> None:
-        """Renew the lease during long operations. Raises LeaseLost."""
-        if self.leadership.step(self.clock.monotonic()) is None:
-            raise LeaseLost("another process is the leader of the schedulers")
-
-    def _reload(self) -> None:
+    def _reload(self, lease: Lease, agenda: Agenda) -> None:
         """Load edited entries."""
-        lease, agenda = self.leadership.lease, self._agenda
-        assert lease is not None
-        assert agenda is not None
         rows = self.store.rows(self._version)
         for some in portions(rows, PORTION):
             self._go_on_leading()
@@ -344,8 +283,7 @@ class Beat(ThreadComponent):
     ) -> None:
         """Call *found*. Finished ones are planned again and removed from *left*; *pauses* gets the seconds
         for which others wait."""
-        lease = self.leadership.lease
-        assert lease is not None
+        lease = self._go_on_leading()
         before = self._overlaps.before(found)
         uncalled: dict[str, State] = {}
 
@@ -501,8 +439,7 @@ class Beat(ThreadComponent):
 
     def _send_pending(self, slots: Sequence[Slot]) -> None:
         """Send calls of an earlier leader that may not have been sent. The worker recognises duplicates."""
-        lease = self.leadership.lease
-        assert lease is not None
+        lease = self._go_on_leading()
         left = {(slot.name, slot.due) for slot in slots}
 
         def sent(some: Sequence[Slot]) -> frozenset[str]:
@@ -545,17 +482,6 @@ class Beat(ThreadComponent):
     def _tell(self, made: list[Firing]) -> None:
         for each in made:
             logger.info("sending due task %s (%s)", each.name, each.task_id, extra={"event": "entry-called"})
-
-    def quiet(self) -> None:
-        """Stop calling, and leave the schedules to other processes."""
-        self.stop()
-
-    def closed(self) -> None:
-        try:
-            self.leadership.resign()
-        except QWorkerError as error:
-            logger.debug("the lease of the schedules will expire: %s", error)
-        self.store.close()
 
 
 def _trim() -> None:

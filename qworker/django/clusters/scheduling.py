@@ -16,13 +16,9 @@ later.
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from django.conf import settings
@@ -31,16 +27,16 @@ from django.db.models import Min, Q
 from django.utils import timezone
 
 from qworker import QWorker
-from qworker.beat.leadership import Leadership
-from qworker.beat.store import LOOK_SECONDS, Firing, Lease, ScheduleStore, State
+from qworker.beat.catalog import said
+from qworker.beat.leadership import AWAY, Scheduling
+from qworker.beat.store import Firing, Lease, ScheduleStore, State
 from qworker.beat.stores import open_store
-from qworker.components.component import ThreadComponent
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.calls import package_of, signed
 from qworker.django.models import Schedule
 from qworker.django.transports.packages import envelope_of, options_apart
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
+from qworker.errors import PublishError
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope
 
@@ -53,9 +49,6 @@ SENT_AT_ONCE = 100
 """Due times from which on those that were reckoned are sent, and the lease is renewed."""
 LONGEST_REST = 1.0
 """Seconds after which the table is read again: it may have been changed."""
-RETRY_SECONDS = 1.0
-SWEEP_SECONDS = 60.0
-MOST_TOLD = 20
 MICROSECOND = 1e-6
 MOST_SET_BACK = 1000
 """How many times a schedule may be set back to one due time."""
@@ -65,71 +58,44 @@ UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
 """Django's errors for a column with an invalid value, which SQLite permits."""
 
 
-class Scheduler(ThreadComponent):
+class Scheduler(Scheduling):
     """Sends due rows of the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
 
     name = "schedules"
+    log = logger
+    away = (*AWAY, Error)
+    retry_seconds = 1.0
+    longest_rest = LONGEST_REST
 
     def __init__(
         self, app: QWorker, on_crash: Callable[[str, BaseException], None], store: ScheduleStore | None = None
     ) -> None:
-        super().__init__(app.clock, on_crash)
-        self._app = app
         self._scope = f"django.{conf.prefix}.{conf.cluster_name}"
         self._store = store or open_store(app, self._scope)
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._leadership = Leadership(self._store, holder[-255:])
+        super().__init__(app, on_crash, self._store)
         self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
-        self._problems: tuple[str, ...] = ()  # replaced as a whole: other threads read it
-        self._away = False
-        self._unsure = True  # there may be slots whose tasks were not sent
-        self._look_at = self._sweep_at = 0.0
-        self.sent = 0
-        """Tasks that this process has sent."""
+        self._look_at = 0.0
 
     def step(self, now: float) -> float:
-        try:
-            rest = self._turn(now)
-        except LeaseLost:
-            self._leadership.lost()
-            self._unsure = True
-            return LOOK_SECONDS
-        except (BackendError, BrokerUnavailable, Error) as error:
-            task_connections.drop_broken()
-            self._unsure = True
-            if not self._away:
-                self._away = True
-                logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
-            return RETRY_SECONDS
+        rest = super().step(now)
         if self._away:
-            self._away = False
-            logger.info("the schedules go on", extra={"event": "beat-goes-on"})
-        self._problems = tuple(
-            f"the schedule {key} is not sent: {text:.500}"
-            for key, text in islice(self._wrong.items(), MOST_TOLD)
-        )
+            task_connections.drop_broken()
         return rest
 
-    def problems(self) -> Sequence[str]:
-        """Which schedules are not sent, and why."""
-        return self._problems
+    def wrong(self) -> Iterator[str]:
+        for key, text in self._wrong.items():
+            yield f"the schedule {key} is not sent: {text:.500}"
 
-    def _turn(self, now: float) -> float:
-        lease = self._leadership.step(now)
-        if lease is None:
-            self._unsure, self._look_at = True, 0.0
-            return LOOK_SECONDS
+    def lead(self, lease: Lease, now: float) -> float:
         if now < self._look_at:  # the lease is renewed more often than the table is read
-            return min(self._look_at - now, self._leadership.rest(now))
+            return self._look_at - now
         task_connections.begin()
         if self._unsure:
             self._send_pending(lease)
             self._unsure = False
         if self._send_due(lease):
             return 0.0
-        if now >= self._sweep_at:
-            swept = self._store.sweep(self.clock.now() - self._app.conf.beat_history_expires)
-            self._sweep_at = now + (LONGEST_REST if swept else SWEEP_SECONDS)
+        self._sweep(now)
         try:
             rows = self._rows().exclude(pk__in=list(self._wrong))
             following = rows.aggregate(first=Min("next_run"))["first"]
@@ -138,7 +104,7 @@ class Scheduler(ThreadComponent):
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
         rest = min(rest, LONGEST_REST) if rest > 0 else 0.05
         self._look_at = now + rest
-        return min(rest, self._leadership.rest(now))
+        return rest
 
     def _rows(self) -> Any:
         mine = Q(cluster=conf.cluster_name)
@@ -166,16 +132,9 @@ class Scheduler(ThreadComponent):
             ends[str(row.pk)] = row, changes
             if len(firings) >= SENT_AT_ONCE:
                 self._send(lease, firings, ends)
-                lease, firings, ends = self._renewed(lease), [], {}
+                lease, firings, ends = self._go_on_leading(), [], {}
         self._send(lease, firings, ends)
         return len(rows) == MOST
-
-    def _renewed(self, lease: Lease) -> Lease:
-        """Return the lease, renewed if it is time. Raises LeaseLost where another cluster has it."""
-        found = self._leadership.step(self.clock.monotonic())
-        if found is None or found.generation != lease.generation:
-            raise LeaseLost("another cluster leads the schedules now")
-        return found
 
     def _send(self, lease: Lease, firings: list[Firing], ends: Ends) -> None:
         """Send *firings*, and change the rows."""
@@ -203,7 +162,7 @@ class Scheduler(ThreadComponent):
             except Exception as error:  # noqa: BLE001 - as in _send_due()
                 self._note_wrong(row, error)
         if envelopes:
-            self._app.broker.sender.push(envelopes)
+            self.app.broker.sender.push(envelopes)
             logger.warning(
                 "sent %d tasks of schedules again: the cluster that was to send them has ended meanwhile",
                 len(envelopes),
@@ -232,12 +191,11 @@ class Scheduler(ThreadComponent):
         if not firings:
             return [], {}
         try:
-            made = self._store.fire(lease, firings, self._app.broker.sender)
+            made = self._store.fire(lease, firings, self.app.broker.sender)
         except PublishError as error:
             if len({each.name for each in firings}) == 1:
                 return [], {firings[0].name: error}
         else:
-            self.sent += len(made)
             return made, {}
         by_name: dict[str, list[Firing]] = {}
         for each in firings:
@@ -286,7 +244,7 @@ class Scheduler(ThreadComponent):
         return row is not None and text.endswith(_fingerprint(row))
 
     def _note_wrong(self, row: Schedule, error: Exception) -> None:
-        text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
+        text = said(error)
         logger.error("the schedule %s is not sent: %s", _called(row), text, extra={"event": "entry-wrong"})
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 
@@ -322,16 +280,8 @@ class Scheduler(ThreadComponent):
         state = State("django", 0.0, at, self.clock.now(), task_id, 0, None)
         return Firing(str(row.pk), at, task_id, envelopes, state), task_id
 
-    def quiet(self) -> None:
-        """Send nothing any more, and leave the schedules to others."""
-        self.stop()
-
     def closed(self) -> None:
-        try:
-            self._leadership.resign()
-        except (BackendError, BrokerUnavailable) as error:
-            logger.debug("the lease of the schedules was not given back: %s", error)
-        self._store.close()
+        super().closed()
         close_old_connections()
 
 

@@ -13,10 +13,11 @@ from django.db import OperationalError, connection
 from django.test import override_settings
 from django.utils import timezone
 
+from qworker.beat.leadership import SWEEP_SECONDS
 from qworker.beat.place_sqlite import SQLitePlace
 from qworker.beat.store import PENDING
 from qworker.beat.store_sql import SQLScheduleStore
-from qworker.django.clusters.scheduling import SWEEP_SECONDS, Scheduler
+from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.conf import conf
 from qworker.django.execution import work
 from qworker.django.execution.calls import package_of

@@ -67,11 +67,11 @@ def test_what_the_broker_refuses_is_told_and_the_others_are_sent() -> None:
     assert list(left) == ["refused"], "it is not taken for sent"
 
 
-def test_a_schedule_that_stays_wrong_is_not_looked_at_again_and_again() -> None:
+def test_a_schedule_that_stays_wrong_is_not_looked_at_again_and_again(clock: FakeClock) -> None:
     Schedule.objects.filter(pk=make("wrong")).update(args="open, (")
     scheduler = Scheduler(app(), lambda *_: None, Refusing())
-    scheduler.step(0.0)
-    assert scheduler.step(0.1) > 0.2, "it is in the past, and yet not due"
+    scheduler.step(clock.monotonic())
+    assert scheduler.step(clock.monotonic()) > 0.2, "it is in the past, and yet not due"
 
 
 def test_a_row_with_a_time_that_is_none_stops_no_other() -> None:
@@ -120,7 +120,9 @@ def test_a_long_look_is_sent_in_parts_and_renews_the_lease(clock: FakeClock) -> 
     assert beats == sorted(set(beats)), "each part has a lease that was renewed since the last"
 
 
-def test_who_lost_the_lease_within_a_look_sends_no_more(clock: FakeClock) -> None:
+def test_who_lost_the_lease_within_a_look_sends_no_more(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
     due = timezone.now() - timedelta(seconds=5)
     rows = [Schedule(func="math.sqrt", args="4", next_run=due, repeats=1) for _ in range(3 * SENT_AT_ONCE)]
     Schedule.objects.bulk_create(rows)
@@ -133,6 +135,9 @@ def test_who_lost_the_lease_within_a_look_sends_no_more(clock: FakeClock) -> Non
     store = Stolen(clock)
     Scheduler(app(), lambda *_: None, store).step(clock.monotonic())
     assert store.sizes == [SENT_AT_ONCE]
+    assert [each.message for each in caplog.records if getattr(each, "event", "") == "beat-follows"] == [
+        "another is now the leader of the schedulers"
+    ]
     assert Schedule.objects.filter(repeats=1).count() == 2 * SENT_AT_ONCE
 
 
