@@ -13,7 +13,7 @@ iteration. So:
   before it begins.
 - What may be left half done, such as a connection in the middle of an answer, is marked before and after
   (``whole``), and discarded by its next user, or at once, if the second mark is missing.
-- What we cannot mark, such as another library's pool of connections, is used ``apart()``: in a thread that
+- What we cannot mark, such as another library's pool of connections, is used ``in_helper_thread()``, which
   signals do not interrupt.
 - Our own interrupt, the soft time limit, waits until ``deferred()`` code has ended: it is meant for the
   task's code.
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IDLE_SECONDS = 60.0
-"""After which an idle thread made by apart() ends."""
+"""After which an idle thread made by in_helper_thread() ends."""
 
 
 class LockTimeout(Exception):
@@ -111,24 +111,26 @@ def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return deferred(last)
 
 
-def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return *work*() while holding the lock *turn*, which is always released. Wait for it up to so many
+def with_lock(
+    lock: Lock, seconds: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return *work*() while holding *lock*, which is always released. Wait for it up to so many
     seconds.
 
     None: without limit. Raises LockTimeout when we did not get it.
     """
     got: list[bool] = []
     try:
-        got.extend(map(turn.acquire, (True,), (-1.0 if seconds is None else max(0.0, seconds),)))
+        got.extend(map(lock.acquire, (True,), (-1.0 if seconds is None else max(0.0, seconds),)))
         if True not in got:
             raise LockTimeout
         return deferred(work, *args, **kwargs) if _run.open else work(*args, **kwargs)
     finally:
         if True in got:
-            turn.release()
+            lock.release()
 
 
-def let_pass(error: BaseException) -> None:
+def reraise_interrupt(error: BaseException) -> None:
     """For code that converts any *error* to another one: raise it, if it is an interrupt, or was caused by
     one.
 
@@ -173,14 +175,14 @@ def interruptible() -> bool:
     return get_ident() == _main
 
 
-# -- apart --
+# -- helper threads --
 
 _Order = tuple[Callable[[], Any], "SimpleQueue[tuple[bool, Any]]"]
 _idle: list[SimpleQueue[_Order]] = []
 """Queues of idle threads. Any thread: pop and append are atomic."""
 
 
-def apart(work: Callable[[], T]) -> T:
+def in_helper_thread(work: Callable[[], T]) -> T:
     """Return *work*(), called where signals do not interrupt it: if this is the main thread, by another one.
 
     If the main thread is interrupted meanwhile, *work* continues to its end.
@@ -234,11 +236,11 @@ def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
 
 
 def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: calls run apart()."""
+    """Decorator: calls run in_helper_thread()."""
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return apart(lambda: work(*args, **kwargs))
+        return in_helper_thread(lambda: work(*args, **kwargs))
 
     return call
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 
 LIMIT = 1024
 MAX_DEPTH = 6
@@ -60,7 +60,7 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
     try:
         text = repr(container)
     except Exception as error:  # noqa: BLE001 - an int of too many digits; a key whose repr() is the user's
-        let_pass(error)
+        reraise_interrupt(error)
         return None
     return text if len(text) <= limit else None
 
@@ -102,7 +102,7 @@ def _bounded(value: object, limit: int) -> str:
         pass
     except Exception as error:  # noqa: BLE001
         # A hostile container: whatever its methods raise, the task continues.
-        let_pass(error)
+        reraise_interrupt(error)
         pieces.append("...")
     text = printable("".join(pieces))
     return text if len(text) <= limit else _cut(text, limit)
@@ -164,7 +164,7 @@ def _leaf(value: Any) -> str:
         return repr(value)
     except Exception as error:  # noqa: BLE001
         # User code in repr(): whatever it raises, the task continues.
-        let_pass(error)
+        reraise_interrupt(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"
         return f"<{type(value).__name__} whose repr() raised {type(error).__name__}>"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qworker.conf.absent import SIGNALS
 from qworker.contracts import App
 from qworker.errors import ConfigurationError, NotAvailable
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Signal:
             try:
                 answer = receiver(signal=self, sender=sender, **arguments)
             except Exception as error:  # a receiver must not affect the sender
-                let_pass(error)
+                reraise_interrupt(error)
                 logger.exception("a receiver of signal %s raised: %r", self.name, receiver)
                 answer = error
             answers.append((receiver, answer))

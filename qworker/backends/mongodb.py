@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, DamagedResult, EncodeError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.kombu_json import loads
 from qworker.message.serialization import encode_json
 from qworker.process.forked import forgetful
@@ -77,7 +77,7 @@ class MongoBackend(Backend):
         try:
             return self._server.run(work)
         except (BrokerUnavailable, ConfigurationError) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise BackendError(str(error)) from error
 
     # -- tasks --
@@ -291,7 +291,7 @@ class Fields:
         except DamagedResult as error:
             return error
         except Exception as error:  # noqa: BLE001 - a field that is not what it should be
-            let_pass(error)
+            reraise_interrupt(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
     def _meta(self, stored: Document, task_id: str) -> Meta | None:

@@ -26,7 +26,7 @@ from typing import Any
 from qworker import states
 from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Source, Waiter, Watched
 from qworker.errors import BackendError, DamagedResult
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
 
@@ -274,7 +274,7 @@ class ResultWatcher:
                 self._wakeup.sleep(min(until, self._look_at, self._look_at_many) - now, file)
                 self._serve_or_bear()
         except Exception as error:
-            let_pass(error)
+            reraise_interrupt(error)
             self._look_at = self._look_at_many = time.monotonic() + SLOWEST
             for waiter in self._all():
                 if waiter is not leader:
@@ -391,7 +391,7 @@ class ResultWatcher:
             self._heard += 1
             return source.told()
         except Exception as error:  # noqa: BLE001 - until there is another source, results are found by looking
-            let_pass(error)
+            reraise_interrupt(error)
             self._failed(error)
             if source is None:  # it has announced nothing yet
                 return ()
@@ -407,7 +407,7 @@ class ResultWatcher:
         try:
             self._subscribe(source, ())
         except Exception as error:  # noqa: BLE001 - there will be another source when somebody waits
-            let_pass(error)
+            reraise_interrupt(error)
             self._failed(error)
 
     def _obey(self) -> None:
@@ -436,7 +436,7 @@ class ResultWatcher:
             try:
                 source.close()
             except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
-                let_pass(error)
+                reraise_interrupt(error)
                 logger.debug("closing the source of notifications: %s", error)
 
     # -- the end --

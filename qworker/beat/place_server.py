@@ -17,7 +17,7 @@ from qworker.beat.store_sql import Pusher, are_missing
 from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
 from qworker.transports.lease import Sender
@@ -74,10 +74,10 @@ class ServerPlace:
         link.do(SETTINGS[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        return apart(lambda: self._try(work, Link.transaction))
+        return in_helper_thread(lambda: self._try(work, Link.transaction))
 
     def read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        return apart(lambda: self._try(lambda link: link.ask(query, values), nullcontext))
+        return in_helper_thread(lambda: self._try(lambda link: link.ask(query, values), nullcontext))
 
     def _try(self, work: Callable[[Link], T], within: Callable[[Link], AbstractContextManager[Any]]) -> T:
         # Errors raised by *work*, which have nothing to do with the connection

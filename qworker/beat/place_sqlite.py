@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from qworker.beat.store_sql import Pusher
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.lease import Sender
 from qworker.transports.sql.embedded import Database, Handle
 from qworker.transports.sql.embedded.sender import SQLiteSender
@@ -41,7 +41,7 @@ class SQLitePlace:
         try:
             return work()
         except (BrokerUnavailable, ConfigurationError, sqlite3.Error) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise BackendError(f"the schedule store: {error}") from error
 
     def pusher(self, sender: Sender) -> Pusher | None:

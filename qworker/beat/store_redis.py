@@ -32,7 +32,7 @@ from qworker.beat.store import (
 from qworker.clock import Clock
 from qworker.contracts import App
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
-from qworker.interrupts import deferred, let_pass
+from qworker.interrupts import deferred, reraise_interrupt
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Sender
 from qworker.transports.portions import portions
@@ -259,7 +259,7 @@ class RedisScheduleStore(ScheduleStore):
                 with self._links.lent() as link:
                     return work(link)
             except BrokerUnavailable as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 if "LEASELOST" in str(error):
                     raise LeaseLost("another process is now the leader of the schedulers") from None
                 if tries <= 0:

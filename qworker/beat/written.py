@@ -18,7 +18,7 @@ from typing import Any
 from qworker.beat.entry import FIELDS, Entry
 from qworker.beat.kinds import read_schedule, write_schedule
 from qworker.errors import InvalidSchedule
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.kombu_json import as_plain, loads, refuse_tagged
 
 LARGEST = 1024**2
@@ -59,7 +59,7 @@ def to_json(values: Mapping[str, Any]) -> bytes:
         ).encode()
         refuse_tagged(values)
     except Exception as error:  # raised by user classes with their own JSON
-        let_pass(error)
+        reraise_interrupt(error)
         raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error
     if len(text) > LARGEST:
         raise InvalidSchedule(
@@ -76,7 +76,7 @@ def from_json(text: bytes) -> dict[str, Any]:
     try:
         found = loads(text.decode())
     except Exception as error:  # decoders of registered types are user code
-        let_pass(error)
+        reraise_interrupt(error)
         raise InvalidSchedule(f"{text[:80]!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidSchedule(f"{text[:80]!r} describes no entry")

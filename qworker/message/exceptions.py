@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from qworker import errors, states
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.kombu_json import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
@@ -48,7 +48,7 @@ def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any
     try:
         args = tuple(exc.args)[:_MANY]
     except Exception as error:  # noqa: BLE001 - a property of the user's class
-        let_pass(error)
+        reraise_interrupt(error)
         args = ()
     told: dict[str, Any]
     told = {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
@@ -57,7 +57,7 @@ def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any
             told[GROUP] = _members(exc, depth + 1, left)
         notes = getattr(exc, "__notes__", None)
     except Exception as error:  # noqa: BLE001 - as above, or a __getattr__()
-        let_pass(error)
+        reraise_interrupt(error)
         notes = None
     if isinstance(notes, list):
         told[NOTES] = [_argument(note) for note in notes[:_MANY] if isinstance(note, str)]
@@ -85,7 +85,7 @@ def _argument(value: Any) -> Any:
             return value
     except Exception as error:  # noqa: BLE001
         # Whatever prevents it from being JSON: its representation is enough.
-        let_pass(error)
+        reraise_interrupt(error)
     return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
 
 
@@ -132,7 +132,7 @@ def _group(
             if isinstance(made, ExceptionGroup) and len(made.exceptions) == len(members):
                 return made
         except Exception as failure:  # noqa: BLE001 - a constructor of the user's, with other parameters
-            let_pass(failure)
+            reraise_interrupt(failure)
     if (name, module) == ("BaseExceptionGroup", "builtins"):
         return ExceptionGroup(message, members)
     return _stand_in(name, module, _StandInGroup)(message, members)
@@ -175,12 +175,12 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
             return error
     except Exception as failure:  # noqa: BLE001
         # A user-defined constructor whose parameters differ from its args.
-        let_pass(failure)
+        reraise_interrupt(failure)
     try:
         error = kind.__new__(kind, *args)
         error.args = args
     except Exception as failure:  # noqa: BLE001 - a __new__ of the user's
-        let_pass(failure)
+        reraise_interrupt(failure)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return error
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from qworker.clock import isoformat
 from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.celery_v1 import from_v1
 from qworker.message.kombu_envelope import from_kombu, to_kombu
 from qworker.message.kombu_json import MAX_DEPTH, dumps, too_deep
@@ -343,7 +343,7 @@ class HeaderTemplate:
         try:
             arguments = dumps((args, kwargs))
         except Exception as error:  # __json__ and registered encoders are user code
-            let_pass(error)
+            reraise_interrupt(error)
             raise explain({"args": args, "kwargs": kwargs}, error) from error
         if len(arguments) > MAX_DEPTH and too_deep(arguments.encode()):
             raise explain({"args": args, "kwargs": kwargs}, RecursionError())

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.kombu_json import MAX_DEPTH, TAG, LooksTagged, dumps, loads, too_deep
 from qworker.naming import install_command, near
@@ -66,7 +66,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
     except SerializerNotInstalled:
         raise _unknown_serializer(serializer) from None
     except Exception as error:  # serializers are third-party code and may raise anything
-        let_pass(error)
+        reraise_interrupt(error)
         raise EncodeError(
             f"{what} cannot be serialised with {serializer}: {_short(error)}", what, type(value).__name__
         ) from error
@@ -79,7 +79,7 @@ def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) ->
     try:
         data = dumps(value).encode()
     except Exception as error:  # __json__ and registered encoders are user code
-        let_pass(error)
+        reraise_interrupt(error)
         raise explain(parts, error) from error
     if too_deep(data, limit):
         raise explain(parts, RecursionError())
@@ -145,7 +145,7 @@ def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | Non
     except TypeError:
         return path, value, None
     except Exception as error:  # noqa: BLE001 - __json__ and registered encoders are the user's code
-        let_pass(error)
+        reraise_interrupt(error)
         return path, value, _short(error)
     return None
 
@@ -174,7 +174,7 @@ def decode(
     try:
         return serialization.loads(data, content_type, content_encoding, accept={content_type})  # type: ignore[no-untyped-call]
     except Exception as error:  # decoders are third-party code and may raise anything
-        let_pass(error)
+        reraise_interrupt(error)
         raise InvalidTaskMessage(f"body is not valid {content_type}: {_short(error)}") from error
 
 
@@ -194,7 +194,7 @@ def _decode_json(data: bytes, content_encoding: str) -> Any:
     except InvalidTaskMessage:
         raise
     except Exception as error:  # decoders of registered types are user code
-        let_pass(error)
+        reraise_interrupt(error)
         raise InvalidTaskMessage(f"body is not valid JSON: {_short(error)}") from error
 
 
@@ -277,7 +277,7 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
         decompressed: bytes = stream.decompress(data, limit + 1)
         complete = stream.eof
     except Exception as error:  # zlib, bz2, lzma and zstd have different errors, and lzma a memory limit
-        let_pass(error)
+        reraise_interrupt(error)
         raise InvalidTaskMessage(f"body does not decompress as {mime}: {_short(error)}") from error
     if len(decompressed) > limit:
         raise InvalidTaskMessage(f"body decompresses to more than the limit of {limit} bytes")

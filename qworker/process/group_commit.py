@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import LockTimeout, in_turn, interruptible
+from qworker.interrupts import LockTimeout, interruptible, with_lock
 
 T = TypeVar("T")
 
@@ -67,12 +67,12 @@ class Line(Generic[T]):
         try:
             pending.append(mine)
             try:
-                in_turn(lock, timeout, self._serve_all, mine, deadline)
+                with_lock(lock, timeout, self._serve_all, mine, deadline)
             except LockTimeout:
                 try:
                     pending.remove(mine)
                 except ValueError:  # it is in progress: only that thread knows the outcome
-                    in_turn(lock, None, self._serve_all, mine, deadline)
+                    with_lock(lock, None, self._serve_all, mine, deadline)
                 else:
                     raise BrokerUnavailable(
                         f"{self._name} took no message within {timeout:g} s; nothing was published"

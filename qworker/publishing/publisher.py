@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from qworker.canvas.signatures import Signature
 from qworker.contracts import App, Task
 from qworker.errors import BrokerUnavailable, PublishError
-from qworker.interrupts import deferred, let_pass
+from qworker.interrupts import deferred, reraise_interrupt
 from qworker.message.context import Context, current_context
 from qworker.message.marks import MARKS, RUN, apart, mark, marks_in, run_in, unmarked
 from qworker.message.protocol import (
@@ -404,7 +404,7 @@ class Publisher:
             deferred(push, envelopes, timeout)
             return
         except BrokerUnavailable as error:
-            let_pass(error)
+            reraise_interrupt(error)
             if not (conf.task_publish_retry if retry is None else retry):
                 raise
             failure = error
@@ -420,7 +420,7 @@ class Publisher:
                 deferred(push, envelopes, left)
                 return
             except BrokerUnavailable as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 failure = error
             attempt += 1
         raise failure

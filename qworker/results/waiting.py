@@ -20,7 +20,7 @@ from qworker import states
 from qworker.backends.result_watcher import SLOWEST, final
 from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, ResultTimeout
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.context import current_context
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def hint(app: App, task_id: str, queue: str | None) -> None:
             return
         workers = presence.admin.workers()
     except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
-        let_pass(error)
+        reraise_interrupt(error)
         logger.debug("cannot determine whether workers are running: %s", error)
         return
     consumed = {name for worker in workers for name in worker.queues}

@@ -36,7 +36,7 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.interrupts import let_pass, within
+from qworker.interrupts import reraise_interrupt, within
 from qworker.message.context import (
     Context,
     calls_within,
@@ -178,7 +178,7 @@ def store_now(app: App, row: ResultRow | None) -> bool:
         _HANGING[backend] = answered
         error: object = f"no answer in {PATIENCE_SECONDS:g} s"
     except Exception as raised:  # noqa: BLE001 - a store, maybe a third party's: the worker says what it is
-        let_pass(raised)
+        reraise_interrupt(raised)
         error = safe_repr(raised)
     logger.info("state %s of %s is stored later: %s", row[1], row[0], error)
     return False
@@ -315,7 +315,7 @@ class Run:
             if is_away(error) and can_go_back(task, context):
                 return self._unsent(error)
             if self.stored:
-                let_pass(error)
+                reraise_interrupt(error)
                 follow = self._unfollowed(error)
             elif isinstance(error, QWorkerError):
                 return self._failed(error)

@@ -23,7 +23,7 @@ from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import hand_on
 from qworker.contracts import App, Task
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.context import Context, carried_chain, message_headers
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
@@ -174,7 +174,7 @@ def chord_failed(
                 except Exception as unsent:
                     if is_away(unsent):
                         raise
-                    let_pass(unsent)
+                    reraise_interrupt(unsent)
                     logger.exception("an errback of %s[%s] was not sent", call.task, call.id)
             if told and call.id is not None:
                 children[call.id] = [[[f"{call.id}-errbacks", None], told]]

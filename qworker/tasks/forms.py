@@ -31,7 +31,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 
 MOST_TOLD = 3
@@ -168,7 +168,7 @@ class Forms:
         try:
             return self.of(alias.__value__)
         except Exception as error:  # noqa: BLE001 - annotations are the user's code
-            let_pass(error)
+            reraise_interrupt(error)
             return ANYTHING
         finally:
             self._aliases.pop()
@@ -294,7 +294,7 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise Unfit(f"no {name} can be made of it: {_told(error)}") from error
 
 
@@ -374,7 +374,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(thing)
     except Exception as error:  # noqa: BLE001 - annotations are the user's code
-        let_pass(error)
+        reraise_interrupt(error)
     if isinstance(thing, type):
         written = {field.name: field.type for field in dataclasses.fields(thing)}
         names = getattr(sys.modules.get(thing.__module__), "__dict__", {})
@@ -386,7 +386,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
             one = types.SimpleNamespace(__annotations__={name: annotation})
             hints |= typing.get_type_hints(one, names)
         except Exception as error:  # noqa: BLE001 - as above
-            let_pass(error)
+            reraise_interrupt(error)
     return hints
 
 
@@ -465,7 +465,7 @@ def enum_form(kind: type[Enum]) -> Form:
         try:
             return kind(value)
         except Exception as error:  # _missing_ is user code
-            let_pass(error)
+            reraise_interrupt(error)
             raise Unfit(
                 f"expected a value of {kind.__name__}, one of {values}, not {_shown(value)}"
             ) from error

@@ -14,7 +14,15 @@ from types import FrameType
 import pytest
 
 from qworker import interrupts
-from qworker.interrupts import LockTimeout, apart, conclude, deferred, in_turn, interrupt, let_pass
+from qworker.interrupts import (
+    LockTimeout,
+    conclude,
+    deferred,
+    in_helper_thread,
+    interrupt,
+    reraise_interrupt,
+    with_lock,
+)
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.transports.amqp.codec import Delivery, content_header, read_content
 
@@ -40,14 +48,14 @@ def strike() -> None:
 
 def test_a_turn_is_given_back_however_the_work_ends() -> None:
     turn = threading.Lock()
-    assert in_turn(turn, 1.0, lambda: turn.locked())
+    assert with_lock(turn, 1.0, lambda: turn.locked())
     for error in (Stray, KeyboardInterrupt):
 
         def fail(error: type[BaseException] = error) -> None:
             raise error
 
         with pytest.raises(error):
-            in_turn(turn, 1.0, fail)
+            with_lock(turn, 1.0, fail)
         assert not turn.locked()
 
 
@@ -55,7 +63,7 @@ def test_who_does_not_get_the_turn_gives_nothing_back() -> None:
     turn = threading.Lock()
     with turn:
         with pytest.raises(LockTimeout):
-            in_turn(turn, 0.01, strike)
+            with_lock(turn, 0.01, strike)
         assert turn.locked()
 
 
@@ -159,16 +167,16 @@ def test_what_a_handler_raises_passes_whatever_was_made_of_it(alarm: Callable[[f
             raise OSError("the server has gone") from error
 
     with pytest.raises(Stray):
-        let_pass(raised_by(work))
+        reraise_interrupt(raised_by(work))
 
 
 def test_other_errors_are_what_they_are() -> None:
-    let_pass(raised_by(lambda: 1 / 0))
+    reraise_interrupt(raised_by(lambda: 1 / 0))
 
 
 def test_an_error_made_while_an_interrupt_is_handled_is_no_interrupt(alarm: Callable[[float], None]) -> None:
     def ours() -> None:
-        let_pass(raised_by(lambda: 1 / 0))  # its context is what is being handled
+        reraise_interrupt(raised_by(lambda: 1 / 0))  # its context is what is being handled
 
     try:
         alarm(0.01)
@@ -180,22 +188,22 @@ def test_an_error_made_while_an_interrupt_is_handled_is_no_interrupt(alarm: Call
 @pytest.mark.usefixtures("body")
 def test_our_own_interrupt_passes_too() -> None:
     with pytest.raises(Stray):
-        let_pass(raised_by(strike))
+        reraise_interrupt(raised_by(strike))
 
 
 # -- apart --
 
 
 def test_the_main_thread_has_it_done_by_another() -> None:
-    assert apart(threading.get_ident) != threading.get_ident()
+    assert in_helper_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(Stray):
-        apart(lambda: (_ for _ in ()).throw(Stray))
+        in_helper_thread(lambda: (_ for _ in ()).throw(Stray))
 
 
 def test_other_threads_do_it_themselves() -> None:
     found: list[bool] = []
     thread = threading.Thread(
-        target=lambda: found.append(apart(threading.get_ident) == threading.get_ident())
+        target=lambda: found.append(in_helper_thread(threading.get_ident) == threading.get_ident())
     )
     thread.start()
     thread.join(10)
@@ -211,18 +219,18 @@ def test_what_is_done_apart_goes_on_when_we_are_interrupted(alarm: Callable[[flo
 
     alarm(0.02)
     with pytest.raises(Stray):
-        apart(work)
+        in_helper_thread(work)
     go_on.set()
     assert done.wait(10)
-    assert apart(lambda: 1) == 1
+    assert in_helper_thread(lambda: 1) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own() -> None:
-    apart(lambda: None)
+    in_helper_thread(lambda: None)
     child = os.fork()
     if child == 0:
-        os._exit(apart(lambda: 3))
+        os._exit(in_helper_thread(lambda: 3))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 

@@ -20,7 +20,7 @@ from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue.keys import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.naming import install_command
 from qworker.transports.connect_errors import refuse_parameters
 from qworker.transports.lease import ResultRow
@@ -60,7 +60,7 @@ class MemcachedBackend(Backend):
 
     def _do(self, work: Callable[[Any], T], tries: int = 2) -> T:
         """Return *work* applied to a client. tries: 1 for operations that must not be repeated."""
-        return apart(lambda: self._try(work, tries))
+        return in_helper_thread(lambda: self._try(work, tries))
 
     def _try(self, work: Callable[[Any], T], tries: int) -> T:
         if self._pid != os.getpid():

@@ -21,7 +21,7 @@ from qworker.backends.keyvalue.keys import LOCK_PREFIX
 from qworker.backends.redis.joins import RedisJoins
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import deferred, let_pass
+from qworker.interrupts import deferred, reraise_interrupt
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Link, Links, Script, checked, pack
@@ -86,7 +86,7 @@ class RedisBackend(Backend):
                 with self._links.lent() as link:
                     return work(link)
             except BrokerUnavailable as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 if tries <= 0:
                     raise BackendError(str(error)) from error
 

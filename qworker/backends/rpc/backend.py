@@ -26,7 +26,7 @@ from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.backends.rpc.replies import Connector, ReplyQueue, let_go
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class RpcBackend(MemoryBackend):
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         replies = [Reply(*marshal.loads(payload)) for _, _, payload, _ in rows]
-        apart(lambda: self._sender.send(replies))
+        in_helper_thread(lambda: self._sender.send(replies))
 
     # A dict can do this, messages cannot.
     add, incr, delete = Backend.add, Backend.incr, Backend.delete

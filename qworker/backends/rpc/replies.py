@@ -19,7 +19,7 @@ from typing import Any
 from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
 from qworker.transports.tls import for_kombu
 
@@ -62,7 +62,7 @@ class ReplyQueue:
         known = self._known
         if known is not None and known[0] == os.getpid():
             return known[1]
-        return apart(self._open)
+        return in_helper_thread(self._open)
 
     def _open(self) -> str:
         with self._opening:

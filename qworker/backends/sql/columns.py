@@ -19,7 +19,7 @@ from qworker import states
 from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
 from qworker.backends.sql.tables import EXTENDED
 from qworker.errors import DamagedResult
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import storable
 from qworker.transports.sql.result_rows import key_of
 
@@ -64,7 +64,7 @@ class Columns:
             return error
         except Exception as error:  # noqa: BLE001
             # A value of the wrong type, which some databases accept.
-            let_pass(error)
+            reraise_interrupt(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
     def _meta(self, row: Mapping[str, Any], task_id: str) -> Meta | None:

@@ -20,7 +20,7 @@ from qworker.backends.sql.joins import Publishing, Write
 from qworker.backends.sql.tables import JoinLayout, Layout, Tables
 from qworker.clock import Clock
 from qworker.errors import BackendError, EncodeError
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
 from qworker.transports.lease import Envelope, Part, Sender
 from qworker.transports.sql.join_rows import JoinTables, Row, Session, postgresql_record, record
@@ -59,7 +59,7 @@ class Database:
         Raises BackendError when the database is unavailable, EncodeError for a value that it can never store,
         and SQLAlchemy's IntegrityError for an existing key.
         """
-        return apart(lambda: self._try(work, makes))
+        return in_helper_thread(lambda: self._try(work, makes))
 
     def _try(self, work: Callable[[sa.Connection], T], makes: bool) -> T:
         if self._pid != os.getpid():

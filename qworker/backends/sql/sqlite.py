@@ -22,7 +22,7 @@ from qworker.backends.keyvalue.keys import GROUP_PREFIX, LOCK_PREFIX
 from qworker.backends.sql.joins import Publishing, SQLJoins, Write
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.lease import Envelope, Part, ResultRow, Sender
 from qworker.transports.sql.embedded import (
     UPSERT_RESULT,
@@ -258,5 +258,5 @@ def as_backend_error(work: Callable[[], T]) -> T:
     try:
         return work()
     except (BrokerUnavailable, ConfigurationError) as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise BackendError(str(error)) from error

@@ -28,7 +28,7 @@ from qworker.django.humanhash import humanize
 from qworker.django.models import Failure, Task
 from qworker.django.signing import PickleSerializer, SignedPackage
 from qworker.errors import QWorkerError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.portions import portions
 
 # -- filters: the values of a column to choose from, without reading the whole table --
@@ -267,7 +267,7 @@ def resubmit(queryset: Any) -> Resubmission:
             try:
                 call = _call_of(task)
             except Exception as error:  # noqa: BLE001 - it may hold anything, and the others are sent
-                let_pass(error)
+                reraise_interrupt(error)
                 done.errors.append((str(task), f"{NOT_A_CALL}: {type(error).__name__}: {error}"[:200]))
                 continue
             try:

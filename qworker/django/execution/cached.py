@@ -30,7 +30,7 @@ from qworker.django.models import Task
 from qworker.django.signing import BadSignature, SignedPackage
 from qworker.django.transports.packages import Package
 from qworker.errors import BackendError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr, storable
 
 UNSHARED = ("LocMemCache", "DummyCache")
@@ -106,7 +106,7 @@ def put(package: Package) -> int:
         with _one_at_a_time():
             return _join(group, identity, package["name"], seconds)
     except Exception as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise BackendError(f"the cache {conf.cache!r} does not take a result: {safe_repr(error)}") from error
 
 
@@ -174,7 +174,7 @@ def _task_of(text: str, called: str) -> Task | None:
             raise BadSignature(f"it is not the end of the task {called:.100}")
         return found
     except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
-        let_pass(error)
+        reraise_interrupt(error)
         logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
         return None
 

@@ -24,7 +24,7 @@ from qworker.django.signals import pre_enqueue
 from qworker.django.signing import PickleSerializer, SignedPackage
 from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package, options_apart
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr, storable
 
 LONGEST = 100
@@ -97,7 +97,7 @@ def _unpicklable(package: Package) -> str:
         try:
             PickleSerializer.dumps(each)
         except Exception as error:  # noqa: BLE001 - the user's classes
-            let_pass(error)
+            reraise_interrupt(error)
             return f"{name}, {safe_repr(each, 80)},"
     return ""
 
@@ -182,7 +182,7 @@ def _run_between_savepoints(package: Package) -> None:
     try:
         run(package)
     except Exception as error:  # noqa: BLE001 - a failure is a result, as in a worker
-        let_pass(error)
+        reraise_interrupt(error)
         logger.debug("task %s failed", package["id"], exc_info=error)
         for connection, savepoint in savepoints:
             if connection.needs_rollback or isinstance(error, Error):

@@ -26,7 +26,7 @@ from qworker.django.signals import post_execute
 from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package, options_apart
 from qworker.errors import BackendError, EncodeError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 
 logger = logging.getLogger("django-q")
@@ -86,7 +86,7 @@ def _call_hook(package: Package) -> None:
         call = located(hook) if isinstance(hook, str) else hook
         call(Task(**values))
     except (Exception, SystemExit) as error:
-        let_pass(error)
+        reraise_interrupt(error)
         logger.error("the hook of task %s failed: %s", package["id"], safe_repr(error))
         logger.debug("the traceback of this error", exc_info=error)
     task_connections.roll_back(callers)

@@ -26,7 +26,7 @@ from qworker.django.signing import SignedPackage
 from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package
 from qworker.errors import EncodeError, Reject
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 
 COLLECTED_DAYS = 7.0
@@ -93,7 +93,7 @@ def _take_in(whole: str) -> None:
     except Error:
         raise
     except Exception as error:  # noqa: BLE001 - the user's classes
-        let_pass(error)
+        reraise_interrupt(error)
         logger.error("a result of the iterable %s cannot be read: %s", whole, safe_repr(error))
         return
     if not rows:
@@ -162,7 +162,7 @@ def _made_of(whole: str, package: Package) -> Package:
     try:
         found = [task_rows.values_of(bytes(call.row)) for call in calls]
     except Exception as error:  # noqa: BLE001 - the user's classes
-        let_pass(error)
+        reraise_interrupt(error)
         found, lost = [], f"a result cannot be read: {safe_repr(error)}"
     else:
         lost = f"{needed - len(found)} of {needed} results are missing" if len(found) < needed else ""

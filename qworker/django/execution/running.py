@@ -31,7 +31,7 @@ from qworker.django.signals import post_execute_in_worker, pre_execute
 from qworker.django.signing import PROTOCOL, SignedPackage
 from qworker.django.transports.packages import Package
 from qworker.errors import EncodeError, Reject
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr, storable
 
 SENDER = "django_q"
@@ -58,7 +58,7 @@ def unpacked(text: str) -> Package:
             f"the package is not signed with this project's SECRET_KEY for {conf.prefix!r}: {error}"
         ) from error
     except Exception as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise Reject(f"the package cannot be unpacked: {type(error).__name__}: {error}") from error
     if not isinstance(package, dict) or not package.keys() >= NEEDED:
         raise Reject(f"{type(package).__name__} is not a task's package")
@@ -105,7 +105,7 @@ def _check_picklable(value: Any) -> None:
     try:
         pickle.dumps(value, PROTOCOL)
     except Exception as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
 
 
@@ -114,7 +114,7 @@ def _said(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as own:  # noqa: BLE001 - the user's, whose methods raise
-        let_pass(own)
+        reraise_interrupt(own)
         text = type(error).__name__
     return f"{text} : {''.join(traces.format_exception(error))}"
 
@@ -123,7 +123,7 @@ def observe(signal: Signal, **named: Any) -> None:
     """Send *signal*, whose receivers only observe: their exceptions are logged, and change nothing."""
     for receiver, answer in signal.send_robust(SENDER, **named):
         if isinstance(answer, Exception):
-            let_pass(answer)
+            reraise_interrupt(answer)
             logger.error("the receiver %r of a task's signal failed: %r", receiver, answer)
 
 
@@ -144,7 +144,7 @@ def _kept(argument: Any) -> Any:
         try:
             pickle.dumps(argument, PROTOCOL)
         except Exception as error:  # noqa: BLE001 - the user's classes
-            let_pass(error)
+            reraise_interrupt(error)
             return safe_repr(argument)
     return argument
 

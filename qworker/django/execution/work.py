@@ -34,7 +34,7 @@ from qworker.errors import (
     Terminated,
     TimeLimitExceeded,
 )
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.context import Context, current_context
 from qworker.message.exceptions import exception_of
 from qworker.tasks.task import Task as BaseTask
@@ -175,7 +175,7 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         except (Error, QWorkerError) as error:
             if isinstance(error, QWorkerError) and not is_away(error):
                 raise
-            let_pass(error)
+            reraise_interrupt(error)
             logger.debug("the follow-up of a task is tried again: %s", error)
         task_connections.drop_broken()
         clock.sleep(pause)

@@ -20,7 +20,7 @@ from django.db import connections
 from qworker.backends.sql.sqlite import PipeSource
 from qworker.django.conf import conf
 from qworker.django.transports.databases import is_in_memory, own_connection, url_of
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.naming import import_object
 from qworker.transports.sql.embedded import Database, NotificationPipe, Notifier, database_path
 from qworker.transports.sql.result_upserts import LOOK, channel_of, lock_of
@@ -146,6 +146,6 @@ def _listening(alias: str, table: str) -> Notifications:
         )
         return heard
     except BaseException as error:
-        let_pass(error)
+        reraise_interrupt(error)
         connection.close()
         raise

@@ -27,7 +27,7 @@ from qworker.django.models import Task
 from qworker.django.signing import PROTOCOL
 from qworker.django.transports.notifications import notify, notifying
 from qworker.errors import EncodeError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import length_of, portions_by_size
@@ -114,7 +114,7 @@ def _pickled(value: Any) -> str:
     try:
         return b64encode(pickle.dumps(value, PROTOCOL)).decode()
     except Exception as error:
-        let_pass(error)
+        reraise_interrupt(error)
         raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
 
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
 
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.message.kombu_json import rewritten
 from qworker.message.serialization import JSON
 from qworker.transports.amqp.delays import PREFIX
@@ -226,7 +226,7 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
         if not isinstance(text, str):
             text = rewritten(headers)
     except Exception as error:  # noqa: BLE001 - a stranger's: the worker refuses it, as it names no task
-        let_pass(error)
+        reraise_interrupt(error)
         return rewritten({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     return text, headers.get("id"), own, end
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, QueueNotFound
-from qworker.interrupts import LockTimeout, apart, in_turn
+from qworker.interrupts import LockTimeout, in_helper_thread, with_lock
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import Line, Pending
 from qworker.transports.amqp.codec import content_header, message_frames, publish_method
@@ -109,7 +109,7 @@ class Publisher:
         long. The server only reports an alarm to publishers: so an unroutable message is sent first, to be
         blocked instead of an important one. Raises BrokerUnavailable when the server does not answer."""
         try:
-            return in_turn(self.lock, TURN_SECONDS, self._takes)
+            return with_lock(self.lock, TURN_SECONDS, self._takes)
         except LockTimeout:
             return False
 
@@ -288,7 +288,7 @@ class Publisher:
 
     def _open(self, deadline: float) -> Link:
         self._link = None
-        link = apart(lambda: self._server.connect(max(0.1, deadline - time.monotonic())))
+        link = in_helper_thread(lambda: self._server.connect(max(0.1, deadline - time.monotonic())))
         link.on_confirm = self._confirm
         link.on_return = self._note_return
         self._sent = self._confirmed = 0
@@ -360,7 +360,7 @@ class Publisher:
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
-        in_turn(self.lock, None, self._let_go)
+        with_lock(self.lock, None, self._let_go)
 
     def _let_go(self) -> None:
         link, self._link = self._link, None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, PublishError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
@@ -113,7 +113,7 @@ class DisqueQueue(ServerQueue):
             try:
                 replies, node = self._cluster.ask(commands, again=False)
             except BrokerUnavailable as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 raise NotAll(left, error) from None
             failed = [
                 (place, reply)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.held.messages import Content, Outgoing, parsed, written
 from qworker.transports.lease import Kind, QueueInfo, Revocation
 from qworker.transports.portions import portions
@@ -333,4 +333,4 @@ def close(connection: Any) -> None:
     try:
         connection.release()
     except Exception as error:  # noqa: BLE001 - whatever the transport raises: it is given up
-        let_pass(error)
+        reraise_interrupt(error)

@@ -13,7 +13,7 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import LockTimeout, apart, in_turn, let_pass
+from qworker.interrupts import LockTimeout, in_helper_thread, reraise_interrupt, with_lock
 from qworker.naming import task_ids
 from qworker.transports.held.messages import Outgoing, of_envelope
 from qworker.transports.held.port import (
@@ -62,7 +62,7 @@ class HeldSender(Sender, Revoking):
             self.send(messages, timeout)
         else:
             # We cannot release the locks of a library after an interrupt
-            apart(lambda: self.send(messages, timeout))
+            in_helper_thread(lambda: self.send(messages, timeout))
 
     def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
         """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not accepted at
@@ -84,7 +84,7 @@ class HeldSender(Sender, Revoking):
     def _in_turn(self, timeout: float, work: Callable[[], None]) -> None:
         """Do *work* in our turn to publish, with a connection; after whatever error the next has another."""
         try:
-            in_turn(self._turn, timeout, self._connected, work)
+            with_lock(self._turn, timeout, self._connected, work)
         except LockTimeout:
             raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s") from None
 
@@ -147,7 +147,7 @@ class HeldSender(Sender, Revoking):
                         taken += len(done)
                         raise refused.reason from refused.reason.__cause__
             except BrokerUnavailable as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 if not taken or isinstance(error, ConnectionGone):
                     raise
                 if self._clock.monotonic() + pause > end:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from qworker.errors import PublishError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 
@@ -125,7 +125,7 @@ class IronQueue(ServerQueue):
                 if not self._delete_one(message):
                     gone.append(place)
             except (HTTPError, OSError) as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 raise NotAll([*gone, *range(place, len(messages))], error) from None
         return [messages[place] for place in gone]
 

@@ -15,7 +15,7 @@ from typing import Any
 import kombu as untyped_kombu
 
 from qworker.errors import ConfigurationError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.connect_errors import explained
 from qworker.transports.held.port import ConnectionGone, Server
 from qworker.transports.kombu.queue import KombuQueue, take_anything
@@ -78,7 +78,7 @@ class KombuServer(Server):
         try:
             yield
         except Exception as error:
-            let_pass(error)
+            reraise_interrupt(error)
             is_other = any(kind.__name__ == UNKNOWN_URL for kind in type(error).__mro__)
             if not is_other and not isinstance(error, UNUSABLE):
                 raise

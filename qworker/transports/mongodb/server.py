@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError, QWorkerError
-from qworker.interrupts import apart, let_pass
+from qworker.interrupts import in_helper_thread, reraise_interrupt
 from qworker.transports.connect_errors import explained
 from qworker.transports.mongodb.layout import DATABASE, INDEXES, RECORD_OF_ALL, Document, Names
 
@@ -116,13 +116,13 @@ class Server:
 
         Raises BrokerUnavailable when the server does not answer, or refuses; then the work may be partly
         done."""
-        return apart(lambda: self._try(work))
+        return in_helper_thread(lambda: self._try(work))
 
     def _try(self, work: Callable[[Collections], T]) -> T:
         try:
             return work(Collections(self._open(), self.names, self._client, self._replicated))
         except (errors.PyMongoError, OSError, bson_errors.BSONError, OverflowError, UnicodeError) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             meaning = self.meaning(error)
             if not isinstance(meaning, EncodeError):
                 self._database = None  # the next server may be of another kind, or have no indexes
@@ -136,7 +136,7 @@ class Server:
         """Close the connections; the next use opens others. Safe to call twice."""
         client, self._client, self._database = self._client, None, None
         if client is not None:
-            apart(client.close)
+            in_helper_thread(client.close)
 
     def abandon(self) -> None:
         """In a forked child: the connections belong to the parent."""

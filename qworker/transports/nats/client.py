@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_id
 from qworker.transports.nats.url import Host, Place
 from qworker.transports.nats.wire import Told, Wire, left_until
@@ -243,7 +243,7 @@ class Client:
         try:
             wire.send(data, end)
         except OSError as error:
-            let_pass(error)
+            reraise_interrupt(error)
             if self._reader is None:
                 raise
             raise Unanswered(f"the connection was lost: {error}") from error  # some of it may have arrived
@@ -276,7 +276,7 @@ class Client:
             try:
                 return self._connect(end)
             except OSError as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 if time.monotonic() + PAUSE_SECONDS >= end:
                     raise
             time.sleep(PAUSE_SECONDS)
@@ -298,7 +298,7 @@ class Client:
                     self._wire = wire
                 return wire
             except OSError as error:
-                let_pass(error)
+                reraise_interrupt(error)
                 errors.append(error)
         raise errors[-1]
 
@@ -309,7 +309,7 @@ class Client:
                 for found in wire.whatever_came(self.timeout):
                     self._hear(wire, found)
         except OSError as error:
-            let_pass(error)
+            reraise_interrupt(error)
             return False
         return True
 

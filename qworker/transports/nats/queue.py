@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
 from qworker.transports.nats.inbox import Inbox, Pulled
@@ -118,7 +118,7 @@ class NatsQueue(ServerQueue):
         try:
             self._tell(by_lease(messages)[0], word.encode())
         except ConnectionError as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
@@ -168,7 +168,7 @@ def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterabl
             answers = connection.exchange(named, connection.timeout / TRIES)
             break
         except (TimeoutError, ConnectionError) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             if not left:
                 raise
     for answer in answers:

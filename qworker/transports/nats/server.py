@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_ids
 from qworker.transports.connect_errors import NATS, explained, while_connecting
 from qworker.transports.held.port import FAILED, QueueGone, Server, ServerQueue, Source
@@ -73,7 +73,7 @@ class NatsServer(Server):
         try:
             connection = Client(self._place, self.timeout)
         except (OSError, ValueError) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise self._meaning(f"{type(error).__name__}: {error}".rstrip(": ")) from None
         self._answered = True
         return connection
@@ -98,7 +98,7 @@ class NatsServer(Server):
                 raise QueueGone(f"{self.shown}: {error}") from error
             raise BrokerUnavailable(f"{self.shown}: {error}") from error
         except OSError as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise BrokerUnavailable(
                 f"{self.shown} does not answer: {type(error).__name__}: {error}".rstrip(": ")
             ) from error

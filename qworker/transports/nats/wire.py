@@ -22,7 +22,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 
-from qworker.interrupts import let_pass
+from qworker.interrupts import reraise_interrupt
 from qworker.transports.nats.url import Host, Place, host_of
 
 CHUNK = 65536
@@ -188,7 +188,7 @@ class Wire:
                 case "-ERR":
                     return ConnectionError("nats: " + rest.strip().strip("'"))
         except (ValueError, IndexError, TypeError) as error:
-            let_pass(error)
+            reraise_interrupt(error)
             raise ConnectionError(f"what answers is not a NATS server: {line[:80]!r}") from error
         if word.upper() == "PING":
             self.send(b"PONG\r\n", end)
@@ -237,7 +237,7 @@ class Wire:
         try:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # without TLS, which others are using
         except OSError as error:
-            let_pass(error)
+            reraise_interrupt(error)
 
     def close(self) -> None:
         """Called by the reader."""

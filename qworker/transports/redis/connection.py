@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError
-from qworker.interrupts import apart
+from qworker.interrupts import in_helper_thread
 from qworker.naming import install_command
 from qworker.transports.connect_errors import REDIS, explained
 from qworker.transports.redis.url import SOCKET_TIMEOUT, Endpoint
@@ -180,7 +180,7 @@ class Link:
         return connected
 
     def _connect(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
-        self._connection = apart(lambda: self._where.connect(max(timeout, 0.001)))
+        self._connection = in_helper_thread(lambda: self._where.connect(max(timeout, 0.001)))
         connected = getattr(self._connection, "_sock", None)
         if not isinstance(connected, socket.socket):
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
-from qworker.interrupts import LockTimeout, apart, in_turn
+from qworker.interrupts import LockTimeout, in_helper_thread, with_lock
 from qworker.transports.lease import Leased, Part
 from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import ADDITIONS, VERSION
@@ -317,7 +317,7 @@ class Handle:
             self._drop(self._link)
         if self._link is None:
             try:
-                link = apart(self._connect)
+                link = in_helper_thread(self._connect)
             except ConfigurationError as error:
                 raise self._waited_out(error) from error
             try:
@@ -414,7 +414,7 @@ class Handle:
 
     def _in_turn(self, work: Callable[[], T]) -> T:
         try:
-            return in_turn(self.lock, LOCK_SECONDS, work)
+            return with_lock(self.lock, LOCK_SECONDS, work)
         except LockTimeout:
             raise BrokerUnavailable(
                 f"{self._url} was kept busy by other threads for {LOCK_SECONDS:g} s"

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from qworker.errors import LeaseLost, QWorkerError
-from qworker.interrupts import in_turn
+from qworker.interrupts import with_lock
 from qworker.transports.sql.embedded.database import BUSY_SECONDS, Database, broken, explained, transaction
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Handle:
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return *work* applied to the connection. Unfinished or failed work is rolled back."""
-        return in_turn(self.lock, None, self.use, work)
+        return with_lock(self.lock, None, self.use, work)
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """run() in a write transaction."""
@@ -98,7 +98,7 @@ class Handle:
 
         Raises as run() does, also where the file could not be made.
         """
-        return in_turn(self.lock, None, self._read, statement, values)
+        return with_lock(self.lock, None, self._read, statement, values)
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
         if self._database.is_absent():
@@ -171,7 +171,7 @@ class Handle:
 
     def close(self) -> None:
         """Close the connection; the next use opens another. Safe to call twice."""
-        in_turn(self.lock, None, self._drop)
+        with_lock(self.lock, None, self._drop)
 
 
 _registry = threading.Lock()
