@@ -64,7 +64,7 @@ class Task(Protocol):
     hears_of_ends: bool
     sees_its_end: bool
     model_options: Any
-    """The ``tasks.forms.ModelOptions``, or None."""
+    """The ``tasks.codecs.ModelOptions``, or None."""
 
     @property
     def check_arguments(self) -> Callable[..., None] | None: ...

@@ -5,11 +5,11 @@ Goes to:     a Source, through which the store announces results: a named pipe, 
              queue. The store itself is also polled twice a second, or, without notifications, with growing
              pauses.
 Thread:      one of the waiting threads is the leader: it sleeps on the source, reads what has ended, and
-             passes it to the others. Event loops and promises each have an Attendant, a thread that waits for
-             them, and that any thread may call.
+             passes it to the others. Event loops and promises each have a WaiterThread, which any thread may
+             call.
 
 A thread that waits alone leads itself, so no handover is needed. If a source must be read even while nobody
-waits (``Backend.listens``), only the Attendant of the event loops leads.
+waits (``Backend.listens``), only the WaiterThread of the event loops leads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MANY = 100
 that one takes, within these seconds."""
 REST_WHEN_TOLD, REST_WHEN_NOT_TOLD, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
 LINGER = 10.0
-"""Seconds after which an Attendant's idle thread ends."""
+"""Seconds after which an WaiterThread's idle thread ends."""
 STALLED = 1.5
 """After this many seconds without news from the leader, the others poll themselves."""
 OUTAGE_SECONDS = 20.0
@@ -87,8 +87,8 @@ class ResultWatcher:
         self._pause = QUICKEST
         self._closing: threading.Event | None = None
         """Set by any thread; the event is set when the source is closed."""
-        self.loops = Attendant(self, "qworker-results", reads=self.backend.listens)
-        self.promises = Attendant(self, "qworker-promises", patient=True)
+        self.loops = WaiterThread(self, "qworker-results", reads=self.backend.listens)
+        self.promises = WaiterThread(self, "qworker-promises", patient=True)
 
     # -- waiters --
 
@@ -460,7 +460,7 @@ class ResultWatcher:
             source.abandon()
 
 
-class Attendant:
+class WaiterThread:
     """A thread that waits on behalf of callers that must not block, and calls them back.
 
     patient: it continues while the store is unavailable; otherwise it reports the error to all callers.

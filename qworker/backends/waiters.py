@@ -1,6 +1,6 @@
 """Waiters: threads that wait for results with the ResultWatcher.
 
-Comes from:  ``get``, whose thread is itself a Waiter; ``await`` and ``then``, for which an Attendant waits.
+Comes from:  ``get``, whose thread is itself a Waiter; ``await`` and ``then``, for which a WaiterThread waits.
 Goes to:     the ResultWatcher, which gives each waiter its ended results.
 Thread:      a Waiter belongs to the waiting thread, except for its queue.
 """

@@ -41,12 +41,12 @@ async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
         except RuntimeError:
             pass  # the loop has ended
 
-    attendant = watcher.loops
-    attendant.call(task_id, call_back)
+    waiter = watcher.loops
+    waiter.call(task_id, call_back)
     try:
         return await future
     finally:
-        attendant.cancel(task_id, call_back)
+        waiter.cancel(task_id, call_back)
 
 
 async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]:
@@ -80,10 +80,10 @@ async def each_ended(
             except RuntimeError:
                 pass  # the loop has ended
 
-    attendant = backend.watcher.loops
+    waiter = backend.watcher.loops
     missing = {task_id: partial(call_back, task_id) for task_id in ids}
     deadline = None if timeout is None else loop.time() + timeout
-    attendant.call_many(missing)
+    waiter.call_many(missing)
     try:
         while missing:
             try:
@@ -104,4 +104,4 @@ async def each_ended(
             if ended:
                 yield ended
     finally:
-        attendant.cancel_many(missing)
+        waiter.cancel_many(missing)

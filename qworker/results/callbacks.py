@@ -60,34 +60,34 @@ def _promise(callback: Callable[..., Any], on_error: Callable[..., Any] | None) 
 def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., Any] | None) -> Any:
     """See ``ResultSet.then``."""
     kept, chained = _promise(callback, on_error)
-    from qworker.results.gathering import Roll
+    from qworker.results.gathering import PendingResults
 
-    roll = Roll(results._singles())
-    backend = results.backend if roll.missing else None
-    found = final(backend.read_many(roll.ids())) if backend is not None else {}
+    pending = PendingResults(results._singles())
+    backend = results.backend if pending.missing else None
+    found = final(backend.read_many(pending.ids())) if backend is not None else {}
     waiting: dict[str, Callable[[Found | Exception], object]] = {}
 
     def look(task_id: str, found: Found | Exception) -> None:
         waiting.pop(task_id, None)
-        if task_id in roll.missing and settle({task_id: found}) and backend is not None:
+        if task_id in pending.missing and settle({task_id: found}) and backend is not None:
             backend.watcher.promises.cancel_many(waiting)
 
     def settle(found: Mapping[str, Any]) -> bool:
         """Return whether the outcome is known."""
         try:
-            for result, meta in roll.take(found):
+            for result, meta in pending.take(found):
                 result._value(meta, True)
-            roll.check()
+            pending.check()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            roll.missing.clear()
+            pending.missing.clear()
             _call(partial(kept.throw, error, propagate=False), results)
             return True
-        if not roll.missing:
+        if not pending.missing:
             _call(partial(kept, results), results)
-        return not roll.missing
+        return not pending.missing
 
     if not settle(found) and backend is not None:
-        waiting.update((task_id, partial(look, task_id)) for task_id in roll.ids())
+        waiting.update((task_id, partial(look, task_id)) for task_id in pending.ids())
         backend.watcher.promises.call_many(dict(waiting))
     return chained
 

@@ -29,7 +29,7 @@ IGNORED: Meta = {"status": states.IGNORED, "result": None}
 """Stands for the metadata of a call with an ignored result: there is nothing to wait for."""
 
 
-class Roll(Generic[S]):
+class PendingResults(Generic[S]):
     """The results still waited for, and their predecessors, whose failure ends the waiting."""
 
     def __init__(self, results: Iterable[S], parents: Iterable[Single] = ()) -> None:
@@ -124,32 +124,32 @@ def gather(
     parents: results whose failure is raised as soon as it is known. timeout: seconds, None for no limit, 0 to
     read once. Raises ResultTimeout when some have not ended by then, DamagedResult for an unreadable one.
     """
-    roll = Roll(results, parents)
+    pending = PendingResults(results, parents)
     until = None if timeout is None else app.clock.monotonic() + timeout
-    watched = all_of(_hinting(app, roll), on_interval)
-    ids = roll.ids()
+    watched = all_of(_hinting(app, pending), on_interval)
+    ids = pending.ids()
     for found in chain([{}], app.backend.wait_each(ids, timeout, watched, interval) if ids else ()):
-        ended = roll.take(found)
-        if unsure := roll.unsure(ended):
-            roll.take(look(app, unsure, until))
-        roll.raise_of_parents()
+        ended = pending.take(found)
+        if unsure := pending.unsure(ended):
+            pending.take(look(app, unsure, until))
+        pending.raise_of_parents()
         if ended:
             yield ended
-        roll.check()
-        if not roll.missing:
+        pending.check()
+        if not pending.missing:
             return
     if timeout is not None:
-        raise roll.overdue(app, len(results), timeout)
+        raise pending.overdue(app, len(results), timeout)
 
 
-def _hinting(app: App, roll: Roll[Any]) -> Callable[[], None]:
+def _hinting(app: App, pending: PendingResults[Any]) -> Callable[[], None]:
     """Return a function that logs once, after some time of waiting, why results may never come."""
     left = [app.clock.monotonic() + HINT_AFTER]
 
     def hint_once() -> None:
         if left and app.clock.monotonic() >= left[0]:
             left.clear()
-            roll.hint(app)
+            pending.hint(app)
 
     return hint_once
 
@@ -163,33 +163,33 @@ async def gather_async(
     """gather() without blocking the event loop."""
     import asyncio  # here, because it takes 30 ms
 
-    roll = Roll(results, parents)
+    pending = PendingResults(results, parents)
 
     async def taken(found: Mapping[str, Found]) -> list[tuple[S, Meta]]:
-        ended = roll.take(found)
-        if unsure := roll.unsure(ended):
-            roll.take(await awaiting.look(app.backend.watcher, unsure))
-        roll.raise_of_parents()
+        ended = pending.take(found)
+        if unsure := pending.unsure(ended):
+            pending.take(await awaiting.look(app.backend.watcher, unsure))
+        pending.raise_of_parents()
         return ended
 
     if known := await taken({}):
         yield known
-    if not roll.missing:
+    if not pending.missing:
         return
     loop = asyncio.get_running_loop()
-    hinting = loop.call_later(HINT_AFTER, lambda: loop.run_in_executor(None, roll.hint, app))
+    hinting = loop.call_later(HINT_AFTER, lambda: loop.run_in_executor(None, pending.hint, app))
     try:
-        async with aclosing(awaiting.each_ended(app.backend, roll.ids(), timeout)) as looks:
+        async with aclosing(awaiting.each_ended(app.backend, pending.ids(), timeout)) as looks:
             async for found in looks:
                 if ended := await taken(found):
                     yield ended
-                roll.check()
-                if not roll.missing:
+                pending.check()
+                if not pending.missing:
                     return
     finally:
         hinting.cancel()
     if timeout is not None:
-        raise await asyncio.to_thread(roll.overdue, app, len(results), timeout)
+        raise await asyncio.to_thread(pending.overdue, app, len(results), timeout)
 
 
 def known_states(singles: Sequence[Single], backend: Callable[[], Backend]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Tasks: how they are defined and registered, and how one run works.
 
 Modules, in reading order: ``task`` (the object that is called), ``options`` (all options), ``definition`` (a
-function becomes a task), ``typed_calls`` and ``forms`` (conversion by annotations), ``decorators`` and
+function becomes a task), ``typed_calls`` and ``codecs`` (conversion by annotations), ``decorators`` and
 ``shared`` (``@app.task``, ``@shared_task``), ``registry``, ``builtins`` and ``chord_unlock`` (the tasks of
 every app), ``loading`` (their modules), ``execution`` and ``async_execution`` (a run), ``aftermath`` (ending
 calls that did not run), ``copies`` (duplicates that must not run), ``outcome`` (how a run ended),

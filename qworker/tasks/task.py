@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from qworker.canvas.mapping import chunks, xmap, xstarmap
     from qworker.canvas.options import CallOptions, RetryOptions, SignatureOptions
     from qworker.publishing.publisher import Publisher
+    from qworker.tasks.codecs import ModelOptions
     from qworker.tasks.eager import EagerResult
-    from qworker.tasks.forms import ModelOptions
     from qworker.tasks.typed_calls import TypedCalls
 
 if TYPE_CHECKING:

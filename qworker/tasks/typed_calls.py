@@ -5,7 +5,7 @@ Goes to:     publishing, which sends plain arguments; a run, whose function gets
              types, and whose result is plain again.
 Thread:      any; immutable.
 
-The conversions are in ``forms``. A parameter without a conversion is ignored, and a task without any has no
+The conversions are in ``codecs``. A parameter without a conversion is ignored, and a task without any has no
 TypedCalls.
 """
 
@@ -21,17 +21,17 @@ from qworker.contracts import Task
 from qworker.errors import ConfigurationError, EncodeError, InvalidValue
 from qworker.naming import install_command
 from qworker.publishing.arguments import is_coroutine_function
-from qworker.tasks.forms import Form, Forms, ModelOptions, Unfit, hints_of, same
+from qworker.tasks.codecs import Codec, Codecs, ConversionError, ModelOptions, hints_of, same
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter. form: None if there is no conversion."""
+    """A parameter. codec: None if there is no conversion."""
 
     name: str
-    form: Form | None
+    codec: Codec | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TypedCalls:
     named: dict[str, Parameter]
     more: Parameter | None
     others: Parameter | None
-    result: Form | None
+    result: Codec | None
     bare: bool = False
 
     def load(self, args: Iterable[Any], kwargs: dict[str, Any]) -> Arguments:
@@ -77,7 +77,7 @@ class TypedCalls:
             return value
         try:
             return self.result.dump(value)
-        except Unfit as unfit:
+        except ConversionError as unfit:
             raise EncodeError(
                 f"the result{unfit.path} of {self.task} cannot be stored: {unfit.reason}",
                 f"result{unfit.path}",
@@ -90,7 +90,7 @@ class TypedCalls:
             return value
         try:
             return self.result.load(value)
-        except Unfit as unfit:
+        except ConversionError as unfit:
             raise InvalidValue(
                 f"the result{unfit.path} of {self.task} does not match its annotation: {unfit.reason}"
             ) from unfit.__cause__
@@ -116,38 +116,38 @@ class TypedCalls:
     # -- the steps --
 
     def _each(
-        self, args: Iterable[Any], kwargs: dict[str, Any], step: Callable[[Form, str, Any], Any]
+        self, args: Iterable[Any], kwargs: dict[str, Any], step: Callable[[Codec, str, Any], Any]
     ) -> Arguments:
         converted: list[Any] = []
         count = len(self.positional)
         for place, value in enumerate(args):
             parameter = self.positional[place] if place < count else self.more
-            if parameter is None or parameter.form is None:
+            if parameter is None or parameter.codec is None:
                 converted.append(value)
             else:
                 name = parameter.name if place < count else f"{parameter.name}[{place - count}]"
-                converted.append(step(parameter.form, name, value))
+                converted.append(step(parameter.codec, name, value))
         named = dict(kwargs)
         for name, value in kwargs.items():
             parameter = self.named.get(name, self.others)
-            if parameter is not None and parameter.form is not None:
-                named[name] = step(parameter.form, name, value)
+            if parameter is not None and parameter.codec is not None:
+                named[name] = step(parameter.codec, name, value)
         return tuple(converted), named
 
-    def _loaded(self, form: Form, name: str, value: Any) -> Any:
+    def _loaded(self, codec: Codec, name: str, value: Any) -> Any:
         try:
-            return form.load(value)
-        except Unfit as unfit:
+            return codec.load(value)
+        except ConversionError as unfit:
             place = f"{self.task} does not take the argument {name}{unfit.path}"
             if self.bare and isinstance(unfit.__cause__, ValueError):
                 unfit.__cause__.add_note(place)
                 raise unfit.__cause__ from None
             raise InvalidValue(f"{place}: {unfit.reason}") from unfit.__cause__
 
-    def _dumped(self, form: Form, name: str, value: Any) -> Any:
+    def _dumped(self, codec: Codec, name: str, value: Any) -> Any:
         try:
-            return form.dump(value)
-        except Unfit as unfit:
+            return codec.dump(value)
+        except ConversionError as unfit:
             path = f"{name}{unfit.path}"
             raise EncodeError(
                 f"the argument {path} of {self.task} cannot be sent: {unfit.reason}",
@@ -159,10 +159,10 @@ class TypedCalls:
         """Dump *value* with the first parameter from *place* on whose type matches."""
         refused: EncodeError | None = None
         for parameter in (*self.positional[place:], self.more):
-            if parameter is None or parameter.form is None:
+            if parameter is None or parameter.codec is None:
                 continue
             try:
-                dumped = self._dumped(parameter.form, parameter.name, value)
+                dumped = self._dumped(parameter.codec, parameter.name, value)
             except EncodeError as error:
                 refused = refused or error
                 continue
@@ -182,22 +182,22 @@ def typed_calls(task: Task) -> TypedCalls | None:
     context = {"celery_app": task.app, "celery_task_name": task.name}
     models = options or ModelOptions()
     models = models._replace(context={**models.context, **context})
-    result = Forms(models, exact=False).of(hints.pop("return", Any))
-    forms = Forms(models)
-    found = {name: form for name, hint in hints.items() if (form := forms.of(hint)).typed}
+    result = Codecs(models, exact=False).of(hints.pop("return", Any))
+    codecs = Codecs(models)
+    found = {name: codec for name, hint in hints.items() if (codec := codecs.of(hint)).typed}
     if not found and not result.typed:
         return None
     return _of_parameters(task, found, result if result.typed else None, bare=options is not None)
 
 
-def _of_parameters(task: Task, forms: dict[str, Form], result: Form | None, bare: bool) -> TypedCalls:
+def _of_parameters(task: Task, codecs: dict[str, Codec], result: Codec | None, bare: bool) -> TypedCalls:
     from inspect import signature  # 10 ms, only for tasks with such values
 
     positional: list[Parameter] = []
     named: dict[str, Parameter] = {}
     more = others = None
     for parameter in signature(task.run).parameters.values():
-        here = Parameter(parameter.name, forms.get(parameter.name))
+        here = Parameter(parameter.name, codecs.get(parameter.name))
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             positional.append(here)
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

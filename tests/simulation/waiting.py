@@ -93,7 +93,7 @@ class Watcher:
         self._time.pump(min(until, self._time.now + LOOK))
         return False
 
-    # -- as an Attendant --
+    # -- as an WaiterThread --
 
     def call(self, task_id: str, callback: Callable[[Any], object]) -> None:
         self.call_many({task_id: callback})

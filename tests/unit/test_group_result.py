@@ -21,7 +21,7 @@ from qworker.context import set_default_app
 from qworker.errors import BackendError, ChordError, ResultTimeout
 from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
-from qworker.results.gathering import Roll
+from qworker.results.gathering import PendingResults
 from qworker.results.result import AsyncResult, result_from_tuple
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
@@ -122,9 +122,9 @@ def test_one_that_is_there_twice_is_given_twice(app: QWorker) -> None:
 
 def test_what_has_ended_at_once_is_given_in_the_order_of_the_results(app: QWorker) -> None:
     results = [app.AsyncResult(each) for each in ("a", "b", "c", "a")]
-    roll = Roll(results, [before := app.AsyncResult("before")])
+    pending = PendingResults(results, [before := app.AsyncResult("before")])
     metas: dict[str, Any] = {each: app.backend.meta(each, "SUCCESS", each) for each in ("before", *"cab")}
-    ended = roll.take(metas)
+    ended = pending.take(metas)
     assert [(result, meta["result"]) for result, meta in ended] == list(zip(results, "abca", strict=True))
     assert all(results[place] is result for place, (result, _) in enumerate(ended))
     assert all(each._meta is not None for each in (*results, before))  # nobody asks for them again

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qworker.tasks.forms import hints_of
+from qworker.tasks.codecs import hints_of
 
 if TYPE_CHECKING:
     from nowhere import Unknown

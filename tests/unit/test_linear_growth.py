@@ -98,7 +98,7 @@ BOUNDED: dict[str, str] = {
     "qworker.transports.as_kombu.exchanges:matching": "as in kombu, patterns are those of bindings that "
     "workers of this broker have declared",
     "qworker.transports.as_kombu.transport:_user_of": "it splits by single characters",
-    "qworker.tasks.forms:_DURATION": "_read_duration() looks at 64 characters at most",
+    "qworker.tasks.codecs:_DURATION": "_read_duration() looks at 64 characters at most",
     "qworker.django.transports.databases:_check_types": "it looks at the project's own settings",
     "qworker.django.transports.databases:_server": "it looks at the project's own settings",
     "qworker.transports.connect_errors:check_libpq": "it looks at a URL of the app's own settings",

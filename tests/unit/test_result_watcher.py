@@ -146,7 +146,7 @@ class Thread:
         return self.found
 
 
-@pytest.fixture(params=[False, True], ids=["threads-lead", "attendant-leads"])
+@pytest.fixture(params=[False, True], ids=["threads-lead", "waiter-thread-leads"])
 def store(request: pytest.FixtureRequest) -> Iterator[FakeStore]:
     made = FakeStore(request.param)
     yield made

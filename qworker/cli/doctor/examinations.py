@@ -31,7 +31,7 @@ from qworker.clock import Clock
 from qworker.control import looking
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION, DJANGO_PACKAGES, own_tasks
-from qworker.tasks.forms import Forms
+from qworker.tasks.codecs import Codecs
 from qworker.transports import broker_urls
 from qworker.transports.lease import QueueInfo
 from qworker.transports.presence import Presence, held_seconds
@@ -338,7 +338,7 @@ EXAMINATIONS: tuple[Examination, ...] = (
 # -- Return types: whether what a task says it returns can be stored as JSON --
 # Thread: pure, except for the user's annotations, which are evaluated.
 
-FORMS = Forms(exact=False)
+CODECS = Codecs(exact=False)
 """Conversions of results by annotation."""
 _PLAIN = (str, int, float, list, tuple, dict, bytes, types.NoneType)
 _CONTAINERS = frozenset({list, tuple, dict})
@@ -357,7 +357,7 @@ def unserialisable(function: Callable[..., Any]) -> str | None:
 
 def _first_bad(annotation: Any, beside: bool = False) -> str | None:
     """beside: it is one of several types, and a worker cannot tell which one a value has."""
-    if not beside and FORMS.of(annotation).typed:
+    if not beside and CODECS.of(annotation).typed:
         return None
     origin, parts = get_origin(annotation), get_args(annotation)
     if (is_union := origin in (Union, types.UnionType)) or origin in _CONTAINERS:

@@ -21,7 +21,7 @@ from qworker.interrupts import reraise_interrupt
 from qworker.message.kombu_json import rewritten
 from qworker.message.serialization import JSON
 from qworker.transports.amqp.delays import PREFIX
-from qworker.transports.amqp.table import LONG, Unfit, read_short, read_table, short, table
+from qworker.transports.amqp.table import LONG, UnsupportedValue, read_short, read_table, short, table
 from qworker.transports.own_headers import TEXT, is_apart
 
 _HEAD = Struct(">BHI")
@@ -78,7 +78,7 @@ def _headers(text: str, more: Mapping[str, Any]) -> tuple[bytes, Any]:
         headers = json.loads(text)
         if type(headers) is dict:
             return table({**headers, **more} if more else headers), headers.get("id")
-    except (ValueError, RecursionError):  # Unfit is a ValueError
+    except (ValueError, RecursionError):  # UnsupportedValue is a ValueError
         pass
     return table({TEXT: text, **more}), None
 
@@ -121,7 +121,7 @@ def content_header(
         if type(value) is str and value:
             try:
                 parts.append(short(value))
-            except Unfit:
+            except UnsupportedValue:
                 continue
             flags |= flag
     if type(given.get("timestamp")) is int:

@@ -15,7 +15,7 @@ LONG = Struct(">I")
 _SIGNED, _SIGNED_LONG, _DOUBLE = Struct(">i"), Struct(">q"), Struct(">d")
 
 
-class Unfit(ValueError):
+class UnsupportedValue(ValueError):
     """A value that an AMQP table cannot hold."""
 
 
@@ -32,7 +32,7 @@ def _integer(value: int) -> bytes:
         return b"I" + _SIGNED.pack(value)
     if -(2**63) <= value < 2**63:
         return b"l" + _SIGNED_LONG.pack(value)
-    raise Unfit(f"{value} has more than 64 bits")
+    raise UnsupportedValue(f"{value} has more than 64 bits")
 
 
 def _array(value: Any) -> bytes:
@@ -56,14 +56,14 @@ def _value(value: Any) -> bytes:
     try:
         return _WRITERS[type(value)](value)
     except KeyError:
-        raise Unfit(f"{type(value).__name__} is not a type of AMQP") from None
+        raise UnsupportedValue(f"{type(value).__name__} is not a type of AMQP") from None
 
 
 def short(value: str) -> bytes:
-    """Return a short string. Unfit when it has over 255 bytes."""
+    """Return a short string. UnsupportedValue when it has over 255 bytes."""
     data = value.encode("utf-8", "surrogatepass")
     if len(data) > 255:
-        raise Unfit(f"{value[:40]!r}… has over 255 bytes")
+        raise UnsupportedValue(f"{value[:40]!r}… has over 255 bytes")
     return b"%c%b" % (len(data), data)
 
 
@@ -71,7 +71,7 @@ _names: dict[str, bytes] = {}
 
 
 def table(values: Mapping[str, Any]) -> bytes:
-    """Return a field table. Unfit when a name or a value does not fit."""
+    """Return a field table. UnsupportedValue when a name or a value does not fit."""
     parts = []
     for name, value in values.items():
         key = _names.get(name)

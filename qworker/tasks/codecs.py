@@ -1,7 +1,7 @@
-"""Forms: conversion of values that JSON does not support, by annotation.
+"""Codecs: conversion of values that JSON does not support, by annotation.
 
 Comes from:  ``typed_calls``, with the annotations of a task's function.
-Goes to:     ``typed_calls``, as a Form for each annotation.
+Goes to:     ``typed_calls``, as a Codec for each annotation.
 Thread:      any; pure, except for the user's annotations and classes.
 
 ===================  =====================================================
@@ -46,8 +46,8 @@ class ModelOptions(NamedTuple):
     dump: Mapping[str, Any] = types.MappingProxyType({})
 
 
-class Forms:
-    """Makes the forms for annotations.
+class Codecs:
+    """Makes the codecs for annotations.
 
     - models: options for pydantic; None for the defaults.
     - exact (bool): a dumped value must be loaded as an equal value, as for arguments. A result may be of a
@@ -57,13 +57,13 @@ class Forms:
     def __init__(self, models: ModelOptions | None = None, exact: bool = True) -> None:
         self._models = models or ModelOptions()
         self._exact = exact
-        self._dataclasses: dict[type, Form] = {}
+        self._dataclasses: dict[type, Codec] = {}
         """By class, because dataclasses may be recursive."""
         self._aliases: list[Any] = []
         """Aliases being read, because they may be recursive."""
 
-    def of(self, annotation: Any) -> Form:
-        """Return the form of *annotation*, already evaluated; ANYTHING when no conversion applies."""
+    def of(self, annotation: Any) -> Codec:
+        """Return the codec of *annotation*, already evaluated; ANYTHING when no conversion applies."""
         annotation = _meant(annotation)
         if type(annotation).__name__ == "TypeAliasType":
             return self._alias(annotation)
@@ -80,7 +80,7 @@ class Forms:
 
     # -- classes --
 
-    def _class(self, kind: Any) -> Form:
+    def _class(self, kind: Any) -> Codec:
         if not isinstance(kind, type):
             return ANYTHING
         if kind in CARRIED:
@@ -97,8 +97,8 @@ class Forms:
             return self._dataclasses.get(kind) or self._dataclass(kind)
         return ANYTHING
 
-    def _dataclass(self, kind: type) -> Form:
-        forms: dict[str, Form] = {}
+    def _dataclass(self, kind: type) -> Codec:
+        codecs: dict[str, Codec] = {}
         required: set[str] = set()
 
         def load(value: Any) -> Any:
@@ -106,10 +106,10 @@ class Forms:
                 return value
             given = checked(value, dict, f"an object with the fields of {kind.__name__}")
             if missing := sorted(required - given.keys()):
-                raise Unfit(f"{kind.__name__} needs the field {missing[0]!r}, which is missing")
+                raise ConversionError(f"{kind.__name__} needs the field {missing[0]!r}, which is missing")
             # Unknown fields are ignored: the sender may be a later version.
             found = {
-                name: _within(f".{name}", forms[name].load, given[name]) for name in forms if name in given
+                name: _within(f".{name}", codecs[name].load, given[name]) for name in codecs if name in given
             }
             return _made(kind.__name__, lambda: kind(**found))
 
@@ -119,18 +119,18 @@ class Forms:
             if type(value) is not kind:
                 return self._subclass(kind, value)
             return {
-                name: _within(f".{name}", form.dump, getattr(value, name)) for name, form in forms.items()
+                name: _within(f".{name}", codec.dump, getattr(value, name)) for name, codec in codecs.items()
             }
 
-        form = self._dataclasses[kind] = Form(kind.__name__, load, dump, typed=True)
+        codec = self._dataclasses[kind] = Codec(kind.__name__, load, dump, typed=True)
         hints = hints_of(kind)
         for field in _fields(kind):
-            forms[field.name] = self.of(hints.get(field.name, Any))
+            codecs[field.name] = self.of(hints.get(field.name, Any))
             if field.default is field.default_factory is dataclasses.MISSING:
                 required.add(field.name)
-        return form
+        return codec
 
-    def _model(self, kind: Any) -> Form:
+    def _model(self, kind: Any) -> Codec:
         strict, context, options = self._models
         # Arguments need exactly what validation reads: its names, and no computed fields.
         extent = {"by_alias": True, "round_trip": True} if self._exact else {}
@@ -148,20 +148,22 @@ class Forms:
                 return self._subclass(kind, value)
             plain = value.model_dump(**options)
             if self._exact and load(plain) != value:
-                raise Unfit(f"the value decoded from its JSON is not equal to this {kind.__name__}")
+                raise ConversionError(f"the value decoded from its JSON is not equal to this {kind.__name__}")
             return plain
 
-        return Form(kind.__name__, load, dump, typed=True)
+        return Codec(kind.__name__, load, dump, typed=True)
 
     def _subclass(self, kind: type, value: Any) -> Any:
         if self._exact:
-            raise Unfit(f"expected {kind.__name__}, and this {type(value).__name__} would come out as one")
+            raise ConversionError(
+                f"expected {kind.__name__}, and this {type(value).__name__} would come out as one"
+            )
         return self.of(type(value)).dump(value)
 
     # -- what has others in it --
 
-    def _alias(self, alias: Any) -> Form:
-        """The form of ``type X = …``, whose value is only available now."""
+    def _alias(self, alias: Any) -> Codec:
+        """The codec of ``type X = …``, whose value is only available now."""
         if alias in self._aliases:
             return ANYTHING
         self._aliases.append(alias)
@@ -173,40 +175,40 @@ class Forms:
         finally:
             self._aliases.pop()
 
-    def _union(self, members: Iterable[Any]) -> Form:
-        """The form of one type or None. With several types the original one cannot be determined."""
+    def _union(self, members: Iterable[Any]) -> Codec:
+        """The codec of one type or None. With several types the original one cannot be determined."""
         others = [member for member in members if member is not types.NoneType]
-        form = self.of(others[0])
-        if len(others) > 1 or form is ANYTHING or _has_none(others[0]):
+        codec = self.of(others[0])
+        if len(others) > 1 or codec is ANYTHING or _has_none(others[0]):
             return ANYTHING
-        return Form(
-            f"{form.name} or None",
-            lambda value: None if value is None else form.load(value),
-            lambda value: None if value is None else form.dump(value),
-            form.typed,
+        return Codec(
+            f"{codec.name} or None",
+            lambda value: None if value is None else codec.load(value),
+            lambda value: None if value is None else codec.dump(value),
+            codec.typed,
         )
 
-    def _tuple(self, members: tuple[Any, ...]) -> Form:
+    def _tuple(self, members: tuple[Any, ...]) -> Codec:
         if members[-1] is Ellipsis:
             return _sequence(tuple, self.of(members[0]))
-        forms = [self.of(member) for member in members]
-        name = f"a list of {len(forms)}"
+        codecs = [self.of(member) for member in members]
+        name = f"a list of {len(codecs)}"
 
         def load(value: Any) -> Any:
             items = checked(value, (list, tuple), name)
-            if len(items) != len(forms):
-                raise Unfit(f"expected {name}, not of {len(items)}")
-            return tuple(_each([form.load for form in forms], items))
+            if len(items) != len(codecs):
+                raise ConversionError(f"expected {name}, not of {len(items)}")
+            return tuple(_each([codec.load for codec in codecs], items))
 
         def dump(value: Any) -> Any:
-            if not isinstance(value, list | tuple) or len(value) != len(forms):
+            if not isinstance(value, list | tuple) or len(value) != len(codecs):
                 return value
-            return _unless_same(value, _each([form.dump for form in forms], value))
+            return _unless_same(value, _each([codec.dump for codec in codecs], value))
 
-        return Form(name, load, dump, any(form.typed for form in forms))
+        return Codec(name, load, dump, any(codec.typed for codec in codecs))
 
-    def _mapping(self, of_key: Any, of_value: Any) -> Form:
-        key, form = self._key(_meant(of_key)), self.of(of_value)
+    def _mapping(self, of_key: Any, of_value: Any) -> Codec:
+        key, codec = self._key(_meant(of_key)), self.of(of_value)
         if key is None:
             return ANYTHING
 
@@ -214,7 +216,7 @@ class Forms:
             given = checked(value, dict, "an object")
             places = {each: f"[{safe_repr(each, 40)}]" for each in given}
             return {
-                _within(places[each], key.load, each): _within(places[each], form.load, item)
+                _within(places[each], key.load, each): _within(places[each], codec.load, item)
                 for each, item in given.items()
             }
 
@@ -222,36 +224,36 @@ class Forms:
             if not isinstance(value, Mapping):
                 return value
             keys = [key.dump(each) for each in value]
-            items = [_within(f"[{safe_repr(each, 40)}]", form.dump, item) for each, item in value.items()]
+            items = [_within(f"[{safe_repr(each, 40)}]", codec.dump, item) for each, item in value.items()]
             if type(value) is dict and _are(keys, value) and _are(items, value.values()):
                 return value
             return dict(zip(keys, items, strict=True))
 
-        return Form("an object", load, dump, key.typed or form.typed)
+        return Codec("an object", load, dump, key.typed or codec.typed)
 
-    def _key(self, annotation: Any) -> Form | None:
-        """The form of a key, which is text in JSON; None if the original cannot be determined."""
+    def _key(self, annotation: Any) -> Codec | None:
+        """The codec of a key, which is text in JSON; None if the original cannot be determined."""
         if isinstance(annotation, type) and issubclass(annotation, Enum):
             is_text = all(isinstance(member.value, str) for member in annotation)
             return self.of(annotation) if is_text else None
         return KEYS.get(annotation)
 
 
-def _sequence(made: Callable[[Iterable[Any]], Any], form: Form) -> Form:
-    """The form of a list, tuple or set; *made* builds it from its members."""
-    name = f"a list of {form.name}"
+def _sequence(made: Callable[[Iterable[Any]], Any], codec: Codec) -> Codec:
+    """The codec of a list, tuple or set; *made* builds it from its members."""
+    name = f"a list of {codec.name}"
 
     def load(value: Any) -> Any:
         items = checked(value, (list, tuple, set, frozenset), name)
-        loaded = _each([form.load] * len(items), items)
+        loaded = _each([codec.load] * len(items), items)
         return _made("set", lambda: made(loaded)) if made is not list else loaded
 
     def dump(value: Any) -> Any:
         if not isinstance(value, list | tuple | set | frozenset):
             return value
-        return _unless_same(value, _each([form.dump] * len(value), value))
+        return _unless_same(value, _each([codec.dump] * len(value), value))
 
-    return Form(name, load, dump, form.typed)
+    return Codec(name, load, dump, codec.typed)
 
 
 _SEQUENCES: dict[Any, Callable[[Iterable[Any]], Any]] = {
@@ -269,7 +271,7 @@ def _within(place: str, step: Callable[[Any], Any], value: Any) -> Any:
     """Return ``step(value)``; errors name *place*."""
     try:
         return step(value)
-    except Unfit as unfit:
+    except ConversionError as unfit:
         unfit.path = place + unfit.path
         raise
 
@@ -289,13 +291,13 @@ def _are(items: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of *make*. Raises Unfit when it fails: ``__post_init__`` and validators are user
-    code."""
+    """Return the result of *make*. Raises ConversionError for any error of it: ``__post_init__`` and
+    validators are user code."""
     try:
         return make()
     except Exception as error:
         reraise_interrupt(error)
-        raise Unfit(f"no {name} can be made of it: {_told(error)}") from error
+        raise ConversionError(f"no {name} can be made of it: {_told(error)}") from error
 
 
 def _told(error: Any) -> str:
@@ -406,7 +408,7 @@ LONGEST_DURATION = 64
 """Maximum characters of a duration given as text."""
 
 
-class Unfit(Exception):
+class ConversionError(Exception):
     """A value that does not fit. reason: why. path: its place, such as ``.lines[2]``."""
 
     def __init__(self, reason: str, path: str = "") -> None:
@@ -415,14 +417,14 @@ class Unfit(Exception):
         self.path = path
 
 
-class Form(NamedTuple):
+class Codec(NamedTuple):
     """The conversion for an annotation.
 
     - name: of the annotation, for errors.
     - load: makes the value from plain data; returns a value that is already of the type unchanged. Raises
-      Unfit.
+      ConversionError.
     - dump: makes plain data from the value. Returns the same object if it is plain already, or not of the
-      annotated type. Raises Unfit for a value that load() would change.
+      annotated type. Raises ConversionError for a value that load() would change.
     - typed: JSON does not support the type, or one nested in it.
     """
 
@@ -437,13 +439,13 @@ def same(value: Any) -> Any:
     return value
 
 
-ANYTHING = Form("anything", same, same)
+ANYTHING = Codec("anything", same, same)
 
 
 def checked(value: Any, kinds: Any, expected: str) -> Any:
-    """Return *value*. Raises Unfit, which names what was *expected*, when it is not of one of the *kinds*."""
+    """Return *value*. Raises ConversionError, which names *expected*, unless it is of one of the *kinds*."""
     if not isinstance(value, kinds):
-        raise Unfit(f"expected {expected}, not {_shown(value)}")
+        raise ConversionError(f"expected {expected}, not {_shown(value)}")
     return value
 
 
@@ -455,8 +457,8 @@ def _shown(value: Any) -> str:
     return safe_repr(value, 60)
 
 
-def enum_form(kind: type[Enum]) -> Form:
-    """Return the form of an Enum; ANYTHING when JSON does not support the values of all its members."""
+def enum_form(kind: type[Enum]) -> Codec:
+    """Return the codec of an Enum; ANYTHING when JSON does not support the values of all its members."""
     if not list(kind) or not all(type(member.value) in CARRIED for member in kind):
         return ANYTHING
     values = safe_repr([member.value for member in kind], 200)
@@ -466,30 +468,30 @@ def enum_form(kind: type[Enum]) -> Form:
             return kind(value)
         except Exception as error:  # _missing_ is user code
             reraise_interrupt(error)
-            raise Unfit(
+            raise ConversionError(
                 f"expected a value of {kind.__name__}, one of {values}, not {_shown(value)}"
             ) from error
 
-    return Form(
+    return Codec(
         kind.__name__, load, lambda value: value.value if isinstance(value, kind) else value, typed=True
     )
 
 
-def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Form:
-    """The form of a class that JSON supports. kinds: accepted by *read*; a bool is not a number."""
+def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Codec:
+    """The codec of a class that JSON supports. kinds: accepted by *read*; a bool is not a number."""
 
     def load(value: Any) -> Any:
         if isinstance(value, bool) and bool not in kinds:
-            raise Unfit(f"expected {expected}, not {value}")
+            raise ConversionError(f"expected {expected}, not {value}")
         try:
             return read(checked(value, kinds, expected))
         except (ValueError, ArithmeticError) as error:
-            raise Unfit(f"expected {expected}, not {_shown(value)}") from error
+            raise ConversionError(f"expected {expected}, not {_shown(value)}") from error
 
-    return Form(expected, load, same)
+    return Codec(expected, load, same)
 
 
-def _moment(kind: Any, expected: str) -> Form:
+def _moment(kind: Any, expected: str) -> Codec:
     def read(value: Any) -> Any:
         value = kind.fromisoformat(value) if isinstance(value, str) else value
         if isinstance(value, datetime) and kind is date:  # a datetime is a date, too
@@ -504,7 +506,7 @@ def _decimal(value: Decimal | float | str) -> Decimal:
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
-CARRIED: dict[type, Form] = {
+CARRIED: dict[type, Codec] = {
     types.NoneType: _read("None", (types.NoneType,), same),
     bool: _read("True or False", (bool,), same),
     int: _read("a whole number", (int,), same),
@@ -518,7 +520,7 @@ CARRIED: dict[type, Form] = {
     time: _moment(time, "a time of day"),
 }
 
-KEYS: dict[Any, Form] = {
+KEYS: dict[Any, Codec] = {
     str: CARRIED[str],
     int: _read("a whole number", (int, str), int),
     UUID: CARRIED[UUID]._replace(dump=lambda value: str(value) if isinstance(value, UUID) else value),
@@ -558,7 +560,7 @@ def _dump_duration(value: Any) -> Any:
             return seconds
     except OverflowError:
         pass
-    raise Unfit("a timedelta of centuries that has microseconds is not a number of seconds")
+    raise ConversionError("a timedelta of centuries that has microseconds is not a number of seconds")
 
 
 TIMEDELTA = _read(

@@ -1,4 +1,4 @@
-"""Forms: what an annotation makes of a value and of plain data, and what it refuses."""
+"""Codecs: what an annotation makes of a value and of plain data, and what it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import register_type
 
 from qworker.message.kombu_json import dumps, loads
-from qworker.tasks.forms import ANYTHING, Forms, ModelOptions, Unfit
+from qworker.tasks.codecs import ANYTHING, Codecs, ConversionError, ModelOptions
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -158,8 +158,8 @@ ID = UUID(int=7)
 
 
 def over_the_wire(annotation: Any, value: Any) -> Any:
-    form = Forms().of(annotation)
-    return form.load(loads(dumps(form.dump(value))))
+    codec = Codecs().of(annotation)
+    return codec.load(loads(dumps(codec.dump(value))))
 
 
 # -- there and back --
@@ -231,18 +231,18 @@ def test_everything_comes_out_as_it_went_in(
     found = over_the_wire(annotation, value)
     assert found == value
     assert type(found) is type(value)
-    form = Forms().of(annotation)
-    plain = form.dump(value)
-    assert form.dump(plain) == plain  # what is plain stays, so that who dumps twice has dumped once
-    assert form.load(value) == value  # and what is made stays: of a call here and now
+    codec = Codecs().of(annotation)
+    plain = codec.dump(value)
+    assert codec.dump(plain) == plain  # what is plain stays, so that who dumps twice has dumped once
+    assert codec.load(value) == value  # and what is made stays: of a call here and now
 
 
 @given(annotated(), st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4))
 def test_whatever_comes_it_fits_or_is_refused(made: tuple[Any, st.SearchStrategy[Any]], plain: Any) -> None:
-    form = Forms().of(made[0])
-    assert form.dump(plain) == plain
-    with suppress(Unfit):
-        form.load(plain)
+    codec = Codecs().of(made[0])
+    assert codec.dump(plain) == plain
+    with suppress(ConversionError):
+        codec.load(plain)
 
 
 def test_a_whole_order() -> None:
@@ -254,7 +254,7 @@ def test_a_whole_order() -> None:
         frozenset("a"),
         (1.5, 2.0),
     )
-    assert Forms().of(Order).dump(order) == {
+    assert Codecs().of(Order).dump(order) == {
         "number": 1,
         "lines": [{"product": ID, "price": Decimal("9.90"), "count": 3}],
         "color": "red",
@@ -273,7 +273,7 @@ def test_plain_json_of_a_stranger_will_do() -> None:
         "size": [1, 2],
         "added": "by a later version",
     }
-    assert Forms().of(Order).load(plain) == Order(
+    assert Codecs().of(Order).load(plain) == Order(
         1,
         [Line(ID, Decimal("9.9")), Line(ID, Decimal("1.10"), 2)],
         wait=timedelta(minutes=90),
@@ -313,15 +313,15 @@ EXPECTED = "expected a value of Color, one of ['red', 'blue'], not "
     ids=repr,
 )  # fmt: skip
 def test_what_is_refused_and_where(annotation: Any, plain: Any, path: str, reason: str) -> None:
-    with pytest.raises(Unfit) as refused:
-        Forms().of(annotation).load(plain)
+    with pytest.raises(ConversionError) as refused:
+        Codecs().of(annotation).load(plain)
     assert (refused.value.path, refused.value.reason) == (path, reason)
 
 
 def test_of_a_model_it_is_told_what_pydantic_says_without_the_values() -> None:
     plain = {"born": "yesterday", "waits": [1, "secret", "secret", "secret"]}
-    with pytest.raises(Unfit) as refused:
-        Forms().of(Person).load(plain)
+    with pytest.raises(ConversionError) as refused:
+        Codecs().of(Person).load(plain)
     assert refused.value.reason.startswith("no Person can be made of it: name: Field required; born: Input ")
     assert refused.value.reason.endswith("; and 2 more")
     assert "secret" not in refused.value.reason
@@ -335,43 +335,43 @@ def test_of_a_model_it_is_told_what_pydantic_says_without_the_values() -> None:
 )  # fmt: skip
 def test_what_json_carries_is_checked_within_a_dataclass(kind: Any, plain: Any) -> None:
     made = dataclasses.make_dataclass("Made", [("it", kind)])
-    with pytest.raises(Unfit, match="expected"):
-        Forms().of(made).load({"it": plain})
+    with pytest.raises(ConversionError, match="expected"):
+        Codecs().of(made).load({"it": plain})
 
 
 def test_a_subclass_would_lose_what_it_adds() -> None:
-    with pytest.raises(Unfit, match="expected Order, and this Express would come out as one"):
-        Forms().of(Order).dump(Express(1, []))
-    with pytest.raises(Unfit) as refused:
-        Forms().of(dict[str, list[Person]]).dump({"a": [Person(name="p"), Boss(name="b")]})
+    with pytest.raises(ConversionError, match="expected Order, and this Express would come out as one"):
+        Codecs().of(Order).dump(Express(1, []))
+    with pytest.raises(ConversionError) as refused:
+        Codecs().of(dict[str, list[Person]]).dump({"a": [Person(name="p"), Boss(name="b")]})
     assert refused.value.path == "['a'][1]"
 
 
 def test_a_result_may_be_of_a_subclass() -> None:
-    forms = Forms(exact=False)
-    assert forms.of(Order).dump(Express(1, [], hours=3))["hours"] == 3
-    assert forms.of(Person).dump(Boss(name="b")) == {"name": "b", "born": None, "waits": [], "rank": 1}
-    assert forms.of(Renamed).dump(Renamed(theNumber=2)) == {"number": 2, "double": 4}
+    codecs = Codecs(exact=False)
+    assert codecs.of(Order).dump(Express(1, [], hours=3))["hours"] == 3
+    assert codecs.of(Person).dump(Boss(name="b")) == {"name": "b", "born": None, "waits": [], "rank": 1}
+    assert codecs.of(Renamed).dump(Renamed(theNumber=2)) == {"number": 2, "double": 4}
 
 
 # -- models --
 
 
 def test_models_are_sent_under_the_names_that_they_are_read_by() -> None:
-    assert Forms().of(Renamed).dump(Renamed(theNumber=1)) == {"theNumber": 1}
+    assert Codecs().of(Renamed).dump(Renamed(theNumber=1)) == {"theNumber": 1}
     assert over_the_wire(list[Renamed], [Renamed(theNumber=1)]) == [Renamed(theNumber=1)]
 
 
 def test_a_model_that_hides_something_is_refused_where_it_does() -> None:
     assert over_the_wire(Lossy, Lossy(kept=1)) == Lossy(kept=1)
-    with pytest.raises(Unfit, match="not equal to this Lossy"):
-        Forms().of(Lossy).dump(Lossy(kept=1, dropped=2))
+    with pytest.raises(ConversionError, match="not equal to this Lossy"):
+        Codecs().of(Lossy).dump(Lossy(kept=1, dropped=2))
 
 
 def test_models_get_options() -> None:
-    strict = Forms(ModelOptions(strict=True, dump={"exclude_unset": True})).of(Person)
+    strict = Codecs(ModelOptions(strict=True, dump={"exclude_unset": True})).of(Person)
     assert strict.dump(Person(name="p")) == {"name": "p"}
-    with pytest.raises(Unfit):
+    with pytest.raises(ConversionError):
         strict.load({"name": "p", "born": "2030-01-01"})
 
 
@@ -392,13 +392,13 @@ def test_pydantics_dataclasses_are_dataclasses() -> None:
     ids=repr,
 )  # fmt: skip
 def test_other_annotations_are_as_good_as_none(annotation: Any) -> None:
-    form = Forms().of(annotation)
+    codec = Codecs().of(annotation)
     value = object()
-    assert not form.typed
-    if form is not ANYTHING:
+    assert not codec.typed
+    if codec is not ANYTHING:
         return
-    assert form.load(value) is value
-    assert form.dump(value) is value
+    assert codec.load(value) is value
+    assert codec.dump(value) is value
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_other_annotations_are_as_good_as_none(annotation: Any) -> None:
     ids=repr,
 )
 def test_ways_to_write_it(annotation: Any, value: Any) -> None:
-    assert Forms().of(annotation).typed
+    assert Codecs().of(annotation).typed
     assert over_the_wire(annotation, value) == value
 
 
@@ -428,7 +428,7 @@ def test_ways_to_write_it(annotation: Any, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_json_carries_alone_is_not_looked_at(annotation: Any, typed: bool) -> None:
-    assert Forms().of(annotation).typed is typed
+    assert Codecs().of(annotation).typed is typed
 
 
 def test_what_was_registered_with_kombu_goes_its_own_way() -> None:
@@ -436,26 +436,26 @@ def test_what_was_registered_with_kombu_goes_its_own_way() -> None:
     class Span:
         days: int
 
-    assert Forms().of(Span).typed
+    assert Codecs().of(Span).typed
     register_type(Span, "span", lambda span: span.days, Span)
-    assert Forms().of(Span) is ANYTHING
+    assert Codecs().of(Span) is ANYTHING
     assert over_the_wire(Span, Span(2)) == Span(2)
 
 
 def test_a_union_of_several_has_values_of_each_as_they_are() -> None:
     order = Order(1, [])
-    assert Forms().of(list[Order | Line]).dump([order])[0] is order
+    assert Codecs().of(list[Order | Line]).dump([order])[0] is order
 
 
 def test_names_that_cannot_be_evaluated_leave_the_others() -> None:
-    form = Forms().of(Half)
-    assert form.dump(Half(timedelta(1), {"a": 1})) == {"known": 86400, "unknown": {"a": 1}}
-    assert form.load({"known": 1, "unknown": [1]}) == Half(timedelta(seconds=1), [1])
+    codec = Codecs().of(Half)
+    assert codec.dump(Half(timedelta(1), {"a": 1})) == {"known": 86400, "unknown": {"a": 1}}
+    assert codec.load({"known": 1, "unknown": [1]}) == Half(timedelta(seconds=1), [1])
 
 
 def test_without_pydantic_there_are_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pydantic")
-    assert Forms().of(Person) is ANYTHING
+    assert Codecs().of(Person) is ANYTHING
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has the statement `type`")
@@ -463,5 +463,5 @@ def test_aliases_are_what_they_stand_for() -> None:
     names: dict[str, Any] = {"Color": Color}
     exec("type Colors = list[Color]\ntype Tree = list[Tree] | None\ntype Wrong = list[Nobody]", names)
     assert over_the_wire(names["Colors"], [Color.RED]) == [Color.RED]
-    assert not Forms().of(names["Tree"]).typed
-    assert Forms().of(names["Wrong"]) is ANYTHING
+    assert not Codecs().of(names["Tree"]).typed
+    assert Codecs().of(names["Wrong"]) is ANYTHING
