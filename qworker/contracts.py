@@ -61,7 +61,7 @@ class Task(Protocol):
     renames: bool
     own_call: bool
     own_apply_async: bool
-    hears_of_ends: bool
+    has_on_terminated: bool
     sees_its_end: bool
     model_options: Any
     """The ``tasks.codecs.ModelOptions``, or None."""
@@ -97,7 +97,7 @@ class Task(Protocol):
     def on_failure(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
     ) -> None: ...
-    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None: ...
+    def on_terminated(self, context: Context, state: str, error: dict[str, Any]) -> None: ...
     def after_return(
         self,
         status: str,

@@ -442,7 +442,7 @@ class Run:
         """Return what fails along with the task, which has finally failed with *error*."""
         if self.context.is_eager:
             return ()
-        return followup.doomed(self.app, self.context, exception_to_dict(error), text)
+        return followup.downstream_failures(self.app, self.context, exception_to_dict(error), text)
 
     def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
         """Report the final *error* to errbacks and observers; return the row of the failure, None when it is

@@ -116,7 +116,9 @@ def _chord_parts(
     return () if part is None else (tuple(part),)
 
 
-def doomed(app: App, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
+def downstream_failures(
+    app: App, context: Context, error: Mapping[str, Any], traceback: str
+) -> tuple[Followed, ...]:
     """Return the results of the calls in the chain after the task, which has failed with *error* (as stored):
     each fails with it, so that nobody waits for them."""
     carried = carried_chain(context)
@@ -135,7 +137,7 @@ def unsent(app: App, context: Context, error: Mapping[str, Any], traceback: str)
     each fails with *error* (as stored), so that nobody waits for them."""
     linked = calls_in(context.callbacks or (), following=True)
     callbacks = ended(app, linked, error, traceback, context.id, reply_to=context.reply_to)
-    return (*callbacks, *doomed(app, context, error, traceback))
+    return (*callbacks, *downstream_failures(app, context, error, traceback))
 
 
 def chord_failed(

@@ -119,8 +119,8 @@ class Task(Generic[P, R]):
     """Whether its class overrides shadow_name()."""
     own_call: bool = False
     """Whether its class overrides __call__(): a worker then calls that instead of run()."""
-    hears_of_ends: bool = False
-    """Whether heard_of_end() is called in a child for each call that ends without having run to its end."""
+    has_on_terminated: bool = False
+    """Whether on_terminated() is called in a child for each call that ends without having run to its end."""
     again_after_time_limit: bool = False
     """Whether a run ended by its hard time limit counts as a death of its process, so that it is delivered
     again."""
@@ -509,8 +509,8 @@ class Task(Generic[P, R]):
     ) -> None:
         """Called when the task failed with *exc*; str(einfo) is the traceback."""
 
-    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
-        """Called in a child for a call that was killed, revoked or has expired, if hears_of_ends is set.
+    def on_terminated(self, context: Context, state: str, error: dict[str, Any]) -> None:
+        """Called in a child for a call that was killed, revoked or has expired, if has_on_terminated is set.
         error: as stored. With ``raise self.retry(…, throw=False)`` the task has not ended."""
 
     def after_return(

@@ -19,7 +19,7 @@ from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSett
 from qworker.components.pool.preparation import prepare, tracks_start
 from qworker.components.request import Request
 from qworker.errors import MessageError
-from qworker.tasks import aftermath, execution
+from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import TERMINATED, UNSTARTED, Outcome
 
@@ -147,7 +147,7 @@ class InlinePool(TaskPool):
         if self._app.clock.uptime() >= request.starts_before:
             return Outcome(UNSTARTED)
         if request.failing is not None:
-            return aftermath.tell(self._app, prepared.task, prepared.context, *request.failing.told())
+            return termination.tell(self._app, prepared.task, prepared.context, *request.failing.told())
         if tracks_start(prepared):
             row = execution.started(self._app, prepared.task, prepared.context)
             if row is not None:

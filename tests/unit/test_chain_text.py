@@ -18,7 +18,7 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.message.kombu_json import MAX_DEPTH, dumps
 from qworker.message.protocol import TaskMessage, encode
 from qworker.message.reading import NO_EMBED, Body, decode_body, parse_headers, parse_properties
-from qworker.tasks import aftermath
+from qworker.tasks import termination
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import FAILURE, Outcome
 from qworker.transports.lease import Envelope, Leased
@@ -152,7 +152,7 @@ def test_a_rest_that_is_none_is_told_when_it_is_read(rest: str) -> None:
 def _end(app: QWorker, prepared: Prepared) -> Outcome:
     """As of a task that is never to run."""
     error = exception_to_dict(KeyError("why"))
-    return aftermath.tell(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
+    return termination.tell(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
 
 
 def first_of(chain: str, how: str = "leaves") -> tuple[Outcome, list[Envelope]]:

@@ -25,7 +25,7 @@ from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import FAILED, PUBLICATION
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
-from qworker.tasks import aftermath, followup
+from qworker.tasks import followup, termination
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import (
     FAILURE,
@@ -294,7 +294,7 @@ def test_who_is_called_at_the_end_sees_the_state_and_the_worker_does_not_store_i
         body = Body((), {}, {"errbacks": links})
         context = Context.from_message({"id": "parent", "task": name}, body, task=app.tasks[name])
         error = exception_to_dict(WorkerLost("died"))
-        outcome = aftermath.tell(app, app.tasks[name], context, LOST, "died", "FAILURE", error)
+        outcome = termination.tell(app, app.tasks[name], context, LOST, "died", "FAILURE", error)
     else:
         outcome = run(app, name, callbacks=links, errbacks=links)
     assert seen
@@ -442,7 +442,7 @@ def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
     store.failure = BrokerUnavailable("away") if away else PublishError("too large")
     context = Context(id="parent", task="five", errbacks=[Signature("tell")])
     error = exception_to_dict(WorkerLost("gone"))
-    told = aftermath.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
+    told = termination.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
     assert told.kind == (UNSTARTED if away else LOST)
     assert (told.row is None) == away
 

@@ -220,7 +220,7 @@ class Rule(NamedTuple):
     state, error: stored when the run has no result of its own. None: nothing.
     part: the final state reported to the joins of the call. None: not reported yet.
     kept: the task has failed, and its message is kept if the broker keeps failed tasks.
-    aftermath: no child has handled it, so one has to report the end to the calls that the message carries.
+    report_in_child: no child has handled it, so one has to report the end to the calls in the message.
     signal: sends the signal. None: there is none, or the child has sent it.
     """
 
@@ -234,7 +234,7 @@ class Rule(NamedTuple):
     error: Callable[[Any, Outcome], QWorkerError] | None = None
     part: str | None = None
     kept: bool = False
-    aftermath: bool = False
+    report_in_child: bool = False
     signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
 
 
@@ -285,7 +285,7 @@ OUTCOMES: dict[str, Rule] = {
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
         part=states.FAILURE,
         kept=True,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.TIME_LIMIT: Rule(
         ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
@@ -293,13 +293,13 @@ OUTCOMES: dict[str, Rule] = {
         error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
         part=states.FAILURE,
         kept=True,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.TERMINATED: Rule(
         ack, WARNING, "Task %s[%s] was terminated: %s",
         label="terminated", event="task-revoked",
         state=states.REVOKED, error=_as(Terminated), signal=tell_revoked, part=states.REVOKED,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.INTERRUPTED: Rule(
         give_back, INFO, "Task %s[%s] was interrupted and goes back: %s",
@@ -314,18 +314,18 @@ OUTCOMES: dict[str, Rule] = {
         ack, INFO, "Task %s[%s] was revoked: %s",
         label="revoked", event="task-revoked",
         state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked, part=states.REVOKED,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.EXPIRED: Rule(
         ack, INFO, "Task %s[%s] expired: %s",
         label="expired", event="task-revoked",
         state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked, part=states.REVOKED,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.POISONED: Rule(
         dead_letter, INFO, "Task %s[%s] is not run: %s",
         event="task-failed", state=states.FAILURE, error=_as(WorkerLost), part=states.FAILURE,
-        aftermath=True,
+        report_in_child=True,
     ),
     kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
     kinds.UNKNOWN: Rule(
@@ -430,9 +430,9 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     """Return what a child must report to the calls in the message of *request* before *outcome* is its end;
     None if there are none, or it goes back to the broker, or a child has done so."""
     rule = OUTCOMES[outcome.kind]
-    if not rule.aftermath or request.failing is not None:
+    if not rule.report_in_child or request.failing is not None:
         return None
-    if not (request.task.hears_of_ends or may_embed(request.leased.body)):
+    if not (request.task.has_on_terminated or may_embed(request.leased.body)):
         return None
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
     if not settled or rule.state is None or rule.error is None:

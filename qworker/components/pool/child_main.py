@@ -43,7 +43,7 @@ from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
 from qworker.process.crash_points import CRASHING, crash_point
 from qworker.process.running_file import RunningFile
-from qworker.tasks import aftermath, execution
+from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import EXPECTED, FAILURE, NOT_STARTED, Outcome
 from qworker.transports.lease import Leased
@@ -140,7 +140,7 @@ class Child:
             return
         task, context, arguments, soft, _ = prepared
         if failing is not None:
-            self._tell(sequence, aftermath.tell(app, task, context, *failing))
+            self._tell(sequence, termination.tell(app, task, context, *failing))
             return
         if tracks_start(prepared):
             row = execution.started(app, task, context)

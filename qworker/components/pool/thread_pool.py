@@ -26,7 +26,7 @@ from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.process.running_file import RunningFile
-from qworker.tasks import aftermath, execution
+from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import NOT_STARTED, Outcome
 
@@ -230,7 +230,7 @@ class ThreadPool(TaskPool):
                 continue
             if request.failing is not None:
                 told = request.failing.told()
-                self._end(request, aftermath.tell(self._app, prepared.task, prepared.context, *told))
+                self._end(request, termination.tell(self._app, prepared.task, prepared.context, *told))
                 continue
             if tracks_start(prepared):
                 row = execution.started(self._app, prepared.task, prepared.context)

@@ -53,9 +53,9 @@ PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
 class PackageTask(BaseTask[..., Any]):
     """The task that runs packages. A child also handles the end of a killed task."""
 
-    hears_of_ends = True
+    has_on_terminated = True
 
-    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
+    def on_terminated(self, context: Context, state: str, error: dict[str, Any]) -> None:
         package = _taken(context.args[0])
         package["attempt"] = (context.retries or 0) + 1
         context.__dict__["package"] = package

@@ -1,4 +1,4 @@
-"""Aftermath: ending calls that did not run, or whose process died.
+"""Termination: ending calls that did not run, or whose process died.
 
 Comes from:  a pool child, or a thread of the threads pool, which gets the call and how it ended.
 Goes to:     errbacks, the calls that would have followed, and back as an Outcome.
@@ -56,8 +56,8 @@ def tell(
         if aloud and kind in _RAN and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"])
         row = None
-        if aloud and task.hears_of_ends:
-            task.heard_of_end(context, state, error)
+        if aloud and task.has_on_terminated:
+            task.on_terminated(context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
@@ -66,7 +66,7 @@ def tell(
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
-        follow = followup.doomed(app, context, error, "")
+        follow = followup.downstream_failures(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
         return Outcome(kind, None, text, None, row, follow, parts, stored, told=True)
     except Retry as directive:

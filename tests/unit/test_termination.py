@@ -1,4 +1,4 @@
-"""What follows a call that was killed, where its task hears of that."""
+"""The end of a call that was killed, for a task that has on_terminated()."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from qworker import QWorker, Task, states
 from qworker.message.context import Context
 from qworker.message.marks import RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
-from qworker.tasks import aftermath
+from qworker.tasks import termination
 from qworker.tasks.outcome import EXPIRED, LOST, NOT_STARTED, RETRY, SUCCESS, TERMINATED, TIME_LIMIT, Outcome
 from qworker.testing import FakeClock, MemoryStore
 from tests.support.receiving import everything
 
 
 class Persistent(Task[Any, Any]):
-    """Has what was killed run again."""
+    """Runs again after it was killed."""
 
-    hears_of_ends = True
+    has_on_terminated = True
 
-    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
+    def on_terminated(self, context: Context, state: str, error: dict[str, Any]) -> None:
         raise self.retry(exc=LookupError(state), countdown=7, throw=False)
 
 
 class Bench:
-    """A task that hears of its ends, and of one of them."""
+    """A task with on_terminated(), and one of its calls."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -50,7 +50,7 @@ class Bench:
         body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
-        return aftermath.tell(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
+        return termination.tell(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
 
 
 def test_a_task_that_hears_of_its_end_may_have_another_attempt() -> None:
@@ -68,7 +68,7 @@ def test_an_attempt_that_cannot_be_sent_now_is_asked_for_again() -> None:
     bench = Bench(task_publish_retry=False)
     bench.store.away = True
     assert bench.tell() == NOT_STARTED
-    assert bench.clock.slept == [aftermath.AGAIN_SECONDS]
+    assert bench.clock.slept == [termination.AGAIN_SECONDS]
 
 
 class Linked:
@@ -99,7 +99,7 @@ class Linked:
         body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=self.task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
-        return aftermath.tell(self.app, self.task, context, kind, "killed", states.FAILURE, error)
+        return termination.tell(self.app, self.task, context, kind, "killed", states.FAILURE, error)
 
     def sent(self) -> list[tuple[str, Any]]:
         return [
