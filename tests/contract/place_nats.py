@@ -19,7 +19,7 @@ from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.nats.client import Client, Refused
-from qworker.transports.nats.server import Keeping, NatsServer
+from qworker.transports.nats.server import NatsServer, StreamConfig
 from qworker.transports.nats.url import LETTERS, Layout, read_url
 from tests.contract.place_kombu import LACKS
 from tests.servers import require
@@ -32,7 +32,7 @@ STAYS = "qworker-tests"
 def hold_directory(url: str) -> None:
     """Have a stream at *url* that stays. JetStream (2.9.10) removes the directory of all streams with the
     last one, and then cannot make the one that another test asks for at that moment."""
-    server = NatsServer(url, read_url(url), Layout(STAYS), Keeping(), 1.0, 5.0)
+    server = NatsServer(url, read_url(url), Layout(STAYS), StreamConfig(), 1.0, 5.0)
     with closing(Closing(server.connect())) as held:
 
         def made() -> bool:
@@ -60,14 +60,14 @@ class NatsPlace(Place):
         hold_directory(self.url)
         self.layout = Layout(f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}")
 
-    def server(self, url: str = "", timeout: float = 5.0, **keeping: Any) -> NatsServer:
+    def server(self, url: str = "", timeout: float = 5.0, **config: Any) -> NatsServer:
         """url: of another way to it."""
         url = url or self.url
-        return NatsServer(url, read_url(url), self.layout, Keeping(**keeping), LEASE_SECONDS, timeout)
+        return NatsServer(url, read_url(url), self.layout, StreamConfig(**config), LEASE_SECONDS, timeout)
 
     def open(self, **options: Any) -> HeldBroker:
-        keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
-        server = self.server(**keeping)
+        config = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
+        server = self.server(**config)
         store = held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
         return patient(store, self._on_its_way)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import ConfigurationError
 from qworker.transports.capabilities import Capabilities, Capability
 from qworker.transports.held.broker import HeldBroker, held_broker
-from qworker.transports.nats.server import Keeping, NatsServer
+from qworker.transports.nats.server import NatsServer, StreamConfig
 from qworker.transports.nats.url import Layout, read_url, token
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """Return the broker at *url* with the settings *conf*; it connects on first use."""
     options = _options(conf.broker_transport_options)
     place = read_url(url or "nats://", conf.broker_use_ssl)
-    keeping = Keeping(
+    stream_config = StreamConfig(
         replicas=options.get("replicas", 1),
         duplicate_seconds=options.get("duplicate_window", 30.0),
         dead_seconds=conf.dead_letter_expires,
@@ -62,7 +62,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
         url or "nats://",
         place,
         Layout(options.get("stream", STREAM)),
-        keeping,
+        stream_config,
         # Whole seconds: leases are renewed three times in that.
         max(1.0, math.ceil(conf.worker_lease_seconds)),
         conf.broker_connection_timeout,

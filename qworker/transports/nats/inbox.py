@@ -22,13 +22,13 @@ from qworker.transports.nats.wire import Told
 AT_ONCE_SECONDS = 1.0
 """How long the server may take to deliver available messages. It does not always report that there are none:
 it may count messages purged a moment ago."""
-OLD_BOXES = 4
-"""How many old boxes may still receive messages of abandoned requests; later messages are delivered to others
-when their lease expires."""
+OLD_SUBJECTS = 4
+"""How many old subjects may still receive messages of abandoned requests; later messages are delivered to
+others when their lease expires."""
 FORGOTTEN_AFTER_SECONDS = 60
 
 
-class Pulled(NamedTuple):
+class PulledMessage(NamedTuple):
     """since: the earliest monotonic time of its delivery, if that may be long ago: for an abandoned request.
     None: just now."""
 
@@ -36,9 +36,9 @@ class Pulled(NamedTuple):
     since: float | None
 
 
-class Box:
-    """Our subject for answers. since: the time of an abandoned request; None if there is none. A message does
-    not name its request."""
+class ReplySubject:
+    """The subject for answers to our requests. since: the time of an abandoned request; None if there is none.
+    A message does not name its request."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -51,18 +51,18 @@ class Inbox:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._box: Box | None = None  # of who asks, as all below
-        self._old: deque[Box] = deque()
-        """Boxes that may still receive requested messages."""
+        self._replies: ReplySubject | None = None  # used by the requesting thread, as all below
+        self._old: deque[ReplySubject] = deque()
+        """Subjects that may still receive requested messages."""
         self._requests = 0
         self.silent = False
         """Whether the last request had no answer at all. JetStream does not answer requests to a deleted
         consumer."""
-        self._arrived: SimpleQueue[tuple[Told, Box] | Exception | None] = SimpleQueue()
+        self._arrived: SimpleQueue[tuple[Told, ReplySubject] | Exception | None] = SimpleQueue()
         """None: there was an interrupt()."""
         self._interrupted = False
 
-    def pull(self, subject: str, count: int, seconds: float) -> list[Pulled]:
+    def pull(self, subject: str, count: int, seconds: float) -> list[PulledMessage]:
         """Return up to *count* messages from JetStream's *subject* for the next message of a consumer; waits
         for the first of them for so many *seconds*."""
         self._client.exchanges += 1
@@ -81,13 +81,13 @@ class Inbox:
         self._interrupted = True
         self._arrived.put(None)
 
-    def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[Pulled]:
-        box = self._box or self._open()
+    def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[PulledMessage]:
+        replies = self._replies or self._open()
         asked = time.monotonic()
         self._requests += 1
-        reply = f"{box.subject}.{self._requests}"
+        reply = f"{replies.subject}.{self._requests}"
         post = Post(subject, json.dumps(request).encode(), reply=reply)
-        found: list[Pulled] = []
+        found: list[PulledMessage] = []
         own = 0
         self.silent = False
         try:
@@ -97,53 +97,53 @@ class Inbox:
                 item = self._client.wait(self._arrived, wire, end)
                 if item is None:
                     if "no_wait" not in request:
-                        return found + self._drained(box)
+                        return found + self._drained(replies)
                     continue
                 message, at = item
                 status = (message.headers or {}).get("Status")
                 if not status:
-                    found.append(Pulled(message, at.since))
-                    own += at is box
+                    found.append(PulledMessage(message, at.since))
+                    own += at is replies
                 elif message.subject == reply and status != "100":
                     if status not in ("404", "408") and not found:
                         raise Refused(int(status), str((message.headers or {}).get("Description", "")))
                     return found
         except (TimeoutError, ConnectionError) as error:
-            self._retire(box, asked)
+            self._retire(replies, asked)
             self.silent = not found
             if not found and (isinstance(error, Unanswered) or not isinstance(error, TimeoutError)):
                 raise
             return found  # messages in transit come with the next, or are delivered to others
         if own < request["batch"]:
-            self._retire(box, asked)
+            self._retire(replies, asked)
         return found
 
-    def _open(self) -> Box:
-        box = Box(self._client.new_subject())
-        box.subscription = self._client.subscribe(f"{box.subject}.*", partial(self._take, box))
-        self._box = box
-        return box
+    def _open(self) -> ReplySubject:
+        replies = ReplySubject(self._client.new_subject())
+        replies.subscription = self._client.subscribe(f"{replies.subject}.*", partial(self._take, replies))
+        self._replies = replies
+        return replies
 
-    def _take(self, box: Box, message: Told) -> None:
-        self._arrived.put((message, box))
+    def _take(self, replies: ReplySubject, message: Told) -> None:
+        self._arrived.put((message, replies))
 
-    def _retire(self, box: Box, asked: float) -> None:
-        """The delivery time of later messages in *box* is unknown: not before *asked*."""
-        box.since = asked
-        self._box = None
-        self._old.append(box)
-        if len(self._old) > OLD_BOXES:
+    def _retire(self, replies: ReplySubject, asked: float) -> None:
+        """The delivery time of later messages in *replies* is unknown: not before *asked*."""
+        replies.since = asked
+        self._replies = None
+        self._old.append(replies)
+        if len(self._old) > OLD_SUBJECTS:
             self._client.forget(self._old.popleft().subscription)
 
-    def _drained(self, box: Box) -> list[Pulled]:
+    def _drained(self, replies: ReplySubject) -> list[PulledMessage]:
         """Return messages sent before the server knew that no more are wanted."""
-        self._box = None
-        self._client.unsubscribe(box.subscription)  # messages already sent by the server have arrived
-        found: list[Pulled] = []
+        self._replies = None
+        self._client.unsubscribe(replies.subscription)  # messages already sent by the server have arrived
+        found: list[PulledMessage] = []
         while not self._arrived.empty():
             item = self._arrived.get()
             if isinstance(item, tuple) and not (item[0].headers or {}).get("Status"):
-                found.append(Pulled(item[0], item[1].since))
+                found.append(PulledMessage(item[0], item[1].since))
         return found
 
 

@@ -22,7 +22,7 @@ from qworker.errors import PublishError
 from qworker.interrupts import reraise_interrupt
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
-from qworker.transports.nats.inbox import Inbox, Pulled
+from qworker.transports.nats.inbox import Inbox, PulledMessage
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
@@ -86,7 +86,7 @@ class NatsQueue(ServerQueue):
     def interrupt(self) -> None:
         self._inbox.interrupt()
 
-    def _received(self, pulled: Pulled) -> Received | None:
+    def _received(self, pulled: PulledMessage) -> Received | None:
         """Return the *pulled* message; None when we hold it already."""
         found = pulled.message
         words = found.reply.split(".")

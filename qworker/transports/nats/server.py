@@ -29,7 +29,7 @@ REFUSING = ("authorization", "authentication", "credentials", "permissions")
 WAIT_SECONDS = 10.0
 
 
-class Keeping(NamedTuple):
+class StreamConfig(NamedTuple):
     """Settings of the streams. replicas: of each. duplicate_seconds: how long ids of messages are remembered.
     dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
     failed_seconds, failed_max: the same of failed tasks. revoke_seconds: how long revocations are."""
@@ -56,12 +56,18 @@ class NatsServer(Server):
     told_of_interrupts = spreads_revocations = purges_leased = True
 
     def __init__(
-        self, url: str, place: Place, layout: Layout, keeping: Keeping, lease_seconds: float, timeout: float
+        self,
+        url: str,
+        place: Place,
+        layout: Layout,
+        stream_config: StreamConfig,
+        lease_seconds: float,
+        timeout: float,
     ) -> None:
         super().__init__(url, timeout)
         self.shown = place.shown
         self.layout = layout
-        self.keeping = keeping
+        self.stream_config = stream_config
         self._place = place
         self._lease_seconds = lease_seconds
         self.wait_seconds = min(WAIT_SECONDS, lease_seconds / 2)
@@ -106,9 +112,9 @@ class NatsServer(Server):
     # -- declaring --
 
     def declare(self, connection: Client, queue: str) -> ServerQueue:
-        layout, keeping = self.layout, self.keeping
+        layout, stream_config = self.layout, self.stream_config
         if queue in LETTERS:
-            seconds, most = keeping.of(queue)
+            seconds, most = stream_config.of(queue)
             self._declare_stream(
                 connection,
                 layout.letters_stream(queue),
@@ -171,21 +177,21 @@ class NatsServer(Server):
             self.layout.revoked_stream,
             self.layout.revoked_subject,
             retention="limits",
-            max_age=int(self.keeping.revoke_seconds * 1e9),
+            max_age=int(self.stream_config.revoke_seconds * 1e9),
         )
 
     def _declare_stream(self, connection: Client, name: str, subject: str, **more: Any) -> str:
         """Have the stream *name*; when it was made, in digits."""
         if name in connection.declared:
             return connection.declared[name]
-        window = int(self.keeping.duplicate_seconds * 1e9)
+        window = int(self.stream_config.duplicate_seconds * 1e9)
         age = more.get("max_age")
         wanted = {
             "name": name,
             "subjects": [subject],
             "storage": "file",
             "discard": "old",
-            "num_replicas": self.keeping.replicas,
+            "num_replicas": self.stream_config.replicas,
             "duplicate_window": min(window, age) if age else window,
             "max_msgs": -1,
             "max_bytes": -1,
