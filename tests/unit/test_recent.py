@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.transports.amqp.finished import LINGER_SECONDS, SECONDS, Finished
+from qworker.transports.amqp.settled import LINGER_SECONDS, SECONDS, SettledMessages
 from qworker.transports.recent import Recent
 
 
@@ -34,40 +34,40 @@ def test_what_is_old_or_too_much_is_forgotten() -> None:
     assert list(recent) == [[]]
 
 
-def lost(finished: Finished, *held: int) -> Finished:
-    finished.lose(held)
-    return finished
+def lost(settled: SettledMessages, *held: int) -> SettledMessages:
+    settled.lose(held)
+    return settled
 
 
 def test_only_what_ended_shortly_before_a_loss_is_known_again() -> None:
     time = Time()
-    finished = Finished(time)
-    finished.add([1])
-    finished.alive()
-    assert 1 not in finished, "no connection was lost"
+    settled = SettledMessages(time)
+    settled.add([1])
+    settled.alive()
+    assert 1 not in settled, "no connection was lost"
     time.now += SECONDS + 1
-    finished.alive()
-    finished.add([2, 3])
+    settled.alive()
+    settled.add([2, 3])
     time.now += 3600  # the server was away for long
-    lost(finished, 3)
-    assert [identity in finished for identity in (1, 2, 3, 4)] == [False, True, False, False]
+    lost(settled, 3)
+    assert [identity in settled for identity in (1, 2, 3, 4)] == [False, True, False, False]
     time.now += LINGER_SECONDS / 2
-    finished.add([5])
-    finished.alive()
-    assert 5 not in finished
-    lost(finished)
-    assert 2 in finished
-    assert 5 in finished
+    settled.add([5])
+    settled.alive()
+    assert 5 not in settled
+    lost(settled)
+    assert 2 in settled
+    assert 5 in settled
     time.now += LINGER_SECONDS
-    assert 2 not in finished
+    assert 2 not in settled
 
 
 def test_what_is_not_over_is_run() -> None:
-    finished = Finished(Time())
-    finished.alive()
-    finished.add([1])
-    finished.add([2])
-    finished.undo()
-    lost(finished)
-    assert 1 in finished
-    assert 2 not in finished
+    settled = SettledMessages(Time())
+    settled.alive()
+    settled.add([1])
+    settled.add([2])
+    settled.undo()
+    lost(settled)
+    assert 1 in settled
+    assert 2 not in settled

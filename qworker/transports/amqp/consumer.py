@@ -29,8 +29,7 @@ from qworker.process.crash_points import crash_point
 from qworker.process.owner_files import OwnerFiles, runtime_directory
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.amqp.codec import content_header, largest_header
-from qworker.transports.amqp.finished import Finished
-from qworker.transports.amqp.inbox import Deaths, Held, Inbox, Prefetch
+from qworker.transports.amqp.inbox import DeathRecords, Held, Inbox, Prefetch
 from qworker.transports.amqp.letters import PLACES, Sweeper, as_letter
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, waiting
@@ -38,6 +37,7 @@ from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import NotServed
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
+from qworker.transports.amqp.settled import SettledMessages
 from qworker.transports.amqp.subscription import Subscription
 from qworker.transports.amqp.workers import Announcement
 from qworker.transports.lease import (
@@ -95,8 +95,8 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         """Reset to the state before registration."""
         self._generation = 0
         self._files = OwnerFiles(runtime_directory)
-        self._deaths = Deaths(self._files)
-        self._finished = Finished()
+        self._deaths = DeathRecords(self._files)
+        self._settled = SettledMessages()
         self._subscription: Subscription | None = None
         """The last one; its link is closed when the lease is lost."""
         self._postponed: dict[int, tuple[Held, Release | DeadLetter]] = {}
@@ -145,10 +145,10 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._files.tidy()
         link = self._server.connect_for_long()
         if self._subscription is not None:
-            self._finished.lose(self._subscription.inbox.identities())
+            self._settled.lose(self._subscription.inbox.identities())
             self._subscription = None
         self._postponed = {}  # the server gives them back, and they will run again
-        inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._finished, self._deaths.of)
+        inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._settled, self._deaths.of)
         self.queues = tuple(queues)
         try:
             subscription = Subscription(self._server, link, self.queues, inbox, self._revoked)
@@ -218,7 +218,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             if self._to_open and time.monotonic() >= self._open_at:
                 self._open_streams(subscription.link, logger.debug)
             self._announcement.tell_in_time()
-            self._finished.alive()
+            self._settled.alive()
             inbox = subscription.inbox
             if inbox.prefetch.relax(time.monotonic(), inbox.waiting):
                 self._send_back(subscription, subscription.resize())
@@ -277,7 +277,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 self._part_with(subscription, anew)
             crash_point("acking")
             subscription.settle(gone, back)
-            self._finished.add([held.identity for held in gone])
+            self._settled.add([held.identity for held in gone])
             return lost
 
     def _changes(self, release: Release) -> bool:
@@ -290,7 +290,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             with self._held() as subscription:
                 subscription.confirm()
         except LeaseLost:
-            self._finished.undo()
+            self._settled.undo()
             raise
 
     def _send_back(self, subscription: Subscription, messages: Sequence[Held]) -> None:
@@ -333,7 +333,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 raise
             self._publisher.send(others, self._server.timeout)
             self._cannot_keep(error)
-        self._finished.add([held.identity for held, _ in messages])
+        self._settled.add([held.identity for held, _ in messages])
 
     def _cannot_keep(self, error: ConfigurationError) -> None:
         """Treat a failed task as one that is not kept: its message must not come back for that reason."""

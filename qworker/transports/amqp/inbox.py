@@ -95,20 +95,20 @@ class Prefetch:
 
 
 class Inbox:
-    """prefetch: of the consumers that fill it. finished: identities of messages that ended here before.
+    """prefetch: of the consumers that fill it. settled: identities of messages that ended here before.
     deaths: returns the deaths of workers at which a message, by tag, was running."""
 
     def __init__(
         self,
         prefetch: Prefetch,
-        finished: Container[int] = frozenset(),
+        settled: Container[int] = frozenset(),
         deaths: Callable[[int], Sequence[str]] = lambda tag: (),
     ) -> None:
         self.prefetch = prefetch
-        self._finished = finished
+        self._settled = settled
         self._deaths = deaths
         self.over: list[int] = []
-        """Delivery numbers of finished messages that came again, to be acknowledged."""
+        """Delivery numbers of settled messages that came again, to be acknowledged."""
         self.leased: dict[int, Held] = {}
         """tag → message leased by the worker."""
         self.waiting = 0
@@ -125,14 +125,14 @@ class Inbox:
         return self._bytes < 2 * MAX_LEASE_BYTES
 
     def put(self, queue: str, message: Delivery, now: float) -> bool:
-        """Add *message*, at epoch second *now*; False when it was finished before."""
+        """Add *message*, at epoch second *now*; False when it was settled before."""
         content = read_content(message)
         tag = tag_of(message, content)
         text, properties, own, priority, message_id, expires = content
         identity = _identity(tag, own) if own else tag
         deaths: Sequence[str] = ()
         if message.redelivered:
-            if identity in self._finished:
+            if identity in self._settled:
                 self.over.append(message.number)
                 return False
             deaths = self._deaths(tag)
@@ -287,7 +287,7 @@ def _urgency(held: Held) -> tuple[int, int]:
     return (-held.leased.priority, held.number)
 
 
-# -- Deaths: which messages of RabbitMQ were running when a worker on this machine died --
+# -- DeathRecords: which messages of RabbitMQ were running when a worker on this machine died --
 # The server gives back the messages of a dead worker without saying which were running. The files of the dead
 # do, for a day. Each worker here reads them; a message that is sent again names the deaths that its count
 # already includes.
@@ -296,7 +296,7 @@ LOOK_SECONDS = 0.002
 """How long one reading is valid, because many messages come back at once."""
 
 
-class Deaths:
+class DeathRecords:
     """files: of this process, in the same directory as the others'."""
 
     def __init__(self, files: OwnerFiles) -> None:

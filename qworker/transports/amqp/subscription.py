@@ -85,7 +85,7 @@ class Subscription:
             self._deleted.discard(queue)
 
     def settle(self, acknowledged: Sequence[Held], returned: Sequence[Held]) -> None:
-        """Settle these, and finished messages that were delivered again."""
+        """Settle these, and acknowledge settled messages that were delivered again."""
         over, self.inbox.over = self.inbox.over, []
         if over:
             logger.info(

@@ -1,4 +1,4 @@
-"""Finished: settled messages of RabbitMQ that it may deliver again.
+"""SettledMessages: settled messages of RabbitMQ that it may deliver again.
 
 Comes from:  ``consumer.py``, which reports acks and lost connections.
 Goes to:     ``inbox.py``: a message that comes again is acknowledged again, and does not run.
@@ -24,7 +24,7 @@ LINGER_SECONDS = 300.0
 MOST = 20_000
 
 
-class Finished:
+class SettledMessages:
     """now: monotonic seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class Finished:
         self._recent.add(tuple(identities))
 
     def undo(self) -> None:
-        """The last ones added are not finished: their runs waited for a confirmation of the ack, which did
+        """The last ones added are not settled: their runs waited for a confirmation of the ack, which did
         not come."""
         self._recent.undo()
 
