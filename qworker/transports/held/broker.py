@@ -23,7 +23,7 @@ from qworker.interrupts import undisturbed
 from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import capabilities_of
-from qworker.transports.held.consumer import NEWS, HeldConsumer
+from qworker.transports.held.consumer import MESSAGE, HeldConsumer
 from qworker.transports.held.letters import HeldLetters
 from qworker.transports.held.port import DEAD, FAILED, PLACES, Server, close, depths
 from qworker.transports.held.sender import HeldSender
@@ -89,7 +89,7 @@ class HeldBroker(Broker):
 
     def __init__(self, url: str, server: Server, known: Sequence[str], eta_limit: int, clock: Clock) -> None:
         wakeup = WakeupPipe()
-        sender = HeldSender(server, clock, partial(wakeup.wake, NEWS))
+        sender = HeldSender(server, clock, partial(wakeup.wake, MESSAGE))
         consumer = HeldConsumer(server, sender, wakeup, clock, eta_limit)
         super().__init__(
             url,

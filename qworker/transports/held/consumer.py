@@ -31,9 +31,9 @@ from qworker.transports.held.port import (
     DEAD,
     FAILED,
     ConnectionGone,
-    Heard,
     QueueGone,
     Received,
+    ReceivedRevocations,
     Server,
     ServerQueue,
     close,
@@ -59,7 +59,7 @@ from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON,
 
 logger = logging.getLogger(__name__)
 
-NEWS = b"n"
+MESSAGE = b"n"
 """The word that wakes consumers after a push in this process."""
 GENERATIONS = count(1)
 AHEAD_SECONDS = 30.0
@@ -80,14 +80,14 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._clock = clock
         self._poll_seconds = server.poll_seconds
         self._wakeup = wakeup
-        self._notify = partial(wakeup.wake, NEWS)
+        self._notify = partial(wakeup.wake, MESSAGE)
         self._connection: Any = None  # listener only, as all below
         self._bound: dict[str, ServerQueue] = {}
         self._generation = 0
         self._holdings = Holdings(eta_limit, clock.monotonic)
         self._polls = self._no_polls()
         self._renewal = Renewal()
-        self._heard = Heard()
+        self._revocations = ReceivedRevocations()
         self._leaving: dict[int, End] = {}
         """Messages that arrived early and must not stay here; by the identity of the message."""
         self._first_queue = 0
@@ -106,7 +106,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._bound = {}
         self._holdings.forget()
         self._polls = self._no_polls()
-        self._heard = Heard()
+        self._revocations = ReceivedRevocations()
         self._leaving = {}
 
     @contextmanager
@@ -142,7 +142,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._generation = next(GENERATIONS)
         with self._server.errors(connection):
             self._server.declare_letters(connection)
-            self._heard = self._server.revocations(connection, self._notify)
+            self._revocations = self._server.revocations(connection, self._notify)
         return self._generation
 
     def _bind(self, connection: Any, queues: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         room = limit - len(claim.messages)
         if room > 0 and not self._holdings.full:
             self._polls.ask(room, queues)
-        return claim._replace(last_revocation=None) if self._heard.has_news else claim
+        return claim._replace(last_revocation=None) if self._revocations.has_news else claim
 
     def look(self, queue: str) -> Claim:
         with self._leasing() as connection:
@@ -241,7 +241,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         if self._connection is None:
             return cursor, []
         with self._leasing():
-            return self._heard.since(cursor)
+            return self._revocations.since(cursor)
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         """Return 0: letters stay until they are removed, or the server drops them."""
@@ -379,7 +379,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             raise LeaseLost("this process holds no leases: register first")
         words, _ = self._wakeup.sleep(min(timeout, self._poll_seconds))
         if words:
-            return NEWS in words
+            return MESSAGE in words
         return timeout >= self._poll_seconds
 
     def wake(self) -> None:

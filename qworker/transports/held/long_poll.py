@@ -32,16 +32,16 @@ ANSWER_SECONDS = 3.0
 
 
 class LongPoll:
-    """Asks *source*, for *seconds* at a time. ring: called when there is news.
+    """Asks *source*, for *seconds* at a time. notify: called when there is news.
 
     Only requested messages are received, so that none is hidden here from workers that have room for it.
     """
 
-    def __init__(self, source: Source, seconds: float, ring: Callable[[], None]) -> None:
+    def __init__(self, source: Source, seconds: float, notify: Callable[[], None]) -> None:
         self.source = source
         self._arrived: defaultdict[str, deque[Received]] = defaultdict(deque)  # by the name of the queue
         self._seconds = seconds
-        self._ring = ring
+        self._notify = notify
         self._under_way = self._abandoned = False
         self._failed = False
         """Whether the last answer was an error."""
@@ -153,7 +153,7 @@ class LongPoll:
             except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
                 answer = error
             self._answers.put(answer)
-            self._ring()
+            self._notify()
         if self._abandoned:
             with suppress(Exception):  # whatever it is: they come back when they are hidden no longer
                 self._take_all()
@@ -174,9 +174,9 @@ class Polls:
     def __init__(self) -> None:
         self._polls: list[LongPoll] = []
 
-    def add(self, sources: Iterable[Source], seconds: float, ring: Callable[[], None]) -> None:
+    def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
         """Poll *sources*, too."""
-        self._polls += [LongPoll(source, seconds, ring) for source in sources]
+        self._polls += [LongPoll(source, seconds, notify) for source in sources]
 
     def __iter__(self) -> Iterator[LongPoll]:
         return iter(self._polls)
@@ -250,7 +250,7 @@ class Looks:
     def __init__(self) -> None:
         self._sources: dict[str, Source] = {}
 
-    def add(self, sources: Iterable[Source], seconds: float, ring: Callable[[], None]) -> None:
+    def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
         """Look at *sources*, too."""
         self._sources.update((source.name, source) for source in sources)
 

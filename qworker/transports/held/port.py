@@ -241,7 +241,7 @@ def by_queue(messages: Iterable[Received]) -> Iterator[tuple[ServerQueue, list[R
             yield queue, batch
 
 
-class Heard:
+class ReceivedRevocations:
     """Revocations received from the server: none, if it cannot broadcast."""
 
     has_news = False
@@ -313,10 +313,10 @@ class Server(ABC):
         may be included."""
         return depths(self, connection, queues)
 
-    def revocations(self, connection: Any, ring: Callable[[], None]) -> Heard:
-        """Return the revocations received over *connection*. ring: called when there are new ones, in any
+    def revocations(self, connection: Any, notify: Callable[[], None]) -> ReceivedRevocations:
+        """Return the revocations received over *connection*. notify: called when there are new ones, in any
         thread."""
-        return Heard()
+        return ReceivedRevocations()
 
     def revoke(self, connection: Any, ids: Sequence[str], terminate: bool, signal: str) -> None:
         """See Revoking.revoke(), if the server *spreads_revocations*."""

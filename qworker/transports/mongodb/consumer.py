@@ -23,10 +23,10 @@ from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, Wor
 from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
 from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, leased, ready
 from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep, sweep_letters
-from qworker.transports.mongodb.sender import FIELD, Heard, last_number
+from qworker.transports.mongodb.sender import FIELD, SeenRevocations, last_number
 from qworker.transports.mongodb.server import Collections, Server
 from qworker.transports.mongodb.settle import settle
-from qworker.transports.mongodb.watch import NEWS, Looking, changes
+from qworker.transports.mongodb.watch import MESSAGE, Looking, changes
 
 COPY_SECONDS = 0.1
 """Minimum interval of copying the running file to our record."""
@@ -64,7 +64,7 @@ class MongoConsumer(LeaseConsumer):
         """The last claim left no ready messages."""
         self._next_due: float | None = None
         """When the first delayed message left by the last claim is due."""
-        self._heard = Heard()
+        self._revocations = SeenRevocations()
         self._revoked = -1
         """The last number of a revocation seen; -1: none was read."""
         self._newest = 0
@@ -254,7 +254,7 @@ class MongoConsumer(LeaseConsumer):
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         now = self._clock.now()
-        return self._run(lambda found: self._heard.since(found, cursor, now))
+        return self._run(lambda found: self._revocations.since(found, cursor, now))
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         now = self._clock.now()
@@ -282,7 +282,7 @@ class MongoConsumer(LeaseConsumer):
             if left <= 0:
                 return False
             words = self._looking.rest(left)
-            if words.replace(NEWS, b""):  # wake(); other news is found by the next wait()
+            if words.replace(MESSAGE, b""):  # wake(); other news is found by the next wait()
                 self._looking.found()
                 return False
 

@@ -131,9 +131,9 @@ def withdraw(found: Collections, batch: str | None, ids: Sequence[int]) -> None:
 
 
 # -- Revocations: orders that all workers hear of, also those that start later --
-# Thread: any; functions, except Heard, which belongs to the listener. Numbers are assigned before documents
-# are inserted, so a lower one may become visible after a higher one. Readers read those of the last seconds
-# again, and the number is raised once more when they are there.
+# Thread: any; functions, except SeenRevocations, which belongs to the listener. Numbers are assigned before
+# documents are inserted, so a lower one may become visible after a higher one. Readers read those of the last
+# seconds again, and the number is raised once more when they are there.
 
 FIELD = "revoked"
 LATE = 30_000_000
@@ -160,7 +160,7 @@ def last_number(found: Collections) -> int:
     return int((record or {}).get(FIELD, 0))
 
 
-class Heard:
+class SeenRevocations:
     """The late revocations that a consumer has seen."""
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 """Watch: a thread that waits for a change in the database with a change stream, while a consumer is idle.
 
 Comes from:  the consumer, when polling has found nothing for a while.
-Goes to:     the server, if it is a replica set or a sharded cluster; ``ring`` of the waiting consumer.
+Goes to:     the server, if it is a replica set or a sharded cluster; ``notify`` of the waiting consumer.
 Thread:      its own, except begin() and close(), which are the listener's.
 
 The stream is only open until the first change: a busy consumer needs no more. Its start and its end also
-ring: a consumer that polls after that has missed nothing. A server that refuses streams is tried again from
+notify: a consumer that polls after that has missed nothing. A server that refuses streams is tried again from
 time to time, because it may be another one by then.
 """
 
@@ -35,19 +35,19 @@ def changes(names: Names, queues: Sequence[str], revoked: str) -> list[Document]
     waiting = {"$in": [READY, DELAYED]}
     messages = {"ns.coll": names.message}
     record = {"ns.coll": names.owner, "documentKey._id": RECORD_OF_ALL}
-    heard: list[Document] = [
+    watched: list[Document] = [
         {**messages, "fullDocument.q": {"$in": list(queues)}, "fullDocument.s": waiting},
         {**messages, "updateDescription.updatedFields.s": waiting},
         {**record, f"updateDescription.updatedFields.{revoked}": {"$exists": True}},
     ]
-    return [{"$match": {"$or": heard}}, {"$project": {"_id": 1}}]
+    return [{"$match": {"$or": watched}}, {"$project": {"_id": 1}}]
 
 
 class Watch:
-    """ring: called when there may be something new. Any thread."""
+    """notify: called when there may be something new. Any thread."""
 
-    def __init__(self, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ring = ring
+    def __init__(self, notify: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._notify = notify
         self._clock = clock
         self._orders: SimpleQueue[tuple[Any, Sequence[Document]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None  # of the listener, as the next
@@ -55,7 +55,7 @@ class Watch:
         self._not_before = 0.0  # of the thread, as the next
         self._warned = False
         self.stands = False
-        """Whether changes ring from now on. Written by the thread."""
+        """Whether changes notify from now on. Written by the thread."""
 
     def begin(self, database: Any, stages: Sequence[Document]) -> None:
         """Ring at the first change in *database* selected by *stages*, unless that is active already, or has
@@ -84,13 +84,13 @@ class Watch:
             self.stands = self._asked = False
             if self._closed:
                 return
-            self._ring()
+            self._notify()
 
     def _wait(self, database: Any, stages: Sequence[Document]) -> None:
         """Wait until something changes, this is closed or the stream ends."""
         with database.watch(list(stages), max_await_time_ms=int(AWAIT_SECONDS * 1000)) as stream:
             self.stands = True
-            self._ring()
+            self._notify()
             while not self._closed and stream.try_next() is None:
                 if not stream.alive:  # its database was dropped
                     self._not_before = self._clock() + AGAIN_SECONDS
@@ -109,7 +109,7 @@ QUICKEST, SLOWEST = 0.002, 0.25
 """Seconds between two polls."""
 IDLE = 0.02
 """When the pause between polls reaches this, the server is asked to announce changes, if it can."""
-NEWS = b"n"
+MESSAGE = b"n"
 
 
 class Looking(WakeupPipe):
@@ -164,7 +164,7 @@ class Looking(WakeupPipe):
     def published(self) -> None:
         """This process has published a message, or the server announces a change. Any thread."""
         self._news = True
-        self.wake(NEWS)
+        self.wake(MESSAGE)
 
     def rest(self, seconds: float) -> bytes:
         """Sleep until the next poll, or so long; return the words passed to wake()."""

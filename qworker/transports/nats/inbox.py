@@ -37,8 +37,8 @@ class PulledMessage(NamedTuple):
 
 
 class ReplySubject:
-    """The subject for answers to our requests. since: the time of an abandoned request; None if there is none.
-    A message does not name its request."""
+    """The subject for answers to our requests. since: the time of an abandoned request; None if there is
+    none. A message does not name its request."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject

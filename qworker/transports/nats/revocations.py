@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from qworker.transports.held.port import Heard
+from qworker.transports.held.port import ReceivedRevocations
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.client import Client
 from qworker.transports.nats.inbox import Entry, Reading
@@ -27,20 +27,20 @@ def encoded(id: str, terminate: bool, signal: str) -> bytes:
     return json.dumps({"id": id, "terminate": terminate, "signal": signal}).encode()
 
 
-class Revocations(Heard):
-    """The revocations received over *connection*; the stream exists. ring: called in its thread."""
+class Revocations(ReceivedRevocations):
+    """The revocations received over *connection*; the stream exists. notify: called in its thread."""
 
-    def __init__(self, layout: Layout, connection: Client, ring: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, connection: Client, notify: Callable[[], None]) -> None:
         self._stream = layout.revoked_stream
         self._connection = connection
-        self._ring = ring
+        self._notify = notify
         self._news = True
         self._reconnects = connection.reconnects
         connection.subscribe(layout.revoked_subject, self._hear)
 
     def _hear(self, message: Told) -> None:
         self._news = True
-        self._ring()
+        self._notify()
 
     @property
     def has_news(self) -> bool:  # type: ignore[override]

@@ -166,9 +166,9 @@ class NatsServer(Server):
         for batch in portions(posts, BATCH):
             publish(connection, self.layout.revoked_stream, batch, task_ids())
 
-    def revocations(self, connection: Client, ring: Callable[[], None]) -> Revocations:
+    def revocations(self, connection: Client, notify: Callable[[], None]) -> Revocations:
         self.declare_revocations(connection)
-        return Revocations(self.layout, connection, ring)
+        return Revocations(self.layout, connection, notify)
 
     def declare_revocations(self, connection: Client) -> None:
         """Create the stream of revocations."""
