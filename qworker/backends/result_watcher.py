@@ -205,7 +205,7 @@ class ResultWatcher:
             self._wakeup.open()
         key = id(waiter)
         self._waiters[key] = weakref.ref(waiter, partial(self._waiters.pop, key))
-        self.stir()
+        self.wake()
 
     def leave(self, waiter: Waiter) -> None:
         """*waiter* has stopped waiting. Safe to call twice."""
@@ -236,7 +236,7 @@ class ResultWatcher:
                 self._unsubscribe(self._source)
             self._whole = True
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Wake the leader: somebody waits for more than before."""
         if self._turn.locked():
             self._wakeup.wake()
@@ -494,7 +494,7 @@ class WaiterThread:
             self.waiter.anew.extend(callbacks)
             self.ensure()
             self._rouse()
-        self._watcher.stir()
+        self._watcher.wake()
 
     def cancel_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
         """Like cancel(), with a callback for each id."""

@@ -3,7 +3,7 @@
 Comes from:  the listener and the result writer, which wake it after recording parts; the result store, which
              has the joins.
 Goes to:     the broker, with the body; the result store, with the failure of a body that does not run.
-Thread:      joiner; record() is called by the result writer, stir() by any.
+Thread:      joiner; record() is called by the result writer, wake() by any.
 
 The first worker that claims a join sends its body. A claim expires: if that worker dies, another one's joiner
 takes over at its next round. No slot is blocked while members run.

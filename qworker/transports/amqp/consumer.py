@@ -39,7 +39,7 @@ from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.settled import SettledMessages
 from qworker.transports.amqp.subscription import Subscription
-from qworker.transports.amqp.workers import Announcement
+from qworker.transports.amqp.workers import PresencePublisher
 from qworker.transports.lease import (
     Ack,
     Claim,
@@ -84,7 +84,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._sweepers = {queue: Sweeper(server, queue) for queue in PLACES.values()}
         self._wakeup = WakeupPipe()
         self._revoked = RevokedStream(server, publisher)
-        self._announcement = Announcement(server, publisher)
+        self._presence = PresencePublisher(server, publisher)
         self.queues: tuple[str, ...] = ()
         """Those of the last registration; any thread may read it."""
         self._said_so = False
@@ -112,7 +112,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._files.let_go()
         self._wakeup.close()
         self._revoked = RevokedStream(self._server, self._publisher)
-        self._announcement = Announcement(self._server, self._publisher)
+        self._presence = PresencePublisher(self._server, self._publisher)
         self._start_over()
 
     @contextmanager
@@ -155,7 +155,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             self._to_open = {
                 "this worker does not receive revocations": self._revoked.open,
                 "`qworker workers` does not show this worker": partial(
-                    self._announcement.open, name=name, queues=self.queues, concurrency=concurrency
+                    self._presence.open, name=name, queues=self.queues, concurrency=concurrency
                 ),
             }
             self._open_streams(link, logger.warning)
@@ -203,10 +203,10 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
     def extend(self) -> None:
         with self._held() as subscription:
             subscription.link.tick()
-            self._announcement.tell()
+            self._presence.tell()
 
     def present(self, text: str) -> None:
-        self._announcement.text = text
+        self._presence.text = text
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         """Check our own connection; the server itself gives back the messages of dead workers."""
@@ -217,7 +217,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 self._part_with(subscription, [])
             if self._to_open and time.monotonic() >= self._open_at:
                 self._open_streams(subscription.link, logger.debug)
-            self._announcement.tell_in_time()
+            self._presence.tell_in_time()
             self._settled.alive()
             inbox = subscription.inbox
             if inbox.prefetch.relax(time.monotonic(), inbox.waiting):

@@ -2,7 +2,7 @@
 
 Comes from:  the listener, which announces its worker every few seconds; ``admin.py``, which reads all.
 Goes to:     the stream ``qworker.workers``, and an exclusive, always empty queue for each worker.
-Thread:      Announcement the listener's; listed() any.
+Thread:      PresencePublisher: the listener's; listed(): any.
 
 RabbitMQ does not list its consumers. But it deletes an exclusive queue with the connection that created it,
 the one that leases the worker's messages. So a worker in the stream is alive while its queue exists.
@@ -49,7 +49,7 @@ def _send(publisher: Publisher, server: Server, value: dict[str, Any]) -> None:
     publisher.send([Outgoing(server.queues.prefix + WORKERS, header, body)], server.timeout)
 
 
-class Announcement:
+class PresencePublisher:
     """The status of this process's worker. A server without streams keeps none, which is logged; the worker
     continues."""
 
