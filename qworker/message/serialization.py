@@ -110,7 +110,7 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
 
 
 def _advice(value: Any) -> str:
-    """Suggest annotations for types that tasks convert (``tasks/forms.py``)."""
+    """Suggest annotations for types that tasks convert (``tasks/codecs.py``)."""
     kind = type(value)
     if (
         issubclass(kind, Enum | timedelta)
