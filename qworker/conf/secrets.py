@@ -12,7 +12,7 @@ from typing import Any
 MASK = "********"
 
 _SECRET_NAME = re.compile(
-    r"pass(word|wd|phrase)?|secret|token|credential|(^|_)(key|keys|auth)$", re.IGNORECASE
+    r"pass(word|wd|phrase)?|secret|token|credential|(^|_)(key|keys|auth|dsn)$", re.IGNORECASE
 )
 _NOT_SECRET = re.compile(r"routing_key|key_prefix|primary_key", re.IGNORECASE)
 _USER = re.compile(r"://[^\s:/@?#]*:")

@@ -488,6 +488,7 @@ def test_urls_in_text_are_masked(text, masked):
 
 def test_names_that_hold_secrets():
     assert mask("api_token", "x") == mask("secret_key", "x") == mask("PASSWORD", ["x"]) == "********"
+    assert mask("sentry_dsn", "https://public@sentry.example/1") == "********"
     assert mask("routing_key", "x") == "x"
     assert mask("options", {"routing_key": "a", "auth": "b"}) == {"routing_key": "a", "auth": "********"}
     assert mask("security_key", None) is None

@@ -169,7 +169,6 @@ def _entries() -> Iterator[tuple[Layer, str, Any]]:
 
 # -- masking: what a configuration looks like to people --
 
-_ALSO_SECRET = frozenset({"dsn"})
 _ADDRESSES = frozenset({"disque_nodes", "host"})
 
 
@@ -181,7 +180,7 @@ def masked(name: str, value: Any) -> Any:
     """
     if value is None or isinstance(value, bool):
         return value
-    if is_secret(name) or name.lower() in _ALSO_SECRET:
+    if is_secret(name):
         return MASK
     if isinstance(value, str):
         if name.lower() in _ADDRESSES and "@" in value and "://" not in value:
