@@ -128,10 +128,9 @@ def _attribute(module: Any, names: list[str], path: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError:
-            hint = near(name, dir(found))
-            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
             raise ConfigurationError(
-                f"{getattr(found, '__name__', found)} has no {name!r} (from {path!r}){did_you_mean}"
+                f"{getattr(found, '__name__', found)} has no {name!r} (from {path!r})"
+                f"{did_you_mean(name, dir(found))}"
             ) from None
     return found
 
@@ -212,6 +211,13 @@ def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float =
 
     others = [candidate for candidate in candidates if candidate != name]
     return get_close_matches(name, others, count, likeness)
+
+
+def did_you_mean(name: object, candidates: Iterable[str], otherwise: str = "") -> str:
+    """Return "; did you mean 'x'?", with the most similar of the *candidates*, to end a message about an
+    unknown *name*; *otherwise* when none is close."""
+    found = near(str(name), candidates, 1)
+    return f"; did you mean {found[0]!r}?" if found else otherwise
 
 
 _BUILT_IN = ("celery.", "qworker.")

@@ -20,6 +20,7 @@ from django.db.models.signals import post_migrate, pre_migrate
 from qworker.context import set_default_maker
 from qworker.django import checks
 from qworker.django.conf import conf
+from qworker.django.labels import PREDECESSOR
 from qworker.django.settings.keys import KEYS
 from qworker.django.tables import predecessor
 from qworker.errors import ConfigurationError
@@ -59,7 +60,7 @@ class QWorkerConfig(AppConfig):
 class DjangoQConfig(QWorkerConfig):
     """The application under django-q2's label, ``django_q``: its tables are adopted."""
 
-    label = predecessor.LABEL
+    label = PREDECESSOR
     default = False
 
     def ready(self) -> None:

@@ -19,6 +19,7 @@ from django.db import DEFAULT_DB_ALIAS
 from qworker.django.brokers.choice import custom_class
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
+from qworker.django.labels import PREDECESSOR
 from qworker.django.settings.cluster import CHOICES, CUSTOM, choose, missing_client, named_by
 from qworker.django.settings.layers import (
     Mistake,
@@ -28,7 +29,6 @@ from qworker.django.settings.layers import (
     unknown_keys,
     wrong_values,
 )
-from qworker.django.tables.predecessor import LABEL
 from qworker.django.transports.databases import check_options
 from qworker.django.transports.urls import CHECKED, url_and_options
 from qworker.errors import ConfigurationError
@@ -221,7 +221,7 @@ def check_connections(**_: Any) -> Messages:
 def check_changed_defaults(**_: Any) -> Messages:
     """W006: a project that comes from django-q2 relies on a default that is another one here."""
     config = apps.get_containing_app_config(__name__)
-    if config is None or config.label != LABEL:
+    if config is None or config.label != PREDECESSOR:
         return []
     found: Messages = []
     if not _is_given(conf, "ack_failures"):

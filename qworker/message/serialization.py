@@ -20,7 +20,7 @@ from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, 
 from qworker.interrupts import reraise_interrupt
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.kombu_json import MAX_DEPTH, TAG, LooksTagged, dumps, loads, too_deep
-from qworker.naming import install_command, near
+from qworker.naming import did_you_mean, install_command
 
 __all__ = [
     "JSON", "MAX_BYTES", "MAX_DECOMPRESSED", "MAX_DEPTH", "check_accepted", "compress", "content_types",
@@ -233,9 +233,8 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
         how = install_command(name) if name in CONTENT_TYPES else "install the package it is from"
         return ConfigurationError(f"serializer {name!r} is not installed: {how}", setting=setting)
     known = sorted(registry.name_to_type)
-    hint = near(name, known) if isinstance(name, str) else []
-    tail = f"did you mean {hint[0]!r}?" if hint else f"there are {', '.join(known)}"
-    return ConfigurationError(f"no serializer is named {name!r}; {tail}", setting=setting)
+    tail = did_you_mean(name, known, f"; there are {', '.join(known)}")
+    return ConfigurationError(f"no serializer is named {name!r}{tail}", setting=setting)
 
 
 def check_accepted(content_type: str, accept: frozenset[str]) -> None:

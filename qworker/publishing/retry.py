@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import did_you_mean
 
 _MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximum is reached long before
 
@@ -57,8 +57,7 @@ class RetryPolicy(NamedTuple):
             if name in _IGNORED:
                 continue
             if name not in known:
-                hint = near(name, known)
-                tail = f"; did you mean {hint[0]!r}?" if hint else f"; it knows {', '.join(sorted(known))}"
+                tail = did_you_mean(name, known, f"; it knows {', '.join(sorted(known))}")
                 raise ConfigurationError(f"{source} has no {name!r}{tail}", setting=source)
             if not _suits(name, value):
                 raise ConfigurationError(f"{source}[{name!r}] cannot be {value!r}", setting=source)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -73,11 +73,9 @@ def reporter_class(name: str) -> Any:
             if name != BUILT_IN:
                 raise
     if name != BUILT_IN:
-        hint = near(name, (*plugins, BUILT_IN), 1)
-        did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
         raise ConfigurationError(
             f"no installed package brings the error reporter {name!r} (an entry point of the group "
-            f"{GROUP}){did_you_mean}",
+            f"{GROUP}){did_you_mean(name, (*plugins, BUILT_IN))}",
             setting="error_reporter",
         )
     if find_spec(BUILT_IN) is None:

@@ -13,10 +13,9 @@ import django.utils.timezone
 from django.db import migrations, models
 from picklefield.fields import PickledObjectField
 
-from qworker.django.labels import SUCCESS, index_name, label
+from qworker.django.labels import PREDECESSOR, SUCCESS, index_name, label
 from qworker.django.models.schedule import validate_cron, validate_kwarg
 from qworker.django.tables import operations as repeatable
-from qworker.django.tables.predecessor import LABEL as PREDECESSOR
 from qworker.django.tables.predecessor import MIGRATIONS
 
 LABEL = label()

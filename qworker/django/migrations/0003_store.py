@@ -11,9 +11,8 @@ from typing import Any
 
 from django.db import migrations
 
-from qworker.django.labels import label
+from qworker.django.labels import PREDECESSOR, label
 from qworker.django.tables.adoption import give_back
-from qworker.django.tables.predecessor import LABEL as PREDECESSOR
 from qworker.django.tables.store import drop_tables, make_tables
 
 LABEL = label()

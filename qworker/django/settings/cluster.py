@@ -30,7 +30,7 @@ from qworker.django.settings.keys import (
 )
 from qworker.django.settings.layers import SETTING, layers_of, masked, read, unknown_keys
 from qworker.errors import ConfigurationError
-from qworker.naming import install_command, near
+from qworker.naming import did_you_mean, install_command
 
 logger = logging.getLogger("django-q")
 
@@ -63,9 +63,7 @@ class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, W
 
     def __getattr__(self, name: str) -> Any:
         if name not in KEYS and name not in DERIVED:
-            hint = near(name, (*KEYS, *DERIVED), 1)
-            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
-            raise AttributeError(f"the configuration has no {name!r}{did_you_mean}")
+            raise AttributeError(f"the configuration has no {name!r}{did_you_mean(name, (*KEYS, *DERIVED))}")
         value = self._resolve(name)
         self.__dict__[name] = value
         return value

@@ -21,7 +21,7 @@ from django.utils.functional import Promise
 
 from qworker.conf.kinds import BOOLEAN, INTEGER, MAPPING, NAMES, TEXT, TIMEZONE, Kind
 from qworker.conf.setting import collect, declare
-from qworker.naming import near
+from qworker.naming import did_you_mean
 
 # -- kinds: what values of Q_CLUSTER may be, beside the kinds that all of qworker has --
 # Thread: pure functions, any thread.
@@ -169,9 +169,8 @@ def _iron(value: Any) -> dict[str, Any]:
         raise ValueError(f"must be a mapping with {', '.join(_IRON)}") from None
     for name, option in given.items():
         if name not in _IRON:
-            hint = near(str(name), _IRON, 1)
-            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else f"; it can have {', '.join(_IRON)}"
-            raise ValueError(f"has the unknown option {name!r}{did_you_mean}")
+            hint = did_you_mean(name, _IRON, f"; it can have {', '.join(_IRON)}")
+            raise ValueError(f"has the unknown option {name!r}{hint}")
         what, fits = _IRON[name]
         if not fits(option):
             raise ValueError(f"{name!r} must be {what}")

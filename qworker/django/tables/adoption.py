@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from django.conf import settings
 
+from qworker.django.labels import PREDECESSOR
 from qworker.django.signing import SignedPackage
-from qworker.django.tables.predecessor import LABEL
 from qworker.django.tables.store import drop_tables, is_broker
 from qworker.django.transports import packages
 from qworker.errors import InvalidTaskMessage
@@ -54,12 +54,12 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
         for queue, package in _rows(cursor, table, "id", f"{key}, payload"):
             insert(cursor, connection.vendor, queue, package)
 
-    _empty(connection, apps.get_model(LABEL, "OrmQ")._meta.db_table, move)
+    _empty(connection, apps.get_model(PREDECESSOR, "OrmQ")._meta.db_table, move)
 
 
 def make_old_queue(apps: Any, schema_editor: Any) -> None:
     """Make the table of django-q2's queue, without anything in it yet."""
-    model = apps.get_model(LABEL, "OrmQ")
+    model = apps.get_model(PREDECESSOR, "OrmQ")
     if model._meta.db_table not in schema_editor.connection.introspection.table_names():
         schema_editor.create_model(model)
 
@@ -70,7 +70,7 @@ def give_back(apps: Any, schema_editor: Any) -> None:
     connection = schema_editor.connection
     if not is_broker(connection):
         return
-    old = apps.get_model(LABEL, "OrmQ").objects.using(connection.alias)
+    old = apps.get_model(PREDECESSOR, "OrmQ").objects.using(connection.alias)
 
     def move(cursor: Any, table: str) -> None:
         others, packed = 0, []

@@ -15,7 +15,6 @@ from django.db.migrations.recorder import MigrationRecorder
 from qworker.django.labels import PREDECESSOR
 from qworker.errors import ConfigurationError
 
-LABEL = PREDECESSOR
 MIGRATIONS = (
     "0001_initial",
     "0002_auto_20150630_1624",
@@ -42,7 +41,9 @@ MIGRATIONS = (
 
 def refuse_older(using: str, **_signal: Any) -> None:
     """Raises ConfigurationError where the database *using* has had some of these migrations and not all."""
-    had = {name for app, name in MigrationRecorder(connections[using]).applied_migrations() if app == LABEL}
+    had = {
+        name for app, name in MigrationRecorder(connections[using]).applied_migrations() if app == PREDECESSOR
+    }
     missing = [name for name in MIGRATIONS if name not in had]
     if missing and len(missing) < len(MIGRATIONS):
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import did_you_mean
 from qworker.transports.redis.client_options import merged, split
 
 _OF_VALUES = frozenset({
@@ -67,9 +67,8 @@ def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tup
 def _look_at(given: Mapping[str, Any], where: str) -> None:
     for name, value in given.items():
         if name not in _NAMES and name not in _OF_ANOTHER:
-            hint = near(str(name), _NAMES, 1)
-            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
-            raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is not one of django-redis{did_you_mean}")
+            hint = did_you_mean(name, _NAMES)
+            raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is not one of django-redis{hint}")
         path = value if isinstance(value, str) else f"{getattr(value, '__module__', '')}."
         if name in _CLASSES and value and not path.startswith(_KNOWN_PACKAGES):
             raise _wrong(

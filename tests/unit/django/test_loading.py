@@ -13,8 +13,7 @@ import pytest
 
 from qworker.components.component import Component
 from qworker.django.clusters.engine import Later
-from qworker.django.management.commands.qcluster import Command
-from qworker.django.management.loading import uncollected
+from qworker.django.management.commands.qcluster import Command, uncollected
 from tests.support.loaded import loaded_by
 
 SETUP = """

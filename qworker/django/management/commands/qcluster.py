@@ -7,14 +7,34 @@ Thread:      main.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
 from qworker.django.conf import conf
-from qworker.django.management.loading import uncollected
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause garbage collection, and exclude the objects that exist afterwards from it: they stay until the
+    end.
+
+    A project on Django has some sixty thousand objects by then. Each collection would take a tenth of the
+    start's time, and find nothing.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 class Command(BaseCommand):
