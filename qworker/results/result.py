@@ -25,9 +25,9 @@ from qworker.results.waiting import (
     all_of,
     hint,
     look,
-    patience,
     refuse_to_wait_in_a_task,
     states_told,
+    timeout_seconds,
     wait_for,
 )
 
@@ -138,7 +138,7 @@ class AsyncResult(Generic[R]):
         False, NotSupported when results are disabled. Returns None at once for a call whose result is
         ignored.
         """
-        limit = patience(timeout)
+        limit = timeout_seconds(timeout)
         if self.ignored:
             return cast(R, None)
         until = None if limit is None else self.app.clock.monotonic() + limit

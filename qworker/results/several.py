@@ -20,7 +20,7 @@ from qworker.results import callbacks, tree
 from qworker.results.gathering import IGNORED, gather, gather_async, known_states
 from qworker.results.result import AsyncResult
 from qworker.results.tree import Single
-from qworker.results.waiting import patience, refuse_to_wait_in_a_task
+from qworker.results.waiting import refuse_to_wait_in_a_task, timeout_seconds
 
 if TYPE_CHECKING:
     from qworker import GroupResult, QWorker
@@ -146,7 +146,7 @@ class ResultSet(Generic[R]):
         for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is False, NotSupported
         when results are disabled.
         """
-        limit = patience(timeout)
+        limit = timeout_seconds(timeout)
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
         for ended in self._gather(propagate, limit, interval, on_interval):
@@ -235,7 +235,7 @@ class ResultSet(Generic[R]):
         Each yielded result has ended, or is ignored: its get() does not wait. Raises ResultTimeout when some
         have not ended after *timeout* seconds.
         """
-        return AsCompleted(self, patience(timeout), interval)
+        return AsCompleted(self, timeout_seconds(timeout), interval)
 
     def _one_by_one(
         self,
@@ -244,7 +244,7 @@ class ResultSet(Generic[R]):
         interval: float,
         on_interval: Callable[[], Any] | None = None,
     ) -> Iterator[tuple[AsyncResult[Any], Meta]]:
-        limit = patience(timeout)
+        limit = timeout_seconds(timeout)
         refuse_to_wait_in_a_task()
         for ended in self._gather(propagate, limit, interval, on_interval):
             yield from ended

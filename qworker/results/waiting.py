@@ -59,7 +59,7 @@ def refuse_to_wait_in_a_task() -> None:
     )
 
 
-def patience(timeout: float | timedelta | None) -> float | None:
+def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     """Return *timeout* in seconds, 0 if negative, None for no limit. Raises TypeError for an invalid
     value."""
     if timeout is None:

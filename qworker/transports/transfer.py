@@ -110,7 +110,7 @@ def move(
     if dead:
         _dead_letters(target).push([])
     names = list(queues) if queues is not None else [info.queue for info in source.admin.queues()]
-    patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on its messages does
+    push_seconds = min(10.0, lease_seconds / 2)  # a push ends before the lease on its messages does
     moved = twice = 0
     seen: set[int] = set()
     rounds = 0
@@ -121,7 +121,7 @@ def move(
             seen |= keys
             if rounds == ROUNDS:
                 raise _one_place(source, target)
-            target.sender.push([_envelope(message) for message in messages], patience)
+            target.sender.push([_envelope(message) for message in messages], push_seconds)
             twice += _acknowledge(source, epoch, messages)
             moved += len(messages)
             progress(moved)
