@@ -16,8 +16,6 @@ import pytest
 
 pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
-from celery import _state as celery_state
-
 from tests.compat.sides import CELERY, QWORKER, Side
 from tests.support.shared_tasks import nothing_left_behind
 
@@ -26,10 +24,8 @@ pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    celerys = set(celery_state._on_app_finalizers)
     with nothing_left_behind():
         yield
-    celery_state._on_app_finalizers.intersection_update(celerys)
 
 
 def plus(x: int, y: int) -> int:
