@@ -1,4 +1,4 @@
-"""Canvas: calls that are not made yet, and how they are combined.
+"""Canvas: signatures (calls to be made later) and the workflows made of them.
 
 Modules, in reading order: ``options`` (of a call, for type checkers), ``signatures`` (one call), ``checking``
 (validating their dicts), ``plain`` (arguments as they are sent), ``groups`` (parallel calls), ``chords`` (a

@@ -104,7 +104,7 @@ class chain(Several):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the first step, and *options* over the chain's."""
+        """Prepend *args* to the first step's, merge *kwargs* into its own, and *options* into the chain's."""
         if (args or kwargs) and self.tasks and not self["immutable"]:
             self.tasks[0] = member(self.tasks[0], self._app).clone(args, kwargs)
         self["options"].update(over(options or {}, self["options"]))
@@ -171,7 +171,7 @@ class chain(Several):
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
         """Run all calls in this process, one after another, as a worker would; see Task.apply. Raises the
-        error of a call that another one follows."""
+        error of any call but the last."""
         last: Any = None
         steps = self.clone(args, kwargs, **options).steps()
         for step in steps or self.tasks[:1]:
@@ -185,11 +185,11 @@ class chain(Several):
         return last
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the first call, with *args* before its own and *kwargs* over its own."""
+        """Make the first call, with *args* prepended to its own and *kwargs* merged into its own."""
         return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the first call, with *args* before its own and *kwargs* over its own."""
+        """Make the first call, with *args* prepended to its own and *kwargs* merged into its own."""
         return self.apply_async(args, kwargs)
 
     def __repr__(self) -> str:

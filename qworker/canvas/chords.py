@@ -114,7 +114,8 @@ class chord(Signature):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the header's calls, and *options* over the chord's."""
+        """Prepend *args* to those of the header's calls, merge *kwargs* into theirs, and *options* into the
+        chord's."""
         if args and not self["immutable"]:
             self["args"] = (*args, *self["args"])
         if kwargs:
@@ -128,7 +129,7 @@ class chord(Signature):
         return copy
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: the calls of the header ignore arguments that are given later."""
+        """True: the calls of the header ignore arguments given later."""
         self["kwargs"]["header"] = header = self.header.clone()
         header.set_immutable(immutable)
 
@@ -150,7 +151,7 @@ class chord(Signature):
         if each_too or any(inner):
             self["kwargs"]["header"] = header = self.header.clone()
             for place, each in enumerate(header.tasks):
-                if each_too or inner[place]:  # as in Celery, where the outer chord would not fail
+                if each_too or inner[place]:  # in Celery, a failed inner chord does not fail the outer one
                     header.tasks[place] = copy = each.clone()
                     copy.link_error(errback.clone().set(immutable=True) if each_too else errback)
         self.body = body = self.called_body().clone()
@@ -164,8 +165,8 @@ class chord(Signature):
         return self.body
 
     def steps(self) -> list[Signature]:
-        """Return its steps as part of a chain: if the body is a chain, its first step stays the body and the
-        others follow, likewise for a chord as body."""
+        """Return its steps as part of a chain. If the body is a chain or a chord, its first step becomes the
+        body and its other steps follow."""
         self = with_links(self)
         body = self.called_body()
         steps = body.steps()
@@ -217,8 +218,8 @@ class chord(Signature):
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[Any]:
-        """Run all calls in this process, as a worker would; see Task.apply. Raises the error of a call of the
-        header."""
+        """Run all calls in this process, as a worker would; see Task.apply. Raises the error of a header's
+        call."""
         called = with_links(self._called(kwargs), options)
         return _run_here(called, tuple(args or ()), _others(kwargs) or {}, {**called["options"], **options})
 
@@ -255,7 +256,7 @@ def _run_here(
 
 
 def _value(ended: Any) -> Any:
-    """Return the value of a member for the body; None if it has neither a value nor failed."""
+    """Return the value of a member for the body; None if it was ignored or rejected."""
     value = ended.get()
     return None if ended._is_single and ended.state in (states.IGNORED, states.REJECTED) else value
 

@@ -1,7 +1,7 @@
 """Delays: how long the countdown or eta of a step's calls may delay it.
 
 Comes from:  the plan, for the members of a join.
-Goes to:     the plan: a join is kept that much longer, because its members cannot end earlier.
+Goes to:     the plan, which keeps a join that much longer.
 Thread:      any; pure.
 """
 
@@ -51,8 +51,8 @@ def latest_of_nodes(step: graph, begins: float, zone: str) -> dict[str, float]:
 
 
 def _due(options: Mapping[str, Any], begins: float, zone: str) -> float:
-    """Return when a call with these *options* is due. Invalid values are ignored here, and refused when the
-    call is sent."""
+    """Return when a call with these *options* is due. Invalid values are ignored: sending the call refuses
+    them."""
     eta, countdown = options.get("eta"), options.get("countdown")
     with suppress(TypeError, ValueError, OverflowError):
         if eta is not None:

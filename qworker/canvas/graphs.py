@@ -5,8 +5,7 @@ Goes to:     the plan, which publishes the nodes without dependencies, and opens
 Thread:      any.
 
 Dependencies are stored beside the nodes and not in them, because a signature has Celery's format and may be
-in several graphs. Values are passed as keyword arguments, so a task remains an ordinary function that does
-not know the graph.
+in several graphs. Values are passed as keyword arguments, so a task remains an ordinary function.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     from qworker.canvas.options import SignatureOptions
 
 MAX_DEPENDANTS = MOST - 1
-"""Maximum nodes that wait for one: its message names them all, and the join that waits for the whole
-graph."""
+"""Maximum number of nodes that wait for one node. Its message names the join of each of them, and that of the
+whole graph."""
 MAX_NAME = 100
 
 Wanted = Mapping[str, Mapping[str, str]]
-"""For each node with dependencies: argument names, and the node whose value each gets."""
+"""For each node with dependencies: its arguments, and the node that each gets its value from."""
 
 
 class graph(Signature):
@@ -74,7 +73,7 @@ class graph(Signature):
         - after: for each node with dependencies, their names; the value of each is passed as the keyword
           argument of the same name. Or a mapping from arguments to node names. An immutable signature waits
           too, but gets no value.
-        - always: names of nodes that run even if a dependency has failed, whose value is None then. Any other
+        - always: names of nodes that run even if a dependency fails; they get None as its value. Any other
           node fails with the error of its dependency.
         - options: as for apply_async, for every node.
 
@@ -113,7 +112,7 @@ class graph(Signature):
 
     @property
     def after(self) -> Wanted:
-        """For each node with dependencies: argument names, and the node whose value each gets."""
+        """For each node with dependencies: its arguments, and the node that each gets its value from."""
         return self["kwargs"]["after"]  # type: ignore[no-any-return]
 
     @property
@@ -123,7 +122,7 @@ class graph(Signature):
 
     @property
     def gathered(self) -> Signature | None:
-        """The call that passes the values of all nodes on; None when nothing follows."""
+        """The call that passes on the values of all nodes; None when nothing follows."""
         return self["kwargs"].get("gathered")  # type: ignore[no-any-return]
 
     @property
@@ -132,8 +131,7 @@ class graph(Signature):
         return cast("QWorker", self._app or next(iter(self.nodes.values())).app)
 
     def levels(self) -> dict[str, int]:
-        """Return the nodes in an order in which they may run, each with the length of the longest path before
-        it."""
+        """Return the nodes in an order in which they may run, with the length of the longest path to each."""
         return _levels(self.nodes, self.after)
 
     def wanted(self) -> Iterable[str]:
@@ -161,8 +159,8 @@ class graph(Signature):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the nodes without dependencies, and *options* over the
-        graph's."""
+        """Prepend *args* to those of the nodes without dependencies, merge *kwargs* into theirs, and
+        *options* into the graph's."""
         if (args or kwargs) and not self["immutable"]:
             self._put(
                 {name: self.nodes[name].clone(args, kwargs) for name in self.nodes if name not in self.after}
@@ -170,8 +168,7 @@ class graph(Signature):
         self["options"].update(over(options or {}, self["options"]))
 
     def link(self, callback: Any) -> Any:
-        """Call *callback* with the values, for a graph that something waits for. Otherwise raise TypeError:
-        what follows a graph is the next step of a chain."""
+        """Call *callback* with the values. Raises TypeError for a graph on its own: use a chain."""
         if self.gathered is not None:
             self["kwargs"]["gathered"] = gathered = self.gathered.clone()
             return gathered.link(callback)
@@ -186,8 +183,8 @@ class graph(Signature):
         return errback
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with assigned ids; see Signature. For a graph that something waits for, one more call
-        collects the values of all nodes."""
+        """Return a copy with assigned ids; see Signature. joined: one more call collects the values of all
+        nodes."""
         copy = self._copy()
         if joined:
             copy["kwargs"]["gathered"] = self.gathered or Signature(GRAPH, app=self._app)
@@ -222,11 +219,11 @@ class graph(Signature):
         return result
 
     def delay(self, *args: Any, **kwargs: Any) -> GraphResult:  # type: ignore[override]
-        """Call the nodes without dependencies, with *args* before and *kwargs* over their own."""
+        """Call the nodes without dependencies, with *args* prepended and *kwargs* merged."""
         return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> GraphResult:
-        """Call the nodes without dependencies, with *args* before and *kwargs* over their own."""
+        """Call the nodes without dependencies, with *args* prepended and *kwargs* merged."""
         return self.apply_async(args, kwargs)
 
     def apply(
@@ -299,8 +296,7 @@ def _read(name: str, value: Any, app: App | None) -> Any:
 
 
 def _wanted(nodes: Mapping[str, Any], after: Any) -> dict[str, dict[str, str]]:
-    """Return, for each node with dependencies, its arguments and their source nodes, from the user's mapping.
-    Raises PublishError."""
+    """Return the dependencies in *after*, which is given by the user. Raises PublishError."""
     if after is None:
         return {}
     if not isinstance(after, Mapping):

@@ -1,7 +1,7 @@
 """Groups: parallel calls.
 
 Comes from:  ``group(add.s(2, 2), add.s(4, 4))``, the dict of a group, ``chunks``.
-Goes to:     the plan, which publishes all members at once; a chord, when something follows it.
+Goes to:     the plan, which publishes all members at once; a chord, if another call follows.
 Thread:      any.
 """
 
@@ -92,13 +92,14 @@ class group(Several):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before those of every member, *kwargs* over theirs, and *options* over the group's."""
+        """Prepend *args* to those of each member, merge *kwargs* into theirs, and *options* into the
+        group's."""
         if args or kwargs:
             self.tasks = [each.clone(args, kwargs) for each in self.tasks]
         self["options"].update(over(options or {}, self["options"]))
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: every member ignores arguments that are given later."""
+        """True: every member ignores arguments given later."""
         self.tasks = [_immutable(each.clone(), immutable) for each in self.tasks]
 
     def link(self, callback: Any) -> Any:
@@ -129,8 +130,7 @@ class group(Several):
         return self
 
     def flat(self) -> list[Any]:
-        """Return the members, with nested groups replaced by their members, each with the options of its
-        group."""
+        """Return the members. Nested groups are replaced by their members, with the options of the group."""
         waiting: list[tuple[Iterator[Any], Mapping[str, Any]]] = [(iter(self.tasks), {})]
         found: list[Any] = []
         while waiting:
@@ -148,8 +148,8 @@ class group(Several):
         return found
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with assigned ids; see Signature. A group that something waits for becomes a chord,
-        whose body returns the list of values."""
+        """Return a copy with assigned ids; see Signature. joined: the group becomes a chord, whose body
+        returns the list of values."""
         if joined:
             collected = Signature("celery.accumulate", (), {"index": 0}, app=self._app)
             return KINDS["chord"](self, collected, app=self._app).frozen(id, joined, ids)  # type: ignore[no-any-return]
@@ -200,11 +200,11 @@ class group(Several):
         return GroupResult(identity, results, None, self._app)
 
     def delay(self, *args: Any, **kwargs: Any) -> GroupResult[Any]:  # type: ignore[override]
-        """Make the calls, with *args* before and *kwargs* over the arguments of each."""
+        """Make the calls, with *args* prepended to those of each, and *kwargs* merged."""
         return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **options: Unpack[SignatureOptions]) -> GroupResult[Any]:
-        """Make the calls, with *args* before the arguments of each."""
+        """Make the calls, with *args* prepended to those of each."""
         return self.apply_async(args, **options)
 
     def __repr__(self) -> str:
@@ -272,8 +272,8 @@ def with_options(of: Signature, each: Any) -> Any:
 
 
 def with_links(work: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Return *work*, a group, chord or graph, with the callbacks and errbacks of its options
-    (``set(link=…)``) and of its call moved to the calls they belong to; unchanged if there are none."""
+    """Return *work*, a group, chord or graph, with the callbacks and errbacks from its own options and from
+    *options* moved to the calls they belong to; unchanged if there are none."""
     callbacks, errbacks = (
         [*listed(work["options"].get(option)), *listed(options.get(option))]
         for option in ("link", "link_error")

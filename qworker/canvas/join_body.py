@@ -1,13 +1,13 @@
 """Bodies of joins: the call that follows a join, and the arguments it gets from the members.
 
 Comes from:  the plan, which writes them; the result store keeps them encoded and signed.
-Goes to:     the worker's joiner, which makes the call when the last member has ended.
+Goes to:     the worker's joiner, which makes the call when the last member ends.
 Thread:      any; pure.
 
 The body of a chord gets one list, and is written as a plain signature. Any other body is written as
-``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key it also has
-``"members"``: the number of members and a signature of their ids. ``"tentative": true`` means that the
-members may never be sent.
+``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key, ``"members"``
+holds the number of members and a signature of their ids. ``"tentative": true`` means that the members may
+never be sent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class JoinBody(NamedTuple):
     """The call that follows a join.
 
     - call: a signature.
-    - names: for each member, by number, the keyword argument for its value; None: the value is not passed.
-      None for all: the values are the first argument.
+    - names: the keyword argument for the value of each member, by number; None for a value that is not
+      passed. None instead of a list: the values are the first argument.
     - one: there is one member, and its value is the first argument, instead of a list.
     - always: the body is called even if a member has failed; that member's argument is None.
     - members: their ids, as written by ``publishing/bodies.py``; None if unknown.
-    - tentative: the members were published in a transaction that may have been rolled back; then the body
-      must not be reported.
+    - tentative: the members were published in a transaction that may have been rolled back. In that case
+      the body must not be reported.
     """
 
     call: Signature
@@ -43,8 +43,7 @@ class JoinBody(NamedTuple):
 
     @property
     def of_chord(self) -> bool:
-        """Tell whether this is the body of a chord, which is told of a failed member. Any other body fails
-        with the member."""
+        """Tell whether this is the body of a chord. Any other body fails with the error of its member."""
         return self.names is None and not self.one
 
     def fields(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Mappings: one message that calls a task many times.
 
 Comes from:  ``task.map``, ``task.starmap``, ``task.chunks``; or the dict of a mapping.
-Goes to:     the tasks celery.map and celery.starmap, which every worker has; chunks are a group of such
-calls. Thread:      any.
+Goes to:     the tasks celery.map and celery.starmap, which every worker has; ``groups``, for chunks.
+Thread:      any.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership: the joins that a call is a member of.
 
 Comes from:  the header ``qworker_joins`` of its message: ``[[join id, number], …]``.
-Goes to:     the worker, which records a part when the call has finally ended.
+Goes to:     the worker, which records a part in each join when the call has ended for good.
 Thread:      any; pure.
 """
 
@@ -15,7 +15,7 @@ from qworker.message.marks import JOINS, PUBLICATION, RUN, marks_in
 from qworker.transports.lease import Part
 
 MOST_MEMBERS_TEXT = 64 * 1024
-"""Maximum characters of the ids in the mark MEMBERS; with more, it is left out."""
+"""Maximum characters of the ids in the mark MEMBERS. With more, the mark is left out."""
 MOST = 1000
 """Maximum number of joins of one call."""
 
@@ -42,9 +42,11 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 
 
 def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
-    """Tell whether the result of the call with *headers* is discarded. by_task: the option of its task, for a
-    call without one. It does not apply to a member of a join: its caller has checked that the result may be
-    kept."""
+    """Tell whether the result of the call with *headers* is discarded.
+
+    by_task: the option of its task, for calls that do not set it. It does not apply to members of a join:
+    the client has checked that their results may be kept.
+    """
     ignored = headers.get("ignore_result")
     return bool(by_task) and JOINS not in headers if ignored is None else bool(ignored)
 
@@ -75,9 +77,8 @@ def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signatur
 
 def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
     """Yield the calls in *call*, a signature or workflow in message format, that fail when it cannot begin,
-    each with the rest of its chain, last call first. The body of a chord is
-    one of them, because its header fails. Each has the errbacks of the enclosing workflows, where Celery
-    leaves them."""
+    each with the rest of its chain, last call first. The body of a chord is one of them, because its header
+    fails. As in Celery, each has the errbacks of the enclosing workflows, except calls in a header."""
     waiting: list[tuple[Any, list[Any], list[Any]]] = [(call, [], [])]
     while waiting:
         each, rest, around = waiting.pop()

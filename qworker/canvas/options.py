@@ -1,7 +1,7 @@
-"""The options of a call for type checkers and editors: names, types, and a line about each.
+"""The options of a call, with types and descriptions, for type checkers and editors.
 
 Comes from:  callers of ``apply_async`` and similar methods, ``retry``, signatures.
-Goes to:     type checkers, editors and the reference. Nothing here runs: ``publishing/call.py`` checks calls.
+Goes to:     type checkers, editors and the reference; ``publishing/call.py`` checks options at run time.
 Thread:      none.
 
 Options declared by middleware, and stamps by name, are unknown to a type checker: pass them as ``**options``,
@@ -94,7 +94,7 @@ class CelerysOptions(TypedDict, total=False):
 
 
 class PartOptions(TypedDict, total=False):
-    """Options that make a call part of something larger. Signatures, and tasks that call tasks, set them."""
+    """Options that make a call part of a workflow. Signatures, and tasks that call tasks, set them."""
 
     root_id: str | None
     """The id of the first call that led to this one."""

@@ -1,7 +1,7 @@
-"""Plain: workflows with arguments in the form that tasks send, and times in seconds.
+"""Plain: convert the arguments of workflows to the form that tasks send, and their times to seconds.
 
-Comes from:  signatures with assigned ids, which may be written into a message or join long before their own
-             messages are made.
+Comes from:  signatures with assigned ids, which may be written into a message or a join long before they are
+             published.
 Goes to:     ``tasks/task.py``, which converts the arguments.
 Thread:      the caller's.
 """
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=dict[str, Any])
 
 _LINKS = frozenset(["link", "link_error"])
 _TIMES = frozenset(["countdown", "expires"])
-"""Options that may be timedeltas: they count from the call, and are written as seconds."""
+"""Options that may be timedeltas, counted from the call and written as seconds."""
 _TOLD = _LINKS | _TIMES
 MOST_NESTED = 200
 """Maximum depth of links and nesting in a signature: deeper JSON is refused."""
@@ -32,8 +32,7 @@ def known_task(call: Mapping[str, Any], app: App | None) -> Task | None:
 
 
 def sendable(call: S, task: Task | None, kind: type[S]) -> S:
-    """Return plain() of *call*, which calls *task*; None if the task is unknown. Most calls need no change,
-    which is noticed here."""
+    """Return plain() of *call*. Most calls need no change and are returned at once. task: None if unknown."""
     nothing = (task is None or not task.dumps_arguments) and _TOLD.isdisjoint(call["options"])
     return call if nothing else _plain_signature(call, kind, 0)
 

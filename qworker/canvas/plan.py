@@ -1,4 +1,4 @@
-"""Plans: what a workflow publishes at once, and which joins it opens before.
+"""Plans: what a workflow publishes at once, and which joins it opens first.
 
 Comes from:  ``publishing.workflows``, for every called workflow.
 Goes to:     ``publishing.workflows``, which carries out the plan.
@@ -8,8 +8,8 @@ Later calls travel in earlier ones. The rest of a chain is in the message of its
 chord is in its join (the shared format), or in the message of each member (Celery's).
 
 A long chain would make large messages, sent again for every step. So in the shared format it is cut into
-segments: each segment except the first waits in a join whose only member is the last step of the segment
-before. Then the data sent and kept grows linearly with the number of steps instead of quadratically.
+segments: each segment except the first waits in a join whose only member is the last step of the previous
+segment. The data sent and kept grows linearly with the number of steps instead of quadratically.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Plan(NamedTuple):
 
     - joins: to be opened before publishing.
     - calls: to be published; their options contain their ids.
-    - result: of the workflow; None of an empty chain.
+    - result: of the workflow; None for an empty chain.
     - sizes: for chords in Celery's format, the number of members.
     - first: the result of the first call.
     - joined: calls whose values a chord or graph waits for, now or later.
-    - step: the workflow with assigned ids; None of an empty chain.
+    - step: the workflow with assigned ids; None for an empty chain.
     - run: the mark RUN of all resulting calls; "" if there is none.
     - delays: for joins and chords whose members are due later: seconds until the last one is due.
     - kept: how many seconds longer than usual its stored data must be kept.
@@ -101,8 +101,8 @@ def plan(
     - shared (bool): the format of joins that only qworker's workers know; False is Celery's.
     - segment: steps of a chain in one message; None: all.
     - app: for the results, if the signature has none.
-    - run: the mark RUN of the calling task, "" if there is none. None: called by a user; it gets a new one if
-      ids are assigned already, because it may have been called before with the same ids.
+    - run: the mark RUN of the calling task, "" if it has none. None: called by a user; the workflow gets a
+      new mark if ids are assigned already, because it may have been called before with the same ids.
 
     Raises PublishError for anything but a workflow.
     """
@@ -115,7 +115,7 @@ def plan(
     callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
     work.add((), None, given)
     if isinstance(work, chain) and (names := listed(work["options"].get(NAMES))):
-        # Each step passes them to the next, but not across the steps after which another message begins.
+        # A step only passes its stamps to the steps in its own message.
         hand_on(work, names, {**(work["options"].get("stamps") or {}), **work["options"]})
     if isinstance(work, chunks):
         work = work.group().clone(**work["options"])
@@ -187,7 +187,7 @@ class _Calls:
         self.zone = zone
         self.delays: dict[str, float] = {}
         self.levels = 0
-        """How many nodes of a graph may run one after another while a value is kept for them."""
+        """The longest sequence of a graph's nodes that may run while a value is kept."""
 
     def send(
         self,
@@ -219,8 +219,8 @@ class _Calls:
             self.calls.append(step)
 
     def _join_of(self, identity: str) -> str:
-        """Return the id of the join of the group, graph or step *identity*. Sending it twice opens the same
-        join."""
+        """Return the id of the join of the group, graph or step *identity*. It is the same when the workflow
+        is sent again."""
         return f"{identity}.{self.run}" if self.run else identity
 
     def _wait_until(self, join: str, due: float) -> None:
@@ -229,7 +229,7 @@ class _Calls:
             self.delays[join] = due - self.now
 
     def _segments(self, steps: list[Any], length: int, root: str) -> None:
-        """Open a join for each segment of a chain except the first, with *length* steps in each."""
+        """Open a join for each segment of a chain except the first; a segment has *length* steps."""
         due = self.now
         for start, terms in zip(range(length, len(steps), length), count(2), strict=False):
             for each in steps[start - length : start]:
@@ -368,9 +368,9 @@ class _Calls:
 
 
 def _leave_errbacks(inner: Signature, outer: Signature) -> None:
-    """Remove errbacks from *inner*, the body of a chord in a header, that *outer* has too: outer fails along
-    with inner, and ``link_error()`` adds an errback to both. In Celery's format, read by Celery's workers,
-    outer does not fail along."""
+    """Remove errbacks from *inner*, the body of a chord in a header, that *outer* has too: ``link_error()``
+    adds an errback to both, and when inner fails, outer fails too. (Not in Celery's format, which Celery's
+    workers read.)"""
     told, own = errbacks_of(outer), listed(inner["options"].get("link_error"))
     if left := [each for each in own if each not in told]:
         inner["options"]["link_error"] = left

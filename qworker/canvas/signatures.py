@@ -4,8 +4,8 @@ Comes from:  ``task.s(…)``, and the callbacks in the body of a message.
 Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is the format of Celery's messages.
 Thread:      any.
 
-A workflow (chain, group, chord) is a signature too, with its members in kwargs. Each kind is in a module of
-its own, which KINDS loads.
+A workflow (chain, group, chord) is a signature too, with its members in kwargs. KINDS loads the module of
+each kind.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Frozen(NamedTuple):
 class Signature(dict[str, Any]):
     """A task's name, arguments and options, as a dict that is sent in messages.
 
-    Its keys are task, args, kwargs, options, subtask_type and immutable. Calling it, or clone(), does not
+    Its keys are task, args, kwargs, options, subtask_type and immutable. apply_async() and clone() do not
     change it; set() and link() do. Called as a function, it runs the task in this process: ``add.s(2)(3)`` is
     ``add(3, 2)``.
     """
@@ -69,8 +69,8 @@ class Signature(dict[str, Any]):
         app: App | None = None,
         **more: Unpack[SignatureOptions],
     ) -> None:
-        """task: a name, a task, or the dict of a signature, which contains the rest. more: additional
-        options."""
+        """task: a name, a task, or the dict of a signature, which replaces the other arguments. more:
+        additional options."""
         self._app = app
         if isinstance(task, str) or not isinstance(task, Mapping):
             super().__init__(
@@ -139,7 +139,7 @@ class Signature(dict[str, Any]):
 
     @property
     def parent_id(self) -> str | None:
-        """The id of the calling call; None if not assigned."""
+        """The id of the call that makes this one; None if not assigned."""
         return self.options.get("parent_id")
 
     @parent_id.setter
@@ -188,7 +188,7 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> Any:
-        """Return a copy with *args* before, *kwargs* over and *options* over its own.
+        """Return a copy with *args* prepended, and *kwargs* and *options* merged into its own.
 
         An immutable signature only takes the options.
         """
@@ -210,8 +210,7 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before, *kwargs* over and *options* over its own; an immutable signature only takes the
-        options."""
+        """Prepend *args*, and merge *kwargs* and *options*; an immutable signature only takes the options."""
         if not self["immutable"]:
             if args:
                 self["args"] = (*args, *self["args"])
@@ -236,18 +235,18 @@ class Signature(dict[str, Any]):
         return copy
 
     def set(self, immutable: bool | None = None, **options: Unpack[SignatureOptions]) -> Signature:
-        """Put *options* over its own; return it."""
+        """Merge *options* into its own; return the signature."""
         if immutable is not None:
             self.set_immutable(immutable)
         self.options.update(over(options, self.options))
         return self
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: ignore arguments that are given later."""
+        """True: ignore arguments given later."""
         self["immutable"] = immutable
 
     def link(self, callback: Any) -> Any:
-        """Call *callback*, a signature, with the result; return the callback."""
+        """Call *callback*, a signature, with the result when the task succeeds; return the callback."""
         return self._append("link", callback)
 
     def link_error(self, errback: Any) -> Any:
@@ -260,12 +259,11 @@ class Signature(dict[str, Any]):
         return self
 
     def stamp(self, visitor: Any = None, append_stamps: bool = False, **headers: Any) -> Any:
-        """Add stamps, *headers* by name, to this call, or to all calls of this workflow, and to linked
-        signatures; return it.
+        """Add stamps, given by name, to this call or to all calls of this workflow, and to linked signatures.
+        Return the signature.
 
         - visitor: a StampingVisitor, which adds stamps for each part.
-        - append_stamps (bool): combine a stamp that exists already with the new one in a list, instead of
-          keeping the outer one.
+        - append_stamps (bool): combine stamps of the same name in a list, instead of keeping the outer one.
 
         A task finds them in ``request.stamps`` and ``request.stamped_headers``.
         """
@@ -282,7 +280,7 @@ class Signature(dict[str, Any]):
         return added
 
     def identified(self) -> Signature:
-        """Return a signature with assigned ids, so that sending it twice sends the same calls."""
+        """Return a signature with assigned ids: sending it twice sends the same calls."""
         return plain(self, Signature) if "task_id" in self.options else self.frozen().step
 
     def freeze(
@@ -318,14 +316,14 @@ class Signature(dict[str, Any]):
     # -- as a step of a workflow --
 
     def steps(self) -> list[Signature]:
-        """Return the steps that it has as part of a chain: one, or several."""
+        """Return its steps as part of a chain."""
         return [self]
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
         """Return a copy with assigned ids, and its results. Existing ids are kept.
 
         - id (text): the id of its last call, if it has none; None for a new one.
-        - joined (bool): something waits for its single value, as a chord does for those of its header.
+        - joined (bool): its value is needed by another call, as those of a header are by the body.
         - ids: returns a new id each time.
         """
         task = known_task(self, self._app)
@@ -341,7 +339,7 @@ class Signature(dict[str, Any]):
         return is_ignored(self, known_task(self, app))
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
-        """Make the call, with *args* before and *kwargs* over its own."""
+        """Make the call, with *args* prepended to its own and *kwargs* merged into its own."""
         result: AsyncResult[Any] = self.apply_async(args, kwargs)
         return result
 
@@ -362,7 +360,7 @@ class Signature(dict[str, Any]):
         return task.apply_async(call.args, call.kwargs, **made)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
-        """delay() for asyncio: the event loop runs while the broker takes the messages."""
+        """delay() for asyncio: it does not block the event loop."""
         import asyncio  # here, because it takes 30 ms
 
         return await asyncio.to_thread(self.delay, *args, **kwargs)
@@ -373,10 +371,8 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> Any:
-        """apply_async() for asyncio: the event loop runs while the broker takes the messages.
-
-        Cancelling it does not cancel the call.
-        """
+        """apply_async() for asyncio: it does not block the event loop. Cancelling it does not cancel the
+        call."""
         import asyncio
 
         return await asyncio.to_thread(self.apply_async, args, kwargs, **options)
@@ -390,7 +386,7 @@ class Signature(dict[str, Any]):
         return self.type.apply(call.args, call.kwargs, **given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task as a plain function in this process, with *args* before and *kwargs* over its own."""
+        """Call the task as a plain function in this process, with *args* prepended and *kwargs* merged."""
         call = self.clone(args, kwargs)
         return self.type(*call.args, **call.kwargs)
 
@@ -404,7 +400,7 @@ class Signature(dict[str, Any]):
             return NotImplemented
         return KINDS["chain"].joined(self, other)  # type: ignore[no-any-return]
 
-    __ior__ = __or__  # dict's would mix up the keys
+    __ior__ = __or__  # dict's would merge the keys
 
     @classmethod
     def joined(cls, one: Signature, other: Signature) -> Any:
@@ -412,7 +408,7 @@ class Signature(dict[str, Any]):
         raise NotImplementedError
 
     def reprcall(self, *args: Any, **kwargs: Any) -> str:
-        """Return it as text, with *args* before and *kwargs* over its own."""
+        """Return it as text, with *args* prepended and *kwargs* merged."""
         return repr(self.clone(args, kwargs))
 
     @classmethod
@@ -429,7 +425,7 @@ class Signature(dict[str, Any]):
         return Signature(fields, app=app)
 
     def flatten_links(self) -> list[Any]:
-        """Return it with its callbacks, and theirs."""
+        """Return the signature, its callbacks, their callbacks, and so on."""
         found: list[Any] = []
         waiting: list[Any] = [self]
         while waiting:
@@ -495,7 +491,7 @@ def signature(
     app: App | None = None,
     **more: Unpack[SignatureOptions],
 ) -> Any:
-    """Return a call that has not been made, of a task or its name; or the call or workflow of a dict.
+    """Return a signature for a task, its name, or the dict of a signature or workflow.
 
     A signature is copied. Raises PublishError for an invalid dict.
     """
@@ -535,7 +531,7 @@ def member(value: Any, app: App | None) -> Any:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return *value*, one, several or None, as a list."""
+    """Return *value*, which may be one item, several or None, as a list."""
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 

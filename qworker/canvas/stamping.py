@@ -1,4 +1,4 @@
-"""Stamping: headers that all calls of a workflow carry, to find its tasks later.
+"""Stamping: headers for all calls of a workflow, to find its tasks later.
 
 Comes from:  ``Signature.stamp()``, with names and values, or a visitor that returns them for each call; the
              stamps of a task, for the calls that follow it.
@@ -21,8 +21,8 @@ stamps."""
 class StampingVisitor(ABC):
     """Chooses stamps for the parts of a workflow: see ``Signature.stamp``.
 
-    Each method gets the part and the stamps inherited from the enclosing part, by name. It returns additional
-    ones; their names are all its keys, or those in its ``stamped_headers``.
+    Each method gets the part and, by name, the stamps inherited from the enclosing part. It returns a dict of
+    additional stamps: all its keys, or only those listed in its ``stamped_headers``.
     """
 
     __module__ = "qworker.canvas"
@@ -35,14 +35,14 @@ class StampingVisitor(ABC):
         """Return stamps for all calls in a group."""
         return {}
 
-    def on_group_end(self, group: Any, **headers: Any) -> None:  # noqa: B027 - visitors may pass over it
+    def on_group_end(self, group: Any, **headers: Any) -> None:  # noqa: B027 - optional for visitors
         """Called when all calls in the group have been stamped."""
 
     def on_chain_start(self, chain: Any, **headers: Any) -> dict[str, Any]:
         """Return stamps for all calls in a chain."""
         return {}
 
-    def on_chain_end(self, chain: Any, **headers: Any) -> None:  # noqa: B027 - the same
+    def on_chain_end(self, chain: Any, **headers: Any) -> None:  # noqa: B027 - optional for visitors
         """Called when all calls in the chain have been stamped."""
 
     def on_chord_header_start(self, sig: Any, **header: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class StampingVisitor(ABC):
 
 
 class Nothing(StampingVisitor):
-    """A visitor without stamps: all stamps are given by name."""
+    """A visitor that adds no stamps."""
 
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
         return {}
@@ -173,10 +173,8 @@ def _copy(sig: Any, part: Any) -> Any:
 def _stamps(
     given: Mapping[str, Any], further: Mapping[str, Any] | None, append: bool, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the *given* stamps, with *further* ones and those in the options *own*, and their names.
-
-    Of two with the same name the first is kept; append: they are combined in a list.
-    """
+    """Return the *given* stamps, with *further* ones and those in the options *own*, and their names. Of two
+    with the same name, the first is kept; append: they are combined in a list."""
     further = further or {}
     names = [*_names(given), *_names(further), *(own.get(NAMES) or ())]
     stamps = {name: value for name, value in given.items() if name != NAMES}
