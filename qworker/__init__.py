@@ -1,13 +1,13 @@
 """qworker: a distributed task queue.
 
-The public names; each is imported on first use, so that ``import qworker`` is cheap.
+Defines the public names. Each is imported on first use, so that ``import qworker`` is cheap.
 
-Packages and modules, in reading order. Used by all: ``errors``, ``states``, ``clock``, ``naming``,
-``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``contracts`` (the types of
-an app and of a task), ``context`` (the current ones). From a call to the broker: ``app``, ``canvas``,
+Packages and modules, in reading order. Shared: ``errors``, ``states``, ``clock``, ``naming``, ``safe_repr``,
+``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``contracts`` (the types of an app and of
+a task), ``context`` (the current app and task). From a call to the broker: ``app``, ``canvas``,
 ``publishing``, ``message``, ``transports``. From the broker to a result: ``worker``, ``components``,
-``tasks``, ``logs``, ``backends``, ``results``. From outside: ``control``, ``beat`` (schedules), ``spooler``
-(files of uWSGI), ``cli``, ``testing``, ``django``.
+``tasks``, ``logs``, ``backends``, ``results``. Tools and integrations: ``control``, ``beat`` (schedules),
+``spooler`` (uWSGI spool files), ``cli``, ``testing``, ``django``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _ROOMS = {
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("canvas", "errors", "signals", "states")
-__all__ = [  # noqa: RUF022 - what people look for first stands first
+__all__ = [  # noqa: RUF022 - the most used names come first
     "QWorker",
     "shared_task",
     "Task",
@@ -154,8 +154,8 @@ __all__ = [  # noqa: RUF022 - what people look for first stands first
 
 
 class _Missing:
-    """A finder, asked last: explains missing modules that Celery has, and suggests public names for a
-    misspelt one in ``from qworker import …``, which looks for a module of that name."""
+    """The last import finder. It explains missing modules that Celery has, and suggests a public name for a
+    misspelt one in ``from qworker import …``, which also looks for a module of that name."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -1,10 +1,10 @@
-"""QWorker: the application. Configuration, tasks and connections in one object.
+"""QWorker: the application. It holds the configuration, the tasks and the connections.
 
 Comes from:  the user's module: ``app = QWorker("proj")``.
 Goes to:     everything else, as an argument. Lower packages do not import it.
-Thread:      any; what is opened on first use is opened under one lock.
+Thread:      any; connections are opened on first use, under one lock.
 
-Making an app reads nothing, opens nothing and imports no driver.
+Making an app reads no settings, opens no connection and imports no driver.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class QWorker:
     - broker: a URL, a broker, or a list of URLs, of which the first available one is used. By default,
       messages are kept in ``.qworker/qworker.db``.
     - backend: a URL or a result store. By default, results are kept with the messages if that is a file.
-    - include (names): modules that a worker imports for their tasks.
+    - include (names): modules with tasks, which a worker imports.
     - config_source, namespace: as for config_from_object.
     - changes (mapping): more settings.
     - set_as_current (bool): make this the ``current_app``.
@@ -130,9 +130,9 @@ class QWorker:
         self._tasks = TaskRegistry()
         self._modules = TaskModules()
         self._added: list[Middleware] = []
-        # The settings used, and the middlewares.
         self.periodic_tasks: dict[str, dict[str, Any]] = {}
         self._schedules: Schedules | None = None
+        # The setting that the middlewares were made from, and the middlewares.
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # likewise
         self._publisher = Publisher(self)
@@ -153,8 +153,7 @@ class QWorker:
     def config_from_object(
         self, obj: Any, silent: bool = False, force: bool = False, namespace: str | None = None
     ) -> None:
-        """Take settings from a module, an object, a mapping, or the dotted name of one. They override earlier
-        ones.
+        """Load settings from a module, object, mapping, or the dotted name of one. They replace earlier ones.
 
         - silent (bool): ignore a missing module.
         - force (bool): read it now, not on first use.
@@ -182,8 +181,7 @@ class QWorker:
         return True
 
     def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-        """Add custom defaults. Every other source overrides them. A function is called when they are
-        needed."""
+        """Add default values, which every other source overrides. A function is called on first use."""
         self.conf.add_defaults(values)
 
     # -- tasks --
@@ -227,7 +225,7 @@ class QWorker:
 
     @property
     def Task(self) -> type[TaskBase[..., Any]]:
-        """The class of tasks made without ``base=``. It can be set until the tasks are first used."""
+        """The class of tasks made without ``base=``. It can be changed until the tasks are first used."""
         return self._task_class
 
     @Task.setter
@@ -239,7 +237,7 @@ class QWorker:
         return cast(TaskBase[P, R], self.add_task(adopt(task, self)))
 
     def add_task(self, task: TaskBase[..., Any]) -> TaskBase[..., Any]:
-        """Add *task*; raises ConfigurationError when another one has its name."""
+        """Add *task*. Raises ConfigurationError if another task has its name."""
         with self.lock:
             other = dict.get(self._tasks, task.name)
             if other is not None and other.origin() != task.origin():
@@ -254,14 +252,13 @@ class QWorker:
         return task
 
     def gen_task_name(self, name: str, module: str) -> str:
-        """Return the default name of a task: of the function *name* in *module*. May be overridden."""
+        """Return the default task name of the function *name* in *module*. Subclasses may override it."""
         return task_name(name, module, self.main)
 
     def finalize(self) -> None:
-        """Adopt the shared tasks and set the options of all tasks. Happens on first use; safe to call
-        again."""
+        """Add the shared tasks and set the options of all tasks. Called on first use; safe to call again."""
         with self.lock:
-            self.conf.resolve()  # its receivers may call this method
+            self.conf.resolve()  # receivers of its signals may call this method
             if self.finalized:
                 return
             for make in list(registry.shared):
@@ -278,7 +275,7 @@ class QWorker:
         related_name: str | None = "tasks",
         force: bool = False,
     ) -> None:
-        """Have load_tasks() import the module *related_name* of each of *packages*, if it exists.
+        """Make load_tasks() import the module *related_name* of each of *packages*, if it exists.
 
         - packages: their names, or a function that returns them.
         - related_name (text): None imports the packages themselves.
@@ -289,8 +286,7 @@ class QWorker:
             self._modules.load_discovered()
 
     def load_tasks(self) -> None:
-        """Import every module that defines tasks: those in ``imports`` and ``include``, and the discovered
-        ones."""
+        """Import every module of tasks: those in ``imports`` and ``include``, and the discovered ones."""
         signals.import_modules.send(self)
         self._modules.load(self.conf)
         self.finalize()
@@ -304,7 +300,7 @@ class QWorker:
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
-        """Have a worker call the task *name*, which may be unknown here.
+        """Send a call of the task *name*, which need not be registered here.
 
         Arguments are not checked against the function. Otherwise like Task.apply_async.
         """
@@ -328,7 +324,7 @@ class QWorker:
         return await asyncio.to_thread(self.send_task, name, args, kwargs, task_id=task_id, **options)
 
     def send_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
-        """Make many calls in one round trip: all are stored, or none.
+        """Send many calls in one round trip: all are stored, or none.
 
         - calls: for each, ``(name, args, kwargs)`` where kwargs and args are optional, a signature, or a
           workflow.
@@ -353,10 +349,10 @@ class QWorker:
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a workflow; return its result. args, kwargs, options: of this call; see the kinds of workflow.
+        """Send a workflow and return its result. What args, kwargs and options do depends on its kind.
 
         With ``task_always_eager`` it runs in this process. Raises PublishError if it cannot be published,
-        BrokerUnavailable like apply_async, and NotSupported for a chord when the result store has no joins.
+        BrokerUnavailable like apply_async, and NotSupported for a chord if the result store has no joins.
         """
         from qworker.publishing.workflows import send_workflow
 
@@ -364,7 +360,7 @@ class QWorker:
 
     @property
     def shared_canvas(self) -> bool:
-        """Whether joins are written in the format that only qworker's workers know; see ``canvas_format``."""
+        """Whether joins are written in a format that only qworker's workers read; see ``canvas_format``."""
         from qworker.publishing.workflows import shares_joins
 
         return shares_joins(self)
@@ -379,8 +375,8 @@ class QWorker:
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Any:
-        """Return a call without making it, of a task, its name, or the dict of a signature or workflow.
-        *more* options go over *options*."""
+        """Return the signature of a call. *task*: a task, its name, or the dict of a signature or workflow.
+        *more* overrides *options*."""
         if isinstance(task, Mapping):
             return signature(task, app=self)
         return Signature(task, args, kwargs, options, immutable=immutable, app=self, **more)
@@ -388,7 +384,7 @@ class QWorker:
     subtask = signature
 
     def AsyncResult(self, id: str) -> AsyncResult[Any]:
-        """Return the handle of an earlier call."""
+        """Return the result handle of an earlier call."""
         if not isinstance(id, str):
             raise TypeError(f"AsyncResult takes the id of a call, which is text, not {id!r:.200}")
         return AsyncResult(id, app=self)
@@ -401,7 +397,7 @@ class QWorker:
         return GroupResults(self)
 
     def ResultSet(self, results: Iterable[Any]) -> ResultSet[Any]:
-        """Return the handle of several calls, to wait for all of them."""
+        """Return one handle for several results, to wait for all of them."""
         from qworker.results.group_result import ResultSet
 
         return ResultSet(results, self)
@@ -418,20 +414,20 @@ class QWorker:
         """Call *sig* on a *schedule*; return the name of the entry.
 
         - schedule: a crontab or other schedule of ``qworker.beat``, seconds, a timedelta, or text.
-        - sig: a signature, a task, or the name of one. args, kwargs: put before and over those of a
-          signature.
+        - sig: a signature, a task, or the name of one.
+        - args, kwargs: put before the arguments of a signature, and override its keywords.
         - name (text): of the entry; by default the text of *sig*, as in Celery.
         - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call. So is
           ``expires``, which counts from the call, not from the due time.
 
-        An invalid entry is reported by ``qworker beat list`` and in the log, and stops no other.
+        An invalid entry is reported by ``qworker beat list`` and in the log; the other entries still run.
         """
         return shared.add_periodic_task(self, schedule, sig, args, kwargs, name, options)
 
     # -- middleware --
 
     def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
-        """Add a middleware inside of the existing ones. Call it before the first task is sent or run."""
+        """Add a middleware inside the existing ones. Call it before the first task is sent or run."""
         with self.lock:
             self._added.append(make_middleware(middleware))
             self._middleware = (None, ())
@@ -462,11 +458,11 @@ class QWorker:
     def publishing_in(self, connection: Any) -> AbstractContextManager[None]:
         """Publish the calls of a ``with`` block through *connection*, within its transaction.
 
-        They are sent exactly if that transaction is committed. *connection* is a Session or Connection of
-        SQLAlchemy, Django's, or the driver's, to the database that is the broker. It is neither committed nor
-        closed here.
+        They are sent if and only if that transaction is committed. *connection* is a SQLAlchemy Session or
+        Connection, Django's connection, or the driver's, to the broker's database. It is neither committed
+        nor closed here.
 
-        Raises ConfigurationError when the broker is not such a database.
+        Raises ConfigurationError if the broker is not a SQL database.
         """
         return publishing_in(self, connection)
 
@@ -482,7 +478,7 @@ class QWorker:
 
     @property
     def schedules(self) -> Schedules:
-        """The entries of the scheduler, to be read and changed."""
+        """The scheduler's entries, to list and change them."""
         if self._schedules is None:
             from qworker.beat.api import Schedules
 
@@ -491,14 +487,14 @@ class QWorker:
 
     @property
     def failed(self) -> Failed:
-        """The tasks that have finally failed, to be shown and sent again."""
+        """The failed tasks, to list them and send them again."""
         from qworker.control.failed import Failed
 
         return Failed(self)
 
     @property
     def results_with_broker(self) -> bool:
-        """Whether results are kept in the broker's own store."""
+        """Whether results are stored in the broker."""
         return self.stores.results_with_broker
 
     def close(self) -> None:
@@ -524,13 +520,12 @@ class QWorker:
         """The content types accepted in messages."""
         return content_types(self.conf.accept_content)
 
-    # -- connections, for code that was written for kombu --
+    # -- connections, for code written for kombu --
 
     def connection(self, url: str | None = None) -> Connection:
-        """Return a stand-in for the connection to the broker: for ``with`` blocks, and to test whether the
-        broker answers.
+        """Return an object like kombu's connection, for ``with`` blocks and to test if the broker answers.
 
-        Raises NotAvailable for the *url* of another broker.
+        Raises NotAvailable if *url* is not the app's broker.
         """
         if url is not None and url != self.broker.url:
             raise NotAvailable("app.connection(url): an app has one broker; make another app for another one")
@@ -560,18 +555,17 @@ class QWorker:
         """For ``with app.producer_pool.acquire() as producer``, around ``apply_async(producer=producer)``."""
         return Pool(lambda: Producer(self))
 
-    # -- looking --
+    # -- inspection --
 
     def workers(self) -> list[Presence]:
-        """The workers that live, by name, with what they told last; [] also where the broker lacks WORKERS.
+        """Return the last reports of the live workers, sorted by name; [] if the broker cannot list them.
 
         Raises BrokerUnavailable.
         """
         return looking.workers(self)
 
     def queues(self, names: str | Iterable[str] | None = None) -> list[QueueInfo]:
-        """How queues stand: those that hold anything, or those of *names* (or the one that it is), in that
-        order.
+        """Return the depth of each queue in *names* (one or several), or of all queues that hold messages.
 
         Raises BrokerUnavailable.
         """
@@ -584,37 +578,35 @@ class QWorker:
         states: Collection[looking.State] = looking.STATES,
         limit: int = 100,
     ) -> list[looking.TaskSeen]:
-        """Tasks that have not ended: those that run, then those that workers have, wait and are delayed.
+        """Return the tasks that have not ended: running, then reserved, waiting and delayed ones.
 
-        - names: of queues, or one name; None for all that hold anything.
-        - states: those that are shown.
-        - limit: so many of each state and queue at most, the first ones.
+        - names: of queues, or one name; None for all queues that hold messages.
+        - states: the states to return.
+        - limit: maximum number of tasks per state and queue; the first ones are returned.
 
-        No message is taken, and none is changed. Bodies are not read: what of a task is not in its headers,
-        as in messages of protocol 1, is not shown. What runs is known as of a second ago.
+        No message is taken or changed. Bodies are not read, so fields that are missing in the headers, as in
+        messages of protocol 1, are empty. Running tasks are reported with up to a second's delay.
 
-        Raises BrokerUnavailable, NotSupported where the broker shows neither messages nor workers, and
-        ValueError for a state that there is not.
+        Raises BrokerUnavailable, NotSupported if the broker shows neither messages nor workers, and
+        ValueError for an unknown state.
         """
         return looking.peek(self, names, states, limit)
 
-    # -- being the program that was started, or a part of one --
+    # -- running a worker --
 
     def start(self, argv: Sequence[str] | None = None) -> NoReturn:
-        """Run the command line for this app, as the command ``qworker`` does. It ends the program with its
-        exit code.
+        """Run the command ``qworker`` for this app, and exit with its exit code.
 
-        argv: what would follow ``qworker``; None for what followed the name of this program.
+        argv: the arguments after ``qworker``; None for this program's own arguments.
         """
         command_line = import_object("qworker.cli.main:main")
         command_line.main(sys.argv[1:] if argv is None else list(argv), obj=self)
         raise AssertionError("unreachable: the command line ends the program")
 
     def worker_main(self, argv: Sequence[str] | None = None) -> NoReturn:
-        """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``. It ends the program,
-        as start() does.
+        """Run a worker for this app, and exit: ``app.worker_main(["worker", "--loglevel=INFO"])``.
 
-        Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
+        Raises ValueError if *argv* contains neither ``worker`` nor ``start``.
         """
         arguments = sys.argv[1:] if argv is None else list(argv)
         if not {"worker", "start"} & set(arguments):
@@ -635,17 +627,17 @@ class QWorker:
             with app.Worker(concurrency=2, queues=["mail"]):
                 ...
 
-        Tasks run in threads of this program unless pool= says otherwise. hostname: ``name@host``. options: as
-        those of ``qworker start``. Raises NotAvailable for what only Celery's takes.
+        Tasks run in threads of this program unless *pool* is given. hostname: ``name@host``. options: those
+        of ``qworker start``. Raises NotAvailable for options that only Celery supports.
         """
         from qworker.control.embedded import EmbeddedWorker
 
         return EmbeddedWorker(self, hostname=hostname, queues=queues, **options)
 
-    # -- being an app --
+    # -- the current app and task --
 
     def set_current(self) -> None:
-        """Make this what ``current_app`` means outside of a task, in all threads."""
+        """Make this the ``current_app`` outside of tasks, in all threads."""
         set_default_app(self)
 
     set_default = set_current
@@ -658,7 +650,7 @@ class QWorker:
     current_worker_task = current_task
 
     def on_init(self) -> None:
-        """Called when the app has been created; for subclasses to override."""
+        """Called after the app has been created; for subclasses to override."""
 
     if not TYPE_CHECKING:
 
@@ -681,7 +673,7 @@ class QWorker:
 
 def _after_fork() -> None:
     for app in all_apps():
-        app.lock = threading.RLock()  # a thread that the child does not have may have held it
+        app.lock = threading.RLock()  # the old one may be held by a thread that the child does not have
         app.on_after_fork.send(app)
 
 

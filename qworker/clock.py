@@ -1,4 +1,4 @@
-"""Time: the clock of all components, the boot it counts from, and conversions.
+"""Time: the clock used by all components, the machine's boot, and conversions.
 
 Comes from:  the operating system, or `qworker.testing.FakeClock`.
 Goes to:     every component that waits, expires or schedules.

@@ -1,6 +1,6 @@
-"""The current app and the current task, as code that runs inside a task sees them.
+"""The current app and the current task, as code inside a task sees them.
 
-Comes from:  an app that is made; ``execution``, which pushes the Context of what it runs.
+Comes from:  each new app; ``execution``, which pushes the Context of the task it runs.
 Goes to:     ``current_app``, ``current_task``.
 Thread:      any.
 """
@@ -17,11 +17,11 @@ from qworker.message.context import current_context, set_task, task_of
 
 _apps: WeakSet[App] = WeakSet()
 _default: list[App] = []  # empty or the one default app
-_makers: list[Callable[[], App]] = []  # empty, or the factory of the default app of a framework's project
+_makers: list[Callable[[], App]] = []  # empty, or the factory of the default app of a Django project
 
 
 def add_app(app: App) -> None:
-    """Record *app*, so that shared tasks reach it."""
+    """Register *app*, so that shared tasks are added to it."""
     _apps.add(app)
 
 
@@ -31,13 +31,12 @@ def all_apps() -> list[App]:
 
 
 def set_default_app(app: App | None) -> None:
-    """Make *app* the ``current_app`` outside of tasks, in all threads; None to reset it."""
+    """Make *app* the ``current_app`` outside of tasks, in all threads. None: unset it."""
     _default[:] = [] if app is None else [app]
 
 
 def set_default_maker(make: Callable[[], App] | None) -> None:
-    """Set the factory of the default app if none was made explicitly: the app of a framework's project. None:
-    there is none."""
+    """Set the function that makes the default app when none was made explicitly. None: unset it."""
     _makers[:] = [] if make is None else [make]
 
 
@@ -73,7 +72,7 @@ def get_current_task() -> Task | None:
 
 
 class Proxy:
-    """Stands for what *find* returns when it is used; two proxies are equal when their targets are."""
+    """A proxy of the object that *find* returns at each use. Two proxies are equal when their targets are."""
 
     __slots__ = ("__weakref__", "_find")
 

@@ -1,13 +1,12 @@
-"""Contracts: what the rooms below ``app`` and ``tasks.task`` use of an app and of a task.
+"""Contracts: the types of an app and of a task, for modules that ``app`` and ``tasks.task`` import.
 
 Comes from:  ``app.QWorker`` and ``tasks.task.Task``, which have these members and more.
-Goes to:     the annotations of code that is given an app or a task and is in a lower room, or is imported by
-             them.
+Goes to:     the annotations of those modules.
 Thread:      as the members say.
 
-An app makes tasks, a task is called through its app, and both are passed as arguments to the modules that
-they are built from. Those modules would have to import what imports them, so the types are here. A member is
-Any where its class is itself built from an app; its docstring names the class.
+App and task use each other, and both are passed to the modules that they import. Those modules cannot import
+the classes without an import cycle, so they use these protocols. A member is Any where its own class depends
+on an app; its docstring names the class.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """A task; see ``tasks.task.Task`` for what the members do, and ``TaskOptions`` for the options."""
+    """A task; ``tasks.task.Task`` documents the members, ``TaskOptions`` the options."""
 
     name: str
 
@@ -72,7 +71,7 @@ class Task(Protocol):
     def dumps_arguments(self) -> bool: ...
     @property
     def typed_calls(self) -> Any:
-        """The ``tasks.typed_calls.TypedCalls``; None where the annotations say nothing."""
+        """The ``tasks.typed_calls.TypedCalls``; None if the task has no usable annotations."""
 
     def dump_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
@@ -110,12 +109,11 @@ class Task(Protocol):
 
 
 AnyTask = Task
-"""The same; App has a member of the name Task."""
+"""An alias, because App has a member named Task."""
 
 
 class App(Protocol):
-    """An application; see ``app.QWorker`` for what the members do. Those who write tasks meet it as
-    ``self.app``: what they may ask of it beside is here, too."""
+    """An application, documented by ``app.QWorker``. Includes what tasks may use through ``self.app``."""
 
     main: str | None
     conf: Settings
@@ -143,7 +141,7 @@ class App(Protocol):
     on_after_configure: Any
     on_after_finalize: Any
     on_after_fork: Any
-    """Of ``signals.Signal``."""
+    """These four are of ``signals.Signal``."""
 
     @property
     def Task(self) -> type[Any]: ...

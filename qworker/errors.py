@@ -1,8 +1,8 @@
-"""The errors of qworker: what went wrong, where, and what to do next.
+"""The errors of qworker.
 
     QWorkerError
     ├── ConfigurationError       a setting, option or name given by the user is wrong
-    │   └── NotAvailable         Celery has it, this version has not
+    │   └── NotAvailable         Celery has it, this version does not
     ├── PublishError             a message could not be sent
     │   ├── EncodeError          an argument or result cannot be serialised
     │   └── QueueNotFound
@@ -20,15 +20,15 @@
     │   └── TimeLimitExceeded, WorkerLost, Terminated
     ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, CycleError, NotSupported
     │   └── BackendError         the result store failed
-    │       └── DamagedResult    what it has of one task cannot be read
+    │       └── DamagedResult    the stored result of one task cannot be read
     ├── ControlError
     └── SpoolError               a spool file
-        ├── InvalidPacket        its bytes, or those of a peer, are no packet
-        ├── NoSpoolFunction      nothing was imported that runs jobs
-        ├── NoSpooler            nothing says which directory a job goes to
+        ├── InvalidPacket        a file or a client sent an invalid packet
+        ├── NoSpoolFunction      no imported module defines a function that runs jobs
+        ├── NoSpooler            no spool directory is configured
         ├── NotSpooled           uwsgi.spool() could not enqueue it
         └── UnrunnableJob ── UnknownFunction
-    TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
+    TaskDirective ── Retry, Ignore, Reject     raised by a task to decide its outcome; not errors
     SoftTimeLimitExceeded                      raised inside a task so that it can clean up
     WorkerShutdown, WorkerTerminate            raised in the worker to stop it (SystemExit)
 
@@ -89,8 +89,7 @@ class PublishError(QWorkerError):
 def _also_kombus(kind: type[QWorkerError], name: str) -> None:
     """Make *kind* a subclass of kombu's error *name*, which Celery's users catch around ``delay()``.
 
-    Only once kombu is loaded, because its errors cannot be named before; loading it costs as much as all of
-    qworker.
+    Does nothing until kombu is loaded: nobody can catch its errors before, and loading it is expensive.
     """
     if "kombu" in sys.modules:
         theirs = getattr(import_module("kombu.exceptions"), name)
@@ -139,7 +138,7 @@ class BrokerUnavailable(TransportError):
 
 
 class LeaseLost(TransportError):
-    """A message is no longer ours: its lease expired and another worker may have it."""
+    """The lease of a message expired; another worker may have the message now."""
 
 
 # -- messages that arrived --
@@ -192,7 +191,7 @@ class TaskExpired(TaskRevoked):
 
 
 class MaxRetriesExceeded(TaskError):
-    """The task asked for one retry more than ``max_retries``."""
+    """The task asked for more retries than ``max_retries``."""
 
     def __init__(self, *args: Any, task_args: Sequence[Any] = (), task_kwargs: Any = None) -> None:
         super().__init__(*args)
@@ -202,8 +201,8 @@ class MaxRetriesExceeded(TaskError):
 
 class InvalidValue(TaskError, TypeError):
     """An argument does not match the annotation of the task's parameter; the message names the argument, the
-    place in it, and what was expected. Retrying cannot help: such a task fails at once, regardless of its
-    retry options, and can be sent again with other arguments (``qworker failed retry``)."""
+    place in it, and what was expected. The task fails at once, whatever its retry options are, and can be
+    sent again with other arguments (``qworker failed retry``)."""
 
 
 class NotInChord(PublishError, ValueError):
@@ -287,13 +286,12 @@ class InvalidPacket(SpoolError):
 
 
 class NoSpoolFunction(SpoolError):
-    """There is a job, but no function that runs jobs: ``uwsgi.spooler`` is set by the application, which was
-    not imported, or by one of its modules."""
+    """There is a job, but no function to run it: the module that sets ``uwsgi.spooler`` was not imported."""
 
 
 class NoSpooler(SpoolError, AttributeError):
-    """No spool directory is configured here. As with uWSGI the attribute does not exist then, so that
-    ``hasattr(uwsgi, "spool")`` works."""
+    """No spool directory is configured. An AttributeError, so that ``hasattr(uwsgi, "spool")`` works as with
+    uWSGI."""
 
 
 class NotSpooled(SpoolError, ValueError):
@@ -301,15 +299,15 @@ class NotSpooled(SpoolError, ValueError):
 
 
 class UnrunnableJob(SpoolError):
-    """A spool job that no retry can help: its arguments cannot be read, or must not be. It is set aside at
-    once, with the message as the reason."""
+    """The arguments of a spool job cannot, or must not, be read. It is set aside at once, with the message as
+    the reason, because a retry cannot help."""
 
 
 class UnknownFunction(UnrunnableJob):
     """A spool job for a decorated function that does not exist."""
 
 
-# -- directives: what a task says about itself --
+# -- directives --
 
 
 class TaskDirective(Exception):
@@ -354,13 +352,13 @@ class Retry(TaskDirective):
 
 
 class Ignore(TaskDirective):
-    """The task is done and its state is left unchanged."""
+    """The task ends and its stored state is left unchanged."""
 
 
 class Replaced(Ignore):
-    """Another call has replaced the task; raised by ``task.replace()`` after that was sent.
+    """Another call has replaced the task; raised by ``task.replace()`` after that call was sent.
 
-    ``sig`` is that call: the one with the task's id, in its chain or chord.
+    ``sig`` is that call, with the task's id, in its chain or chord.
     """
 
     def __init__(self, sig: Any = None) -> None:
@@ -384,15 +382,15 @@ class Reject(TaskDirective):
 
 
 class WorkerShutdown(SystemExit):
-    """Stops the worker, when it is raised in its own process. In the main thread, for example by a receiver
-    of worker_ready, running tasks end first; in any other thread of the worker, it acts like WorkerTerminate.
+    """Stops the worker when raised in its own process, not in a task, where it is a failure like SystemExit.
 
-    The argument is the exit code, by default 0. In a task it is a failure, like SystemExit.
+    In the main thread, for example in a receiver of worker_ready, running tasks end first; in any other
+    thread it acts like WorkerTerminate. The argument is the exit code, by default 0.
     """
 
 
 class WorkerTerminate(SystemExit):
-    """Stops the worker at once: running tasks are given back. Otherwise like WorkerShutdown."""
+    """Stops the worker at once; running tasks return to the queue. Otherwise like WorkerShutdown."""
 
 
 # -- Celery's names --
@@ -410,7 +408,7 @@ TaskRevokedError = TaskRevoked
 WorkerLostError = WorkerLost
 TimeoutError = ResultTimeout
 
-# : our class → (exc_type, exc_module) under which it is stored, so that Celery's readers rebuild theirs.
+#: our class → (exc_type, exc_module) in stored results, from which Celery's clients rebuild its own class.
 CELERY_NAMES: dict[type[BaseException], tuple[str, str]] = {
     BackendError: ("BackendError", "celery.exceptions"),
     ChordError: ("ChordError", "celery.exceptions"),

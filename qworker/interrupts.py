@@ -1,22 +1,21 @@
-"""Interrupts: asynchronous exceptions, such as Ctrl-C, a time limit or an alarm of the user's.
+"""Interrupts: asynchronous exceptions, such as Ctrl-C, a time limit or a user's alarm.
 
 Comes from:  signal handlers, in the main thread, at any moment; the soft time limit, in a child of the pool.
-Goes to:     code that holds something that must not be left half done: a lock, a connection, a frame.
+Goes to:     code that holds a lock, a connection or a half-sent frame and must not be interrupted.
 Thread:      any; signals only interrupt the main one.
 
 Python handles signals at the start of a function, after a call of a C function, and at the end of a loop
 iteration. So:
 
-- What must be atomic is *one* call of a C function: after ``got.extend(map(lock.acquire, …))`` it is recorded
-  that we have the lock; after ``got = lock.acquire()`` it may not be. The cleanup comes first in ``finally``,
-  as such a call. A context manager written in Python cannot do this: its ``__exit__`` may be interrupted
-  before it begins.
-- What may be left half done, such as a connection in the middle of an answer, is marked before and after
-  (``whole``), and discarded by its next user, or at once, if the second mark is missing.
-- What we cannot mark, such as another library's pool of connections, is used ``in_helper_thread()``, which
-  signals do not interrupt.
-- Our own interrupt, the soft time limit, waits until ``deferred()`` code has ended: it is meant for the
-  task's code.
+- An atomic step must be *one* call of a C function. ``got.extend(map(lock.acquire, …))`` acquires the lock
+  and records that in one step; ``got = lock.acquire()`` may be interrupted in between. The cleanup must also
+  be such a call, first in ``finally``. A context manager written in Python cannot do this: its ``__exit__``
+  may be interrupted before it begins.
+- State that may be left half done, such as a connection in the middle of an answer, is marked before and
+  after (``whole``). If the second mark is missing, it is discarded at once or by its next user.
+- Objects that we cannot mark, such as another library's connection pool, are used ``in_helper_thread()``,
+  which signals do not interrupt.
+- Our own interrupt, the soft time limit, is meant for the task's code, so it waits for ``deferred()`` code.
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IDLE_SECONDS = 60.0
-"""After which an idle thread made by in_helper_thread() ends."""
+"""An idle helper thread ends after this time."""
 
 
 class LockTimeout(Exception):
-    """Others held the lock for the whole time."""
+    """The lock could not be acquired in time."""
 
 
 class _Run:
-    """The task whose body is on the main thread's stack. Owner: the main thread, including its signal
-    handlers."""
+    """The state of the task body on the main thread. Owner: the main thread and its signal handlers."""
 
     __slots__ = ("depth", "kept", "last", "open")
 
@@ -52,11 +50,11 @@ class _Run:
         self.open = False
         """A body is running, and may be interrupted."""
         self.depth = 0
-        """How many deferred() calls are on the stack."""
+        """The number of deferred() calls on the stack."""
         self.kept: BaseException | None = None
-        """To be raised when there are none."""
+        """The interrupt to raise at the end of the outermost deferred() call."""
         self.last: BaseException | None = None
-        """The last one raised."""
+        """The last interrupt."""
 
 
 _run = _Run()
@@ -64,19 +62,19 @@ _main = threading.main_thread().ident
 
 
 def begin() -> None:
-    """A body begins on the main thread: interrupt() applies to it from now on."""
+    """Mark the start of a body on the main thread; interrupt() applies to it from now on."""
     _run.depth, _run.kept = 0, None
     _run.open = True
 
 
 def end() -> None:
-    """It has ended: later interrupts have no effect."""
+    """Mark the end of the body; later interrupts have no effect."""
     _run.open = False
 
 
 def interrupt(error: BaseException) -> None:
-    """For a signal handler: raise *error* in the running body, now or after deferred code; without a body, do
-    nothing."""
+    """Raise *error* in the running body, now or after deferred code; without a body, do nothing. For signal
+    handlers."""
     if _run.open:
         _run.last = error
         if not _run.depth:
@@ -85,7 +83,7 @@ def interrupt(error: BaseException) -> None:
 
 
 def deferred(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return *work*(), and delay our own interrupts until its end."""
+    """Return *work*(), and delay interrupt() until its end."""
     run = _run
     if not run.open or get_ident() != _main:
         return work(*args, **kwargs)
@@ -100,7 +98,7 @@ def deferred(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """deferred() for the last action of a body: once it is done, interrupts have no effect."""
+    """deferred() for the last action of a body; later interrupts have no effect."""
 
     def last() -> T:
         value = work(*args, **kwargs)
@@ -114,10 +112,9 @@ def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def with_lock(
     lock: Lock, seconds: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Return *work*() while holding *lock*, which is always released. Wait for it up to so many
-    seconds.
+    """Return *work*(), called while holding *lock*; the lock is always released.
 
-    None: without limit. Raises LockTimeout when we did not get it.
+    Wait for the lock up to *seconds* (None: without limit), then raise LockTimeout.
     """
     got: list[bool] = []
     try:
@@ -131,11 +128,10 @@ def with_lock(
 
 
 def reraise_interrupt(error: BaseException) -> None:
-    """For code that converts any *error* to another one: raise it, if it is an interrupt, or was caused by
-    one.
+    """Raise the interrupt that *error* is or was caused by, if any. For code that converts errors.
 
-    An exception raised by a signal handler, of any type, is not an error of the interrupted code. Only the
-    main thread is interrupted: the threads of a worker's and a scheduler's parts need no such call.
+    An exception raised by a signal handler, of any type, is not an error of the interrupted code. Threads
+    other than the main one need no such call.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -147,7 +143,7 @@ def reraise_interrupt(error: BaseException) -> None:
 
 
 def _handled_above(error: BaseException) -> bool:
-    """Whether a caller of ours caught it and is handling it: then it is only our context."""
+    """Whether a caller of ours is already handling *error*: then it is only the context of a later error."""
     trace = error.__traceback__
     frame = sys._getframe(2).f_back
     while frame is not None:
@@ -158,7 +154,7 @@ def _handled_above(error: BaseException) -> bool:
 
 
 def _of_handler(error: BaseException) -> bool:
-    """Whether it was raised in a signal handler: a function that was called with the frame below it."""
+    """Whether *error* was raised in a signal handler: a function called with its caller's frame."""
     below = None
     trace = error.__traceback__
     while trace is not None:
@@ -179,11 +175,11 @@ def interruptible() -> bool:
 
 _Order = tuple[Callable[[], Any], "SimpleQueue[tuple[bool, Any]]"]
 _idle: list[SimpleQueue[_Order]] = []
-"""Queues of idle threads. Any thread: pop and append are atomic."""
+"""The queues of idle threads. Used by any thread, because pop and append are atomic."""
 
 
 def in_helper_thread(work: Callable[[], T]) -> T:
-    """Return *work*(), called where signals do not interrupt it: if this is the main thread, by another one.
+    """Return *work*(), called by another thread if this is the main one, so that signals do not interrupt it.
 
     If the main thread is interrupted meanwhile, *work* continues to its end.
     """
@@ -202,8 +198,8 @@ def in_helper_thread(work: Callable[[], T]) -> T:
 
 
 def within(seconds: float, work: Callable[[], None]) -> bool:
-    """Call *work* in another thread, and wait for it no longer than *seconds*; tell whether it has ended by
-    then. It continues to its end in any case. Raises its error if it ended in time."""
+    """Call *work* in another thread and wait up to *seconds*; return whether it ended in time. Raises its
+    error if it did; otherwise it continues to its end."""
     answer = _ordered(work)
     if answer is None:
         deferred(work)
@@ -221,7 +217,7 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
 
 
 def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
-    """Have another thread call *work*; return a queue for the outcome. None: there is no thread."""
+    """Let another thread call *work*; return the queue for its outcome, None if no thread can be started."""
     answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
     try:
         orders = _idle.pop()
@@ -236,7 +232,7 @@ def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
 
 
 def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: calls run in_helper_thread()."""
+    """Decorate *work* to run in_helper_thread()."""
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -246,7 +242,7 @@ def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def _serve(orders: SimpleQueue[_Order]) -> None:
-    """Carry out orders, until none arrives for a while."""
+    """Run the work that arrives in *orders*, until none does for IDLE_SECONDS."""
     taken = False
     while True:
         try:
@@ -255,7 +251,7 @@ def _serve(orders: SimpleQueue[_Order]) -> None:
             try:
                 _idle.remove(orders)
             except ValueError:
-                if not taken:  # the thread that took it is about to send an order, or was interrupted
+                if not taken:  # a thread took our queue: it is about to send an order, or was interrupted
                     taken = True
                     continue
             return

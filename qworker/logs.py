@@ -1,9 +1,9 @@
-"""Logs: format and destination of log lines. Only this module sets handlers; all others just log.
+"""Logs: the format and destination of log lines. Only this module sets handlers.
 
 Comes from:  `setup` in the worker before its processes start, `redirect_stdouts` in each of them.
 Goes to:     the terminal or a file, as text or as one JSON object per line.
 Thread:      set up from the main thread; formatting happens on the logging thread.
-Passwords in URLs are masked, control characters are escaped, and every line after the first of a record is
+Passwords in URLs are masked, control characters are escaped, and all lines of a record but the first are
 indented, so that no text in a message can be mistaken for another record.
 """
 
@@ -44,8 +44,7 @@ _USUAL_FIELDS = frozenset(vars(_PROBE)) | {"message", "asctime", "taskName", "ta
 
 
 def get_task_logger(name: str) -> logging.Logger:
-    """Return a logger for a module of tasks; its level follows the logger "qworker.task" unless it has its
-    own.
+    """Return a logger for a module of tasks; its level is that of "qworker.task" unless it has its own.
 
     Any other logger works as well: records logged while a task runs have the task's name and id.
     """
@@ -56,8 +55,7 @@ def get_task_logger(name: str) -> logging.Logger:
 
 
 def parse_level(level: str | int) -> int:
-    """Return the number of a log level given by name (any case) or number; ConfigurationError for anything
-    else."""
+    """Return the number of a log level, given by name (any case) or number. ConfigurationError otherwise."""
     text = str(level).strip().upper()
     if text.isdecimal() and int(text) <= logging.CRITICAL:
         return int(text)
@@ -78,7 +76,7 @@ class SetUp(NamedTuple):
 
 
 chosen: SetUp | None = None
-"""The last arguments of setup() in this process, for processes started anew; written by the main thread."""
+"""The last arguments of setup() in this process, for child processes. Written by the main thread."""
 
 
 def setup(
@@ -90,9 +88,11 @@ def setup(
 ) -> None:
     """Send all logging of this process to `logfile`, or to standard error if it is None.
 
-    json None means the setting `worker_log_json`; node is this worker's name, for JSON lines. If there is a
-    receiver of the signal `setup_logging`, it does all this instead. ConfigurationError when the level, the
-    format or the file cannot be used.
+    - json: None for the setting `worker_log_json`.
+    - node: the worker's name, for JSON lines.
+
+    A receiver of the signal `setup_logging` replaces all this. ConfigurationError if the level, the format or
+    the file cannot be used.
     """
     global chosen
     number = parse_level(level)
@@ -108,7 +108,7 @@ def setup(
     target = root
     if conf.worker_hijack_root_logger or not root.handlers:
         _discard(root)
-    else:  # the user's handlers are unchanged; ours only gets the worker's own records
+    else:  # leave the user's handlers alone; ours only gets the worker's own records
         target = logging.getLogger("qworker")
         target.propagate = False
         _discard(target)
@@ -122,7 +122,7 @@ def _discard(logger: logging.Logger) -> None:
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
         if isinstance(handler.formatter, LineFormatter | JsonFormatter):
-            handler.close()  # ours from before; the user's may still be in use elsewhere
+            handler.close()  # made by an earlier setup(); the user's may be in use elsewhere
 
 
 def _handler(logfile: str | None) -> logging.Handler:
@@ -152,7 +152,7 @@ def _own_end(stream: IO[str] | None) -> int | None:
 
 
 class _PipeHandler(logging.StreamHandler[Any]):
-    """Writes into a pipe without blocking the worker when it is not read: lines are dropped."""
+    """Writes to a pipe. Drops lines when nobody reads it, instead of blocking the worker."""
 
     def __init__(self, stream: Any, pipe: int) -> None:
         super().__init__(stream)
@@ -170,12 +170,12 @@ class _PipeHandler(logging.StreamHandler[Any]):
                 self._dropped += 1
         except OSError:
             self._dropped += 1  # the reader has gone
-        except Exception:  # noqa: BLE001 - a record that cannot be formatted, as in every handler
+        except Exception:  # noqa: BLE001 - the record cannot be formatted; every handler does this
             self.handleError(record)
 
     def _write(self, data: bytes) -> bool:
-        """Write *data*; return False if part of it was dropped. The first line that finds the pipe full
-        waits; those after it do not."""
+        """Write *data*; return False if part of it was dropped. Waits for a full pipe only if no line was
+        dropped before."""
         while data:
             try:
                 data = data[os.write(self._pipe, data) :]
@@ -188,8 +188,7 @@ class _PipeHandler(logging.StreamHandler[Any]):
 
 
 class _LogFile(WatchedFileHandler):
-    """A file opened for appending, so that all processes may write, and reopened when logrotate renames
-    it."""
+    """A file that all processes append to, reopened when logrotate renames it."""
 
     _looked = 0.0
 
@@ -201,9 +200,9 @@ class _LogFile(WatchedFileHandler):
 
 
 class _SteadyFormatter(logging.Formatter):
-    """The usual formatter, but formats the time only once per second, which is most of its cost.
+    """A formatter that formats the time, the most expensive part, only once per second.
 
-    Not for sharing between handlers: the lock of its handler protects it.
+    The lock of its handler protects it, so handlers must not share it.
     """
 
     _second = -1
@@ -264,7 +263,7 @@ def _safe(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Text lines; a second format, with the task's name and id, for records logged while a task runs."""
+    """Text lines. Records logged while a task runs have another format, with the task's name and id."""
 
     def __init__(self, plain: logging.Formatter, in_task: logging.Formatter, color: bool = False) -> None:
         super().__init__()
@@ -277,7 +276,7 @@ class LineFormatter(logging.Formatter):
         if context is None:
             line = self._plain.format(_with_task(record, None, None))
         else:
-            # Without an id it was called as a function, or as an errback that runs here.
+            # There is no id if the task was called as a function, or is an errback that runs here.
             line = self._in_task.format(_with_task(record, context.task, context.id or "-"))
         line = _safe(line)
         color = _COLORS.get(record.levelname) if self._color else None
@@ -309,7 +308,7 @@ class JsonFormatter(logging.Formatter):
         if context is not None:
             fields["task_name"] = context.task
             fields["task_id"] = context.id
-        elif (task_id := getattr(record, "task_id", None)) is not None:  # of an ended task
+        elif (task_id := getattr(record, "task_id", None)) is not None:  # logged about a task, not by it
             fields["task_name"] = getattr(record, "task_name", None)
             fields["task_id"] = task_id
         if record.exc_info:
@@ -321,7 +320,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def redirect_stdouts(conf: Settings) -> None:
-    """Send everything that is printed to the log, if the setting `worker_redirect_stdouts` is on."""
+    """Send printed output to the log, if the setting `worker_redirect_stdouts` is on."""
     if not conf.worker_redirect_stdouts:
         return
     level = parse_level(conf.worker_redirect_stdouts_level)
@@ -332,7 +331,7 @@ def redirect_stdouts(conf: Settings) -> None:
 
 @contextmanager
 def redirected_stdouts(conf: Settings) -> Iterator[None]:
-    """The same while a worker runs; processes forked meanwhile inherit it."""
+    """redirect_stdouts() during a ``with`` block; processes forked meanwhile inherit it."""
     before = sys.stdout, sys.stderr
     redirect_stdouts(conf)
     try:
@@ -357,7 +356,7 @@ class _LogStream:
         self._logger = logger
         self._level = level
         self._original = original
-        # Per thread: an incomplete line waits for its end, and a handler that prints must not log its own
+        # Per thread: the incomplete line, and a flag that keeps a handler that prints from logging its own
         # output.
         self._local = threading.local()
 
@@ -383,7 +382,7 @@ class _LogStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Log an incomplete line."""
+        """Log the incomplete line."""
         rest, self._local.rest = getattr(self._local, "rest", ""), ""
         if rest and not getattr(self._local, "busy", False):
             self._log([rest])

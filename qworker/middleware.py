@@ -1,4 +1,4 @@
-"""Middleware: the way to change what is published and how a task runs.
+"""Middleware: changes what is published and how a task runs.
 
 Comes from:  ``app.add_middleware`` and the setting ``middleware``.
 Goes to:     publishing (``publish``) and execution (``execute``).
@@ -16,7 +16,7 @@ from qworker.naming import import_object
 
 
 class Middleware:
-    """Subclass, override one or both methods, and call ``call_next`` to continue (or do not, to stop).
+    """Subclass it, override one or both methods, and call ``call_next`` to continue, or do not, to stop.
 
     ``options`` names the task options this middleware reads, so that ``@app.task(my_option=...)`` is
     accepted. The first middleware of an app is the outermost.
@@ -36,7 +36,7 @@ class Middleware:
 
 
 def overrides(middleware: Middleware, method: str) -> bool:
-    """Tell whether `middleware` has its own `method` ("publish" or "execute")."""
+    """Return whether `middleware` overrides `method` ("publish" or "execute")."""
     own = getattr(type(middleware), method, None)
     return own is not getattr(Middleware, method) or method in vars(middleware)
 
@@ -44,8 +44,7 @@ def overrides(middleware: Middleware, method: str) -> bool:
 def compose(
     middlewares: Iterable[Middleware], method: str, final: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Return a callable that runs `method` of each middleware around `final`; `final` itself if none has
-    one."""
+    """Return a callable that runs `method` of each middleware around `final`, or `final` if none has it."""
     chain = final
     for middleware in reversed(list(middlewares)):
         if overrides(middleware, method):
@@ -54,8 +53,7 @@ def compose(
 
 
 def make_middleware(given: Any) -> Middleware:
-    """Return the middleware given by a setting or argument: an object, its class, or the dotted name of
-    either.
+    """Return the middleware `given` as an object, its class, or the dotted name of either.
 
     Raises ConfigurationError for anything else.
     """

@@ -2,7 +2,7 @@
 
 Comes from:  nothing.
 Goes to:     client, configuration, worker, command line.
-Thread:      any; fork-safe because no random state is kept.
+Thread:      any. Fork-safe, because no random state is kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from qworker.errors import ConfigurationError
 
 DISTRIBUTION = "qworker-queue"
-"""Our name for package managers. On PyPI "qworker" is another project, so no text may suggest installing
-that. The import and the command are "qworker"."""
+"""The name on PyPI, where "qworker" is another project, which no text may suggest installing. The import and
+the command are "qworker"."""
 VERSION = "0.1.0"
-"""The same as in ``pyproject.toml`` and the package, which imports nothing."""
+"""The same as in ``pyproject.toml`` and in the package, which must not import this module."""
 DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 
@@ -43,9 +43,9 @@ def task_id() -> str:
 
 
 def task_ids() -> Iterator[str]:
-    """Yield new ids, for code that needs many now: asking the system for random bytes takes most of the time.
+    """Yield new ids, for code that needs many at once: it reads random bytes in blocks, which is faster.
 
-    Do not keep it: a forked process would produce the same ids.
+    Do not keep the iterator: a forked process would produce the same ids.
     """
     yield task_id()
     while True:
@@ -55,8 +55,8 @@ def task_ids() -> Iterator[str]:
 
 
 def ids_of(origin: str) -> Callable[[], str]:
-    """Return a function that returns a new id at each call, in a sequence that only depends on *origin*."""
-    from uuid import UUID, uuid5  # takes some milliseconds, and such ids are rare
+    """Return a function that returns a new id at each call. The sequence depends only on *origin*."""
+    from uuid import UUID, uuid5  # here, because it takes milliseconds and is rarely needed
 
     space, numbers = UUID(_SPACE), count()
     return lambda: str(uuid5(space, f"{origin} {next(numbers)}"))
@@ -67,10 +67,10 @@ def _uuid4(text: str) -> str:
 
 
 def task_name(name: str, module: str, main: str | None = None) -> str:
-    """Return the name of the task made from the function `name` of `module`: "module.name".
+    """Return the task name of the function `name` of `module`: "module.name".
 
-    In the ``__main__`` module it is `main`, or else the name under which the module would be imported, so
-    that ``python tasks.py`` calls what the worker knows as ``tasks.add``.
+    ``__main__`` is replaced by `main`, or by the name under which that module would be imported, so that
+    ``python tasks.py`` sends ``tasks.add``, the name that the worker knows.
     """
     if module == "__main__":
         module = main or _main_module()
@@ -89,7 +89,7 @@ def _main_module() -> str:
 def import_object(path: str) -> Any:
     """Return the module or object at `path`: "package.module:attribute" or "package.module.attribute".
 
-    ConfigurationError if it does not exist; errors raised by the imported module itself are unchanged.
+    ConfigurationError if it does not exist. Errors raised by the imported module itself are not converted.
     """
     module_name, colon, attributes = path.partition(":")
     if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
@@ -112,8 +112,7 @@ def _module(name: str, path: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        # Only a missing module of *this* name is the user's mistake; a missing dependency of the module is
-        # its own.
+        # Only a missing module of *this* name is the user's mistake; a missing dependency is the module's.
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         raise ConfigurationError(
@@ -136,7 +135,7 @@ def _attribute(module: Any, names: list[str], path: str) -> Any:
 
 
 def hostname() -> str:
-    """This machine's name."""
+    """Return this machine's name."""
     if hasattr(os, "uname"):
         return os.uname().nodename
     import socket  # only where there is no uname
@@ -148,8 +147,8 @@ def node_name(template: str | None = None, index: int = 0) -> str:
     """Return the full name of a node, "name@host".
 
     `template` may contain %h (host name), %n (host name up to its first dot), %d (its domain), %i (`index` of
-    the process, 0 in the main one), %I (the same with a dash before it, empty for 0) and %%. Without "@" it
-    is the part before it; None is the default name. ConfigurationError when the result is not a valid name.
+    the process, 0 in the main one), %I (the same with a dash before it, empty for 0) and %%. Without "@", the
+    host name is appended; None is the default name. ConfigurationError if the result is not a valid name.
     """
     host = hostname()
     short, _, domain = host.partition(".")
@@ -185,7 +184,7 @@ def _expand(template: str, values: dict[str, str]) -> str:
 
 
 def signal_name(given: Any) -> str:
-    """Return the name of a signal given by name ("SIGKILL", "kill"), number or member of signal.Signals.
+    """Return the name of a signal, given by name ("SIGKILL", "kill"), number or member of signal.Signals.
 
     ValueError for anything else.
     """
@@ -199,22 +198,22 @@ def signal_name(given: Any) -> str:
 
 
 MISSPELT = 0.85
-"""The minimum similarity of a name to one that it is a misspelling of."""
+"""The minimum similarity of a misspelling to the correct name."""
 
 
 def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:
-    """Return up to `count` of `candidates` most similar to `name`, best first; [] when none is close.
+    """Return the `count` of `candidates` most similar to `name` at most, best first; [] when none is close.
 
     likeness: minimum similarity, from 0 to 1.
     """
-    from difflib import get_close_matches  # an error path; it takes 5 ms to import
+    from difflib import get_close_matches  # here, because it takes 5 ms and is only used for errors
 
     others = [candidate for candidate in candidates if candidate != name]
     return get_close_matches(name, others, count, likeness)
 
 
 def did_you_mean(name: object, candidates: Iterable[str], otherwise: str = "") -> str:
-    """Return "; did you mean 'x'?", with the most similar of the *candidates*, to end a message about an
+    """Return "; did you mean 'x'?" with the most similar of *candidates*, to append to a message about an
     unknown *name*; *otherwise* when none is close."""
     found = near(str(name), candidates, 1)
     return f"; did you mean {found[0]!r}?" if found else otherwise
@@ -222,18 +221,18 @@ def did_you_mean(name: object, candidates: Iterable[str], otherwise: str = "") -
 
 _BUILT_IN = ("celery.", "qworker.")
 DJANGO_PACKAGES = "qworker.django.run"
-"""The task of a Django project that calls what async_task() names; an app with it belongs to a project."""
+"""The task that runs the functions given to async_task(). Only the app of a Django project has it."""
 
 
 def own_tasks(names: Iterable[str]) -> list[str]:
-    """Return those *names* that are a program's own tasks and not built in, sorted."""
+    """Return those *names* that are not built-in tasks, sorted."""
     return sorted(name for name in names if not name.startswith(_BUILT_IN))
 
 
 def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
     """Return up to three of *tasks* that are similar to *name*, best first; [] when none is close.
 
-    The part after the last dot counts first: "tasks.ad" is closer to "tasks.add" than to "tasks.map".
+    The part after the last dot is compared first: "tasks.ad" is closer to "tasks.add" than to "tasks.map".
     """
     known = own_tasks(tasks)
     by_last: dict[str, list[str]] = {}
@@ -246,13 +245,12 @@ def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
 
 
 def valid_queue_name(name: object) -> bool:
-    """Tell whether `name` can be a queue: 1 to 255 printable characters, no space, quote, bracket or
-    wildcard."""
+    """Return whether `name` is 1 to 255 bytes of printable text without space, quote, bracket or wildcard."""
     return _valid(name, _FORBIDDEN_IN_QUEUE)
 
 
 def valid_node_name(name: object) -> bool:
-    """Tell whether `name` is "name@host" of printable characters without space, quote, bracket or slash."""
+    """Return whether `name` is "name@host" in printable characters, no space, quote, bracket or slash."""
     if not isinstance(name, str) or not _valid(name, _FORBIDDEN_IN_NODE):
         return False
     left, at, right = name.partition("@")

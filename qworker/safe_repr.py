@@ -2,7 +2,9 @@
 
 Comes from:  publishing (argsrepr, kwargsrepr), execution (the result in the log line).
 Goes to:     message headers, log lines, events, the dashboard.
-Thread:      any. Never raises, never longer than requested, and without control characters.
+Thread:      any.
+
+The functions never raise. Their results are never longer than requested and have no control characters.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
         return None
     try:
         text = repr(container)
-    except Exception as error:  # noqa: BLE001 - an int of too many digits; a key whose repr() is the user's
+    except Exception as error:  # noqa: BLE001 - an int of too many digits, or a user's __repr__
         reraise_interrupt(error)
         return None
     return text if len(text) <= limit else None
@@ -75,8 +77,7 @@ def printable(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """Return `text` with NUL and lone surrogates escaped: every database, file or log accepts the rest as
-    UTF-8."""
+    """Return `text` with NUL and lone surrogates escaped, as every database, file and log accepts it."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
@@ -100,8 +101,7 @@ def _bounded(value: object, limit: int) -> str:
         _write(value, write, 0, set())
     except _Full:
         pass
-    except Exception as error:  # noqa: BLE001
-        # A hostile container: whatever its methods raise, the task continues.
+    except Exception as error:  # noqa: BLE001 - a user's container may raise anything
         reraise_interrupt(error)
         pieces.append("...")
     text = printable("".join(pieces))
@@ -162,8 +162,7 @@ def _write_items(
 def _leaf(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001
-        # User code in repr(): whatever it raises, the task continues.
+    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything
         reraise_interrupt(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"

@@ -2,7 +2,7 @@
 
 Comes from:  publishing, execution, the worker: ``if task_success.receivers: task_success.send(...)``.
 Goes to:     functions connected by the user.
-Thread:      the sender's. A receiver that raises is logged and changes nothing.
+Thread:      the sender's. An exception of a receiver is logged and does not affect the sender.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Signal:
         weak: bool = False,
         dispatch_uid: Any = None,
     ) -> Any:
-        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, with or without
+        """Call `receiver` (which must take ``**kwargs``) at each send. Also a decorator, with or without
         options.
 
-        - sender: an object, or the name of a task, to receive only its signals.
+        - sender: an object, or the name of a task; only its signals are received.
         - weak (bool): hold the receiver by a weak reference.
-        - dispatch_uid: identifies the receiver, in place of itself.
+        - dispatch_uid: identifies the receiver instead of its identity.
 
-        The same receiver is connected once for the same sender. Returns the receiver.
+        Connecting the same receiver for the same sender again replaces it. Returns the receiver.
         """
         if receiver is None:
             return lambda function: self.connect(function, sender, weak, dispatch_uid)
@@ -69,7 +69,7 @@ class Signal:
     def disconnect(
         self, receiver: Callable[..., Any] | None = None, sender: Any = None, dispatch_uid: Any = None
     ) -> bool:
-        """Undo `connect` with the same arguments. False when it was not connected."""
+        """Undo `connect` with the same arguments. Return False if it was not connected."""
         key = _key(receiver, sender, dispatch_uid)
         with _lock:
             remaining = [other for other in self.receivers if other.key != key]
@@ -78,7 +78,7 @@ class Signal:
         return was_connected
 
     def has_listeners(self, sender: Any = None) -> bool:
-        """Tell whether ``send(sender)`` would call anything."""
+        """Return whether ``send(sender)`` would call anything."""
         return any(_wants(entry.sender, sender) for entry in self.receivers)
 
     def send(self, sender: Any = None, **arguments: Any) -> list[tuple[Callable[..., Any], Any]]:
@@ -88,7 +88,7 @@ class Signal:
             if not _wants(entry.sender, sender):
                 continue
             receiver = entry.resolve()
-            if receiver is None:  # its owner is gone
+            if receiver is None:  # the weakly referenced receiver is gone
                 with _lock:
                     self.receivers = [other for other in self.receivers if other is not entry]
                 continue

@@ -4,8 +4,8 @@ Comes from:  ``qworker start`` (run), and EmbeddedWorker (start, watch, stop).
 Goes to:     Assembly, which holds the parts and the order in which they start, go quiet and stop.
 Thread:      main. Signal handlers set a flag and write one byte; components that crash do the same.
 
-Stopping is a state machine with deadlines: RUNNING → DRAINING (take no more, give back what has not started,
-wait for running tasks) → SOFT (interrupt them) → COLD (kill them, and give them back) → gone.
+Stopping is a state machine with deadlines: RUNNING → DRAINING (take no more messages, give back those not
+started, wait for running tasks) → SOFT (interrupt them) → COLD (kill them and give them back) → stopped.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ PHASE_OF = {"warm": DRAINING, "soft": SOFT, "cold": COLD}
 
 
 class Worker:
-    """One worker of *app*. None for an option means the setting.
+    """One worker of *app*. An option that is None is taken from the settings.
 
-    hostname: name@host. queues: to consume; None: all of ``task_queues``, or the default one.
-    on_ready: called once everything runs. besides: factories of additional parts, such as the scheduler of
-    ``--beat``.
+    - hostname: name@host.
+    - queues: to consume; None for all of ``task_queues``, or the default one.
+    - on_ready: called once everything runs.
+    - besides: factories of additional parts, such as the scheduler of ``--beat``.
     """
 
     parts: Assembly
-    """Set when it starts."""
+    """Set by start()."""
 
     def __init__(
         self,
@@ -88,10 +89,10 @@ class Worker:
     # -- starting --
 
     def start(self) -> None:
-        """Start everything; return when the worker consumes. Call it in the main thread, before there are
-        others.
+        """Start everything; return when the worker consumes. Call it in the main thread, before other threads
+        start.
 
-        Raises QWorkerError when something cannot start.
+        Raises QWorkerError if a part cannot start.
         """
         if self._started:
             return
@@ -116,13 +117,13 @@ class Worker:
             self._on_ready()
 
     def _build(self) -> None:
-        """Build the parts."""
+        """Load the tasks and build the parts."""
         app, conf = self.app, self.app.conf
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        # Forked before any thread, and before the modules of the parts, which tasks do not need, are loaded:
-        # while they are loaded here, the zygote gets ready.
+        # The zygote is forked before any thread starts, and before the modules of the parts are loaded, which
+        # tasks do not need. It gets ready while they are loaded here.
         self._zygote = make_zygote(app)
         try:
             from qworker.components.assembly import Assembly
@@ -142,10 +143,10 @@ class Worker:
 
         return make_worker_pool(self.app, self.registration, self._crashed, self._zygote, settler, on_room)
 
-    # -- what components and others ask of it --
+    # -- called by components and other threads --
 
     def _crashed(self, name: str, error: BaseException) -> None:
-        """A component crashed. Called by its thread."""
+        """Record that a component crashed, and wake the main thread. Called by the component's thread."""
         if self._crash is None:
             self._crash = (name, error)
             if isinstance(error, ENDS):
@@ -159,12 +160,12 @@ class Worker:
         self._requests.wake()
 
     def request_stop(self, how: str = "warm") -> None:
-        """Ask the worker to stop: "warm" (after running tasks), "soft" (interrupt them) or "cold". Any
+        """Request a stop: "warm" (after running tasks), "soft" (interrupt them) or "cold" (kill them). Any
         thread, any time."""
         self._requests.request(PHASE_OF[how])
 
     def info(self) -> dict[str, Any]:
-        """A snapshot for reports and health checks. Any thread."""
+        """Return a snapshot for reports and health checks. Any thread."""
         parts = self.parts
         return {
             "hostname": self.hostname,
@@ -184,7 +185,7 @@ class Worker:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the worker stops by itself; None if it does not. Any thread."""
+        """The crash that stops the worker; None without one. Any thread."""
         if self._crash is None:
             return None
         name, error = self._crash
@@ -195,8 +196,8 @@ class Worker:
     # -- running --
 
     def run(self) -> int:
-        """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were
-        abandoned; or that of a WorkerShutdown or WorkerTerminate."""
+        """Start, run until asked to stop, and return the exit code: 0 stopped, 1 crashed, 3 abandoned tasks,
+        or that of a WorkerShutdown or WorkerTerminate."""
         previous = self._requests.take_signals()
         code = 0
         try:
@@ -216,7 +217,7 @@ class Worker:
         return code or (3 if self._abandoned else 0)
 
     def watch(self) -> None:
-        """Wait for a request to stop or a crash; check the health meanwhile."""
+        """Check the health until a request to stop or a crash."""
         while self._crash is None and not self._requests:
             self._requests.rest(self.parts.health.look_seconds)
             self.parts.health.look()
@@ -224,7 +225,7 @@ class Worker:
     # -- ending --
 
     def stop(self, how: str = "warm") -> None:
-        """Stop everything, by *how* unless a harder request came. Safe to call twice."""
+        """Stop everything: as *how* says, or harder if that was requested. Safe to call twice."""
         if self._built and not self._stopped:
             self._shut_down(COLD if self._crash is not None else self._requests.hardest(PHASE_OF[how]))
 
@@ -262,8 +263,8 @@ class Worker:
         )
 
     def _wait_for_tasks(self, phase: str, deadline: float) -> None:
-        """Let running tasks end, until the monotonic *deadline*; then interrupt them. The phase is COLD if
-        anything still runs afterwards."""
+        """Wait for running tasks until the monotonic *deadline*, then interrupt them. Set the phase to COLD
+        if any still runs afterwards."""
         conf, pool = self.app.conf, self.parts.pool
         if phase == DRAINING:
             logger.info(
@@ -296,11 +297,11 @@ class Worker:
         return COLD
 
     def _is_cold(self) -> bool:
-        """Whether stopping was requested so urgently that an unavailable broker is not waited for."""
+        """Whether to stop without waiting for an unavailable broker."""
         return self._crash is not None or self._requests.hardest(RUNNING) == COLD
 
     def _end(self, part: Component, seconds: float) -> None:
-        """Stop *part*, which may take so long; the Listener, only until the next request."""
+        """Stop *part* within *seconds*; the Listener at once if another request to stop arrives."""
         deadline = time.monotonic() + seconds
         requests = len(self._requests)
         part.stop(deadline)
@@ -311,7 +312,7 @@ class Worker:
                 part.stop(deadline)
 
     def _name_the_abandoned(self) -> None:
-        """Count settlements that the broker did not receive; name them, unless the Listener has done so."""
+        """Count the tasks that the broker was not told about; log their ids, unless the Listener has."""
         left = self.parts.listener.left()
         if self.parts.listener.alive:
             logger.error("the broker does not answer, and the worker waits no longer")
@@ -332,7 +333,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _try(part: Component, act: Callable[[], None]) -> None:
-    """Call *act* on *part*. Whatever it raises, the others have to stop, too."""
+    """Call *act* of *part*. Log any error, because the other parts have to stop, too."""
     try:
         act()
     except Exception:
