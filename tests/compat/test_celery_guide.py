@@ -16,6 +16,9 @@ import pytest
 
 pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
+import celery
+
+import qworker
 from tests.compat.sides import CELERY, QWORKER, Side
 from tests.support.shared_tasks import nothing_left_behind
 
@@ -681,6 +684,46 @@ def test_signatures() -> None:
 
     seen = same(snippet)
     assert (3, 2, False) in seen[-5]
+
+
+def test_a_chain_of_nothing_but_a_group_of_one() -> None:
+    """By itself it is the group's member on both. What follows it with ``|`` gets the value or a list of it:
+    with Celery this depends on how the parts before and after are written, with qworker on less."""
+
+    def snippet(side: Side) -> Any:
+        app, canvas = side.App(), celery if side is CELERY else qworker
+
+        @app.task(name="note")
+        def note(value: Any, name: Any) -> str:
+            return f"{name}({value})".replace("'", "")
+
+        def only(value: Any = None) -> Any:
+            return canvas.chain(canvas.group([note.s(*([] if value is None else [value]), 1)]))
+
+        then, head = note.s(7), canvas.group([note.s("x", 0)])
+        calls = {
+            "alone": only("x"),
+            "chain | task": only("x") | then,
+            "group | chain": head | only(),
+            "group | chain | task": head | only() | then,
+            "group | chain | chain": head | only() | canvas.chain(then),
+            "task | chain | task": note.s("x", 0) | only() | then,
+        }
+        with side.worker(app) as ended:
+            return {name: ended(call.apply_async()).get() for name, call in calls.items()}
+
+    assert snippet(QWORKER) == {
+        "alone": "1(x)",
+        "chain | task": "7([1(x)])",
+        "group | chain": "1([0(x)])",
+        "group | chain | task": "7([1([0(x)])])",
+        "group | chain | chain": "7([1([0(x)])])",
+        "task | chain | task": "7(1(0(x)))",
+    }
+    assert snippet(CELERY) == snippet(QWORKER) | {
+        "group | chain | chain": "7(1([0(x)]))",
+        "task | chain | task": "7([1(0(x))])",
+    }
 
 
 # -- Routing --
