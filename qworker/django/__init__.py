@@ -1,8 +1,7 @@
 """django: Django-Q's interface, on this engine.
 
-A project names this package in its INSTALLED_APPS, migrates its database, and runs its command qcluster.
-The modules here are those that the manual names, and the app's own; the rest is in the packages behind
-them.
+A project adds this package to INSTALLED_APPS, migrates its database, and runs the command qcluster. This
+directory has the modules that Django-Q's manual names and those of the app; packages have the rest.
 
 Modules and packages, in reading order: ``apps`` (how it is installed, under one of two labels), ``labels``
 (names derived from them). The settings: ``settings``, ``conf`` (for other modules), ``checks`` (Django's

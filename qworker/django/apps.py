@@ -27,7 +27,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import import_object, install_command
 
 try:
-    import picklefield  # noqa: F401 - that of the models, which come later and in a traceback
+    import picklefield  # noqa: F401 - the models need it; imported here for a readable error
 except ImportError as error:
     raise ImproperlyConfigured(
         f"qworker.django needs django-picklefield: {install_command('django')}"
@@ -44,8 +44,8 @@ class QWorkerConfig(AppConfig):
 
     @property
     def verbose_name(self) -> str:
-        """Return the heading in the admin, the setting ``label``. Its default where that is invalid: the
-        checks report it once Django is set up."""
+        """Return the admin heading: the setting ``label``, or its default if it is invalid, which the checks
+        report."""
         try:
             return str(conf.label)
         except ConfigurationError:
@@ -69,5 +69,5 @@ class DjangoQConfig(QWorkerConfig):
 
 
 def _make_what_is_missing(**signal: Any) -> None:
-    """Other commands than migrate start without the statements of all databases."""
+    """Import lazily: only migrate needs the SQL of all databases."""
     import_object("qworker.django.tables.store:make_what_is_missing")(**signal)

@@ -3,7 +3,7 @@
 Comes from:  ``conf`` and Django's own settings.
 Goes to:     Django, before each of its commands, under the tag "qworker".
 Thread:      the main one, at start.
-A check reports only problems that are certain without a request to a server.
+Checks send no requests to servers, and report only certain problems.
 """
 
 import math
@@ -35,22 +35,22 @@ from qworker.errors import ConfigurationError
 
 TAG = "qworker"
 _UNSHARED = ("LocMemCache", "DummyCache")
-"""Caches, by the names of their classes, that other processes do not see."""
+"""Class names of caches that are not shared between processes."""
 _LOCKING = ("IMMEDIATE", "EXCLUSIVE")
-"""Modes in which a transaction of SQLite takes its lock before it reads."""
+"""Modes in which an SQLite transaction takes the write lock before it reads."""
 _MOST = {"sqs": ("SQS", 10), "ironmq": ("IronMQ", 100)}
-"""The maximum of a server's answer, by the kind of broker: its name, and the number of messages."""
+"""By kind of broker: the server's name, and how many messages it returns at most."""
 
 Messages = list[CheckMessage]
 
 
 def check_values(**_: Any) -> Messages:
-    """E001: values that a key cannot have."""
+    """E001: invalid values."""
     return [Error(mistake.message, id="qworker.E001") for mistake in wrong_values()]
 
 
 def check_keys(**_: Any) -> Messages:
-    """W001: keys that nothing reads. W002: other spellings. W003: keys that have no effect where they are."""
+    """W001: unknown keys. W002: alternative spellings. W003: keys without effect in ALT_CLUSTERS."""
     told: tuple[tuple[str, str, list[Mistake]], ...] = (
         ("qworker.W001", "Correct it, or take it out.", unknown_keys()),
         ("qworker.W002", "Both are read.", other_spellings()),
@@ -64,7 +64,8 @@ def check_keys(**_: Any) -> Messages:
 
 
 def check_broker(**_: Any) -> Messages:
-    """E002: an unusable broker. E011: a missing capability. W004: unused brokers, since another is used."""
+    """E002: an unusable broker. E011: a ``bulk`` above the server's maximum. W004: brokers that are not
+    used."""
     found: Messages = []
     for where, configuration in _clusters():
         try:
@@ -111,12 +112,12 @@ def _check_database(alias: str) -> None:
 
 
 def _lacks_cache(configuration: ClusterConf) -> bool:
-    """Return whether the broker is a missing cache, which E004 reports."""
+    """Return whether the broker's cache does not exist, which E004 reports."""
     return configuration.django_redis is not None and configuration.django_redis not in settings.CACHES
 
 
 def check_neighbour(**_: Any) -> Messages:
-    """E003: Django-Q itself is installed beside."""
+    """E003: Django-Q itself is installed, too."""
     if not any(config.name == "django_q" for config in apps.get_app_configs()):
         return []
     return [
@@ -129,7 +130,7 @@ def check_neighbour(**_: Any) -> Messages:
 
 
 def check_aliases(**_: Any) -> Messages:
-    """E004: aliases of databases and caches that are not there."""
+    """E004: aliases of databases and caches that do not exist."""
     found: Messages = []
     named = (("orm", "DATABASES"), ("cache", "CACHES"), ("django_redis", "CACHES"))
     for where, configuration in _clusters():
@@ -143,17 +144,17 @@ def check_aliases(**_: Any) -> Messages:
 
 
 BY_TIME = frozenset(["sqs", "disque", "ironmq"])
-"""Brokers that give a task out again once its time is over, though its cluster lives."""
+"""Brokers that redeliver a task after ``retry`` seconds, even if its cluster is alive."""
 
 
 def check_retry(**_: Any) -> Messages:
-    """E010: tasks are redelivered before they may time out."""
+    """E010: ``retry`` is not longer than ``timeout``."""
     found: Messages = []
     for where, configuration in _clusters():
         if not (_is_given(configuration, "retry") and _is_given(configuration, "timeout")):
             continue
         if _value(configuration, "broker") not in BY_TIME:
-            continue  # a live cluster keeps its tasks, however long they run
+            continue  # a live cluster keeps its tasks
         retry, timeout = _value(configuration, "retry"), _value(configuration, "timeout")
         if retry is not None and timeout is not None and retry <= timeout:
             found.append(
@@ -183,7 +184,7 @@ def check_reporters(**_: Any) -> Messages:
 
 
 def check_cache(**_: Any) -> Messages:
-    """E015: results go to a cache that only one process sees."""
+    """E015: results go to a cache that is not shared between processes."""
     found: Messages = []
     for where, configuration in _clusters():
         alias = _value(configuration, "cache")
@@ -219,7 +220,7 @@ def check_connections(**_: Any) -> Messages:
 
 
 def check_changed_defaults(**_: Any) -> Messages:
-    """W006: a project that comes from django-q2 relies on a default that is another one here."""
+    """W006: a project moved from django-q2 relies on a default that is different here."""
     config = apps.get_containing_app_config(__name__)
     if config is None or config.label != PREDECESSOR:
         return []
@@ -246,8 +247,8 @@ def check_changed_defaults(**_: Any) -> Messages:
 
 
 def check_deployment(**_: Any) -> Messages:
-    """For deployments. W033: tasks run in the caller. W034: the table of results has no limit. W035: an
-    SQLite file refuses a transaction that writes after reading."""
+    """For deployments. W033: tasks run in the caller. W034: the results table is unlimited. W035: an SQLite
+    transaction that reads first may fail to write."""
     found: Messages = []
     for where, configuration in _clusters():
         if _value(configuration, "sync") and not settings.DEBUG:
@@ -288,15 +289,15 @@ _ALWAYS: Sequence[Callable[..., Messages]] = (
 
 
 def register() -> None:
-    """Tell Django of all checks. Called when the app is ready; it may be called twice."""
+    """Register all checks. Safe to call twice."""
     for check in _ALWAYS:
         register_with_django(check, TAG)
     register_with_django(check_deployment, TAG, deploy=True)
 
 
 def _clusters() -> Iterator[tuple[str, ClusterConf]]:
-    """Return each configured cluster with its displayed name: the one outside, and those of ALT_CLUSTERS with
-    settings of their own."""
+    """Yield the display name and configuration of each cluster: Q_CLUSTER itself, and each in ALT_CLUSTERS
+    with its own settings."""
     yield "Q_CLUSTER", conf
     try:
         found: Mapping[str, Any] = alternatives()
@@ -308,7 +309,7 @@ def _clusters() -> Iterator[tuple[str, ClusterConf]]:
 
 
 def _value(configuration: ClusterConf, name: str) -> Any:
-    """A value; None when it is wrong, which E001 tells."""
+    """Return a value; None if it is invalid, which E001 reports."""
     try:
         return getattr(configuration, name)
     except ConfigurationError:
@@ -316,8 +317,7 @@ def _value(configuration: ClusterConf, name: str) -> Any:
 
 
 def _options(database: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the OPTIONS of a database; none where they are not a mapping, which E002 reports for the
-    broker's."""
+    """Return the OPTIONS of a database; {} if they are not a mapping, which E002 reports for the broker."""
     options = database.get("OPTIONS")
     return options if isinstance(options, Mapping) else {}
 

@@ -1,11 +1,11 @@
-"""Cluster: a worker of this project, as Django-Q calls it.
+"""Cluster: Django-Q's name for a worker of this project.
 
 Comes from:  the command qcluster, and programs that start one.
 Goes to:     ``clusters/engine.py`` and qworker's worker, in a separate process or in this one.
 Thread:      main.
 
-Django-Q's sentinel is the worker's main process with the recovery of its pool; its pusher is the Listener,
-its workers are the children, its monitor is the part that stores results with their acks.
+Django-Q's sentinel is the worker's main process, its pusher the Listener, its workers the pool's children,
+and its monitor the part that stores results with their acks.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from qworker.components.component import Component
 
 FORK = multiprocessing.get_context("fork")
-"""The caller's settings are inherited, including changes at run time."""
+"""A forked child inherits the caller's settings, including changes at run time."""
 LOOK_SECONDS = 0.1
 ENDING = "qworker.django.clusters.ending"
-"""The module that only a cluster in another process needs."""
+"""Needed only by a cluster in a separate process."""
 
 
 class Cluster:
-    """A cluster of this project; it is nothing before start().
+    """A cluster of this project; nothing runs before start().
 
-    broker: used for the state; None: the project's own.
+    broker: where its status is read; None for the project's.
 
-    - pid (int): of the cluster's process; of this one before it is started.
-    - host (text), cluster_id (UUID): its machine, and its own id, which it keeps when it is restarted.
+    - pid (int): of the cluster's process; before start(), of this process.
+    - host (text): its machine. cluster_id (UUID): its id, unchanged by a restart.
     - timeout (seconds, or None): how long a task may run. Changes before start() apply to this cluster.
-    - sentinel (Process): the process that start() has made; None before.
-    - start_event, stop_event (Event): it takes tasks; it was told to stop. None before start() and after
-      stop().
+    - sentinel (Process): the process made by start(); None before.
+    - start_event (Event): set once it takes tasks. stop_event (Event): set once it was told to stop. Both are
+      None before start() and after stop().
     """
 
     def __init__(self, broker: Broker | None = None) -> None:
@@ -75,15 +75,15 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Return a readable name, made of its id."""
+        """Return a readable name made from its id."""
         return humanize(self.cluster_id.hex)
 
     def start(self) -> int:
         """Start a worker in a separate process; return its process id once it takes tasks.
 
-        A running cluster is left as it is. When TERM or INT ends the program it is stopped first, unless the
-        program has its own handler. Connections on which the caller has a transaction stay as they are.
-        Raises QWorkerError when it cannot be started; when it ends before it takes tasks its log says why.
+        Does nothing if it is running. When TERM or INT ends the program, the cluster is stopped first, unless
+        the program has its own handler. Connections with an open transaction stay open. Raises QWorkerError
+        if it cannot be started, or ends before it takes tasks.
         """
         if self._lives:
             return self.pid
@@ -108,8 +108,7 @@ class Cluster:
     def stop(self) -> bool:
         """Stop the started worker after its running tasks; return whether there was one.
 
-        Running tasks have the time of the setting ``worker_shutdown_timeout``; then they go back to the
-        broker.
+        Tasks that still run after ``worker_shutdown_timeout`` seconds go back to the broker.
         """
         if not self._lives:
             self.start_event = self.stop_event = None
@@ -134,9 +133,9 @@ class Cluster:
         os._exit(code)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> int:
-        """Be the cluster, in this process, until told to stop; return the exit code of qworker's worker.
+        """Run the cluster in this process until it is told to stop; return the worker's exit code.
 
-        on_ready: called once it takes tasks. Raises QWorkerError when it cannot start.
+        on_ready: called once it takes tasks. Raises QWorkerError if it cannot start.
         """
         title = f"{self.name} [{conf.cluster_name}]"
 
@@ -173,7 +172,7 @@ class Cluster:
 
     @property
     def is_starting(self) -> bool:
-        """Return whether it was started, and takes no tasks yet."""
+        """Return whether it was started and does not take tasks yet."""
         return self._lives and self.start_event is not None and not self.start_event.is_set()
 
     @property
@@ -183,12 +182,12 @@ class Cluster:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether it was told to stop, and has not."""
+        """Return whether it was told to stop and still runs."""
         return self._has_begun and self.stop_event.is_set()
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether it has run, and has ended in any way."""
+        """Return whether it was started and has ended, in any way."""
         return self.sentinel is not None and not self._lives
 
     @property
@@ -202,8 +201,8 @@ class Cluster:
 
 
 def _check_database() -> None:
-    """Raise ConfigurationError where no cluster can use the database that is the broker: while the caller has
-    a transaction on a file of SQLite's, it would wait for its end."""
+    """Raise ConfigurationError if no cluster can use the broker's database: for example an SQLite file on
+    which the caller has a transaction, whose end the cluster would wait for."""
     alias = broker_alias()
     url_of(alias)
     if connections[alias].vendor == "sqlite" and alias in task_connections.in_transaction():
@@ -214,9 +213,9 @@ def _check_database() -> None:
 
 
 def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
-    """Return a function that makes the additional parts of a cluster's worker.
+    """Return functions that make the additional components of a cluster's worker.
 
-    broker: of the cluster. snapshot: returns the worker's current state.
+    broker: the cluster's. snapshot: returns the worker's current state.
     """
     makers: list[MakeComponent] = [_retention]
     if conf.scheduler:
@@ -254,7 +253,7 @@ def _announcer(broker: Broker, snapshot: Callable[[], Presence], on_crash: OnCra
 
 
 def presence_of(worker: Worker, started: float) -> Presence:
-    """Return the presence of *worker* where its broker does not store that. started: epoch seconds."""
+    """Return the presence of *worker*, for brokers that do not store it. started: epoch seconds."""
     info = worker.info()
     pool, totals = info["pool"], info["total"]
     busy = pool["in-flight"]

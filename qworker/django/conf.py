@@ -20,7 +20,7 @@ __all__ = ["ClusterConf", "Conf", "conf", "logger", "prepare_logger", "shown"]
 logger = logging.getLogger("django-q")
 
 _FACADE = {"COMPRESSED": "compress"}
-"""Names that Conf has for keys of other names."""
+"""Names in Conf that differ from the key's name."""
 _MADE: dict[str, Callable[[], Any]] = {
     "Q_STAT": lambda: f"django_q:{conf.prefix}:cluster",
     "REDIS": lambda: {} if conf.redis is None else conf.redis,
@@ -28,17 +28,17 @@ _MADE: dict[str, Callable[[], Any]] = {
     "conf": lambda: dict(root().values),
     "_Q_CLUSTER_NAME": lambda: os.environ.get(ENVIRONMENT),
 }
-"""Attributes of Conf that ``conf`` does not have, and their functions."""
+"""Attributes of Conf that are not in ``conf``, and the functions that compute them."""
 
 
 def _attribute(name: str) -> str | None:
-    """Return the attribute of ``conf`` behind an attribute of Conf; None when there is none."""
+    """Return the attribute of ``conf`` for an attribute of Conf; None if there is none."""
     attribute = _FACADE.get(name, name.lower())
     return attribute if name.isupper() and (attribute in KEYS or attribute in DERIVED) else None
 
 
 class _Live(type):
-    """Makes attributes of Conf live, and settable."""
+    """Reads attributes of Conf from ``conf``, and sets them there."""
 
     def __getattr__(cls, name: str) -> Any:
         if name in _MADE:
@@ -62,7 +62,7 @@ class _Live(type):
 class Conf(metaclass=_Live):
     """Django-Q's names for the configuration: each key in upper case.
 
-    Values set on it apply to ``conf`` too, unchecked, until they are deleted: for tests.
+    Tests may set values: they also apply to ``conf``, unchecked, until they are deleted.
     """
 
     STARTING = "Starting"
@@ -77,8 +77,8 @@ class Conf(metaclass=_Live):
 def prepare_logger() -> None:
     """Give the logger ``django-q`` a console and the level of ``log_level``.
 
-    Only where the project's LOGGING gave it no handler and no level. It may be called twice. Not at import:
-    Django's settings may not be there yet.
+    A handler or level from the project's LOGGING is kept. Safe to call twice. Not called at import: Django's
+    settings may not be available yet.
     """
     if logger.level == logging.NOTSET:
         logger.setLevel(conf.log_level)

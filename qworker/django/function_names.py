@@ -13,12 +13,12 @@ from typing import Any
 
 
 def function_name(func: str | Callable[..., Any]) -> str:
-    """Return the name of a package's function: dotted text, or its repr() if it has no name."""
+    """Return the dotted path of *func*, or its repr() if it has no name."""
     if isinstance(func, str):
         return func
     owner = getattr(func, "__self__", None)
     if not inspect.isclass(owner):
-        owner = getattr(func, "__objclass__", None)  # of str.upper and its like
+        owner = getattr(func, "__objclass__", None)  # methods of built-in types, such as str.upper
     if owner is not None:
         return f"{owner.__module__}.{owner.__qualname__}.{getattr(func, '__name__', '')}"
     module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)

@@ -3,7 +3,7 @@
 Comes from:  code that makes a task.
 Goes to:     the task's name, as in "emma-massachusetts-lithium-bacon".
 Thread:      any; nothing is kept.
-The words are those of the well-known humanhash, so that a task has the same name with django-q2.
+The words are those of humanhash, so a task has the same name as with django-q2.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ DEFAULT_WORDLIST = tuple(
 
 
 class HumanHasher:
-    """Makes words of digests. wordlist: 256 words, one for each value of a byte."""
+    """Turns digests into words. wordlist: 256 words, one for each value of a byte."""
 
     def __init__(self, wordlist: Sequence[str] = DEFAULT_WORDLIST) -> None:
         if len(wordlist) != 256:
@@ -45,18 +45,18 @@ class HumanHasher:
         self.wordlist = wordlist
 
     def humanize(self, hexdigest: str, words: int = 4, separator: str = "-") -> str:
-        """Return *words* words, made from the hexadecimal text *hexdigest*.
+        """Return *words* words for the hexadecimal text *hexdigest*.
 
-        The same digest gives the same words. ValueError when it is not hexadecimal, or has fewer bytes than
-        *words*.
+        The same digest gives the same words. Raises ValueError if it is not hexadecimal, or has fewer bytes
+        than *words*.
         """
         return separator.join(self.wordlist[byte] for byte in self.compress(bytes.fromhex(hexdigest), words))
 
     @staticmethod
     def compress(data: Sequence[int], target: int) -> list[int]:
-        """Make *target* bytes of many: each is the exclusive or of a portion; the last one takes the rest.
+        """Reduce *data* to *target* bytes: each is the XOR of a portion; the last portion takes the rest.
 
-        ValueError when there are fewer bytes than that.
+        Raises ValueError if there are fewer bytes than that.
         """
         size = len(data) // target if target > 0 else 0
         if not size:
@@ -65,7 +65,7 @@ class HumanHasher:
         return [reduce(xor, data[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
     def uuid(self, words: int = 4, separator: str = "-") -> tuple[str, str]:
-        """A new random id: its words, and its 32 hexadecimal digits."""
+        """Return a new random id: its words, and its 32 hexadecimal digits."""
         digest = uuid4().hex
         return self.humanize(digest, words, separator), digest
 

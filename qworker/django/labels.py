@@ -12,15 +12,15 @@ from django.apps import apps
 PREDECESSOR, SUCCESS_INDEX = "django_q", "success_index"
 """The label of django-q2, and its index."""
 SUCCESS = "task_success"
-"""The index that django-q2 has as well."""
+"""The index that django-q2 also has."""
 _LABEL_LENGTH = 12
-"""Length of a label in the names of indexes, which Django limits to 30 characters."""
+"""Characters of the label in index names, which Django limits to 30 characters."""
 
 
 def label() -> str:
     """Return the label of the installed application: "qworker" or "django_q".
 
-    Raises LookupError where it is not installed, and an error of Django's before that is set up.
+    Raises LookupError if it is not installed, and Django's error if Django is not set up yet.
     """
     config = apps.get_containing_app_config(__name__)
     if config is None:
@@ -31,8 +31,8 @@ def label() -> str:
 def index_name(of: str) -> str:
     """Return the name of an index, such as "task_name", under this label.
 
-    SQLite and PostgreSQL keep the names of all indexes together, and tables of another label, or those of
-    django-q2, may be in the same database. django-q2's own index has the name that it has there.
+    In SQLite and PostgreSQL, index names are unique in the whole schema, which may also have the tables of
+    the other label or of django-q2. django-q2's own index keeps its name.
     """
     own = label()
     if own == PREDECESSOR and of == SUCCESS:

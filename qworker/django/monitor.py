@@ -1,4 +1,4 @@
-"""monitor: the live table of clusters, the summary, and the memory, as Django-Q has them.
+"""monitor: the live table of clusters, the summary, and memory use, as in Django-Q.
 
 Comes from:  the commands qmonitor, qinfo and qmemory, and programs.
 Goes to:     ``monitoring/screen.py``, with what ``monitoring/overview.py`` counts.
@@ -29,16 +29,16 @@ MEMORY_COLUMNS = (
     "Host", "Id", "Available %", "Available MB", "Total MB", "Sentinel MB", "Monitor MB", "Workers MB",
 )  # fmt: skip
 ELSEWHERE = Cell("-")
-"""Values that cannot be read from this machine, or are part of another column."""
+"""For values that cannot be read from this machine, or are part of another column."""
 BLIND = "No cluster can be seen: the broker keeps no state, and the cache {cache!r} is this process's own"
 NONE = "No clusters appear to be running."
 
 
 def monitor(run_once: bool = False, broker: Broker | None = None, out: TextIO | None = None) -> list[Stat]:
-    """Show all clusters until somebody presses q; return those of the end.
+    """Show all clusters until q is pressed; return the clusters that run then.
 
-    run_once: show them once. out: the stream; None: standard output. Raises QWorkerError when the broker is
-    not available, and Django's DatabaseError for the database.
+    run_once: show them once. out: the stream; None is standard output. Raises QWorkerError if the broker is
+    not available, and Django's DatabaseError if the database is not.
     """
     asked, ended = broker or get_broker(), EndedCount()
     show(lambda: monitor_page(overview(asked, ended), conf.queue_limit, conf.workers), run_once, out)
@@ -48,7 +48,7 @@ def monitor(run_once: bool = False, broker: Broker | None = None, out: TextIO | 
 def monitor_page(seen: Overview, queue_limit: int | None, workers: int) -> Page:
     """Return the page of the monitor.
 
-    queue_limit: how many tasks may wait in a cluster. workers: how many processes one is to have.
+    queue_limit: how many tasks may wait in a cluster. workers: how many processes a cluster should have.
     """
     rows = [
         (
@@ -102,7 +102,7 @@ def cluster_values(cluster: Status) -> dict[str, Any]:
 
 
 def info(broker: Broker | None = None, out: TextIO | None = None) -> bool:
-    """Print figures over all clusters; return True. Raises as monitor()."""
+    """Print figures for all clusters; return True. Raises like monitor()."""
     show(lambda: info_page(summary(broker or get_broker())), True, out)
     return True
 
@@ -143,9 +143,9 @@ def memory(
     broker: Broker | None = None,
     out: TextIO | None = None,
 ) -> list[Stat]:
-    """Show how much memory the clusters of this machine use until somebody presses q; return the clusters.
+    """Show how much memory the clusters of this machine use until q is pressed; return the clusters.
 
-    run_once: show it once. workers: each worker process, too. Raises as monitor().
+    run_once: show it once. workers: show each worker process, too. Raises like monitor().
     """
     asked = broker or get_broker()
     lowest: list[Machine] = []
@@ -160,7 +160,8 @@ def memory(
 
 
 def memory_page(clusters: Sequence[Stat], here: Machine, lowest: Machine, workers: bool) -> Page:
-    """Return the page of the memory. here: this machine's. lowest: when the least was available."""
+    """Return the page of memory use. here: this machine's memory now. lowest: the least that was
+    available."""
     tables = [Table(MEMORY_COLUMNS, [_memory_row(each, here) for each in clusters])]
     if workers:
         used = [
@@ -204,10 +205,10 @@ def _queued(waiting: int, limit: int | None) -> Cell:
 
 
 def _missing(clusters: Sequence[Stat]) -> list[list[Cell]]:
-    """Return the message for no visible cluster."""
+    """Return the message that no cluster is visible; [] if there are any."""
     return [] if clusters else [*_blind(), [Cell(NONE, "yellow")]]
 
 
 def _blind() -> list[list[Cell]]:
-    """Return a line that explains why nothing can be seen, if that is so."""
+    """Return a line that explains why no cluster can be seen; [] if they can be."""
     return [] if can_see() else [[Cell(BLIND.format(cache=conf.cache), "yellow")]]

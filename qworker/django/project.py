@@ -17,14 +17,14 @@ from qworker.naming import import_object
 
 
 def set_up() -> None:
-    """Set Django up, unless it is. Raises Django's ImproperlyConfigured where DJANGO_SETTINGS_MODULE names no
+    """Set up Django if needed. Raises Django's ImproperlyConfigured if DJANGO_SETTINGS_MODULE names no
     settings."""
     if not apps.ready:
         django.setup()
 
 
 def package_names() -> list[str]:
-    """Return the packages of INSTALLED_APPS, in their order, without ours: its ``tasks`` has no task."""
+    """Return the packages of INSTALLED_APPS in order, without this one: its ``tasks`` defines no task."""
     set_up()
     return [config.name for config in apps.get_app_configs() if config.name != __package__]
 
@@ -34,12 +34,12 @@ def make() -> QWorker:
     set_up()
     made: QWorker = import_object(
         "qworker.django.clusters.engine:app"
-    )()  # its models need a Django that is set up
+    )()  # imported late: its models need Django to be set up
     return made
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``app``, which is made on first access."""
+    """Make ``app`` on first access."""
     if name == "app":
         return make()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

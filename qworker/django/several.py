@@ -1,4 +1,4 @@
-"""Several tasks at once: an iterable of arguments, and a chain.
+"""several: several tasks at once: an iterable of arguments, or a chain.
 
 Comes from:  ``tasks.py``.
 Goes to:     ``execution/calls.py``, one task after another; ``waiting/fetching.py`` for their results.
@@ -23,17 +23,17 @@ from qworker.django.waiting import fetching
 from qworker.safe_repr import safe_repr
 
 Link = Any
-"""``(func, args, kwargs)``, of which the last may be left out, or a function alone. kwargs may have options
-of async_task(), too."""
+"""``(func, args, kwargs)``, ``(func, args)``, ``(func,)`` or a function. kwargs may include options of
+async_task()."""
 
 
 def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwargs: Any) -> str:
-    """Have a cluster call *func* for each of *args_iter*; return the id under which the list of all results
-    will be kept.
+    """Have a cluster call *func* for each item of *args_iter*; return the id of the task whose result is the
+    list of all results.
 
-    A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and
-    keywords of every call, as for async_task(); there is no hook. Raises ValueError for an id, which all
-    would share.
+    A tuple in *args_iter* has the arguments of a call; anything else is its only argument. kwargs: options
+    and keywords of every call, as for async_task(); a hook is ignored. Raises ValueError for an id, which all
+    calls would share.
     """
     kwargs, options = options_apart(kwargs)
     _check_no_id(options, "async_iter", "of a call")
@@ -45,7 +45,7 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
         more = {"id": identity, "task_name": name, "cached": given, "save": options.get("save")}
         package = package_of(func, (), kwargs, more)
         note(package, True, [])
-        parts.store({**package, "args": []})  # as of every iterable: those of its calls
+        parts.store({**package, "args": []})  # the list of the calls' arguments, as for any iterable
         return identity
     options |= {
         "group": identity,
@@ -69,8 +69,8 @@ def async_chain(
 ) -> str:
     """Have a cluster call one function after another; return the group of the results.
 
-    The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each. Raises
-    TypeError or ValueError for an invalid link, and for an id of any but the first.
+    Each is enqueued when the previous one has succeeded. chain: ``(func, args, kwargs)`` for each. Raises
+    TypeError or ValueError for an invalid link, and for an id of any link but the first.
     """
     links = list(chain)
     name = group or uuid()[1]
@@ -80,7 +80,7 @@ def async_chain(
         called = call_of(link)
         if number:
             _check_no_id(called[3], "async_chain", "of a link after the first")
-        package_of(*called)  # else the one before it would fail, which cannot send it
+        package_of(*called)  # invalid links must fail here, not in the previous task
     func, args, kwargs, options = call_of(links[0])
     given = {"cached": cached, "sync": sync, "broker": broker}
     options |= {option: value for option, value in given.items() if value is not None}
@@ -117,14 +117,14 @@ class Iter:
         self.started = False
 
     def append(self, *args: Any) -> int:
-        """Add the arguments of a call; return how many calls there are. Results of an earlier run are
-        forgotten."""
+        """Add the arguments of a call; return how many calls there are. Results of an earlier run are no
+        longer available."""
         self.args.append(args)
         self.started = False
         return self.length()
 
     def run(self) -> str:
-        """Enqueue all; return the id of the whole."""
+        """Enqueue all calls; return the id of the task with all results."""
         if self.func is None:
             raise TypeError("Iter has no function to call")
         kwargs, options = options_apart(self.kwargs)
@@ -134,12 +134,12 @@ class Iter:
         return self.id
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """Return all results; None before all have ended. wait: milliseconds, -1 for no limit."""
+        """Return all results; None until all have ended. wait: milliseconds, -1 for no limit."""
         found = self.fetch(wait)
         return None if found is None else found.result
 
     def fetch(self, wait: int = 0) -> Task | None:
-        """Return the task of the whole; None before all have ended."""
+        """Return the task with all results; None until all have ended."""
         return fetching.task(self.id, wait, self.cached) if self.started else None
 
     def length(self) -> int:
@@ -166,8 +166,8 @@ class Chain:
         self.started = False
 
     def append(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-        """Add a call, with async_task()'s arguments; return how many there are. Results of an earlier run
-        leave the group."""
+        """Add a call, with async_task()'s arguments; return how many there are. Results of an earlier run are
+        removed from the group."""
         self.chain.append((func, args, kwargs))
         if self.started:
             fetching.delete_group(self.group, cached=self.cached)
@@ -175,25 +175,25 @@ class Chain:
         return self.length()
 
     def run(self) -> str:
-        """Enqueue the first; return the group of the results."""
+        """Enqueue the first call; return the group of the results."""
         self.group = async_chain(list(self.chain), self.group or None, self.cached, self.sync, self.broker)
         self.started = True
         return self.group
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """Return the results, when all have ended. wait: milliseconds, -1 for no limit."""
+        """Return the results; None until all have ended. wait: milliseconds, -1 for no limit."""
         if not self.started:
             return None
         return fetching.results(self.group, wait=wait, count=self.length(), cached=self.cached)
 
     def fetch(self, failures: bool = True, wait: int = 0) -> Any:
-        """Return the tasks, when all have ended."""
+        """Return the tasks; None until all have ended."""
         if not self.started:
             return None
         return fetching.members(self.group, failures, wait, self.length(), self.cached)
 
     def current(self) -> int | None:
-        """Return the index of the call that runs now, from 0 on; None before the run."""
+        """Return the index of the running call, from 0; None before run()."""
         return (fetching.size(self.group, cached=self.cached) or 0) if self.started else None
 
     def length(self) -> int:

@@ -2,7 +2,7 @@
 
 Comes from:  the functions that call a task, the cluster, and its worker processes.
 Goes to:     functions that the project connects, as with any signal of Django.
-Thread:      the sender's, in the process where it happens. A receiver takes ``**kwargs``.
+Thread:      the sender's, in the process of the event. Receivers take ``**kwargs``.
 
 The sender is always the text "django_q". A task is the dictionary in its package: "id", "name", "func",
 "args", "kwargs" and the options of the call.
@@ -11,35 +11,35 @@ The sender is always the text "django_q". A task is the dictionary in its packag
 from django.dispatch import Signal
 
 SENDER = "django_q"
-"""The sender of every signal of this module."""
+"""The sender of all these signals."""
 
 pre_enqueue = Signal()
-"""Before a task is signed and given to the broker, in the process that calls it.
+"""Sent before a task is signed and enqueued, in the process that calls it.
 
-task (dict): the task, which the receiver may change.
+task (dict): the task; receivers may change it.
 """
 
 pre_execute = Signal()
-"""Before a task is run, in the worker process.
+"""Sent before a task is run, in the worker process.
 
-func (callable): the function that is called. task (dict): the task.
+func (callable): the function to call. task (dict): the task.
 """
 
 post_execute_in_worker = Signal()
-"""After a task was run, in the worker process.
+"""Sent after a task was run, in the worker process.
 
-func (callable): the function that was called; None when it was not found. task (dict): the task, with
-"success" (bool) and "result".
+func (callable): the function that was called; None if it was not found. task (dict): the task, with "success"
+(bool) and "result".
 """
 
 post_execute = Signal()
-"""After a task was run and its result was kept, in the cluster.
+"""Sent after a task has ended and its hook was called, in the worker process; its row may not be stored yet.
 
 task (dict): the task, with "success" (bool), "result", "started" and "stopped".
 """
 
 post_spawn = Signal()
-"""After a process of the cluster began, in that process.
+"""Sent when a worker process of the cluster has started, in that process.
 
 proc_name (str): the name of the process.
 """

@@ -1,11 +1,12 @@
-"""signing: packages, which are what brokers keep of a task.
+"""signing: packages, the signed text of a task that brokers store.
 
-Comes from:  callers of a task, with a dictionary; workers, with its result.
-Goes to:     the broker, as text; back again in the worker.
-Thread:      any; only signers are kept.
-A package is a pickle in base64, with the time and a signature. The signature is Django's: its key is the
-SECRET_KEY and its salt is the project's name, as with django-q2, so that each reads packages of the other.
-The key permits running any code in a worker.
+Comes from:  callers of a task, with a dictionary; the cache, with its result.
+Goes to:     the broker or the cache, as text; back to a dictionary in the reader.
+Thread:      any; only signers are cached.
+
+A package is a pickle in base64 with a timestamp and a signature. As in django-q2, Django signs it with
+SECRET_KEY and the project's name as the salt, so each can read the other's packages. Whoever has the key can
+run any code in a worker.
 """
 
 import pickle
@@ -19,11 +20,11 @@ from qworker.django.conf import conf
 __all__ = ["PROTOCOL", "BadSignature", "PickleSerializer", "SignedPackage"]
 
 PROTOCOL = 5
-"""The newest protocol that every Python of a worker reads."""
+"""The newest pickle protocol that all supported Pythons read."""
 
 
 class PickleSerializer:
-    """A serializer for Django's signing, with pickle."""
+    """A pickle serializer for Django's signing."""
 
     @staticmethod
     def dumps(obj: Any) -> bytes:
@@ -39,28 +40,28 @@ class SignedPackage:
 
     @staticmethod
     def dumps(obj: Any, compressed: bool | None = None) -> str:
-        """Return the signed text of *obj*, which may be anything that can be pickled.
+        """Return the signed text of *obj*, which must be picklable.
 
-        compressed (bool): compress it with zlib where that makes it shorter; None is the key ``compress``.
-        Raises pickle's errors for objects that cannot be pickled.
+        compressed (bool): compress it with zlib if that makes it shorter; None uses the key ``compress``.
+        Raises pickle's errors.
         """
         compress = conf.compress if compressed is None else compressed
         return str(_signer().sign_object(obj, serializer=PickleSerializer, compress=compress))
 
     @staticmethod
     def loads(text: str | bytes) -> Any:
-        """Return the object in *text*. Nothing of it is unpickled before its signature is verified.
+        """Return the object in *text*, unpickled after its signature was verified.
 
-        BadSignature when it was not signed with one of our keys and names, or is not a package. Raises errors
-        of unpickling, such as ImportError for missing classes.
+        Raises BadSignature if it is not a package signed with this project's keys and name, and errors of
+        unpickling, such as ImportError for missing classes.
         """
         return PickleSerializer.loads(SignedPackage.verified(text))
 
     @staticmethod
     def verified(text: str | bytes) -> bytes:
-        """Return the pickle in *text*, whose signature was verified; it is not unpickled.
+        """Return the pickle in *text* after verifying its signature, without unpickling it.
 
-        BadSignature as loads().
+        Raises BadSignature like loads().
         """
         try:
             if isinstance(text, bytes):
@@ -84,5 +85,5 @@ def _signer() -> TimestampSigner:
 
 @lru_cache(maxsize=8)
 def _made(key: str, salt: str, fallback_keys: tuple[str, ...]) -> TimestampSigner:
-    """Return a signer; it stores nothing that it has signed."""
+    """Return a signer, which keeps nothing of what it signs."""
     return TimestampSigner(key=key, salt=salt, fallback_keys=list(fallback_keys))

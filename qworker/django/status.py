@@ -1,8 +1,8 @@
 """Status: the state of a project's clusters, with Django-Q's interface.
 
 Comes from:  monitors, the commands, and programs.
-Goes to:     the presence that each worker publishes through its broker; where that keeps none, through
-             Django's cache.
+Goes to:     the presence that each worker publishes through its broker or, if the broker cannot store it,
+             through Django's cache.
 Thread:      any.
 """
 
@@ -28,15 +28,15 @@ STOPPED = "Stopped"
 
 
 class Status:
-    """The state of a cluster; without data it has stopped.
+    """The state of a cluster. A new one describes a cluster that has stopped.
 
-    - pid, host: of its main process. cluster_id: its own id.
-    - tob (datetime): its start. timestamp (datetime): of this report.
+    - pid, host: of its main process. cluster_id: its id.
+    - tob (datetime): when it started. timestamp (datetime): when this report was made.
     - status (text): Starting, Idle, Working, Stopping or Stopped.
-    - name (text): of its node.
-    - workers (process ids). reincarnations: how many of them were replaced.
-    - task_q_size, done_q_size: tasks that wait in it, and results not yet reported to the broker.
-    - sentinel, pusher, monitor: the process that is all three here; 0 for none.
+    - name (text): its node name.
+    - workers: the ids of its worker processes. reincarnations: how many of them were replaced.
+    - task_q_size: tasks that wait in it. done_q_size: results not yet reported to the broker.
+    - sentinel, pusher, monitor: the id of the main process, which is all three; 0 for none.
     """
 
     def __init__(self, pid: int, cluster_id: Any) -> None:
@@ -52,20 +52,20 @@ class Status:
         self.workers: list[int] = []
 
     def __call__(self) -> Status:
-        """Return itself: the manual has ``stat`` as a method, and later versions as an attribute."""
+        """Return itself: ``stat`` is a method in the manual, and an attribute in later versions."""
         return self
 
     def uptime(self) -> float:
-        """Return for how many seconds it has run."""
+        """Return how many seconds it has run."""
         return 0.0 if self.tob is None else (datetime.now(UTC) - self.tob) / timedelta(seconds=1)
 
     def empty_queues(self) -> bool:
-        """Tell whether nothing waits in it."""
+        """Return whether nothing waits in it."""
         return self.task_q_size + self.done_q_size == 0
 
 
 class Stat(Status):
-    """A cluster that lives."""
+    """A live cluster."""
 
     def __init__(self, presence: Presence) -> None:
         super().__init__(presence.pid, id_of(presence.name))
@@ -82,8 +82,8 @@ class Stat(Status):
 
     @staticmethod
     def get(*which: Any, broker: Broker | None = None, **named: Any) -> Status:
-        """Return a cluster: ``get(cluster_id)``, or ``get(pid, cluster_id)``, also by these names. The id may
-        be a UUID or its text; a process id works as well. A missing cluster has stopped."""
+        """Return a cluster: ``get(cluster_id)`` or ``get(pid, cluster_id)``, also as keywords. The id may be
+        a UUID, its text, or a process id. A cluster that is not found has the status Stopped."""
         if which and isinstance(which[-1], Broker):
             which, broker = which[:-1], which[-1]
         pid, wanted = named.get("pid", which[0] if len(which) > 1 else 0), named.get("cluster_id")
@@ -97,7 +97,7 @@ class Stat(Status):
 
     @staticmethod
     def get_all(broker: Broker | None = None) -> list[Stat]:
-        """Return all clusters of this broker that live, the oldest first; none while it does not answer."""
+        """Return this broker's live clusters, oldest first; [] if it does not answer."""
         if not broker_tells():
             return [Stat(each) for each in announced(broker or get_broker())]
         try:
@@ -109,31 +109,31 @@ class Stat(Status):
 
 
 def broker_tells() -> bool:
-    """Return whether the broker stores the state of clusters. Otherwise Django's cache has to."""
+    """Return whether the broker stores the state of clusters; if not, Django's cache is used."""
     if conf.broker == "orm" and is_in_memory(broker_alias()):
         return False
     return WORKERS not in app().broker.lacks
 
 
 def can_see() -> bool:
-    """Tell whether clusters of other processes can be seen at all."""
+    """Return whether clusters in other processes can be seen at all."""
     return broker_tells() or is_shared(conf.cache)
 
 
 def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:
-    """Return the node name of a cluster's worker, by which it is found again. It begins with the project's
-    name: several projects may have one broker."""
+    """Return the node name of a cluster's worker. It begins with the project's name, since projects may share
+    a broker."""
     return f"{conf.prefix}.{cluster_name}.{cluster_id.hex}@{host}"
 
 
 def id_of(node: str) -> uuid.UUID:
-    """Return the id of the cluster whose worker has the name *node*; for another worker, a stable id."""
+    """Return the cluster id in the worker name *node*; for other names, a stable id made from it."""
     return _parts(node)[1] or uuid.uuid5(uuid.NAMESPACE_DNS, node)
 
 
 def _parts(node: str) -> tuple[str, uuid.UUID | None]:
-    """Return the names in the node name of a cluster's worker, and its id; None for the id of another
-    worker."""
+    """Split the node name of a cluster's worker into its names and the cluster id, which is None for other
+    workers."""
     names, _, text = node.rpartition("@")[0].rpartition(".")
     try:
         return names, uuid.UUID(hex=text)
@@ -142,6 +142,6 @@ def _parts(node: str) -> tuple[str, uuid.UUID | None]:
 
 
 def is_ours(worker: Presence) -> bool:
-    """Tell whether *worker* may be of this project: whether it is no cluster of another one."""
+    """Return False if *worker* is a cluster of another project."""
     names, cluster_id = _parts(worker.name)
     return cluster_id is None or names in {f"{conf.prefix}.{queue}" for queue in worker.queues}

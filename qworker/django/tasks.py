@@ -1,8 +1,8 @@
-"""Tasks: the functions that a project calls.
+"""tasks: the functions that projects call.
 
 Comes from:  the code of projects.
 Goes to:     ``execution/calls.py``, ``several.py``, ``waiting/fetching.py``; schedules to their model.
-Thread:      any; what begins with ``a`` is for coroutines.
+Thread:      any; names that begin with ``a`` are for coroutines.
 
 The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits without limit.
 """
@@ -38,27 +38,27 @@ from qworker.django.waiting.fetching import (
 )
 
 MOST_ATTEMPTS = 10
-"""Attempts to make a schedule while others do."""
+"""Attempts to create a schedule while other processes do."""
 
 
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
-    """Return the result of the task with this id or name, or its error as text; None when it has not ended,
-    or is not stored."""
+    """Return the result of the task with this id or name, or its error as text; None if it has not ended, or
+    was not stored."""
     found = fetching.task(task_id, wait, cached)
     return None if found is None else found.result
 
 
 def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """Return the task with this id or name; None when it has not ended, or is not kept."""
+    """Return the task with this id or name; None if it has not ended, or was not stored."""
     return fetching.task(task_id, wait, cached)
 
 
 def result_group(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """Return the results of a group; None without any.
+    """Return the results of a group; None if there are none.
 
-    failures: include the errors of failed tasks. count: wait until so many have ended, without limit where
+    failures: include the errors of failed tasks. count: wait until this many have ended, without limit if
     *wait* is 0.
     """
     return fetching.results(group_id, failures, wait, count, cached) or None
@@ -67,8 +67,8 @@ def result_group(
 def fetch_group(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """Return the tasks of a group, as result_group(): a queryset, which may be empty; or a list from the
-    cache, None for nothing."""
+    """Return the tasks of a group: a queryset, or from the cache a list, None if it is empty. The arguments
+    are those of result_group()."""
     return fetching.members(group_id, failures, wait, count, cached)
 
 
@@ -98,44 +98,45 @@ async def afetch_group(
 
 
 def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """Return how many tasks of a group have ended; failures: how many of them have failed."""
+    """Return how many tasks of a group have ended. failures: count only failed ones."""
     return fetching.size(group_id, failures, cached)
 
 
 def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
-    """Take the label of a group from its tasks, or delete them, too; return how many these were."""
+    """Remove a group from its tasks; return how many there were. tasks: delete the tasks, too."""
     return fetching.delete_group(group_id, tasks, cached)
 
 
 def delete_cached(task_id: str, broker: Broker | None = None) -> bool:
-    """Delete a task from the cache; whether it was there."""
+    """Delete a task from the cache; return whether it was there."""
     return cache.delete(task_id)
 
 
 def queue_size(broker: Broker | None = None) -> int:
-    """Return how many packages wait in the broker, without those that are being worked off."""
+    """Return how many packages wait in the broker, without those that run."""
     return (broker or get_broker()).queue_size()
 
 
 def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
-    """Have a cluster call *func*, dotted text, again and again; return the schedule.
+    """Have a cluster call *func*, a dotted path, at set times; return the schedule.
 
-    - name (text): its own, which no other may have.
-    - hook (text): dotted; called with each task.
-    - schedule_type: one of ``Schedule.TYPE``; by default once.
-    - minutes (number): of the type MINUTES; by default 1.
-    - cron (text): of the type CRON, which needs it.
-    - repeats (number): so many times; -1 without limit, 0 never.
-    - next_run (datetime): first, or next; by default now.
-    - cluster (text): the name of the cluster; intended_date_kwarg (text): the keyword that gets the due time.
-    - q_options (dict): options of async_task(); also directly, as there.
+    - name (text): a unique name.
+    - hook (text): the dotted path of a function that is called with each task.
+    - schedule_type: one of ``Schedule.TYPE``; ONCE by default.
+    - minutes (number): for the type MINUTES; 1 by default.
+    - cron (text): for the type CRON, which requires it.
+    - repeats (number): how many times; -1 for no limit, 0 for never.
+    - next_run (datetime): when it is first due; now by default.
+    - cluster (text): the name of the cluster. intended_date_kwarg (text): the keyword argument for the due
+      time.
+    - q_options (dict): options of async_task(), which may also be keywords.
 
-    Raises IntegrityError for a name in use, ValidationError for an invalid one.
+    Raises IntegrityError for a name in use, ValidationError for invalid values.
     """
     given = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
     first = given.pop("next_run", None)
     if first is not None:
-        given["next_run"] = getattr(first, "datetime", first)  # a time of the library arrow has one
+        given["next_run"] = getattr(first, "datetime", first)  # Arrow objects have this attribute
     if not kwargs.get("q_options", True):
         del kwargs["q_options"]
     made = Schedule(func=func and function_name(func), args=args, kwargs=kwargs, **given)
@@ -150,7 +151,8 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
                 UserWarning,
                 stacklevel=2,
             )
-    # A server may end one of several that wait for the same name. In a caller's transaction it ends that.
+    # The server may abort one of several transactions that wait for the same name. The caller's own
+    # transaction cannot be retried here.
     attempts = 1 if connections[router.db_for_write(Schedule)].in_atomic_block else MOST_ATTEMPTS
     for attempt in range(1, attempts + 1):
         try:
@@ -165,12 +167,12 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
 
 @contextmanager
 def _turn_of(name: str | None) -> Iterator[None]:
-    """Make a schedule with this name while nobody else does. Raises IntegrityError when it exists.
+    """Keep other processes from making a schedule with this name. Raises IntegrityError if it exists.
 
-    A constraint would refuse tables of django-q2 that have a name twice, and changes in the admin. A row that
-    holds the name has the same effect: another transaction that writes it waits until ours ends, and at
-    REPEATABLE READ the server then ends it, since it could not see our schedule. So the row stays for a
-    while; ``execution/parts.py`` deletes it.
+    A unique constraint would reject tables of django-q2 that have a name twice, and changes in the admin.
+    Instead a row locks the name: another transaction that writes it waits until ours ends; at REPEATABLE READ
+    the server then aborts it, since it could not see our schedule. ``execution/parts.py`` deletes the row
+    later.
     """
     if not name:
         yield
@@ -180,7 +182,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
     with transaction.atomic(alias):
         turn = Part(pk=key, whole=key, started=now, changed=now, row=b"")
         targets = connections[alias].features.supports_update_conflicts_with_target
-        # Not a plain INSERT, for which waiting transactions on MySQL share a lock that none can have alone.
+        # Not a plain INSERT: on MySQL, waiting transactions would share a lock and then deadlock.
         Part.objects.using(alias).bulk_create(
             [turn],
             update_conflicts=True,
@@ -188,7 +190,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
             unique_fields=["id"] if targets else None,
         )
         there = Schedule.objects.using(alias).filter(name=name)
-        if connections[alias].vendor == "mysql":  # a plain read sees the state of the caller's first read
+        if connections[alias].vendor == "mysql":  # a plain read uses the snapshot of the caller's first read
             there = there.select_for_update()
         if there.values_list("pk", flat=True)[:1]:
             raise IntegrityError(f"there is a schedule with the name {name!r} already")
@@ -196,7 +198,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
 
 
 def _option(name: str, meaning: str) -> Any:
-    """A property of an AsyncTask that is an option of its call."""
+    """Return a property of AsyncTask for an option of its call."""
 
     def read(task: AsyncTask) -> Any:
         return task._options().get(name, conf.cached if name == "cached" else None)
@@ -209,10 +211,10 @@ def _option(name: str, meaning: str) -> Any:
 
 
 class AsyncTask:
-    """A call that is not made yet: change its attributes, then run() it.
+    """A call to make later: change its attributes, then run() it.
 
-    Changes after a run make its results unavailable until the next. started: whether it was run with its
-    current attributes.
+    After a change, results are unavailable until the next run. started: whether it was run with its current
+    attributes.
     """
 
     broker = _option("broker", "A Broker to use; None for the cluster's.")
@@ -245,11 +247,11 @@ class AsyncTask:
         return self.id
 
     def result(self, wait: int = 0) -> Any:
-        """Return its result; None before its end."""
+        """Return its result; None until it has ended."""
         return result(self.id, wait, self.cached) if self.started else None
 
     def fetch(self, wait: int = 0) -> Task | None:
-        """Return its task; None before it has ended."""
+        """Return its task; None until it has ended."""
         return fetch(self.id, wait, self.cached) if self.started else None
 
     def result_group(self, failures: bool = False, wait: int = 0, count: int | None = None) -> Any:
@@ -259,7 +261,7 @@ class AsyncTask:
         return result_group(self.group, failures, wait, count, self.cached)
 
     def fetch_group(self, failures: bool = True, wait: int = 0, count: int | None = None) -> Any:
-        """Return the tasks of its group; as fetch_group()."""
+        """Return the tasks of its group; like fetch_group()."""
         if not (self.started and self.group):
             return None
         return fetch_group(self.group, failures, wait, count, self.cached)
@@ -289,7 +291,7 @@ _FIELDS = (
     "name", "hook", "schedule_type", "minutes", "repeats", "next_run", "cron", "cluster",
     "intended_date_kwarg",
 )  # fmt: skip
-"""Keywords of schedule() that are fields of the model, and not the function's."""
+"""Keywords of schedule() that are fields of the model."""
 
 __all__ = [
     "Async",

@@ -1,8 +1,8 @@
 """admin: the pages in Django's admin.
 
-Modules, in reading order: ``pickles`` (displays a pickle, without importing its classes), ``columns``
-(display of large columns and times), ``results`` (tasks that succeeded or failed, and sending them again),
-``schedules`` (and which functions people may schedule), ``queue`` (waiting tasks, where the database is the
+Modules, in reading order: ``pickles`` (displays a pickle without importing its classes), ``columns``
+(displays large columns and times), ``results`` (tasks that succeeded or failed, and resubmitting them),
+``schedules`` (also which functions users may schedule), ``queue`` (waiting tasks, if the database is the
 broker).
 """
 
@@ -22,6 +22,6 @@ __all__ = ["FailAdmin", "QueueAdmin", "ScheduleAdmin", "TaskAdmin"]
 admin.site.register(Success, TaskAdmin)
 admin.site.register(Failure, FailAdmin)
 admin.site.register(Schedule, ScheduleAdmin)
-with suppress(ConfigurationError):  # of which the checks tell
+with suppress(ConfigurationError):  # the checks report it
     if conf.broker == "orm":
         admin.site.register(OrmQ, QueueAdmin)

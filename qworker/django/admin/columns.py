@@ -1,10 +1,10 @@
-"""columns: what lists and pages show of large columns and of times.
+"""columns: displays large columns and times in lists and pages.
 
 Comes from:  the lists and pages of tasks.
 Goes to:     the database, for the text of pickled columns; ``pickles``, for their content.
 Thread:      that of the request.
 
-A pickled column is read as the text that it is, together with its row, and only up to a size.
+A pickled column is read as text with its row, only up to a size.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PICKLED = ("args", "kwargs", "result")
 
 
 def as_text(name: str) -> Any:
-    """Return the pickled column *name* as an expression, which is not unpickled when it is read."""
+    """Return an expression for the pickled column *name* that is not unpickled when it is read."""
     return ExpressionWrapper(F(name), output_field=TextField())
 
 
 def with_texts(queryset: Any, names: Iterable[str], largest: int) -> Any:
-    """Have the pickled columns *names* read as text along with each row, up to so many characters."""
+    """Add the text of the pickled columns *names* to each row, if it has at most *largest* characters."""
     found = {}
     for name in names:
         size = Length(as_text(name))
@@ -50,12 +50,10 @@ def with_texts(queryset: Any, names: Iterable[str], largest: int) -> Any:
 
 
 def text_of(task: Any, name: str, most: int) -> str | None:
-    """Return the content of *task*'s pickled column *name* as text of at most *most* characters; None without
-    any.
-
-    Never fails because of the column's content.
+    """Return the content of *task*'s pickled column *name* as text of at most *most* characters; None if it
+    is empty. Never fails because of the content.
     """
-    if not hasattr(task, f"{name}_size"):  # it came by a queryset of somebody else
+    if not hasattr(task, f"{name}_size"):  # it was read by another queryset
         rows = type(task)._base_manager.using(task._state.db).filter(pk=task.pk)
         task = with_texts(rows, [name], LARGEST_OF_PAGE).only("pk").first()
     size, text = (getattr(task, f"{name}_{what}", None) for what in ("size", "text"))
@@ -69,12 +67,12 @@ def text_of(task: Any, name: str, most: int) -> str | None:
 
 
 def block(text: str | None) -> Any:
-    """Text as HTML that keeps its lines; None for none."""
+    """Return *text* as HTML that keeps its lines; None for None."""
     return None if text is None else format_html('<pre class="qworker-block">{}</pre>', text)
 
 
 def instant(value: datetime | None) -> str | None:
-    """A time in the user's zone and way of writing, short, with seconds; None for none."""
+    """Return a time in the user's time zone and format, with seconds; None for None."""
     if value is None:
         return None
     local = timezone.localtime(value) if timezone.is_aware(value) else value
@@ -82,20 +80,20 @@ def instant(value: datetime | None) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the user's way of writing: three decimals below a minute, none above an hour."""
+    """Return *seconds* in the user's format: three decimals below a minute, none from an hour on."""
     decimals = 3 if seconds < 60 else 1 if seconds < 3600 else 0
     return f"{formats.number_format(round(seconds, decimals), decimals)} s"
 
 
-# -- paging: pages of a list whose rows are not all counted, nor sorted --
+# -- paging: of lists that are too long to count or sort --
 
 MOST = 10_000
-"""So many rows are counted, and can be paged through; filters and the search lead to all others."""
+"""Rows that are counted and can be paged through; others are found by filters and the search."""
 
 
 class IndexedChangeList(ChangeList):
-    """A list that is put in the order of the columns in ``sortable_by`` only, also where the address asks for
-    others: they have an index, and to sort a million rows without one takes seconds."""
+    """A list that can be sorted only by the columns in ``sortable_by``, even if the URL requests others: only
+    these have an index, without which sorting a million rows takes seconds."""
 
     def get_ordering_field(self, field_name: Any) -> Any:
         return super().get_ordering_field(field_name) if field_name in self.sortable_by else None
@@ -106,20 +104,19 @@ class IndexedChangeList(ChangeList):
 
 
 class AtLeast(int):
-    """A number that stands for itself and for all above it."""
+    """A number shown with a plus sign: there may be more."""
 
     def __str__(self) -> str:
         return f"{int(self)}+"
 
 
 class CappedPaginator(Paginator):
-    """Counts only the rows that it pages through, so that the cost of a count does not grow with the
-    table."""
+    """Counts only the rows that can be paged through, so the cost does not grow with the table."""
 
     @cached_property
     def count(self) -> int:
         found: Any = self.object_list
         if not hasattr(found, "query"):
             return int(super().count)
-        number = int(found.order_by().values("pk")[: MOST + 1].count())  # none of their large columns
+        number = int(found.order_by().values("pk")[: MOST + 1].count())  # without their large columns
         return AtLeast(MOST) if number > MOST else number

@@ -1,11 +1,11 @@
-"""pickles: displays a pickle as text, without importing or calling anything that it names.
+"""pickles: displays a pickle as text without importing or calling anything that it names.
 
-Comes from:  the columns of a task, and the packages that wait.
+Comes from:  the columns of a task, and waiting packages.
 Goes to:     the pages of the admin.
 Thread:      that of the request.
 
-Reading a pickle normally imports its classes and calls them: one with a missing class, or a malicious one,
-would break the page. Here, classes and functions are stand-ins that know their names.
+Unpickling imports classes and calls them, so a pickle with a missing class, or a malicious one, would break
+the page. Here, stand-ins with the same names replace classes and functions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from django.db.models.base import model_unpickle
 from qworker.conf.secrets import MASK, is_secret
 
 MOST_NAMES = 1000
-"""Classes and functions that one pickle may name: each costs a class here."""
+"""Classes and functions that one pickle may name: a stand-in class is made for each."""
 DEEPEST = 12
-"""Containers in each other that are shown."""
+"""Levels of nested containers that are shown."""
 DEEPEST_KEY = 100
-"""Tuples in each other that may be a key: Python hashes them by recursion without a limit."""
+"""Levels of nested tuples in a key: Python hashes them by recursion without a limit."""
 MOST_HASHED = 1_000_000
-"""Items of keys that are hashed in all: tuples that hold each other twice make many of few bytes."""
+"""Items of keys hashed in total: few bytes can make many, by tuples that contain each other twice."""
 LONGEST_PIECE = 10_000
 MODEL = f"{model_unpickle.__module__}.{model_unpickle.__qualname__}"
-"""The function that pickles of model instances name; the model's name follows."""
+"""The function in pickles of model instances; its argument is the model's name."""
 BUILT_IN, OLD_BUILT_IN = "builtins", "__builtin__"
 PRIVATE = ("_state", "_django_version")
 """Django's private attributes of an instance."""
@@ -41,7 +41,7 @@ BRACKETS = {tuple: "()", list: "[]", set: "{}", frozenset: "{}"}
 
 
 class Unreadable(Exception):
-    """The text is the reason."""
+    """Raised for a pickle that cannot be read, with the reason."""
 
 
 class StandIn:
@@ -80,7 +80,7 @@ class StandIn:
 
 
 class Zone(datetime.tzinfo):
-    """A time zone of which only the name is known."""
+    """A time zone with only a name."""
 
     def __init__(self, key: str = "", *_: Any) -> None:
         self.key = key
@@ -90,7 +90,7 @@ class Zone(datetime.tzinfo):
 
 
 def _bytes(text: str, *_: Any) -> bytes:
-    """Return the bytes that older pickles write as a call."""
+    """Return bytes, which older pickle protocols write as a call of encode()."""
     return text.encode("latin1")
 
 
@@ -105,15 +105,15 @@ HARMLESS: dict[str, Any] = {
     "zoneinfo.ZoneInfo": Zone,
     "_codecs.encode": _bytes,
 }
-"""Classes that are safe to create, and cannot be made large."""
+"""Classes whose instances are safe to create and never large."""
 
 
 _BUILD: Callable[[Any], None] = pickle._Unpickler.dispatch[pickle.BUILD[0]]
 
 
 class Reader(pickle._Unpickler):
-    """Reads a pickle whose names are stand-ins. A subclass of the Python version, which allocates nothing for
-    announced sizes."""
+    """Unpickles with stand-ins. A subclass of the pure-Python class, which does not allocate memory for sizes
+    that a pickle only announces."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
@@ -130,7 +130,7 @@ class Reader(pickle._Unpickler):
         return HARMLESS[path] if path in HARMLESS else self._stand_in(path)
 
     def _attribute(self, owner: Any, name: str) -> Any:
-        """Return the stand-in for getattr(owner, name): a function within a class."""
+        """Return the stand-in for getattr(owner, name), such as a method."""
         return Zone if owner is Zone else self._stand_in(f"{getattr(owner, 'path', '')}.{name}")
 
     def _stand_in(self, path: str) -> Any:
@@ -141,7 +141,7 @@ class Reader(pickle._Unpickler):
         return self._named[path]
 
     def _load_build(self) -> None:
-        """Set the state of an instance. Classes and functions stay as they are: they are this process's."""
+        """Set the state of an instance. Real classes and functions must not be changed."""
         made, state = self.stack[-2:]
         is_whole = type(made) is uuid.UUID and isinstance(state, dict) and type(state.get("int")) is int
         if not is_whole and not isinstance(made, StandIn):
@@ -151,7 +151,7 @@ class Reader(pickle._Unpickler):
     dispatch[pickle.BUILD[0]] = _load_build
 
     def _check_keys(self, keys: Iterable[Any]) -> None:
-        """Refuse keys whose hashing would take too long, or too deep a stack, which ends the process."""
+        """Refuse keys that take too long to hash, or would overflow the stack, which kills the process."""
         waiting = [(key, 1) for key in keys]
         while waiting:
             key, depth = waiting.pop()
@@ -163,7 +163,7 @@ class Reader(pickle._Unpickler):
 
 
 def _checking(opcode: int, keys: Callable[[Reader], Iterable[Any]]) -> None:
-    """Have *keys* checked, which are still to be hashed, before *opcode* is carried out."""
+    """Check *keys*, which *opcode* hashes, before it is executed."""
     load = Reader.dispatch[opcode]
 
     def check_and_load(reader: Reader) -> None:
@@ -191,7 +191,7 @@ def read(data: bytes) -> Any:
         raise
     except Exception as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
-    # A model, or a function, is kept in a wrapper by its column.
+    # picklefield wraps models and functions.
     is_wrapper = isinstance(found, StandIn) and found.path.endswith("picklefield.fields._ObjectWrapper")
     state = found.state if is_wrapper else None
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
@@ -209,15 +209,15 @@ def read_column(text: str) -> Any:
 
 
 def shown(value: Any, most: int) -> str:
-    """Return *value* as text of at most so many characters: text as it is, all else as code would have it,
-    in one line."""
+    """Return *value* on one line of at most *most* characters: text as it is, anything else like its
+    repr()."""
     if isinstance(value, str):
         return value if len(value) <= most else f"{value[: most - 1]}…"
     return _joined_up(_pieces(value, 0), most)
 
 
 def spread(value: Any, most: int, width: int = 100) -> str:
-    """Like shown(), with a line for each item of a value longer than *width*."""
+    """Like shown(), but with each item on its own line if the value is longer than *width*."""
     text = shown(value, most)
     if isinstance(value, str) or len(text) <= width:
         return text
@@ -236,7 +236,7 @@ def _joined_up(pieces: Iterator[str], most: int) -> str:
 
 
 def _pieces(value: Any, depth: int, between: str = ", ") -> Iterator[str]:
-    """Yield the text of *value* piece by piece, so that the reader can stop. between: its items."""
+    """Yield the text of *value* in pieces, so that the reader can stop. between: separates items."""
     if isinstance(value, str | bytes | bytearray):
         yield repr(value[:LONGEST_PIECE])
     elif isinstance(value, type) and issubclass(value, StandIn):
@@ -259,7 +259,7 @@ def _pieces(value: Any, depth: int, between: str = ", ") -> Iterator[str]:
 
 
 class _Word(str):
-    """Text that is written without quotation marks."""
+    """Text shown without quotation marks."""
 
 
 def _joined(parts: Iterator[list[Any]], depth: int, between: str) -> Iterator[str]:
@@ -287,15 +287,15 @@ def _instance(value: StandIn, depth: int, between: str) -> Iterator[str]:
 
 
 def _key_of(state: Any) -> Any:
-    """Return the first field of a model's instance, which is its key: permission to see tasks does not
-    include the other fields of people or orders."""
+    """Return the first field of a model's instance, its key. A user who may see tasks may not be permitted to
+    see the other fields."""
     fields = state.items() if isinstance(state, dict) else ()
     return dict([(name, each) for name, each in fields if name not in PRIVATE][:1])
 
 
 def _made_of(value: StandIn, args: Any, state: Any) -> Iterator[list[Any]]:
     yield from ([each] for each in args)
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of slots
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # from __slots__
         state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
     named = {**value.kwargs, **state} if isinstance(state, dict) else value.kwargs
     for name, each in named.items():
@@ -309,5 +309,5 @@ def _made_of(value: StandIn, args: Any, state: Any) -> Iterator[list[Any]]:
 def _plain(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - an int of too many digits; an UUID that was made wrong
+    except Exception as error:  # noqa: BLE001 - such as an int of too many digits, or an invalid UUID
         return f"<{type(value).__name__}: {type(error).__name__}>"

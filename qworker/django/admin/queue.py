@@ -1,7 +1,7 @@
-"""queue: the list of waiting tasks, where the project's database is the broker.
+"""queue: the list of waiting tasks, if the project's database is the broker.
 
 Comes from:  Django's admin.
-Goes to:     the model OrmQ, in the database that is the broker.
+Goes to:     the model OrmQ, in the broker's database.
 Thread:      that of the request.
 """
 
@@ -25,11 +25,11 @@ from qworker.django.transports.packages import RUN
 from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 OF_PACKAGES = frozenset({"group", "args", "kwargs", "q_options"})
-"""Fields that only the body of a message contains."""
+"""Fields that only the body of a message has."""
 
 
 class QueueForm(forms.ModelForm):
-    """The queue of a message, and until when it waits."""
+    """Edits the queue of a message, and until when it is locked."""
 
     lock = forms.SplitDateTimeField(
         required=False,
@@ -47,7 +47,7 @@ class QueueForm(forms.ModelForm):
         self.initial["lock"] = self.instance.lock
 
     def save(self, commit: bool = True) -> Any:
-        """Write the changes into the message."""
+        """Save the message with the changes."""
         if "lock" in self.changed_data:
             self.instance.lock = self.cleaned_data["lock"]
         return super().save(commit)
@@ -64,14 +64,14 @@ class StateFilter(admin.SimpleListFilter):
         return [(str(READY), _("Waits")), (str(DELAYED), _("Waits for its time")), (str(LEASED), _("Held"))]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Return the messages in the chosen state; all of them without a choice."""
+        """Return the messages in the chosen state; all if none is chosen."""
         known = self.value() in {str(READY), str(DELAYED), str(LEASED)}
         return queryset.filter(state=int(self.value())) if known else queryset
 
 
 class QueueAdmin(admin.ModelAdmin):
-    """Messages that wait or are held. A list reads their headers alone; the page of one reads its package,
-    and imports nothing for it."""
+    """Messages that wait or are held. The list reads only headers. The page of a message reads its package
+    without importing anything."""
 
     form = QueueForm
     list_display = ("id", "key", "name", "func", "locked_until", "task_id")
@@ -87,7 +87,7 @@ class QueueAdmin(admin.ModelAdmin):
         css = {"all": ["qworker/admin.css"]}
 
     def get_queryset(self, request: Any) -> Any:
-        """Return the messages; a list does not read columns that it does not show."""
+        """Return the messages, in a list without the body if no shown column needs it."""
         queryset = super().get_queryset(request)
         match = getattr(request, "resolver_match", None)
         is_list = match is not None and (match.url_name or "").endswith("_changelist")
@@ -99,7 +99,7 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Lock until"))
     def locked_until(self, message: OrmQ) -> str | None:
-        """Until when no cluster takes it."""
+        """Return until when no cluster takes it."""
         return instant(message.lock)
 
     @admin.display(description=_("Task id"))
@@ -109,7 +109,7 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Name"))
     def name(self, message: OrmQ) -> Any:
-        """Return the name of the task; qworker's own tasks have none."""
+        """Return the name of the task; empty for tasks that are not packages."""
         return self._or_empty(headers_of(message).name)
 
     @admin.display(description=_("Function"))
@@ -125,7 +125,7 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Arguments"))
     def args(self, message: OrmQ) -> Any:
-        """Return the positional arguments, or why they cannot be read."""
+        """Return the positional arguments, or the reason that they cannot be read."""
         package = package_of(message)
         if WRONG in package:
             return str(_("(cannot be read: %s)") % package[WRONG])
@@ -138,7 +138,7 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Queue options"))
     def q_options(self, message: OrmQ) -> Any:
-        """All else that the package holds, an option a line."""
+        """Return the package's other options, one on each line."""
         package = package_of(message)
         lines = [f"{name}: {_value(package, name)}" for name in package if name not in OWN]
         return self._or_empty(block("\n".join(lines) or None))
@@ -151,17 +151,17 @@ def _value(package: dict[str, Any], name: str) -> str | None:
     return None if package.get(name) is None else spread(package[name], MOST_OF_PAGE)
 
 
-# -- waiting: what a message of the queue tells of its task --
+# -- the task of a waiting message --
 
 WRONG = "cannot be read"
-"""The name of the reason, in the package of a message that cannot be read."""
+"""The key of the reason that a package cannot be read."""
 OWN = frozenset({"id", "name", "group", "func", "args", "kwargs", WRONG})
-"""Fields with their own display; the rest of a package are options."""
+"""Fields with their own display; the others are options."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """The fields of the headers. args: as text, for a task without a package."""
+    """The fields in the headers. args: as text, for a task without a package."""
 
     task_id: str | None = None
     name: str | None = None
@@ -170,7 +170,7 @@ class Headers:
 
 
 def headers_of(message: OrmQ) -> Headers:
-    """Return the fields of *message*'s headers; empty where they cannot be read."""
+    """Return the fields in *message*'s headers; empty if they cannot be read."""
     try:
         found = json.loads(message.headers)
         if not isinstance(found, dict):
@@ -185,9 +185,9 @@ def headers_of(message: OrmQ) -> Headers:
 
 
 def package_of(message: OrmQ) -> dict[str, Any]:
-    """Return the package of *message* by name, with stand-ins for objects that would have to be imported.
+    """Return the fields of *message*'s package, with stand-ins for objects that would have to be imported.
 
-    {} for a message that has none; of one that cannot be read only why, under WRONG.
+    {} if it has no package. If it cannot be read, only the reason under WRONG.
     """
     found: dict[str, Any] | None = message.__dict__.get("_looked_at")
     if found is None:

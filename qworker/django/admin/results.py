@@ -1,7 +1,7 @@
 """results: the lists of tasks that succeeded and that failed, and their actions.
 
 Comes from:  Django's admin.
-Goes to:     the models Success and Failure; ``results``, to send a task again.
+Goes to:     the models Success and Failure; ``execution/calls.py``, to send a task again.
 Thread:      that of the request.
 """
 
@@ -31,20 +31,21 @@ from qworker.errors import QWorkerError
 from qworker.interrupts import reraise_interrupt
 from qworker.transports.portions import portions
 
-# -- filters: the values of a column to choose from, without reading the whole table --
+# -- filters: choices from the values of a column, without reading the whole table --
 
 NEWEST = 1000
-"""How many of the newest tasks are searched for values: the cost does not grow with the table."""
+"""How many of the newest tasks are searched for values, so the cost does not grow with the table."""
 
 MOST = 40
-"""Values of a column to choose from; the search finds all others."""
+"""Values offered for a column; others can be searched for."""
 
 
 class RecentValues(admin.SimpleListFilter):
-    """The values of a column of the newest tasks. Subclasses set title, and the column: parameter_name."""
+    """Filters by a value that a column of the newest tasks has. Subclasses set title, and parameter_name to
+    the column."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the latest values, each with its label; also the chosen one."""
+        """Return the latest values with their labels, including the chosen one."""
         rows = model_admin.get_queryset(request).order_by("-stopped", "-id")
         recent = rows.values_list(self.parameter_name, flat=True)[:NEWEST]
         found = set(islice(dict.fromkeys(value for value in recent if value), MOST))
@@ -53,7 +54,7 @@ class RecentValues(admin.SimpleListFilter):
         return [(value, value) for value in sorted(found)]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Return the rows that have the chosen value; all of them without a choice."""
+        """Return the rows with the chosen value; all if none is chosen."""
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
 
 
@@ -72,18 +73,18 @@ class ClusterFilter(RecentValues):
 
 
 ON_PAGE = {"args": "shown_args", "kwargs": "shown_kwargs", "result": "shown_result"}
-"""Columns of pickles, each with its displayed replacement, also where a project names the column."""
+"""Pickled columns and the methods that display them, also where a project names the column."""
 IN_LIST = {"args": "short_args", "kwargs": "short_kwargs", "result": "short_result"}
 """The same, for lists."""
 TRACE = " : Traceback "
 """Separates an error from its traceback."""
 MOST_TOLD = 5
-"""Errors of one action that are shown."""
+"""Errors shown for one action."""
 
 
 @admin.action(description=_("Resubmit selected tasks to queue"), permissions=["resubmit"])
 def resubmit_tasks(model_admin: Any, request: Any, queryset: Any) -> None:
-    """Send the chosen tasks again. A failure is deleted as it is sent."""
+    """Send the chosen tasks again. A failure is deleted when it is sent."""
     done: Resubmission = resubmit(queryset)
     for name, error in done.errors[:MOST_TOLD]:
         model_admin.message_user(request, _("%s was not sent: %s") % (name, error), messages.ERROR)
@@ -95,7 +96,7 @@ def resubmit_tasks(model_admin: Any, request: Any, queryset: Any) -> None:
 
 
 def _short(name: str, heading: Any) -> Any:
-    """Return a column for lists with the beginning of a pickled one."""
+    """Return a list column with the beginning of a pickled column."""
 
     @admin.display(description=heading)
     def short(self: Any, task: Task) -> str | None:
@@ -105,7 +106,7 @@ def _short(name: str, heading: Any) -> Any:
 
 
 def _shown(name: str, heading: Any) -> Any:
-    """A pickled column, for the page of a task."""
+    """Return a pickled column for the page of a task."""
 
     @admin.display(description=heading)
     def whole(self: Any, task: Task) -> Any:
@@ -116,19 +117,19 @@ def _shown(name: str, heading: Any) -> Any:
 
 
 def _replaced(names: Iterable[Any], places: Mapping[str, str]) -> list[Any]:
-    """Return *names* with the displayed replacements of pickles."""
+    """Return *names* with pickled columns replaced by the methods that display them."""
     return [places.get(name, name) if isinstance(name, str) else name for name in names]
 
 
 class ResultAdmin(admin.ModelAdmin):
-    """The shared part of both lists. Results can be read, sent again and deleted."""
+    """The base of both lists. Results can be read, resubmitted and deleted."""
 
     actions = [resubmit_tasks]
     search_fields = ("name", "func", "group")
     list_filter = (GroupFilter, ClusterFilter)
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    """They count the whole table once for each choice."""
+    """Facets count the whole table once for each choice."""
     paginator = CappedPaginator
     sortable_by = ("stopped_at",)
     fields = (
@@ -141,7 +142,7 @@ class ResultAdmin(admin.ModelAdmin):
         css = {"all": ["qworker/admin.css"]}
 
     def get_queryset(self, request: Any) -> Any:
-        """Return the rows, without their pickles except for the text of displayed ones."""
+        """Return the rows without pickles, but with the text of those that are displayed."""
         queryset = super().get_queryset(request).defer(*columns.PICKLED, "package")
         match = getattr(request, "resolver_match", None)
         page = (match.url_name or "") if match is not None and request.method == "GET" else ""
@@ -172,7 +173,7 @@ class ResultAdmin(admin.ModelAdmin):
         return False
 
     def has_resubmit_permission(self, request: Any) -> bool:
-        """Return whether the user may send tasks again, unchanged: with the permission to change them, which
+        """Return whether the user may resubmit tasks unchanged: with the permission to change them, which
         allows nothing else here."""
         codename = get_permission_codename("change", self.opts)
         return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
@@ -189,7 +190,7 @@ class ResultAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Time taken"))
     def duration(self, task: Task) -> str:
-        """From sending to the end."""
+        """Return the time from sending to the end."""
         return columns.duration(task.time_taken())
 
     short_args = _short("args", _("Arguments"))
@@ -207,7 +208,7 @@ class TaskAdmin(ResultAdmin):
 
 
 class FailAdmin(ResultAdmin):
-    """Tasks that failed; the list shows the error of each, without where it came from."""
+    """Tasks that failed; the list shows the error of each without its traceback."""
 
     list_display = ("name", "func", "short_result", "started_at", "stopped_at", "group", "cluster")
 
@@ -218,19 +219,19 @@ class FailAdmin(ResultAdmin):
         if text is None:
             return None
         said = text.partition(TRACE)[0].strip()
-        # An error without text has at least a name, in the last line.
+        # An error without a message has at least a name, in the last line.
         return shown(said or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)
 
 
-# -- resubmitting: tasks that have ended are sent again, just as they were --
-# The row of a failure, or of a task with options, has the package that was run: the function may have changed
-# its arguments since, and no other column has the rest of a chain. Tasks that cannot be sent unchanged stay.
+# -- resubmitting: sends ended tasks again, unchanged --
+# Rows of failures and of tasks with options store the original package: the function may have changed its
+# arguments, and no other column has the rest of a chain. Tasks that cannot be sent unchanged are not sent.
 
 PORTION = 100
-"""Tasks whose arguments are read at a time."""
+"""Tasks whose arguments are read at once."""
 NOT_A_CALL = _("its arguments cannot be read")
 OF_THE_RUN = frozenset(["id", "name", "func", "args", "kwargs", "started", "slot"])
-"""Keys of a package that are no options for another run."""
+"""Keys of a package that are not options for another run."""
 
 
 class Call(NamedTuple):
@@ -244,17 +245,17 @@ class Call(NamedTuple):
 
 @dataclass
 class Resubmission:
-    """sent: the tasks that were sent again. errors: of others the names, and why they were not."""
+    """sent: the tasks that were sent. errors: names of the others, and why they were not sent."""
 
     sent: list[Task] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
 
 
 def resubmit(queryset: Any) -> Resubmission:
-    """Send the tasks of *queryset* again, with the same arguments and options, and the rest of their chains.
+    """Send the tasks of *queryset* again, with their arguments, options and the rest of their chains.
 
-    A failure leaves its table in the transaction in which it is sent, so that concurrent requests send it
-    once. Where the broker cannot take one the others stay, too.
+    A failure is deleted in the transaction in which it is sent, so concurrent requests send it once. Stops at
+    the first task that the broker refuses.
     """
     done = Resubmission()
     alias = queryset._db or router.db_for_write(queryset.model)
@@ -266,7 +267,7 @@ def resubmit(queryset: Any) -> Resubmission:
         for task in (found[key] for key in some if key in found):
             try:
                 call = _call_of(task)
-            except Exception as error:  # noqa: BLE001 - it may hold anything, and the others are sent
+            except Exception as error:  # noqa: BLE001 - a package may contain anything
                 reraise_interrupt(error)
                 done.errors.append((str(task), f"{NOT_A_CALL}: {type(error).__name__}: {error}"[:200]))
                 continue
@@ -289,7 +290,8 @@ def _send(rows: Any, alias: str, task: Task, call: Call) -> bool:
 
 
 def _call_of(task: Any) -> Call:
-    """Raises the errors of unpickling, and TypeError for tasks that cannot be sent unchanged."""
+    """Return the call of *task*. Raises errors of unpickling, and TypeError if it cannot be sent
+    unchanged."""
     if task.package:
         package = SignedPackage.loads(task.package)
         options = {name: value for name, value in package.items() if name not in OF_THE_RUN}

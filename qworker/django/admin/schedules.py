@@ -1,11 +1,11 @@
-"""schedules: the list of schedules, the page of one, and which functions people may schedule.
+"""schedules: the pages of schedules, and which functions users may schedule.
 
 Comes from:  Django's admin; the setting QWORKER_SCHEDULE_ALLOW and the registered tasks.
-Goes to:     the model Schedule; the last tasks, by one subquery for each column.
+Goes to:     the model Schedule; their last tasks, by one subquery for each column.
 Thread:      that of the request.
 
-Whoever may schedule any importable function can run any program on the workers' machines. So that takes a
-separate permission; without it, only functions named by the project can be chosen.
+A user who may schedule any importable function can run any program on the workers' machines. That requires a
+separate permission; without it, users choose among functions that the project names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qworker.naming import own_tasks
 
 SETTING = "QWORKER_SCHEDULE_ALLOW"
 NOBODY = "exposed"
-"""The value of the setting that makes the permission void, also for superusers."""
+"""The value of the setting that disables the permission, also for superusers."""
 _HARMLESS = frozenset({"hook", "group", "save", "timeout", "cached", "ack_failure", "cluster", "task_name"})
 _BUILT_IN = ("celery.", "qworker.")
 
@@ -44,8 +44,7 @@ def may_schedule_any(user: Any, permission: str) -> bool:
 
 
 def exposed_names() -> list[str]:
-    """Return the paths that can be chosen, sorted: the registered tasks, and the full names in the
-    setting."""
+    """Return the paths that can be chosen, sorted: the registered tasks, and full names in the setting."""
     registered = own_tasks(_registered())
     return sorted({*registered} | {path for path in _allowed() if "*" not in path})
 
@@ -53,8 +52,8 @@ def exposed_names() -> list[str]:
 def is_exposed(path: str) -> bool:
     """Return whether the dotted *path* can be chosen.
 
-    In the setting, ``*`` stands for any characters. Such a pattern covers functions defined in the modules
-    that it names, and not their imports.
+    In the setting, ``*`` matches any characters. A pattern covers functions defined in the modules that it
+    matches, not functions that they import.
     """
     if path in exposed_names():
         return True
@@ -62,13 +61,13 @@ def is_exposed(path: str) -> bool:
 
 
 def is_harmless(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of a task name no callables, except exposed hooks."""
+    """Return whether the options of a task name no callables other than exposed hooks."""
     hook = options.get("hook")
     return options.keys() <= _HARMLESS and (hook is None or (isinstance(hook, str) and is_exposed(hook)))
 
 
 def _is_at_home(path: str) -> bool:
-    """Return whether the object at *path* is defined there."""
+    """Return whether *path* is a callable that is defined there."""
     try:
         found = import_string(path)
     except ImportError:
@@ -78,7 +77,7 @@ def _is_at_home(path: str) -> bool:
 
 
 def _registered() -> list[str]:
-    """Return the names of the tasks of the current app; none without an app."""
+    """Return the names of the current app's tasks; [] without an app."""
     try:
         return list(qworker.current_app.tasks)
     except ConfigurationError:
@@ -90,10 +89,10 @@ def _allowed() -> tuple[str, ...]:
     return () if isinstance(found, str) else tuple(found)
 
 
-# -- schedules: what may be saved as a schedule, and by whom --
-# A user without the permission ``schedule_any_callable`` chooses among the exposed functions. Schedules of
-# other functions can only be left alone, paused, or deleted: function, hook and arguments together decide
-# what is run, and the times how often.
+# -- schedules: who may save what --
+# A user without the permission ``schedule_any_callable`` chooses among the exposed functions, and can only
+# pause or delete schedules of other functions: function, hook and arguments determine what is run, and the
+# times how often.
 
 CALLED = ("func", "hook")
 ARGUMENTS = ("args", "kwargs", "intended_date_kwarg")
@@ -101,7 +100,7 @@ CALL = CALLED + ARGUMENTS
 
 
 class ScheduleForm(forms.ModelForm):
-    """The form. may_schedule_any: whether its user may name any function; set by the admin."""
+    """The form of a schedule. may_schedule_any: whether the user may name any function; set by the admin."""
 
     may_schedule_any = False
 
@@ -127,8 +126,8 @@ class ScheduleForm(forms.ModelForm):
                     self.fields[name] = self._choice(name)
 
     def _choice(self, name: str) -> forms.ChoiceField:
-        """Return a choice field that replaces the text field *name*: exposed functions, and the previous
-        value."""
+        """Return a choice field in place of the text field *name*, with the exposed functions and the
+        previous value."""
         text = self.fields[name]
         given = self.data.get(self.add_prefix(name)) if self.is_bound else None
         values = {*exposed_names(), *filter(None, (self._before[name], given))}
@@ -140,7 +139,7 @@ class ScheduleForm(forms.ModelForm):
         )
 
     def clean(self) -> dict[str, Any]:
-        """Refuse functions that the user may not name. Errors belong to the form."""
+        """Add errors for functions that the user may not schedule."""
         values: dict[str, Any] = super().clean() or {}
         if self.may_schedule_any or self.errors:
             return values
@@ -148,7 +147,7 @@ class ScheduleForm(forms.ModelForm):
         call = {name: values.get(name, self._before[name]) or "" for name in CALL}
         changed = [name for name in CALL if call[name] != (self._before[name] or "")]
         wrong = [name for name in CALLED if call[name] and not is_exposed(call[name])]
-        # Nor may this user change the times, except to pause it.
+        # The user may not change the times either, except to pause it.
         changed = changed or [
             name for name in self._before.keys() & values if self._is_changed(name, values[name])
         ]
@@ -158,11 +157,11 @@ class ScheduleForm(forms.ModelForm):
         return values
 
     def _is_changed(self, name: str, value: Any) -> bool:
-        """Return whether *value* differs from the database, and is more than a pause. (The form would compare
-        with values sent by the browser.)"""
+        """Return whether *value* differs from the database and does more than pause. (The form's own check
+        compares with values sent by the browser.)"""
         before = self._before[name]
         if isinstance(before, datetime):
-            before = before.replace(microsecond=0)  # the form shows none
+            before = before.replace(microsecond=0)  # the form does not show them
         return (before or "") != (value or "") and not (name == "repeats" and value == 0)
 
     @staticmethod
@@ -177,7 +176,7 @@ class ScheduleForm(forms.ModelForm):
         try:
             given = literals.keywords(kwargs)
         except InvalidSchedule:
-            return True  # the model reports that, and nothing is saved
+            return True  # the model reports it, and nothing is saved
         if not isinstance(given.get("q_options") or {}, dict):
             return False
         return is_harmless(options_apart(given)[1])
@@ -216,7 +215,7 @@ class ScheduleAdmin(admin.ModelAdmin):
         )
 
     def get_fieldsets(self, request: Any, obj: Any = None) -> Any:
-        """Return the fieldsets: call, times, and the rest; the project's own, if set."""
+        """Return the fieldsets for the call, the times and the rest; the project's own, if set."""
         if self.fields or self.fieldsets:
             return super().get_fieldsets(request, obj)
         names = self.get_fields(request, obj)
@@ -231,8 +230,7 @@ class ScheduleAdmin(admin.ModelAdmin):
         return self._for_user(request, super().get_form(request, obj, change, **kwargs))
 
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
-        """Return the form of a row, where a project lets rows be edited in the list; it has the page's
-        checks."""
+        """Return the form for rows that a project makes editable in the list, with the page's checks."""
         return self._for_user(request, super().get_changelist_form(request, **{"form": self.form, **kwargs}))
 
     def _for_user(self, request: Any, form: Any) -> Any:
@@ -246,7 +244,7 @@ class ScheduleAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Last run"))
     def last_run(self, schedule: Schedule) -> Any:
-        """A link to the last task."""
+        """Return a link to the last task."""
         success = getattr(schedule, "last_task_success", None)
         if success is None:
             return self.get_empty_value_display()

@@ -1,6 +1,6 @@
-"""Broker: Django-Q's interface of a broker. Subclass it for a custom one.
+"""Broker: Django-Q's broker interface. Subclass it for a custom broker.
 
-Comes from:  ``choice.py``, which makes the one that a project has.
+Comes from:  ``choice.py``, which makes the project's broker.
 Goes to:     a server, through the subclass.
 Thread:      any.
 """
@@ -19,11 +19,11 @@ from qworker.django.conf import conf
 class Broker:
     """A queue of packages.
 
-    list_key (text): the name of the queue; None for this cluster's.
+    list_key (text): the queue's name; None for this cluster's.
     """
 
     kind = "custom"
-    """How a cluster takes packages: by these methods, or, for qworker's own brokers, by its transport."""
+    """A cluster takes packages from a custom broker by these methods, from other kinds by their transport."""
 
     def __init__(self, list_key: str | None = None) -> None:
         self.list_key = list_key or conf.cluster_name
@@ -40,52 +40,52 @@ class Broker:
         self.cache = self.get_cache()
 
     def send(self, text: str, package: Mapping[str, Any]) -> Any:
-        """Like enqueue(), for callers that also have the *package* that was signed as *text*."""
+        """Enqueue *text*, the signed *package*; return as enqueue()."""
         return self.enqueue(text)
 
     def enqueue(self, task: str) -> Any:
-        """Put the signed package *task* into the queue; return an id by which it is tracked, None without."""
+        """Put the signed package *task* into the queue; return its tracking id, or None."""
         raise NotImplementedError(f"{type(self).__qualname__} has no enqueue(): the task would be lost")
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
-        """Take packages; return each with its tracking id. None or [] when there is none."""
+        """Take packages; return each with its tracking id. None or [] if there are none."""
         raise NotImplementedError(f"{type(self).__qualname__} has no dequeue(): no task can be taken")
 
     def queue_size(self) -> int:
-        """Return how many packages wait; 0 where that is not known."""
+        """Return how many packages wait; 0 if unknown."""
         return 0
 
     def lock_size(self) -> int | None:
-        """Return how many packages are taken and not acknowledged; None where that is not known."""
+        """Return how many packages are taken and not acknowledged; None if unknown."""
         return None
 
     def delete_queue(self) -> Any:
-        """Delete the queue, and its content."""
+        """Delete the queue and its content."""
 
     def purge_queue(self) -> Any:
         """Delete the content of the queue."""
 
     def delete(self, task_id: Any) -> None:
-        """Delete the package that is tracked by *task_id*."""
+        """Delete the package with the tracking id *task_id*."""
 
     def acknowledge(self, task_id: Any) -> None:
-        """Say that the package that is tracked by *task_id* was worked off."""
+        """Acknowledge the package with the tracking id *task_id*, which was run."""
 
     def fail(self, task_id: Any) -> None:
-        """Say that the package that is tracked by *task_id* could not be unpacked."""
+        """Reject the package with the tracking id *task_id*, which cannot be unpacked."""
 
     def ping(self) -> bool:
-        """Return whether the server answers; False without a check."""
+        """Return whether the server answers; False if that is not checked."""
         return False
 
     def info(self) -> str:
-        """Return what kind of broker it is, with a version."""
+        """Return the kind of broker and its version."""
         return type(self).__name__
 
     # -- statistics, in the cache --
 
     def set_stat(self, key: str, value: str, timeout: float) -> None:
-        """Keep the text *value* of a cluster under *key* for *timeout* seconds."""
+        """Store the text *value* of a cluster under *key* for *timeout* seconds."""
         if self.cache is not None:
             keys = self.cache.get(self._stats) or []
             if key not in keys:
@@ -93,11 +93,11 @@ class Broker:
             self.cache.set(key, value, timeout)
 
     def get_stat(self, key: str) -> str | None:
-        """Return the value of *key*; None without one."""
+        """Return the value of *key*; None if there is none."""
         return None if self.cache is None else self.cache.get(key)
 
     def get_stats(self, pattern: str) -> list[str]:
-        """Return the values of all keys that begin as *pattern* does before its ``*``."""
+        """Return the values of all keys that match *pattern*, text that ends with ``*``."""
         if self.cache is None:
             return []
         start, known = pattern.rstrip("*"), self.cache.get(self._stats) or []
@@ -112,7 +112,7 @@ class Broker:
 
     @staticmethod
     def get_cache() -> Any:
-        """Return the cache of ``Q_CLUSTER['cache']``; None when there is none of that name."""
+        """Return the cache of ``Q_CLUSTER['cache']``; None if it does not exist."""
         try:
             return caches[conf.cache]
         except InvalidCacheBackendError:
@@ -120,5 +120,5 @@ class Broker:
 
     @staticmethod
     def get_connection(list_key: str | None = None) -> Any:
-        """Return the connection that the broker uses; None without its own."""
+        """Return the broker's connection; None if it has none of its own."""
         return None

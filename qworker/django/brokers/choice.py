@@ -1,6 +1,6 @@
-"""Which broker a project has.
+"""choice: the project's broker.
 
-Comes from:  ``get_broker()``, called by everything that publishes or reads.
+Comes from:  callers of ``get_broker()``, which publish or read.
 Goes to:     the class of that kind.
 Thread:      any.
 """
@@ -23,20 +23,20 @@ KINDS = {
     "ironmq": f"{_HERE}.ironmq.IronMQBroker",
     "mongo": f"{_HERE}.mongo.Mongo",
 }
-"""The class of each kind; only the project's own is imported."""
+"""The class of each kind; only the one in use is imported."""
 
 
 def get_broker(list_key: str | None = None) -> Broker:
-    """Return a broker of the kind that the settings name.
+    """Return a broker of the kind in the settings.
 
-    list_key (text): the name of its queue; None for this cluster's. Raises ConfigurationError when the
-    settings name none that can be.
+    list_key (text): the queue's name; None for this cluster's. Raises ConfigurationError if the settings are
+    invalid.
     """
     return broker_class()(list_key)
 
 
 def broker_class() -> type[Broker]:
-    """Return the class of the project's broker. Raises ConfigurationError as get_broker() does."""
+    """Return the class of the project's broker. Raises ConfigurationError like get_broker()."""
     if conf.broker_class is not None:
         return custom_class(conf.broker_class)
     found: type[Broker] = import_string(KINDS[conf.broker])
@@ -44,7 +44,7 @@ def broker_class() -> type[Broker]:
 
 
 def custom_class(path: str) -> type[Broker]:
-    """Return the class at the dotted *path*. Raises ConfigurationError for one that is not a broker's."""
+    """Return the class at the dotted *path*. Raises ConfigurationError if it is not a subclass of Broker."""
     found = import_object(path)
     if not (isinstance(found, type) and issubclass(found, Broker)):
         raise ConfigurationError(

@@ -1,11 +1,11 @@
-"""A broker of the project's own, ``Q_CLUSTER['broker_class']``, as a transport that qworker's worker takes.
+"""custom: a transport for qworker's worker over the project's ``Q_CLUSTER['broker_class']``.
 
 Comes from:  ``transports/opening.py``.
 Goes to:     the methods of the project's class: enqueue, dequeue, acknowledge, fail, queue_size.
-Thread:      the listener's; each queue has an instance of the class for publishing, and one for taking.
+Thread:      the listener's; for each queue, one instance of the class publishes and another takes.
 
-Its guarantees are those of the class. Without receipts, tasks taken by a killed cluster are lost. Tasks
-returned at the cluster's end are enqueued again and acknowledged.
+The guarantees are those of the class. Without receipts, tasks taken by a killed cluster are lost. When the
+cluster ends, tasks that it returns are enqueued again and acknowledged.
 """
 
 import logging
@@ -40,7 +40,7 @@ logger = logging.getLogger("django-q")
 
 
 class _Taken(NamedTuple):
-    """A package in hand: its source, its tracking id, and its text."""
+    """A taken package: its broker, its tracking id, and its text."""
 
     broker: Broker
     receipt: Any
@@ -48,7 +48,7 @@ class _Taken(NamedTuple):
 
 
 class CustomTransport(SingleObjectBroker):
-    """make: makes a broker of the project's class for the queue of a name."""
+    """A transport over the project's class. make: makes an instance for the queue of a name."""
 
     missing = None
     purges_leased = False
@@ -109,7 +109,7 @@ class CustomTransport(SingleObjectBroker):
             broker = self._taking[queue]
             try:
                 packages = broker.dequeue() or ()
-            except Exception as error:  # a foreign class with any errors of its server
+            except Exception as error:  # the project's class may raise anything
                 raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
             for receipt, text in packages:
                 leased = self._leased(queue, broker, receipt, text)
@@ -166,16 +166,16 @@ class CustomTransport(SingleObjectBroker):
         return lost
 
     def extend(self) -> None:
-        """Do nothing: the broker's own time counts, from when a package was taken."""
+        """Do nothing: the class cannot extend the time for which a package is taken."""
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         return []
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        return ()  # nobody but the class knows what became of a receipt
+        return ()  # only the class knows the state of a receipt
 
     def confirm(self) -> None:
-        """acknowledge() has answered when it returns."""
+        """Do nothing: acknowledge() is synchronous."""
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0
@@ -188,7 +188,7 @@ class CustomTransport(SingleObjectBroker):
         for tag in list(self._taken):
             self.settle(1, [Release(tag)])
 
-    # -- looking --
+    # -- inspecting --
 
     def queues(self) -> list[QueueInfo]:
         with self._lock:

@@ -18,6 +18,6 @@ class Disque(TransportBroker):
     name = "Disque"
 
     def _standing(self) -> QueueInfo:
-        # Disque itself counts only waiting jobs; here delayed and locked ones are requested, too.
+        # Disque counts only waiting jobs; queues() also counts delayed and locked ones.
         found = (each for each in self._transport.admin.queues() if each.queue == self.list_key)
         return next(found, QueueInfo(self.list_key))

@@ -1,10 +1,10 @@
-"""The broker in the project's own database.
+"""orm: the broker in the project's own database.
 
-Comes from:  ``Q_CLUSTER['orm']``, or no broker in the settings at all.
-Goes to:     the tables of qworker's transport there; a package goes by Django's own connection.
+Comes from:  ``Q_CLUSTER['orm']``, or settings that name no broker.
+Goes to:     the tables of qworker's transport; packages are published through Django's connection.
 Thread:      any.
 
-A package is published in the caller's transaction, if any: it exists exactly if the caller's data does.
+A package is published in the caller's transaction, if any, and committed or rolled back with it.
 """
 
 import weakref
@@ -24,13 +24,13 @@ from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.schema import LEASED
 
 SQLITE = "qworker.transports.sql.embedded.sender"
-"""The module that only an SQLite database needs."""
+"""Needed only for SQLite."""
 
 
 class Joined(NamedTuple):
-    """Publishes by a connection of Django's.
+    """A sender that publishes through a connection of Django's.
 
-    driver: the driver's connection that it was made for. sender: the transport's own.
+    driver: the driver's connection that it was made for. sender: the transport's sender.
     """
 
     driver: Any
@@ -39,7 +39,7 @@ class Joined(NamedTuple):
 
 
 _joined: weakref.WeakKeyDictionary[Any, Joined] = weakref.WeakKeyDictionary()
-"""By Django's connection, of which each thread has its own."""
+"""By Django's connection; each thread has its own."""
 
 
 class ORM(TransportBroker):
@@ -62,7 +62,7 @@ class ORM(TransportBroker):
         return OrmQ.objects.using(broker_alias()).filter(key=self.list_key)
 
     def delete(self, task_id: Any) -> None:
-        """Like the base class. Also deletes a package that nobody has taken, by the id of its task."""
+        """Like the base class. The id of a task, which is text, deletes its message from the queue."""
         if isinstance(task_id, str):
             self._waiting().filter(headers__contains=f'"id":"{task_id}"').delete()
         else:
@@ -92,7 +92,7 @@ class ORM(TransportBroker):
 
 
 def publish(envelopes: list[Envelope]) -> None:
-    """Publish *envelopes* in the transaction that Django's connection to the broker's database is in."""
+    """Publish *envelopes* through Django's connection to the broker's database, in its transaction."""
     connection = connections[broker_alias()]
     if is_in_memory(broker_alias()):
         _keep_in_memory(connection, envelopes)
@@ -101,34 +101,33 @@ def publish(envelopes: list[Envelope]) -> None:
     _join(connection, sender).push(envelopes)
     if connection.in_atomic_block or connection.get_autocommit():
         connection.on_commit(sender.notify)
-    else:  # with autocommit off the caller commits unseen by Django: workers find it by polling
+    else:  # without autocommit, Django does not see the commit: workers find the message by polling
         sender.notify()
 
 
 def _keep_in_memory(connection: Any, envelopes: list[Envelope]) -> None:
-    """Keep them where this process alone sees them, as the tests of a project want it."""
+    """Store them in this process's database in memory, for a project's tests."""
     connection.ensure_connection()
     with connection.wrap_database_errors:
         import_object(f"{SQLITE}:insert")(connection.connection, envelopes, SYSTEM_CLOCK.now())
 
 
 def _join(connection: Any, sender: Any) -> Sender:
-    """Return the publisher for *connection*: the same until it reconnects, or the transport changes."""
+    """Return the sender for *connection*: the same one until it reconnects, or the transport changes."""
     connection.ensure_connection()
     found = _joined.get(connection)
     if found is None or found.driver is not connection.connection or found.sender is not sender:
         if connection.vendor == "sqlite":
             _enter_wal(connection)
-        # By a proxy: the table's values must not keep the key alive, nor the connection of a thread that has
-        # ended.
+        # A proxy: a reference would keep the key, and connections of ended threads, alive.
         found = Joined(connection.connection, sender, sender.join(weakref.proxy(connection)))
         _joined[connection] = found
     return found.joined
 
 
 def _enter_wal(connection: Any) -> None:
-    """Put an SQLite file in WAL mode, as its first cluster does: a commit then waits once for the disk, and
-    not four times. Nothing is changed within a transaction, or while others use the file."""
+    """Put an SQLite file in WAL mode, as its first cluster does: a commit then waits for the disk once, not
+    four times. Does nothing in a transaction, or while others use the file."""
     if connection.in_atomic_block:
         return
     try:

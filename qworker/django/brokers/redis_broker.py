@@ -11,7 +11,7 @@ from qworker.django.brokers.transported import TransportBroker
 from qworker.naming import import_object
 
 PING_SECONDS = 1.0
-"""For each step of a ping: it is a health check, and does not wait for the longer time-outs."""
+"""For each step of a ping, a health check that must not wait for the longer timeouts."""
 
 
 class Redis(TransportBroker):

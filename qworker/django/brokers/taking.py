@@ -1,11 +1,11 @@
-"""taking: packages that a program takes out of a queue by itself, without a cluster.
+"""taking: packages that a program takes from a queue itself, without a cluster.
 
-Comes from:  ``Broker.dequeue()`` and the methods that settle.
+Comes from:  ``Broker.dequeue()``, and the methods that acknowledge or reject.
 Goes to:     the consumer of a separate transport, one per queue and process.
-Thread:      one at a time: the same thread takes and settles.
+Thread:      one at a time, which takes and settles.
 
-A package that was taken comes back after ``retry`` seconds, unless it was settled; at once, when its process
-has died on this machine.
+A taken package that is not settled is redelivered after ``retry`` seconds; at once, if its process on this
+machine has died.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from qworker.naming import node_name
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Release
 
 UNSEEN = 0
-"""The concurrency of a consumer that is not a listed worker."""
+"""The concurrency of a consumer that is not listed as a worker."""
 
 
 class Taking:
-    """transport: not shared with other users. queue: the name."""
+    """Takes packages from *queue*. transport: used only here."""
 
     def __init__(self, transport: Broker, queue: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._transport = transport
@@ -30,10 +30,10 @@ class Taking:
         self._clock = clock
         self._generation = 0
         self._until: dict[int, float] = {}
-        """When taken messages go back, by tag: monotonic seconds."""
+        """When taken messages are released, by tag: monotonic seconds."""
 
     def take(self) -> list[Leased]:
-        """Take up to ``bulk`` messages; where there are none, those that come within ``poll`` seconds."""
+        """Take up to ``bulk`` messages; wait up to ``poll`` seconds if there are none."""
         self._stand()
         found = self._consumer.lease((self._queue,), conf.bulk).messages
         if not found:
@@ -44,13 +44,12 @@ class Taking:
         return found
 
     def settle(self, settlement: Ack | DeadLetter | Release) -> None:
-        """Carry out *settlement*; nothing for foreign messages."""
+        """Carry out *settlement*; do nothing for messages that are not held here."""
         if self._until.pop(settlement.tag, None) is not None:
             self._consumer.settle(self._generation, [settlement])
 
     def _stand(self) -> None:
-        """Renew the registration; release messages that were held for too long, and those of dead
-        consumers."""
+        """Renew the registration; release messages held for too long, and those of dead consumers."""
         try:
             if self._generation:
                 self._consumer.extend()
@@ -66,7 +65,7 @@ class Taking:
         self._consumer.reclaim()
 
     def close(self) -> None:
-        """Return held messages, and close the connections."""
+        """Release held messages, and close the connections."""
         if self._generation:
             self._consumer.deregister()
         self._transport.close()

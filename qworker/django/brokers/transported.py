@@ -1,8 +1,8 @@
-"""Brokers over a transport of qworker: the same messages that its workers take.
+"""transported: brokers over qworker's transports, with the messages that its workers take.
 
-Comes from:  the modules of the kinds: ``orm.py``, ``redis_broker.py`` and so on.
-Goes to:     the sender and the administration of a transport; ``taking.py`` for its consumer.
-Thread:      any, except dequeue() and the methods that settle, which belong to one at a time.
+Comes from:  the module of each kind: ``orm.py``, ``redis_broker.py`` and so on.
+Goes to:     a transport's sender and administration; ``taking.py`` for its consumer.
+Thread:      any; dequeue() and the methods that acknowledge or reject: one at a time.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from qworker.transports.lease import Ack, DeadLetter, Envelope, QueueInfo
 from qworker.transports.lease import Broker as Transport
 
 _transports: dict[str, Transport] = {}
-"""Opened already, by kind. One for a process: it has the connections."""
+"""Open transports with their connections, by kind."""
 _takings: dict[tuple[str, str], Taking] = {}
-"""The takers of packages, by kind and name of the queue: each has its own transport."""
+"""By kind and queue; each has its own transport."""
 
 
 def transport(kind: str) -> Transport:
-    """Return the transport of this *kind*, the same for all of this process."""
+    """Return this process's transport of this *kind*."""
     return _transports.get(kind) or _transports.setdefault(kind, open_transport(kind))
 
 
 def close_transports() -> None:
-    """Close all; the next use opens them again."""
+    """Close all transports; the next use opens them again."""
     while _takings:
         _takings.popitem()[1].close()
     while _transports:
@@ -40,7 +40,7 @@ def close_transports() -> None:
 
 
 class TransportBroker(Broker):
-    """A queue of a transport of qworker's."""
+    """A queue of a qworker transport."""
 
     name = "qworker"
 

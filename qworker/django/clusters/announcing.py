@@ -1,11 +1,11 @@
-"""announcing: publishes a cluster's status through Django's cache, where its broker cannot store that.
+"""announcing: publishes a cluster's status through Django's cache, if its broker cannot store it.
 
-Comes from:  the worker of a cluster on SQS, or on a broker of the project's own.
-Goes to:     ``Broker.set_stat()``, under a key for each cluster; back as Presence.
+Comes from:  the worker of a cluster on SQS, or on a custom broker.
+Goes to:     ``Broker.set_stat()``, one key for each cluster; read back as Presence.
 Thread:      status, for the component; any for the functions.
 
-The status is signed, as packages are: a cluster cannot be forged. It is a dictionary of plain values, so that
-clusters of several versions can see each other.
+The status is signed like a package, so it cannot be forged. It is a dictionary of plain values, so that
+clusters of different versions can see each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ KEPT_SECONDS = 3
 
 
 class Announcer(ThreadComponent):
-    """Publishes each second what a worker does. snapshot: returns its state. on_crash: as a
-    ThreadComponent's."""
+    """Publishes a worker's status each second. snapshot: returns it. on_crash: as for ThreadComponent."""
 
     name = "status"
 
@@ -48,26 +47,26 @@ class Announcer(ThreadComponent):
         try:
             announce(self._broker, self._snapshot())
             self._failing = False
-        except Exception as error:  # noqa: BLE001 - a cache that is away, of any kind, stops no worker
+        except Exception as error:  # noqa: BLE001 - an unavailable cache must not stop the worker
             if not self._failing:
                 logger.warning("the cache %r does not take the state of this cluster: %s", conf.cache, error)
             self._failing = True
         return INTERVAL_SECONDS
 
     def quiet(self) -> None:
-        """Continue: monitors should see the worker stop."""
+        """Publish at once and continue: monitors should see the worker stop."""
         self.wake()
 
 
 def announce(broker: Broker, presence: Presence) -> None:
-    """Publish a worker for the next KEPT_SECONDS. Raises the errors of the cache."""
+    """Publish *presence* for KEPT_SECONDS. Raises errors of the cache."""
     broker.set_stat(
         f"{_beginning()}:{presence.name}", SignedPackage.dumps(presence.plain(), True), KEPT_SECONDS
     )
 
 
 def announced(broker: Broker) -> list[Presence]:
-    """Return the announced workers of this project. Those with foreign signatures are left out."""
+    """Return the published workers of this project. Values with invalid signatures are left out."""
     found = []
     for text in broker.get_stats(f"{_beginning()}:*"):
         try:
@@ -80,7 +79,7 @@ def announced(broker: Broker) -> list[Presence]:
 
 
 def as_presence(worker: Presence | Mapping[str, Any]) -> Presence:
-    """Return *worker* as a Presence. A field that a mapping lacks is left at its default."""
+    """Return *worker* as a Presence. Fields that are missing in a mapping have their defaults."""
     if isinstance(worker, Presence):
         return worker
     record = Presence(

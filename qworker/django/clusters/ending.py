@@ -1,11 +1,11 @@
-"""ending: what ends a cluster along with the program that has started it.
+"""ending: ends a cluster with the program that started it.
 
 Comes from:  ``Cluster.start()``, in the program; ``Cluster.run()``, in the cluster's process.
 Goes to:     ``Cluster.stop()``; a signal to this process.
-Thread:      the program's main thread, which signals interrupt; in the cluster its own thread.
+Thread:      the program's main thread, in signal handlers; in the cluster, a separate thread.
 
-A signal with a handler of the program is left to the program. However it ends, the cluster notices, and ends
-after its running tasks.
+A signal for which the program has its own handler is left to it. However the program ends, the cluster
+notices, and ends after its running tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 LOOK_SECONDS = 5.0
 _ENDS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-"""Signals that end a program, with their usual handlers."""
+"""Signals that end a program, and their default handlers."""
 
 
 class Started(Protocol):
@@ -31,12 +31,12 @@ class Started(Protocol):
 
 
 _started: list[tuple[int, Started]] = []
-"""Clusters, each with the process that has started it. The main thread's."""
+"""Clusters, each with the id of the process that started it. Main thread only."""
 
 
 def with_this_program(cluster: Started) -> None:
-    """Stop *cluster* when TERM or INT ends this program, and only then end it. Does nothing outside the main
-    thread, which alone can set signal handlers."""
+    """When TERM or INT ends this program, stop *cluster* first. Does nothing outside the main thread, which
+    alone can set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
     _started.append((os.getpid(), cluster))
@@ -48,7 +48,7 @@ def with_this_program(cluster: Started) -> None:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     while _started:
         pid, cluster = _started.pop()
-        if pid == os.getpid():  # else we are another child of theirs
+        if pid == os.getpid():  # else this is another forked child
             cluster.stop()
     usual: Any = _ENDS[signal.Signals(number)]
     signal.signal(number, usual)
@@ -56,8 +56,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def with_our_parent(is_stopping: Callable[[], bool]) -> None:
-    """End this process, a cluster's, when its parent has ended; unless *is_stopping* returns that it is about
-    to. Call it when all processes of the cluster are forked."""
+    """End this cluster's process when its parent has ended, unless *is_stopping* returns True. Call it after
+    all processes of the cluster are forked."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -72,6 +72,6 @@ def with_our_parent(is_stopping: Callable[[], bool]) -> None:
 
 
 def leave_the_group() -> None:
-    """Move to a new process group: Ctrl-C is for the program, which decides about the cluster."""
+    """Move to a new process group: Ctrl-C must reach only the program, which stops the cluster."""
     with suppress(OSError):
         os.setpgid(0, 0)

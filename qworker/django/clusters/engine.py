@@ -1,8 +1,8 @@
-"""Engine: the app of a Django project, whose worker is its cluster.
+"""engine: the app of a Django project, whose worker is a cluster.
 
 Comes from:  ``qcluster``, ``qworker start`` in a Django project, and readers of results.
-Goes to:     ``QWorker``, with the settings of ``Q_CLUSTER`` as its own.
-Thread:      any; made when it is first needed, and anew when the settings change.
+Goes to:     ``QWorker``, with settings made from ``Q_CLUSTER``.
+Thread:      any; made on first use, and again when the settings change.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _lock = threading.Lock()
 _made: list[QWorker] = []  # under _lock; at most one
 
 CUSTOM = "qworker.django.brokers.custom"
-"""The module that only a project's own broker needs."""
+"""Needed only for a custom broker."""
 DEPENDS_ON = frozenset(["Q_CLUSTER", "DATABASES", "DATABASE_ROUTERS", "CACHES", "SECRET_KEY"])
 
 
 def app() -> QWorker:
-    """Return the app of this project. Raises ConfigurationError when its settings are wrong."""
+    """Return the app of this project. Raises ConfigurationError for invalid settings."""
     with _lock:
         if not _made:
             _made.append(make_app())
@@ -52,7 +52,7 @@ def app() -> QWorker:
 
 
 def forget() -> None:
-    """Close the app and all connections to brokers; the next use makes them anew."""
+    """Close the app and all connections to brokers; the next use makes new ones."""
     with _lock:
         while _made:
             _made.pop().close()
@@ -99,7 +99,7 @@ def make_app(clock: Clock = SYSTEM_CLOCK) -> QWorker:
         acks_late=True,
         reject_on_worker_lost=True,
         ignore_result=False,
-        keep_failed=False,  # the table of failures has them
+        keep_failed=False,  # failures are rows of Task
         max_retries=None,  # run_package() checks max_attempts
     )(work.run_package)
     return made
@@ -125,7 +125,7 @@ def _in_database(changes: dict[str, Any], clock: Clock) -> QWorker:
 
 
 def _beside(broker: str | Broker, others: str, changes: dict[str, Any], clock: Clock) -> QWorker:
-    """Return the app for a broker that is not a database. others: the store of results without a package."""
+    """Return the app for a broker outside Django's databases. others: where results without a package go."""
     kept_in = router.db_for_write(Task)
     if others == "disabled://" and connections[kept_in].vendor in VENDORS and not is_in_memory(kept_in):
         changes = {**changes, "beat_store": url_of(kept_in)}  # the ledger of schedules
@@ -144,20 +144,20 @@ def _beside(broker: str | Broker, others: str, changes: dict[str, Any], clock: C
 
 
 def close_connections(**_: Any) -> None:
-    """Close all of Django's connections: none may be open in two processes."""
+    """Close all of Django's connections before forking: processes must not share them."""
     task_connections.close_all()
 
 
 def before_task(sender: Any, **_: Any) -> None:
-    """Make Django's connections fit for a task of qworker's own. (RUN does that itself; a call that is run in
-    place has its caller's, and coroutines have them in other threads.)"""
+    """Prepare Django's connections for a task of qworker's own. (RUN prepares them itself, an eager call uses
+    its caller's, and coroutines use connections of other threads.)"""
     context = sender.request
     if sender.name != RUN and not context.is_eager and not _in_event_loop():
         context.__dict__["callers"] = task_connections.begin()
 
 
 def after_task(sender: Any, **_: Any) -> None:
-    """Drop them."""
+    """Clean up Django's connections after before_task()."""
     callers = sender.request.__dict__.pop("callers", None)
     if callers is not None:
         task_connections.end(callers)
@@ -176,13 +176,13 @@ signals.task_prerun.connect(before_task, weak=False)
 signals.task_postrun.connect(after_task, weak=False)
 
 
-# -- Later: a part of a worker that is loaded when it starts, and not before --
-# Thread: main; that of callers of problems(). Modules that the first task does not need do not delay it: they
-# are loaded after it has been claimed.
+# -- Later: a component that is imported when it starts --
+# Thread: main; problems(): any. The first task does not wait for modules that it does not need: they are
+# imported after it was claimed.
 
 
 class Later(Component):
-    """name: in the log. make: imports the part, and makes it."""
+    """A component that is made when it starts. name: for the log. make: imports and makes it."""
 
     def __init__(self, name: str, make: Callable[[], Component]) -> None:
         self.name = name

@@ -1,10 +1,10 @@
-"""log: a cluster's log lines, in Django-Q's words.
+"""log: a cluster's log lines, worded as in Django-Q.
 
-Comes from:  the signals of qworker's worker and of its children; the end of each task.
+Comes from:  signals of qworker's worker and of its children; the end of each task.
 Goes to:     the logger ``django-q``.
-Thread:      whichever sends the signal. In programs that only call tasks nothing is sent.
+Thread:      the one that sends the signal. Programs that only call tasks send none.
 
-Django-Q's processes are threads of one process here: guarding, pushing and monitoring are logged with the
+Django-Q's processes are threads of one process here, so guarding, pushing and monitoring are logged with the
 same process id.
 """
 
@@ -24,42 +24,41 @@ from qworker.django.transports.packages import RUN
 from qworker.safe_repr import printable
 
 SHOWN = 500
-"""Characters of a failure that a line shows."""
+"""Characters of a failure's message in a log line."""
 TRACEBACK = " : Traceback"
-"""Begins the traceback in a failed task's result."""
+"""Where the traceback begins in a failed task's result."""
 ENDS = "qworker.components.ending.outcomes"
-"""The logger of the engine for ends of tasks."""
+"""qworker's logger for the ends of tasks."""
 
 _engine = logging.getLogger("qworker")
 _place = [0]
-"""Which worker process of the cluster this is; counted from 1. Written once, when it begins."""
+"""The number of this worker process, from 1. Written once, when it starts."""
 
 
 def prepare() -> None:
-    """Make the log of the cluster, and the warnings of the engine below it, visible unless the project's
-    LOGGING configures them. It may be called twice."""
+    """Show the cluster's log and qworker's warnings, unless the project's LOGGING configures them. Safe to
+    call twice."""
     prepare_logger()
     if _engine.level == logging.NOTSET and not _engine.hasHandlers():
         _engine.setLevel(logging.WARNING)
         for handler in logger.handlers:
             _engine.addHandler(handler)
-    logging.getLogger(ENDS).addFilter(_is_news)  # once, however often it is called
+    logging.getLogger(ENDS).addFilter(_is_news)  # has no effect the second time
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether the engine's *record* of an end adds to the line of its child: not for a package that
-    has raised."""
+    """Return False for qworker's *record* of a package that raised: the child has logged it."""
     told = getattr(record, "task_name", None) == RUN and getattr(record, "event", None) == "task-failed"
     return not (told and "raised" in record.msg)
 
 
 def tell_start(cluster: str) -> None:
-    """Log that the cluster begins in this process."""
+    """Log that the cluster starts."""
     logger.info("Q Cluster %s starting.", cluster)
 
 
 def tell_running(cluster: str) -> None:
-    """Everything runs."""
+    """Log that everything runs."""
     pid = os.getpid()
     logger.info("monitoring at %d", pid)
     logger.info("guarding cluster %s at %d", cluster, pid)
@@ -68,7 +67,7 @@ def tell_running(cluster: str) -> None:
 
 
 def tell_stopping(cluster: str) -> None:
-    """Log that it was told to stop, and takes no more tasks."""
+    """Log that the cluster was told to stop and takes no more tasks."""
     logger.info("Q Cluster %s stopping.", cluster)
     logger.info("stopping cluster processes")
     logger.info("stopped pushing tasks")
@@ -81,7 +80,7 @@ def tell_end(cluster: str) -> None:
 
 
 def _begins(*, index: int, **_: Any) -> None:
-    """A worker process has begun: this one."""
+    """Set up logging in this worker process, which has just started."""
     _place[0] = index + 1
     pin(index)
     logger.info("worker %d ready for work at %d", _place[0], os.getpid())
@@ -94,8 +93,8 @@ def _ends(**_: Any) -> None:
 
 
 def _ended(*, task: dict[str, Any], **_: Any) -> None:
-    """A task has ended in this worker process."""
-    # The name of a task must not add lines to the log.
+    """Log the end of a task in this worker process."""
+    # The name of a task must not inject lines into the log.
     name, label = printable(function_name(task["func"])), printable(str(task.get("name", task["id"])))
     if task["success"]:
         logger.info("Processed '%s' (%s)", name, label)
@@ -110,13 +109,13 @@ signals.worker_process_init.connect(_begins, weak=False)
 signals.worker_process_shutdown.connect(_ends, weak=False)
 
 
-# -- affinity: which processors each worker process of a cluster may use --
+# -- affinity: the processors that a worker process may use --
 # Thread: the main one of a child, before its first task.
 
 
 def processors_of(index: int, each: int, available: Sequence[int]) -> list[int]:
-    """Return the processors of the worker process *index*, which counts from 0: the next *each* of those that
-    are *available*, starting over at the end. All of them where *each* is none or too many."""
+    """Return the processors of the worker process *index*, from 0: the next *each* of *available*, starting
+    over at the end; all if *each* is 0 or more than there are."""
     count = len(available)
     if not 0 < each < count:
         return list(available)
@@ -124,8 +123,8 @@ def processors_of(index: int, each: int, available: Sequence[int]) -> list[int]:
 
 
 def pin(index: int) -> None:
-    """Pin this process to its processors, if the settings request it. Logs that, also where the system does
-    not support it."""
+    """Pin this process to its processors, if ``cpu_affinity`` is set. Logs the result, also if the system
+    does not support it."""
     each = conf.cpu_affinity
     if not each:
         return

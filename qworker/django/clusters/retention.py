@@ -1,13 +1,12 @@
-"""Retention: of the tasks that succeeded, the newest are kept.
+"""retention: deletes successful tasks beyond the newest ``save_limit``.
 
-Comes from:  the worker of a cluster, which has one.
-Goes to:     the table of ``Task``; what iterables wait with is seen to by ``execution/parts.py``.
+Comes from:  the worker of a cluster.
+Goes to:     the table of ``Task``; ``execution/parts.py``, for abandoned iterables.
 Thread:      retention.
 
-``save_limit`` is the number that stays, of all or of each group, name or function. A few more may exist for a
-moment: they are deleted together, once a second, and not one by one. Counting each group reads the whole
-table. So all are counted when a cluster starts and once an hour; between these, only those with tasks that
-have ended since the last look, by an index.
+``save_limit`` applies to all tasks, or to each group, name or function. Excess tasks are deleted together,
+once a second. Counting every group reads the whole table, so that is done when a cluster starts and once an
+hour; in between, only groups with tasks that have ended since are counted, by an index.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
 """Seconds between two checks for abandoned iterables."""
 COUNT_SECONDS = 3600.0
-"""Seconds between two full counts: clocks may differ, and a result may be stored late."""
+"""Seconds between full counts, which are needed since clocks may differ and results may be stored late."""
 LATE = timedelta(seconds=10)
-"""After its end, a task is in the table within that time, or is counted with everything."""
+"""How late a task may be stored after its end; the next full count includes later ones."""
 COUNTED_AT_ONCE = 500
-"""Groups that are counted in one statement."""
+"""Groups counted in one statement."""
 SHARE = 0.03
-"""The share of time that may be spent counting, where a count takes long."""
+"""The maximum share of time spent counting."""
 MOST = 1000
-"""Tasks that are deleted in one step."""
+"""Tasks deleted in one step."""
 
 
 class Retention(ThreadComponent):
-    """Deletes successes beyond the limit. on_crash: as a ThreadComponent's."""
+    """Deletes successes beyond the limit. on_crash: as for ThreadComponent."""
 
     name = "retention"
 
@@ -53,7 +52,7 @@ class Retention(ThreadComponent):
         super().__init__(app.clock, on_crash)
         self._clock = app.clock
         self._tidy_at = self._count_at = 0.0  # this thread
-        self._seen: datetime | None = None  # this thread: the end of the latest task that was counted
+        self._seen: datetime | None = None  # this thread: tasks that ended before this are counted
 
     def step(self, now: float) -> float:
         task_connections.begin()
@@ -75,35 +74,35 @@ class Retention(ThreadComponent):
         since = None if now >= self._count_at else self._seen
         began = timezone.now()
         deleted = sweep(since)
-        if deleted < MOST:  # nothing is left over
+        if deleted < MOST:  # nothing remains to be deleted
             self._seen = began - LATE
             if since is None:
                 self._count_at = now + COUNT_SECONDS
         return deleted
 
     def quiet(self) -> None:
-        """Nothing is taken, and nothing has to end."""
+        """Do nothing: it may continue until it is stopped."""
 
     def closed(self) -> None:
         close_old_connections()
 
 
 def rest_after(seconds: float, deleted: int) -> float:
-    """Return the pause after a count of so many *seconds*: one of each group reads a whole table."""
+    """Return the pause after a count that took *seconds*."""
     return max(0.0 if deleted >= MOST else LOOK_SECONDS, seconds / SHARE)
 
 
 def sweep(since: datetime | None = None, most: int = MOST) -> int:
-    """Delete successes beyond ``save_limit``, about so many of each kind; return how many.
+    """Delete successes beyond ``save_limit``, about *most* of each group; return how many.
 
-    since: look only at groups, names or functions with a task that has ended since then; None: at all.
+    since: check only groups, names or functions with a task that has ended since then; None: check all.
     """
     limit, field = conf.save_limit, conf.save_limit_per
     if limit <= 0:
         return 0
     if not field:
         return _beyond(Success.objects.all(), limit, most)
-    # Not success=True: without statistics, SQLite reads all successes by their index, not a group by its own.
+    # Not success=True: without statistics, SQLite would use the index of all successes, not the group's.
     successes = Task.objects.exclude(success=False)
     number = Count("id", filter=Q(success=True))
     counted = Task.objects.order_by().values(field).annotate(number=number).filter(number__gt=limit)
@@ -111,8 +110,8 @@ def sweep(since: datetime | None = None, most: int = MOST) -> int:
         full = [each[field] for each in counted[:most]]
     else:
         ended = Success.objects.filter(stopped__gte=since).order_by().values_list(field, flat=True)
-        recent = set(ended.iterator())  # SQLite would do DISTINCT by another index
-        full = [None] if None in recent else []  # which IN does not find
+        recent = set(ended.iterator())  # for DISTINCT, SQLite would use another index
+        full = [None] if None in recent else []  # IN does not match NULL
         named = [each for each in recent if each is not None]
         for portion in portions(named, COUNTED_AT_ONCE):
             full += [each[field] for each in counted.filter(**{f"{field}__in": portion})]
@@ -124,8 +123,8 @@ def _same(field: str, value: Any) -> dict[str, Any]:
 
 
 def _beyond(tasks: Any, limit: int, most: int) -> int:
-    """Delete the *tasks* beyond the newest *limit*, up to *most*, and those that ended at the same time as
-    the last of these. Only the ends of the portion are read here: a busy cluster has more important work."""
+    """Delete up to *most* of the *tasks* beyond the newest *limit*, and those that ended at the same time as
+    the last one. Reads only the first and last row of the portion."""
     ends = tasks.order_by("-stopped", "-id").values_list("stopped", "id")
     newest, oldest = ends[limit:].first(), ends[limit + most - 1 :].first()
     if newest is None:

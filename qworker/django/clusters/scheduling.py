@@ -1,17 +1,15 @@
-"""Scheduling: sends the due rows of ``Schedule``, with the ledger and the lease of beat.
+"""scheduling: sends due rows of ``Schedule``, using beat's ledger and lease.
 
-Comes from:  the worker of a cluster, which has one.
-Goes to:     the table, which is read anew each time; the schedule store of beat, for lease and slots; the
-             broker.
+Comes from:  the worker of a cluster.
+Goes to:     the table, read again each time; beat's schedule store, for the lease and slots; the broker.
 Thread:      schedules.
 
-Every cluster has one, and one of those of a name leads. Each due time of a schedule is a slot that can be
-taken once: a crash after taking it, and before the row of the schedule is changed, leaves a slot that is not
-free again. Where the ledger is not in the broker, a crash may also leave a slot whose task may or may not
-have been sent. It is sent again, with the same id, and its worker checks whether that has run. Any change of
-the table counts from the next look on, also by update(). A row that names the last task of a slot, or of a
-later one, and is due at that slot again was set back by somebody: that is a new slot, a millionth of a second
-later.
+Every cluster has a scheduler; among clusters with the same name, one leads. Each due time of a schedule is a
+slot that can be taken once, so a crash before the row of the schedule is updated does not send a task twice.
+If the ledger is not in the broker, a crash may leave a slot whose task may or may not have been sent. It is
+sent again with the same id, and the worker checks whether it has run. Changes of the table, also by update(),
+apply from the next read on. If a row is due at a slot that its last task, or an earlier one, has used,
+somebody has set it back: it gets a new slot, a microsecond later.
 """
 
 from __future__ import annotations
@@ -42,24 +40,24 @@ from qworker.transports.lease import Envelope
 
 NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
 MOST = 500
-"""Schedules of one look."""
+"""Schedules read at once."""
 MOST_MISSED = 1000
-"""Due times that are made up for in one look, of all schedules together; but one of each."""
+"""Missed due times sent after one read, for all schedules together, but at least one for each."""
 SENT_AT_ONCE = 100
-"""Due times from which on those that were reckoned are sent, and the lease is renewed."""
+"""Calls after which those collected are sent, and the lease is renewed."""
 LONGEST_REST = 1.0
-"""Seconds after which the table is read again: it may have been changed."""
+"""Seconds after which the table is read again, since it may have changed."""
 MICROSECOND = 1e-6
 MOST_SET_BACK = 1000
 """How many times a schedule may be set back to one due time."""
 Ends = dict[str, tuple[Schedule, dict[str, Any]]]
-"""Rows with the changes of their fields, by key."""
+"""Rows and the changes of their fields, by key."""
 UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
-"""Django's errors for a column with an invalid value, which SQLite permits."""
+"""Django's errors for a column with an invalid value, which SQLite allows."""
 
 
 class Scheduler(Scheduling):
-    """Sends due rows of the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
+    """Sends due rows of the table. on_crash: as for ThreadComponent. store: None opens the app's."""
 
     name = "schedules"
     log = logger
@@ -73,7 +71,7 @@ class Scheduler(Scheduling):
         self._scope = f"django.{conf.prefix}.{conf.cluster_name}"
         self._store = store or open_store(app, self._scope)
         super().__init__(app, on_crash, self._store)
-        self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
+        self._wrong: dict[int, str] = {}  # by key: why a schedule is not sent
         self._look_at = 0.0
 
     def step(self, now: float) -> float:
@@ -99,7 +97,7 @@ class Scheduler(Scheduling):
         try:
             rows = self._rows().exclude(pk__in=list(self._wrong))
             following = rows.aggregate(first=Min("next_run"))["first"]
-        except UNREADABLE:  # of one that has no time there; _send_due() finds the others
+        except UNREADABLE:  # a next_run that is not a time; _send_due() finds the others
             following = None
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
         rest = min(rest, LONGEST_REST) if rest > 0 else 0.05
@@ -125,7 +123,7 @@ class Scheduler(Scheduling):
         for row in rows:
             try:
                 made, changes = self._calls(row, now, most)
-            except Exception as error:  # noqa: BLE001 - one that cannot be read keeps no other from being sent
+            except Exception as error:  # noqa: BLE001 - an invalid schedule must not stop the others
                 self._note_wrong(row, error)
                 continue
             firings += made
@@ -137,7 +135,7 @@ class Scheduler(Scheduling):
         return len(rows) == MOST
 
     def _send(self, lease: Lease, firings: list[Firing], ends: Ends) -> None:
-        """Send *firings*, and change the rows."""
+        """Send *firings*, and update the rows."""
         refused = self._fire(lease, firings, ends)
         if firings:
             crash_point("schedules-sent")
@@ -149,14 +147,14 @@ class Scheduler(Scheduling):
             logger.info("schedule %s: sent %s", _called(row), changes.get("task"))
 
     def _send_pending(self, lease: Lease) -> None:
-        """Send the tasks of slots left by a crash, which may or may not have been sent."""
+        """Send the tasks of slots left by a crash again: they may not have been sent."""
         slots = self._store.pending()
         rows = Schedule.objects.in_bulk([int(slot.name) for slot in slots])
         envelopes: list[Envelope] = []
         for slot in slots:
             row = rows.get(int(slot.name))
             if row is None:
-                continue  # it was deleted since
+                continue  # deleted meanwhile
             try:
                 envelopes += self._firing(row, _instant(slot.due))[0].envelopes
             except Exception as error:  # noqa: BLE001 - as in _send_due()
@@ -171,9 +169,8 @@ class Scheduler(Scheduling):
         self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
 
     def _fire(self, lease: Lease, firings: list[Firing], ends: Ends) -> dict[str, Exception]:
-        """Send *firings*, once each; and once more those whose schedule was set back to a past slot. The ids
-        of the last tasks are added to *ends*. Return the broker's refusals, by the names of their
-        schedules."""
+        """Send *firings* whose slots are free, and those whose schedule was set back to a past slot. Add the
+        ids of the last tasks to *ends*. Return the broker's refusals by schedule name."""
         made, refused = self._sent(lease, firings)
         done = {(each.name, each.due) for each in made}
         again: list[Firing] = []
@@ -186,8 +183,7 @@ class Scheduler(Scheduling):
         return refused | refused_again
 
     def _sent(self, lease: Lease, firings: list[Firing]) -> tuple[list[Firing], dict[str, Exception]]:
-        """Send *firings*; return those whose slots were free, and the broker's refusals, by the names of
-        their schedules."""
+        """Send *firings*; return those whose slots were free, and the broker's refusals by schedule name."""
         if not firings:
             return [], {}
         try:
@@ -207,8 +203,8 @@ class Scheduler(Scheduling):
         )
 
     def _set_back(self, row: Schedule, taken: Firing) -> list[Firing]:
-        """Return the firing of *row* for a *taken* slot, if somebody has set the row back to it; else []: its
-        taker died before the row was changed."""
+        """Return the firing of *row* for a *taken* slot if the row was set back to it. Else return []: the
+        cluster that took it died before it updated the row."""
         slots = self._store.slots(taken.name, MOST_SET_BACK)
         noted = max((slot.due for slot in slots if slot.task_id == row.task), default=taken.due - 1)
         if noted < taken.due:
@@ -217,7 +213,7 @@ class Scheduler(Scheduling):
         return [self._firing(row, _instant(taken.due), times)[0]]
 
     def _read(self, due: Any) -> list[Schedule]:
-        """Return the rows that are due, without those with invalid columns."""
+        """Return the due rows, without those with invalid columns."""
         try:
             return list(due[:MOST])
         except UNREADABLE:
@@ -232,7 +228,7 @@ class Scheduler(Scheduling):
         return found
 
     def _changed_meanwhile(self) -> list[int]:
-        """Return those that are still invalid: rows changed since are tried again."""
+        """Return the keys of rows that are still invalid; rows that have changed are tried again."""
         self._wrong = {key: text for key, text in self._wrong.items() if self._is_same(key, text)}
         return list(self._wrong)
 
@@ -249,7 +245,7 @@ class Scheduler(Scheduling):
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 
     def _calls(self, row: Schedule, now: datetime, most: int) -> tuple[list[Firing], dict[str, Any]]:
-        """Return *most* of the calls of *row* that are due at *now*, and the changes of its fields."""
+        """Return up to *most* of the calls of *row* that are due at *now*, and the changes of its fields."""
         repeats, due = row.repeats, row.next_run
         made: list[Firing] = []
         task_id = row.task
@@ -267,8 +263,8 @@ class Scheduler(Scheduling):
         return made, {"repeats": repeats, "next_run": following, "task": task_id}
 
     def _firing(self, row: Schedule, due: datetime, times: int = 0) -> tuple[Firing, str]:
-        """Return the call of *row* for the time *due*, with the id of its task. times: how often it was made
-        for this time."""
+        """Return the call of *row* for the time *due*, and the id of its task. times: how many calls were
+        made for this time before."""
         at = _seconds(due) + times * MICROSECOND
         task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
         kwargs, options = _call_of(row)
@@ -286,8 +282,8 @@ class Scheduler(Scheduling):
 
 
 def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of the function of *row*, and the options of its tasks. A group and a cluster are
-    the schedule's, or in ``q_options``: else a keyword of that name is the function's."""
+    """Return the keywords of *row*'s function, and the options of its tasks. The group and cluster come from
+    the schedule or ``q_options``; keywords with these names are passed to the function."""
     given = row.parse_kwargs()
     options = {"group": row.name or str(row.pk), "cluster": None, **dict(given.get("q_options") or {})}
     if row.hook:
@@ -296,8 +292,8 @@ def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _dues(row: Schedule, now: datetime, most: int) -> Iterator[datetime]:
-    """Return the due times of *row* up to *now*, the *most* that were missed first; or only the first without
-    catch-up."""
+    """Yield the due times of *row* up to *now*, oldest first, at most *most*; only the first without
+    ``catch_up``."""
     due = row.next_run
     for _ in range(most if conf.catch_up else 1):
         if due > now:
@@ -310,8 +306,8 @@ def _dues(row: Schedule, now: datetime, most: int) -> Iterator[datetime]:
 
 
 def _change(row: Schedule, changes: dict[str, Any]) -> None:
-    """Change the row as it was read. Concurrent changes of the number of repeats or the next run stay; the
-    due slot has passed all the same."""
+    """Update the row if it is as it was read. Concurrent changes of the repeats or the next run are kept; the
+    due slot has passed in any case."""
     due = Schedule.objects.filter(pk=row.pk, next_run=row.next_run)
     same = due.filter(repeats=row.repeats)
     is_once = row.schedule_type == Schedule.ONCE
@@ -326,7 +322,7 @@ def _change(row: Schedule, changes: dict[str, Any]) -> None:
 
 
 def _instant(seconds: float) -> datetime:
-    """Return the same as the model has it: naive where the project has no time zones."""
+    """Return epoch *seconds* as in the model: naive if USE_TZ is off."""
     found = datetime.fromtimestamp(seconds, UTC)
     return found if settings.USE_TZ else timezone.make_naive(found)
 
@@ -337,7 +333,7 @@ def _seconds(instant: datetime) -> float:
 
 
 def _called(row: Schedule) -> Any:
-    """Return its name in the log: on one line, whatever the name is."""
+    """Return the schedule's name for the log, always on one line."""
     name = row.name or row.pk
     return name if str(name).isprintable() else ascii(name)
 
