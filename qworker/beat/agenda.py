@@ -30,12 +30,12 @@ LATE_SECONDS = 60.0
 """A due time older than this was missed."""
 BIT = timedelta(microseconds=1)
 MOST_LOOKS = 10_000
-"""Due times examined for one call: with much jitter, millions may lie between the due time and the call."""
+"""Maximum due times examined for one call: jitter may postpone a call past millions of due times."""
 
 
 class Due(NamedTuple):
-    """An entry that is due. dues: the due times to be called, oldest first; empty if all were missed. upto:
-    the last one handled."""
+    """An entry that is due. dues: the due times to call, oldest first; empty if all were missed. upto: the
+    last due time handled."""
 
     name: str
     entry: Entry
@@ -46,7 +46,7 @@ class Due(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """due: epoch seconds. number: of the plan; an item of the heap with another number is obsolete."""
+    """due: epoch seconds. number: of the plan; heap items with another number are obsolete."""
 
     entry: Entry
     state: State
@@ -55,9 +55,11 @@ class _Plan:
 
 
 class Agenda:
-    """zone: for schedules without one. remembered: how many seconds called due times are remembered. An entry
-    that counts from a later time than that in the future, or from before 1970, begins
-    anew: this clock, or that of an earlier leader, was wrong, and the entry would be silent until then."""
+    """zone: for schedules without one. remembered: how many seconds called due times are remembered.
+
+    An entry whose last due time is before 1970, or in the future by more than *remembered*, starts afresh:
+    some leader's clock was wrong, and the entry would not be called until then.
+    """
 
     def __init__(self, zone: tzinfo = UTC, remembered: float = math.inf) -> None:
         self._zone = zone
@@ -69,11 +71,11 @@ class Agenda:
         """Why entries with failing schedules are not called, by name."""
 
     def __len__(self) -> int:
-        """Return how many entries will be due some time."""
+        """Return the number of entries with a next due time."""
         return len(self._plans)
 
     def update(self, listed: Iterable[Listed], now: float) -> dict[str, State]:
-        """Add new or changed entries; return the states to store for those that begin anew."""
+        """Add new or changed entries; return the states to store for those that start afresh."""
         fresh: dict[str, State] = {}
         for each in listed:
             if each.name in self._plans or each.name in self.wrong:
@@ -92,7 +94,7 @@ class Agenda:
                 continue
             try:
                 entry = anchored(each.entry, state)
-            except Exception as error:  # noqa: BLE001 - with a clock that shows what is in no calendar
+            except Exception as error:  # noqa: BLE001 - the clock may be outside the calendar
                 self._tell(each.name, error)
             else:
                 self.plan(each.name, entry, state)
@@ -105,9 +107,9 @@ class Agenda:
             self.wrong.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State, not_before: float = 0.0) -> float | None:
-        """Plan the next due time of *entry*; return it, None for never, or if its schedule fails.
+        """Plan the next due time of *entry* and return it; None if there is none, or if the schedule fails.
 
-        not_before: it is not returned earlier than this, even if due.
+        not_before: epoch seconds before which due() does not return the entry.
         """
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
@@ -115,7 +117,7 @@ class Agenda:
         try:
             found = entry.next(self._instant(_base(state)))
             due = None if found is None else found.timestamp()
-        except Exception as error:  # noqa: BLE001 - schedules and time zones may be anybody's
+        except Exception as error:  # noqa: BLE001 - schedules and time zones may be user code
             self._tell(name, error)
             return None
         if due is None:
@@ -127,7 +129,8 @@ class Agenda:
         return due
 
     def learn(self, name: str, state: State) -> bool:
-        """Update the state of an entry after calls made elsewhere; False if it was planned again by now."""
+        """Replace the state of an entry whose calls turned out to have been made. Return False if it has been
+        changed or removed since."""
         plan = self._plans.get(name)
         if plan is None or (state.seen, state.since) != (plan.state.seen, plan.state.since):
             return False
@@ -135,7 +138,7 @@ class Agenda:
         return True
 
     def next(self) -> float | None:
-        """Return when the next entry is due; None for never."""
+        """Return the epoch second when the next entry is due; None for never."""
         while self._heap:
             at, number, name = self._heap[0]
             plan = self._plans.get(name)
@@ -145,8 +148,8 @@ class Agenda:
         return None
 
     def due(self, now: float, most: int) -> list[Due]:
-        """Take out due entries, until *most* calls are to be made, or more for the last entry. Plan them
-        again afterwards."""
+        """Remove and return due entries with *most* calls in total; the last entry may exceed that. The
+        caller plans them again."""
         found: list[Due] = []
         calls = 0
         while calls < most and (at := self.next()) is not None and at <= now:
@@ -154,7 +157,7 @@ class Agenda:
             plan = self._plans.pop(name)
             try:
                 due = self._choose(name, plan, now)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - schedules and time zones may be user code
                 self._tell(name, error)
                 continue
             found.append(due)
@@ -165,7 +168,7 @@ class Agenda:
         entry, state = plan.entry, plan.state
         base = _base(state)
         dues: list[float] = []
-        # Calls made up for at once would overlap.
+        # Several calls at once would overlap.
         wanted = entry.catch_up if isinstance(entry.catch_up, int) and entry.overlap == ALLOW else 1
         if entry.max_runs is not None:
             wanted = min(wanted, entry.max_runs - state.runs)
@@ -179,7 +182,7 @@ class Agenda:
             if due <= base:
                 if upto > base:
                     break
-                # Looking back did not find it, but it was due, and counts as handled.
+                # The search backwards did not find the planned due time: use that one.
                 due, wanted = plan.due, 1
                 upto = now if looks <= MOST_LOOKS else base
             elif found is not None:
@@ -203,13 +206,13 @@ class Agenda:
 
 
 def share(name: str, due: float) -> float:
-    """Return a number from 0 to 1 that only depends on the due time."""
+    """Return a number from 0 to 1 that is always the same for this entry and due time."""
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
 
 
 def seen_as(found: Listed) -> str:
-    """Return a text that shows whether an entry has changed. Pausing or removing counts as a change: due
-    times meanwhile are not missed."""
+    """Return text that differs when the entry has changed. Pausing and removing are changes, so that due
+    times in the meantime are not made up for."""
     entry = found.entry
     if entry is None:
         return "removed"
@@ -221,7 +224,7 @@ def _base(state: State) -> float:
 
 
 def anchored(entry: Entry, state: State) -> Entry:
-    """Return *entry* with its intervals counted from when it was first seen."""
+    """Return *entry* with its intervals counted from the time it was first seen."""
     if type(entry.schedule) is not schedule or entry.schedule.anchor is not None:
         return entry
     return entry.changed({"schedule": entry.schedule.anchored(datetime.fromtimestamp(state.since, UTC))})

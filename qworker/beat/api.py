@@ -29,17 +29,17 @@ from qworker.naming import near
 from qworker.results.result import AsyncResult
 
 _OF_OVERLAP = frozenset(["overlap", "task", "options"])
-"""Fields that decide whether ``overlap`` can work."""
+"""Fields that hindrance() depends on."""
 TRIES = 10
-"""How often an edit is tried while others edit the same entry."""
+"""Attempts of an edit while other processes edit the same entry."""
 
 
 class Schedules:
     """The entries of *app*, by name.
 
     Changes made here override settings and code, until reset() or remove(). All methods raise BackendError
-    when the schedule store is unavailable; those that change something raise NotSupported where there is
-    none.
+    when the schedule store is unavailable. Methods that change entries raise NotSupported if there is no
+    shared store.
     """
 
     def __init__(self, app: App, store: ScheduleStore | None = None) -> None:
@@ -91,7 +91,7 @@ class Schedules:
         return preview(self._as_called(found), count, after or self._now())
 
     def next(self, found: Listed) -> datetime | None:
-        """Return when *found* is called next; None for never: it is paused, invalid, removed or over. Raises
+        """Return the next due time of *found*; None if it is paused, invalid, removed or finished. Raises
         InvalidSchedule when a custom schedule fails."""
         entry = found.entry
         runs = found.state.runs if found.state is not None else 0
@@ -100,19 +100,19 @@ class Schedules:
         return self._as_called(found).next(self._now())
 
     def _as_called(self, found: Listed) -> Entry:
-        """Return its entry, with intervals counted from when it was first seen, or from now."""
+        """Return its entry, with intervals counted from the time it was first seen, or from now."""
         assert found.entry is not None
         state = found.state or State()
         known = state.seen == seen_as(found)
         return anchored(found.entry, State(since=state.since if known else self._app.clock.now()))
 
     def runs(self, name: str, most: int = 100) -> list[Slot]:
-        """Return the last due times of the entry *name* that were called, newest first."""
+        """Return the last *most* due times of the entry *name* that were called, newest first."""
         return self.store.slots(name, most)
 
     def leader(self) -> Lease:
-        """Return the leader of the schedulers; holder is "" if there is none. It may have died: see
-        leadership's ``living()``."""
+        """Return the lease of the leading scheduler; its holder is "" if there is none. The leader may have
+        died: see ``leadership.living()``."""
         return self.store.look()
 
     def _now(self) -> datetime:
@@ -122,7 +122,7 @@ class Schedules:
     # -- changing --
 
     def add(self, name: str, task: Any, schedule: Any, **fields: Any) -> Listed:
-        """Add the entry *name*, which calls *task* when *schedule* says; see ``Entry`` for *fields*.
+        """Add the entry *name*, which calls *task* according to *schedule*; see ``Entry`` for *fields*.
 
         Raises InvalidSchedule if it is invalid, or if the entry exists.
         """
@@ -162,8 +162,8 @@ class Schedules:
         return self.set(name, enabled=True)
 
     def reset(self, name: str) -> Listed:
-        """Discard changes of the entry *name*, so that settings or code apply. Raises NoSuchEntry, and
-        InvalidSchedule for one that was added by hand."""
+        """Discard manual changes of the entry *name*, so that settings or code apply. Raises NoSuchEntry, and
+        InvalidSchedule for an entry that was added by hand."""
 
         def change(found: Listed | None, edit: Edit | None) -> None:
             self._entry_or_wrong(name, found)
@@ -175,8 +175,8 @@ class Schedules:
         return self._edit(name, change)
 
     def remove(self, name: str) -> None:
-        """Remove the entry *name*. One from settings or code is marked as removed, until reset(). Raises
-        NoSuchEntry."""
+        """Remove the entry *name*. An entry from settings or code is only marked as removed, until reset().
+        Raises NoSuchEntry."""
 
         def change(found: Listed | None, edit: Edit | None) -> Edit | None:
             self._entry_or_wrong(name, found)
@@ -185,8 +185,8 @@ class Schedules:
         self._edit(name, change)
 
     def refused(self) -> list[Listed]:
-        """Return the entries whose manual changes are refused because they are not signed with a key of
-        ``security_key``, with the changes applied. Sorted by name; [] if there are none."""
+        """Return the entries whose manual changes are refused because no key of ``security_key`` has signed
+        them, with the changes applied, sorted by name."""
         base = base_of(self._app)
         rows = [row._replace(refused=None) for row in self.store.rows() if row.refused is not None]
         return sorted((listed(row.name, base.get(row.name), row) for row in rows), key=attrgetter("name"))
@@ -195,10 +195,10 @@ class Schedules:
         """Sign the manual changes of the entries *names*, None for all, with the first key of
         ``security_key``; return the names of those signed.
 
-        Signs changes made with an older key, and those in *accept*, returned by refused(), if they are still
-        the same. Check these first: anyone who can write to the store may have put them there. Other refused
-        changes are skipped, or raise InvalidSchedule if *names* includes them. Raises NoSuchEntry, and
-        NotSupported without a key.
+        It signs changes made with an older key, and those in *accept*, returned by refused(), if they have
+        not changed since. Check these first: anyone who can write to the store may have put them there. Other
+        refused changes are skipped, or raise InvalidSchedule if *names* includes them. Raises NoSuchEntry,
+        and NotSupported without a key.
         """
         if self._app.signer is None:
             raise NotSupported("schedules are signed with the setting security_key, and this app has none")
@@ -244,7 +244,7 @@ class Schedules:
         return result
 
     def _plain(self, entry: Entry) -> Entry:
-        """Return it with its arguments in the form that its task sends. Raises InvalidSchedule for invalid
+        """Return *entry* with arguments in the form that its task sends. Raises InvalidSchedule for invalid
         arguments."""
         task = self._app.tasks.get(entry.task)
         if task is None:
@@ -275,7 +275,8 @@ class Schedules:
         return here.entry
 
     def _edit(self, name: str, change: Callable[[Listed | None, Edit | None], Edit | None]) -> Listed:
-        """Change the entry *name*; retry while others do. Return the changed entry."""
+        """Apply *change* to the entry *name*, again if another process edits it at the same time. Return the
+        changed entry."""
         if not self.store.shared:
             raise NotSupported(
                 "there is no schedule store to share the change: set beat_store, for example to "

@@ -1,7 +1,7 @@
-"""The calls of entries, as messages.
+"""Make the messages that call an entry.
 
 Comes from:  the service, with an entry and a due time.
-Goes to:     the publisher, whose messages are collected for the store to send.
+Goes to:     the publisher; its messages are collected, and the store sends them.
 Thread:      beat.
 """
 
@@ -26,9 +26,9 @@ NAMESPACE = bytes.fromhex("6f1fc3d35b1e5d0c9d1a0c6c1f9f5a51")
 
 
 def id_of(scope: str, name: str, due: float) -> str:
-    """Return the id of the call of entry *name* due at the epoch second *due*, which is always the same."""
+    """Return the id of the call of entry *name* for the epoch second *due*. It is always the same."""
     text = f"{scope}\0{name}\0{round(due * 1_000_000)}"
-    # Like uuid.uuid5(), which takes three times as long; a thousand may be needed at once.
+    # uuid.uuid5() takes three times as long, and a thousand ids may be needed at once.
     found = hashlib.sha1(NAMESPACE + text.encode(), usedforsecurity=False).hexdigest()
     variant = "89ab"[int(found[16], 16) & 3]
     return f"{found[:8]}-{found[8:12]}-5{found[13:16]}-{variant}{found[17:20]}-{found[20:32]}"
@@ -37,7 +37,7 @@ def id_of(scope: str, name: str, due: float) -> str:
 def messages(app: App, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:
     """Return the messages that call *entry* for the due time *due*.
 
-    numbered: the call may be published twice, and one of them must run. Raises any error of making the call.
+    numbered: the call may be published twice, but must run once. Raises any error of making the call.
     """
     # In microseconds, like the slot.
     marks = {NAME_HEADER: entry.name, DUE_HEADER: datetime.fromtimestamp(due, UTC).isoformat()}
@@ -52,7 +52,7 @@ def messages(app: App, entry: Entry, due: float, task_id: str, numbered: bool) -
         options[PUBLICATION] = secrets.randbits(62)
     if entry.expires is not None:
         options["expires"] = isoformat(due + entry.expires)
-    # The same run whenever it is published for this due time, and a different one for another.
+    # The run depends on the due time alone, however often the call is published.
     options[RUN] = (
         hashlib.sha1(task_id.encode(), usedforsecurity=False).hexdigest()[:12] if names_ids(options) else ""
     )

@@ -3,9 +3,9 @@
 Comes from:  the setting ``beat_schedule``, ``add_periodic_task()``, ``@app.task(schedule=...)``, and edits in
              the schedule store.
 Goes to:     the service, and code that shows entries.
-Thread:      any; a catalog is not changed, but made anew.
+Thread:      any; a catalog is never changed, but replaced.
 
-Settings and code are the base. Manual changes override them, field by field, until reset; an entry added by
+Settings and code are the base. Manual changes override them field by field, until reset. An entry added by
 hand is only in the store. An invalid entry is listed with its error.
 """
 
@@ -29,7 +29,7 @@ from qworker.errors import InvalidSchedule, QWorkerError
 
 SETTINGS, CODE, TASK, HAND = "settings", "code", "task", "hand"
 UNCHANGED: frozenset[str] = frozenset()
-"""Shared by all entries: an empty set takes 216 bytes."""
+"""Shared by all entries, because an empty set takes 216 bytes."""
 
 
 class Listed(NamedTuple):
@@ -53,8 +53,8 @@ class Listed(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A manual change. fields: as plain data. added: they define a whole entry. removed: it is not called.
-    born: unique, for an added entry."""
+    """A manual change. fields: as plain data. added: they define a whole entry. removed: the entry is not
+    called. born: a unique text, for an added entry."""
 
     fields: dict[str, Any]
     added: bool = False
@@ -68,8 +68,8 @@ class Edit(NamedTuple):
 
 
 def edit_of(row: Row | None) -> Edit | None:
-    """Return the manual change in *row*; None if there is none. Raises InvalidSchedule for an unreadable
-    change, and for a refused one, which is not read."""
+    """Return the manual change in *row*; None if there is none. Raises InvalidSchedule if it is unreadable or
+    refused."""
     if row is None or row.edit is None:
         return None
     if row.refused is not None:
@@ -102,15 +102,15 @@ def marked(born: str | None) -> str:
 
 
 def _born(state: State) -> str | None:
-    """Return which of the entries added by hand under one name *state* belongs to; None: none of them, or
+    """Return the ``born`` of the entry added by hand that *state* belongs to; None if there is none, or it is
     unknown."""
     found = _MARK.search(state.seen, max(0, len(state.seen) - len(marked("0" * 16))))
     return found and found[1]
 
 
 def says_nothing(row: Row) -> bool:
-    """Tell whether *row* can be deleted without loss, if settings and code have no such entry: a removed
-    entry has left it."""
+    """Tell whether *row* is left over from a removed entry, and can be deleted. (Only for entries that are
+    not in settings or code.)"""
     if row.edit is not None:
         return False
     return row.state is None or row.state == State() or _born(row.state) is not None
@@ -133,10 +133,7 @@ def base_of(app: App) -> dict[str, tuple[str, Any]]:
 def catalog(
     base: Mapping[str, tuple[str, Any]], rows: Iterable[Row], plain: Mapping[str, Listed] | None = None
 ) -> dict[str, Listed]:
-    """Return every entry of *base* and *rows*, by name.
-
-    plain: the same without rows, if computed already.
-    """
+    """Return every entry of *base* and *rows*, by name. plain: ``catalog(base, ())``, if known already."""
     known = {row.name: row for row in rows}
     found: dict[str, Listed] = {}
     for name, given in base.items():
@@ -170,26 +167,22 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
         if edit is not None:
             entry = entry.changed(read_fields(edit.fields))
         return Listed(name, entry, source, changes, state=state)
-    except Exception as error:  # noqa: BLE001 - what settings, code and a store have may be anybody's objects
+    except Exception as error:  # noqa: BLE001 - settings, code and stores may contain any objects
         return Listed(name, None, source, error=said(error), state=state)
 
 
 def said(error: Exception) -> str:
-    """Return the text of *error*, with its type unless it is one of ours."""
+    """Return the text of *error*, preceded by its type unless it is a QWorkerError."""
     return str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
 
 
 def about(plain: Mapping[str, Listed]) -> str:
-    """Return JSON that differs between processes with other entries in their settings and code, or of another
-    version:
-    ``qworker``, the version, and ``entries``, a hash.
-
-    plain: the entries of settings and code: ``catalog(base, ())``.
-    """
+    """Return JSON that is the same in processes of one version whose settings and code have the same entries:
+    ``qworker``, the version, and ``entries``, a hash. plain: ``catalog(base, ())``."""
     every = [(name, _told(plain[name])) for name in sorted(plain)]
     try:
         text = _as_text(every)
-    except Exception:  # noqa: BLE001 - arguments are anybody's objects; of some only the task is told
+    except Exception:  # noqa: BLE001 - arguments may be any objects: then only the task is compared
         text = _as_text([(name, _as_text_or_task(told)) for name, told in every])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
@@ -201,7 +194,7 @@ _USUAL_VALUES = tuple(USUAL[name] for name in _OPTIONAL)
 
 
 def _told(found: Listed) -> tuple[Any, ...]:
-    """Return a text that is the same in each process and differs when the entry does; its task first."""
+    """Return values that are the same in each process and differ when the entry does; the task is first."""
     if found.entry is None:
         return ("wrong",)
     entry, values = found.entry, _VALUES(found.entry)
@@ -209,7 +202,7 @@ def _told(found: Listed) -> tuple[Any, ...]:
         when: Any = write_schedule(entry.schedule)
     except InvalidSchedule:  # a custom schedule, whose repr() may differ between processes
         when = type(entry.schedule).__qualname__
-    if values == _USUAL_VALUES:  # as in most: writing them would take the most time
+    if values == _USUAL_VALUES:  # most entries; writing the defaults takes the most time
         return entry.task, entry.args, when
     return entry.task, entry.args, when, values
 
@@ -221,7 +214,7 @@ def _as_text(value: Any) -> str:
 def _as_text_or_task(told: tuple[Any, ...]) -> Any:
     try:
         return _as_text(told)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - arguments may be any objects
         return told[0]
 
 

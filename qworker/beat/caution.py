@@ -1,13 +1,13 @@
 """Caution: distinguishes errors of single entries from general ones.
 
-Comes from:  the service, with the entries to be called.
-Goes to:     the service: which of them are tried together.
+Comes from:  the service, with the entries to call.
+Goes to:     the service: which of them to try together.
 Thread:      beat.
 
-An error of a broker or store does not say whom it concerns: a queue that cannot be declared is refused in the
-same way as a server is unavailable. So entries that failed together are tried again in smaller parts, and an
-entry that failed alone is tried separately, one at a time, after a growing pause. As long as nothing
-succeeds, the next attempt is left to the next turn, because each may take as long as the timeout of a server.
+An error does not say whether it concerns one entry: a queue that cannot be declared raises the same error as
+an unavailable server. So entries that failed together are tried again in smaller parts, and an entry that
+failed alone is tried separately, after a growing pause. As long as nothing succeeds, there is one attempt in
+each turn, because an attempt may take as long as a server's timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 1.0
 SHARE = 4
 """A part is a quarter of the entries that failed together."""
 TRUST = 12
-"""After a success this many failures count as those of entries: enough to find one of a thousand."""
+"""After a success, this many failures are attributed to entries: enough to find one among a thousand."""
 
 
 class Named(Protocol):
@@ -36,7 +36,7 @@ N = TypeVar("N", bound=Named)
 
 
 class Caution:
-    """most: how many are tried together."""
+    """most: the maximum number of entries tried together."""
 
     def __init__(self, most: int) -> None:
         self._limit = most
@@ -44,13 +44,13 @@ class Caution:
         self._trust = 0
         self._failures: dict[str, int] = {}
         self._again_at: dict[str, float] = {}
-        """When those that failed alone are tried again: monotonic seconds, like every *now* here."""
+        """When entries that failed alone are tried again: monotonic seconds, like every *now* here."""
         self._apart_at = 0.0
-        """When the next of them is tried."""
+        """When any of them may be tried next."""
 
     def parts(self, every: Sequence[N], now: float) -> Iterator[list[N]]:
-        """Yield the parts of *every* that are tried together; then those that failed alone, one by one,
-        unless they are pausing, until one fails again."""
+        """Yield the parts of *every* to try together. Then yield those that failed alone and are not pausing,
+        one by one, until one fails again."""
         self._trust = 0
         clean = [each for each in every if each.name not in self._failures]
         while clean:
@@ -66,8 +66,8 @@ class Caution:
                 return
 
     def failed(self, names: frozenset[str], now: float) -> bool:
-        """Record a failure of entries tried together; tell whether it is caused by entries among
-        them: one failed alone before, or others have just succeeded."""
+        """Record a failure of entries tried together. Return True if these entries caused it: the only one
+        has failed alone before, or others have just succeeded."""
         self._trust -= 1
         if len(names) > 1:
             self.most = max(1, len(names) // SHARE)
@@ -79,8 +79,8 @@ class Caution:
         return count > 1 or self._trust > 0
 
     def succeeded(self, names: frozenset[str]) -> None:
-        """Record that *names* succeeded. If one of them had failed alone, others may have failed for the same
-        general reason."""
+        """Record that *names* succeeded. If one of them had failed alone, the reason was probably general:
+        all are tried together again."""
         if not self._failures.keys().isdisjoint(names):
             self._failures.clear()
             self._again_at.clear()
@@ -89,7 +89,7 @@ class Caution:
         self._trust = TRUST
 
     def forget(self, name: str) -> None:
-        """The entry was replaced."""
+        """Forget the failures of an entry that was replaced."""
         self._failures.pop(name, None)
         self._again_at.pop(name, None)
 
@@ -99,5 +99,5 @@ class Caution:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether any has failed alone."""
+        """Tell whether any entry has failed alone."""
         return bool(self._failures)

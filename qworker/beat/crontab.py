@@ -49,7 +49,7 @@ FIRST_DAY = date(1, 1, 2)
 _IN_TEXT = tuple(field.name for field in (MINUTE, HOUR, DAY_OF_MONTH, MONTH_OF_YEAR, DAY_OF_WEEK))
 MOST_REMEMBERED = 100
 _LATELY: dict[tuple[Any, ...], datetime | None] = {}
-"""Recent results. Any thread: each access is one call."""
+"""Recent results. No lock: each access is a single operation of the dict."""
 
 
 class crontab(Schedule):
@@ -58,13 +58,13 @@ class crontab(Schedule):
     - minute, hour, day_of_week, day_of_month, month_of_year: a number, text such as ``"*/15"``, ``"mon-fri"``
       or ``"1,15"``, or a list of these. Sunday is 0 or 7. The positional order is Celery's, not that of
       cron's text.
-    - tz: the time zone of the fields; None: that of the argument of next(), which for an entry is the setting
-      ``timezone``.
+    - tz: the time zone of the fields; None: that of the argument of next(), which is the setting ``timezone``
+      for entries.
     - either (bool): if both day fields are restricted, one match is enough, as in cron; otherwise both must
       match, as in Celery.
 
-    Daylight saving is handled as in cron. With a minute or an hour that starts with ``*`` the local clock is
-    followed: repeated times count twice, skipped times not at all. Other times count once a day: at their
+    Daylight saving is handled as in cron. If the minute or hour starts with ``*``, the crontab follows the
+    local clock: repeated times count twice, skipped times not at all. Other times count once a day: at their
     first occurrence, or at the end of the gap if they are skipped.
 
     Raises InvalidSchedule for invalid fields and for impossible dates, such as 30 February.
@@ -111,7 +111,7 @@ class crontab(Schedule):
 
     @classmethod
     def from_text(cls, text: str, tz: tzinfo | str | None = None) -> crontab:
-        """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` like cron: of two day fields, one match is enough."""
+        """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` like cron: one matching day field is enough."""
         if not isinstance(text, str):
             raise InvalidSchedule(f"a crontab is text, as '0 4 * * mon-fri', not {text!r:.200}")
         fields = SHORTHANDS.get(text.strip().lower(), text).split()
@@ -130,7 +130,7 @@ class crontab(Schedule):
 
     @property
     def text(self) -> str:
-        """Return the five fields, as they were written."""
+        """The five fields as they were written."""
         return " ".join(self._given)
 
     # -- when --
@@ -143,7 +143,7 @@ class crontab(Schedule):
 
     def _found(self, asked: datetime, find: Callable[[datetime, tzinfo], datetime | None]) -> datetime | None:
         """Return *find* applied to *asked*; None at the limits of the calendar. Cached, because many entries
-        due at the same time are equal."""
+        have the same crontab."""
         zone = self.zone(asked)
         try:
             instant = asked.astimezone(UTC)
@@ -169,7 +169,7 @@ class crontab(Schedule):
     def _previous_of_the_day(self, before: datetime, zone: tzinfo) -> datetime | None:
         latest = shown(before, zone)
         if not is_steady(before - FARTHEST, before, zone):
-            latest += FARTHEST  # a later local time may have come before
+            latest += FARTHEST  # the clock was set back: a later local time may be earlier
         for wall in self._walls_until(latest):
             if (found := instant_of(wall, zone)) < before:
                 return found
@@ -183,7 +183,7 @@ class crontab(Schedule):
                     return None
                 if is_plain(wall, zone):
                     return wall.replace(tzinfo=zone).astimezone(UTC)
-                # Go near the clock change, then follow the local clock.
+                # Near a clock change: go minute by minute.
                 after = max(after, wall.replace(tzinfo=zone).astimezone(UTC) - DAY)
             instant = after.replace(microsecond=0)
             for _ in range(MINUTES_NEAR_A_MOVE):
@@ -208,7 +208,7 @@ class crontab(Schedule):
                     return instant
             before = instant
 
-    # -- by the clock on the wall --
+    # -- local times --
 
     def _matches(self, wall: datetime) -> bool:
         return (
@@ -266,7 +266,7 @@ class crontab(Schedule):
             return ()
         return _days_of(year, month, self.day_of_month, self.day_of_week, self.either)
 
-    # -- being described --
+    # -- descriptions --
 
     def words(self) -> str:
         return words.of_crontab(self._given, self.either)

@@ -27,7 +27,7 @@ MOST_CAUGHT_UP = 1000
 LONGEST_NAME = 255
 FIRST = datetime(1, 1, 2, tzinfo=UTC)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""Shared by all entries: an empty dict takes 64 bytes."""
+"""Shared by all entries, because an empty dict takes 64 bytes."""
 CELERYS = frozenset(["relative"])
 """Keys of an entry in ``beat_schedule`` that belong to its schedule."""
 
@@ -36,20 +36,20 @@ CELERYS = frozenset(["relative"])
 class Entry:
     """An entry of a schedule.
 
-    - name (text): of the entry. task: the name of the called task.
-    - schedule: when; see ``maybe_schedule()``.
+    - name (text): the entry's name. task: the name of the task to call.
+    - schedule: when to call it; see ``maybe_schedule()``.
     - args, kwargs, options: of the call; options are those of apply_async.
-    - enabled (bool): False: paused.
+    - enabled (bool): False for a paused entry.
     - start, end (aware datetimes): limits for due times.
-    - max_runs (number): total number of calls; None: unlimited.
-    - expires (seconds): a call that has not started this long after its due time does not run; None: it
-      waits.
+    - max_runs (number): maximum number of calls; None: unlimited.
+    - expires (seconds): a call that has not started this long after its due time does not run; None: no
+      limit.
     - jitter (seconds): maximum delay of each call; the delay of a due time is always the same.
-    - catch_up: how due times that were missed are handled: "latest" makes one call for all of them, "skip"
-      none for those that are a minute late, a number calls as many of the last, but only one if calls must
-      not overlap.
-    - overlap: how a due time is handled while the previous call has not ended: "allow", "skip", or "replace",
-      which ends that call, even if it is running.
+    - catch_up: what to do about missed due times: "latest" makes one call for all of them, "skip" makes no
+      call more than a minute late, a number calls that many of the latest (only one if calls must not
+      overlap).
+    - overlap: what to do if the previous call has not ended: "allow" another, "skip" this one, or "replace"
+      the previous call, which is revoked even if it is running.
     """
 
     name: str
@@ -149,7 +149,7 @@ def _known(name: str, given: Mapping[str, Any]) -> None:
             raise InvalidSchedule(f"entry {name!r:.200}: there is no {key!r:.100}{hint}")
 
 
-# -- what fields may be --
+# -- checks of the fields --
 
 
 def _name(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The fields of a crontab: converts text, numbers or names to matching numbers.
+"""The fields of a crontab: convert text, numbers or names to matching numbers.
 
 Comes from:  ``crontab.py``; fields in the notation of Celery and cron.
 Goes to:     ``crontab.py``; ``read()`` returns a set.
@@ -17,8 +17,8 @@ FieldValue: TypeAlias = str | int | Iterable[str | int]
 
 
 class Field(NamedTuple):
-    """names: words for the numbers from the lowest on, abbreviated to three letters or more. alias: another
-    number for the lowest."""
+    """names: words for the numbers, starting at the lowest; three letters are enough. alias: another number
+    for the lowest."""
 
     name: str
     lowest: int
@@ -79,7 +79,7 @@ def in_order(numbers: frozenset[int]) -> tuple[int, ...]:
 
 
 def starts_with_star(value: FieldValue) -> bool:
-    """Tell whether *value* is ``*`` or ``*/n``: then it describes an interval rather than a time."""
+    """Tell whether *value* starts with ``*``, and so describes an interval rather than a time."""
     return isinstance(value, str) and value.strip().startswith("*")
 
 
@@ -105,8 +105,7 @@ def _read_part(field: Field, part: str, value: object) -> frozenset[int]:
 
 
 def _number(field: Field, text: str, value: object, is_end: bool = False) -> int:
-    """Return the number given by *text*, a number or name; at the end of a range the alias is kept, so that
-    "5-7" works."""
+    """Return the number for *text*, a number or name. is_end: keep the alias, so that "5-7" works."""
     if text.isdecimal():
         number = int(text)
         if number == field.alias:

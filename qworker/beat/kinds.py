@@ -1,10 +1,10 @@
-"""Kinds: reads and writes schedules of all kinds.
+"""Kinds: read and write schedules of all kinds.
 
 Comes from:  ``entry.py``, with values from users; ``written.py``, with stored data.
 Goes to:     the kinds of schedules, one class each.
 Thread:      any.
 
-Stored data may be anything: nothing in it is called or imported, and invalid data raises InvalidSchedule.
+Stored data is untrusted: nothing in it is called or imported, and invalid data raises InvalidSchedule.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 
 @lru_cache(1000)
 def _rule(text: str, start: Any, tz: Any) -> rrule | str:
-    """Return the rule, or its error. Cached: finding out that one never matches takes a while, blocks the
-    leader, and is repeated by each new leader."""
+    """Return the rule, or its error. Cached, because finding out that a rule never matches takes long."""
     try:
         return rrule(text, _instant(start) if start else None, tz=tz)
     except InvalidSchedule as error:
@@ -114,8 +113,7 @@ def _instant(value: Any) -> datetime:
 
 
 def write_schedule(given: Schedule) -> dict[str, Any]:
-    """Return *given* as plain data. Raises InvalidSchedule for a custom schedule, which can only be in
-    code."""
+    """Return *given* as plain data. Raises InvalidSchedule for a custom schedule."""
     writer = _WRITERS.get(type(given))
     if writer is None:
         raise InvalidSchedule(
@@ -141,11 +139,11 @@ def read_schedule(given: Any) -> Schedule:
 
 
 def told(given: Schedule) -> str:
-    """Return text that is the same in each process and differs when the schedule does, to detect changes."""
+    """Return text that is the same in each process, and differs when the schedule has changed."""
     try:
         try:
             return repr(sorted(write_schedule(given).items()))
         except InvalidSchedule:
             return _ADDRESS.sub("", ascii(given))
-    except Exception:  # noqa: BLE001 - anybody's code
+    except Exception:  # noqa: BLE001 - schedules may be user code
         return type(given).__qualname__

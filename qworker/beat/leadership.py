@@ -1,11 +1,11 @@
-"""Leadership: which of several processes runs the schedules, and its turns.
+"""Leadership: which of several processes runs the schedules, and the loop of each.
 
-Comes from:  the service, and the scheduler of a Django project's cluster: each knows its own entries.
+Comes from:  the service, and the scheduler of a Django project's cluster, which are its subclasses.
 Goes to:     the schedule store's lease, and its old slots.
 Thread:      beat; schedules, in a cluster.
 
-See ``store.py`` for the lease. The leader need not be certain of its role: each step of the store checks the
-lease.
+See ``store.py`` for the lease. A process may wrongly assume that it leads, because each operation of the
+store checks the lease.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ class Leadership:
         self._holder = holder
         self._about = about
         self.lease: Lease | None = None
-        """Ours; None while we are not the leader."""
+        """This process's lease; None while it does not lead."""
         self._renewed_at = 0.0  # monotonic seconds, as all times here
         self._watched: Lease | None = None
         self._watched_since: float | None = None
 
     def step(self, now: float) -> Lease | None:
-        """Renew the lease, or take it if possible; return ours, or None. Raises BackendError."""
+        """Renew the lease, or take it if possible. Return it, None if another process leads. Raises
+        BackendError."""
         if self.lease is None:
             self._seek(now)
-        elif now >= self._renewed_at + RENEW_SECONDS:  # computed like rest(), to the last bit
+        elif now >= self._renewed_at + RENEW_SECONDS:  # rounds like rest()
             found = self._store.renew(self.lease)
             if found[:2] == self.lease[:2]:
                 self.lease, self._renewed_at = found, now
@@ -71,7 +72,7 @@ class Leadership:
                 )
             self._watched, self._watched_since = found, None
         elif self._watched_since is None:
-            self._watched_since = now  # not the time of the request: the answer may have taken long
+            self._watched_since = now  # from the second look on: the first answer may have taken long
         if found.holder and (self._watched_since is None or now - self._watched_since < LEASE_SECONDS):
             return
         taken = self._store.take(self._holder, found, self._about)
@@ -83,11 +84,11 @@ class Leadership:
             )
 
     def rest(self, now: float) -> float:
-        """Return the seconds until the lease has to be renewed."""
+        """Return the seconds until the lease must be renewed."""
         return max(0.0, self._renewed_at + RENEW_SECONDS - now)
 
     def lost(self, holder: str = "") -> None:
-        """The lease was lost."""
+        """Record that the lease was lost to *holder*."""
         self.lease = None
         logger.warning(
             "%s is now the leader of the schedulers",
@@ -103,8 +104,8 @@ class Leadership:
 
 
 class Scheduling(ThreadComponent):
-    """The turns of one of several processes. Subclasses know the entries, and call them. about: a description
-    of this process."""
+    """The scheduler thread of one process. Subclasses know the entries and call them. about: a description of
+    this process."""
 
     log = logger
     away = AWAY
@@ -124,23 +125,23 @@ class Scheduling(ThreadComponent):
         self.store = store
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.leadership = Leadership(store, holder[-255:], about)
-        self._problems: tuple[str, ...] = ()  # replaced as a whole, because others read it
+        self._problems: tuple[str, ...] = ()  # replaced as a whole, because other threads read it
         self._away = False
         self._held_up = False
         """Some entries wait, although others could be called."""
         self._unsure = True
-        """Slots were taken, but the broker may not have the messages."""
+        """The broker may lack the messages of slots that were taken."""
         self._sweep_at = 0.0
 
     def lead(self, lease: Lease, now: float) -> float:
-        """Call what is due; return the seconds until the next is. Raises LeaseLost, and what is *away*."""
+        """Call due entries; return the seconds until the next one. Raises LeaseLost, and errors in *away*."""
         raise NotImplementedError
 
     def follow(self) -> None:
-        """Forget what only the leader knows."""
+        """Discard the leader's data, because another process leads."""
 
     def wrong(self) -> Iterator[str]:
-        """Yield which entries are not called, and why."""
+        """Yield a sentence for each entry that is not called."""
         raise NotImplementedError
 
     def step(self, now: float) -> float:
@@ -174,7 +175,7 @@ class Scheduling(ThreadComponent):
             self.log.info("the schedules continue", extra={"event": "beat-goes-on"})
 
     def _go_on_leading(self) -> Lease:
-        """Renew the lease during long operations, if it is time. Raises LeaseLost."""
+        """Renew the lease during long operations, if necessary. Raises LeaseLost."""
         lease = self.leadership.step(self.clock.monotonic())
         if lease is None:
             raise LeaseLost("another process is the leader of the schedulers")
@@ -190,11 +191,11 @@ class Scheduling(ThreadComponent):
         self._problems = tuple(islice(self.wrong(), MOST_TOLD))
 
     def problems(self) -> Sequence[str]:
-        """Return which entries are not called, and why, as far as this process knows."""
+        """Return a sentence for each entry that is not called, as far as this process knows."""
         return self._problems
 
     def quiet(self) -> None:
-        """Stop calling, and leave the schedules to other processes."""
+        """Stop, and leave the schedules to other processes."""
         self.stop()
 
     def closed(self) -> None:
@@ -208,7 +209,7 @@ class Scheduling(ThreadComponent):
 def living(store: ScheduleStore, clock: Clock) -> Lease | None:
     """Return the lease of *store* if its holder is alive, None if there is no leader.
 
-    A live holder counts up; so this watches it, for at most LEASE_SECONDS. Raises BackendError.
+    This waits until the holder renews the lease, for at most LEASE_SECONDS. Raises BackendError.
     """
     found = first = store.look()
     until = clock.monotonic() + LEASE_SECONDS

@@ -1,12 +1,11 @@
 """Overlap: whether the previous call of an entry has ended.
 
-Comes from:  the service, with due entries; ``api.py`` and the command line, which check what cannot work.
+Comes from:  the service, with due entries; ``api.py`` and the command line, which refuse impossible entries.
 Goes to:     the result store, queried in a thread, so that a slow answer delays no other call.
-Thread:      beat, except a thread that queries the store.
+Thread:      beat, except for the thread that queries the store.
 
-Unknown states are decided by rule. A call whose result is unreadable has ended. While the store is
-unavailable, ``skip`` waits for it, and ``replace`` revokes. An entry whose overlap can never work is called
-as with ``allow``, and reported.
+A call with an unreadable result counts as ended. While the store is unavailable, ``skip`` waits for it, and
+``replace`` revokes. An entry whose overlap can never work is called as with ``allow``, and reported.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from qworker.backends.base import Backend, Meta
 
 Answer: TypeAlias = "Meta | Exception | None"
-"""The stored metadata of a task, or why it is unknown; None: there is none."""
+"""The stored metadata of a task, or the error of reading it; None if there is none."""
 
 PATIENCE_SECONDS = 0.2
-"""How long a turn waits for the result store. The leader has to renew its lease, and to call others."""
+"""How long a turn waits for the result store: the leader must renew its lease, and call other entries."""
 TRIES = 3
-"""After so many consecutive failures, without a success, the store counts as unavailable."""
+"""If this many reads fail before one succeeds, the store counts as unavailable."""
 
 
 class Before(Enum):
@@ -46,8 +45,8 @@ class Before(Enum):
 
 
 def hindrance(app: App, entry: Entry) -> str | None:
-    """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None if it can. Connects
-    to nothing."""
+    """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None if it can. Opens no
+    connection."""
     if entry.overlap == SKIP and (why := without_result(app, entry)):
         return f"overlap={SKIP!r} needs {why}"
     if entry.overlap == REPLACE and FANOUT in app.broker.lacks:
@@ -80,8 +79,8 @@ def without_result(app: App, entry: Entry) -> str | None:
 
 
 class Overlaps:
-    """note: reports problems of an entry by name, and their consequence. begin: starts a query, in its thread
-    or directly. Owner of all: the beat thread."""
+    """note: reports a problem of an entry and its consequence, with the entry's name. begin: starts a query,
+    in its thread or directly. Used by the beat thread only."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class Overlaps:
         self._question: Question | None = None
 
     def before(self, found: Iterable[Due]) -> dict[str, Before]:
-        """Return the state of the previous calls of the entries in *found*, by name; entries that do not need
+        """Return the state of the previous call of each entry in *found*, by name; entries that do not need
         it are left out."""
         known: dict[str, Before] = {}
         asking: list[tuple[str, Due]] = []
@@ -130,7 +129,7 @@ class Overlaps:
         if isinstance(answer, DamagedResult):
             self._note(name, f"the previous call is assumed to have ended: {answer}")
             return Before.ENDED
-        if isinstance(answer, NotSupported):  # a custom store that has not said so before
+        if isinstance(answer, NotSupported):  # by a custom store
             self._note(name, f"it is called as with overlap={ALLOW!r}, because {answer}")
             return Before.ENDED
         if isinstance(answer, Exception):
@@ -155,27 +154,27 @@ class Question(threading.Thread):
         self.found: dict[str, Answer] = {}
 
     def covers(self, backend: Backend, ids: Collection[str]) -> bool:
-        """Whether it queries *backend* for all of *ids*."""
+        """Tell whether it queries *backend* for all of *ids*."""
         return self._backend is backend and self._ids.issuperset(ids)
 
     def run(self) -> None:
         try:
             self.found = {**self._backend.read_many(self._ids)}
-        except Exception:  # noqa: BLE001 - a store may be anybody's, and this may be about one of them
+        except Exception:  # noqa: BLE001 - the store may be user code, and the error may concern one result
             self._ask_of_each()
         finally:
             self.answered.set()
 
     def _ask_of_each(self) -> None:
-        """Query one after the other, until it is clear that the store answers for none."""
+        """Read one result after the other. Stop if the first TRIES show that the store is unavailable."""
         waiting = list(self._ids)
-        random.shuffle(waiting)  # so that the last ones come first another time
+        random.shuffle(waiting)  # so that the same ids are not always the last
         for count, task_id in enumerate(waiting, 1):
             try:
                 self.found[task_id] = self._backend.get(task_id)
             except (BackendError, NotSupported) as error:
                 self.found[task_id] = error
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - the store may be user code
                 self.found[task_id] = DamagedResult(f"{type(error).__name__}: {error}", task_id)
             if count == TRIES and all(map(_is_away, self.found.values())):
                 self.found.update(dict.fromkeys(waiting[count:], self.found[task_id]))

@@ -1,8 +1,8 @@
 """Schedules on a database server: the connection for ``store_sql``.
 
 Comes from:  ``stores.py``.
-Goes to:     the database, through its own Link; the broker's tables are neither created nor needed.
-Thread:      any, in turn; a forked child drops its parent's connection without contacting the server.
+Goes to:     the database, through its own Link; it does not use the broker's tables.
+Thread:      any, one at a time; a forked child drops its parent's connection without contacting the server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qworker.transports.sql.sender import SQLSender
 T = TypeVar("T")
 
 TRIES = 3
-"""How often a transaction is tried after lost connections."""
+"""Attempts of a transaction when connections are lost."""
 CONNECT_SECONDS = 10.0
 """Connection timeout, if the URL has no ``connect_timeout``."""
 _IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
@@ -43,10 +43,10 @@ SETTINGS = {
     "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION "
     f"innodb_lock_wait_timeout = 10, wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
 }
-"""Settings of each connection, by dialect. A process that falls silent in a transaction holds the row of the
-lease, and nobody else could lead until the server notices, which may take hours. Also within a
-statement: PostgreSQL's timeout runs until a message is complete, and each statement is one. So does MariaDB's
-``wait_timeout``; ``net_read_timeout`` is for servers where it does not."""
+"""Settings of each connection, by dialect. A process that hangs or loses its network in a transaction keeps
+the row of the lease locked, and no other process could lead until the server notices, which may take hours.
+The timeouts also apply within a statement: PostgreSQL's timeout and MariaDB's ``wait_timeout`` run until a
+message is complete, and each statement is one message; ``net_read_timeout`` is for other servers."""
 
 _places = forgetful()
 
@@ -80,7 +80,7 @@ class ServerPlace:
         return in_helper_thread(lambda: self._try(lambda link: link.ask(query, values), nullcontext))
 
     def _try(self, work: Callable[[Link], T], within: Callable[[Link], AbstractContextManager[Any]]) -> T:
-        # Errors raised by *work*, which have nothing to do with the connection
+        # Errors raised by *work*, and not by the connection
         theirs: list[QWorkerError] = []
 
         def whole(link: Link) -> T:

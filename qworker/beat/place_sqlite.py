@@ -2,7 +2,7 @@
 
 Comes from:  ``stores.py``.
 Goes to:     the file, through its own handle.
-Thread:      any, in turn.
+Thread:      any, one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SQLitePlace:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # A power failure may lose the last moments, slots and messages alike: then they are called again.
+        # A power failure may lose the last slots together with their messages, which are then called again.
         self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:

@@ -4,9 +4,9 @@ Comes from:  code and settings; as text from the store and the command line.
 Goes to:     dateutil, which computes with local times; ``wall_clock`` converts them to instants.
 Thread:      any; a rule is immutable.
 
-dateutil counts from the start of a rule at each query, and up to the year 9999 if nothing matches. So a rule
-is queried from a start near the requested time, and its steps are limited by its horizon. A rule may lose its
-last times that way, but the scheduler is not blocked.
+For each query, dateutil counts from the start of a rule, up to the year 9999 if nothing matches. So a rule is
+queried from a start near the requested time, and the horizon limits its steps. A rule may lose its last times
+that way, but it does not block the scheduler.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from qworker.beat.wall_clock import instant_of, wall_before
 from qworker.errors import InvalidSchedule
 
 YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
-"""dateutil's numbers of frequencies. It is loaded by the first rule, because most programs have none."""
+"""dateutil's numbers for frequencies. dateutil itself is imported by the first rule."""
 MICROSECOND = timedelta(microseconds=1)
 MOST_CHARACTERS = 4000
 MOST_RULES = 4
-"""Maximum rules in one text. Finding that one never matches may take a third of a second."""
+"""Maximum rules in one text: it may take a third of a second to find out that a rule never matches."""
 MOST_COUNTED = 10_000
 """Maximum COUNT of a rule, because all times from its start must be examined."""
 MOST_TIMES = 50_000
-"""Maximum times in one year, month, week, day or hour, by the rule's frequency: all may have to be
-examined."""
+"""Maximum times in one year, month, week, day or hour (the rule's frequency); all may be examined."""
 MOST_POSITIONS = 60
 """Maximum values of BYSETPOS: dateutil makes a list for each at each step."""
 STEPS = {
@@ -43,7 +42,7 @@ STEPS = {
     MINUTELY: timedelta(minutes=1),
     SECONDLY: timedelta(seconds=1),
 }
-"""Minimum duration of a step without INTERVAL."""
+"""Minimum duration of a step for INTERVAL=1."""
 SETS = {YEARLY: "year", MONTHLY: "month", WEEKLY: "week", DAILY: "day", HOURLY: "hour"}
 """The set that BYSETPOS chooses from."""
 HORIZONS = {
@@ -65,8 +64,8 @@ class rrule(Schedule):
     - tz: the time zone of local times; None: that of DTSTART, or else of the argument of next().
 
     A time skipped by daylight saving comes at the end of the gap; a repeated one counts once. Raises
-    InvalidSchedule for an invalid rule, and for one without a time within its horizon of 60 years (5 for
-    FREQ=HOURLY), or of two intervals if these are longer.
+    InvalidSchedule for an invalid rule, and for one without a time within its horizon: 60 years (5 for
+    FREQ=HOURLY), or two intervals if these are longer.
     """
 
     __module__ = "qworker.beat"
@@ -171,7 +170,7 @@ class _Rule:
         start = self._beginning(begin)
         until = min(end, self._rule._until) if self._rule._until else end
         rule = self._rule.replace(dtstart=start, until=until)
-        # The first and the last step are partly outside, and a week may begin before the rule does.
+        # Three more: the first and the last step may be incomplete, and a week may begin before the rule.
         rule._interval = _Interval(self._interval, max(0, (until - start) // self._step) + 3)
         try:
             yield from rule
@@ -184,13 +183,13 @@ class _Rule:
         if begin <= start:
             return start
         if self._frequency not in (YEARLY, MONTHLY):
-            # Two steps earlier: the week of the start counts as a whole.
+            # Two steps earlier, because a rule includes the whole week of its start.
             return start + max(0, (begin - start) // self._step - 2) * self._step
         years = self._interval // (gcd(self._interval, 12) if self._frequency == MONTHLY else 1)
         for turns in range((begin.year - start.year) // years - 1, 0, -1):
             try:
                 moved: datetime = start.replace(year=start.year + turns * years)
-            except ValueError:  # it starts on a 29 February
+            except ValueError:  # 29 February
                 continue
             return moved
         return start
@@ -221,8 +220,8 @@ class _Ended(Exception):
 
 
 class _Interval(int):
-    """The INTERVAL of one walk of so many *steps*. dateutil adds it at each step (for weeks, seven times it),
-    and only checks the end where the rule has a time."""
+    """An INTERVAL that ends a walk after *steps* additions. dateutil adds it at each step (for weeks, seven
+    times it), but only checks the end of the rule when it has found a time."""
 
     _left: int
 
@@ -246,7 +245,7 @@ class _Interval(int):
 
 
 def _check(rule: Any) -> None:
-    """Raise InvalidSchedule for an impossible rule, or one that is too expensive."""
+    """Raise InvalidSchedule for a rule that is impossible or too expensive."""
     if rule._interval < 1:
         raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number from 1 on")
     if rule._interval > CALENDAR // STEPS[rule._freq]:
@@ -260,7 +259,7 @@ def _check(rule: Any) -> None:
                 "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
             )
         return
-    if rule._byweekday and rule._bynweekday:  # dateutil needs a day that is of both kinds at once
+    if rule._byweekday and rule._bynweekday:  # dateutil only finds days that match both
         raise InvalidSchedule(
             "BYDAY takes days with a number, as 1TU, or without one, as MO, but not both: write two rules, "
             "each in a line of its own, with RRULE: before it"

@@ -64,8 +64,8 @@ def aware(instant: datetime) -> datetime:
 
 
 def since_1970(instant: datetime) -> timedelta:
-    """Return *instant* (aware) in a form that can be compared: Python compares two datetimes of the same time
-    zone by local time, which is ambiguous in an hour that occurs twice."""
+    """Return *instant* (aware) in a comparable form. Python compares datetimes of the same time zone by local
+    time, which is wrong in an hour that occurs twice."""
     return instant - EPOCH
 
 
@@ -84,7 +84,7 @@ def zone_of(value: tzinfo | str | None) -> tzinfo | None:
 
 
 def name_of(zone: tzinfo | None) -> str | None:
-    """Return the name under which zone_of() finds *zone*. Raises InvalidSchedule when it has none."""
+    """Return the name of *zone* for zone_of(). Raises InvalidSchedule when it has none."""
     if zone is None or zone is UTC:
         return zone and "UTC"
     key = getattr(zone, "key", None)

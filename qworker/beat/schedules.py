@@ -25,8 +25,7 @@ class schedule(Schedule):
     - run_every: seconds or a timedelta, at least a thousandth of a second.
     - anchor (aware datetime): the start of the intervals. None: for an entry, when it was first seen;
       otherwise 1970.
-    - relative (bool): as in Celery; the intervals are counted from 1970 in any case, so that "every hour" is
-      on the hour.
+    - relative (bool): as in Celery; True counts the intervals from 1970, so that "every hour" is on the hour.
 
     Raises InvalidSchedule for an invalid interval.
     """
@@ -55,7 +54,7 @@ class schedule(Schedule):
         self.anchor = EPOCH if relative else anchor and aware(anchor).astimezone(UTC)
 
     def anchored(self, anchor: datetime) -> schedule:
-        """Return the same schedule with intervals from *anchor*, unless it has an anchor."""
+        """Return a copy with intervals from *anchor*; itself if it has an anchor."""
         return self if self.anchor else schedule(self.run_every, anchor=anchor)
 
     def next(self, after: datetime) -> datetime | None:

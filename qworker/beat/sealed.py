@@ -1,12 +1,12 @@
-"""Sealed schedules: signed edits in a schedule store, if the app has a security_key.
+"""Sealed schedules: signed edits in a schedule store, for an app with a security_key.
 
 Comes from:  ``stores.py``, which wraps the store of an app with a key.
 Goes to:     that store.
 Thread:      any, like the store.
 
-A manual change of an entry decides which call is signed and sent. So it is signed with the scope and the name
-of the entry, and unsigned ones are refused: the entry is listed as invalid, all others continue. The
-signature is the last field of the JSON, ``"seal"``: earlier versions of qworker ignore it.
+A manual change of an entry decides which call is signed and sent. So it is signed together with the scope and
+the name of the entry. Unsigned changes are refused: the entry is listed as invalid, and all others continue.
+The signature is the last field of the JSON, ``"seal"``, which earlier versions of qworker ignore.
 
 States and slots are not signed. They record when an entry was called, and do not decide what is called: a
 slot is only sent again if its task id is that of the entry and the due time.
@@ -41,7 +41,7 @@ class SealedScheduleStore(ScheduleStore):
         self._signer = signer
         self._scope = scope
 
-    # -- what is signed --
+    # -- signed --
 
     def rows(self, after: int = -1) -> list[Row]:
         return [self._opened(row) for row in self.inner.rows(after)]
@@ -67,7 +67,7 @@ class SealedScheduleStore(ScheduleStore):
             return row._replace(edit=edit, refused=str(error))
         return row._replace(edit=edit)
 
-    # -- what is known to be ours without it --
+    # -- slots: not signed, recognised by their task ids --
 
     def pending(self) -> list[Slot]:
         found = self.inner.pending()
@@ -87,7 +87,7 @@ class SealedScheduleStore(ScheduleStore):
     def _is_ours(self, slot: Slot) -> bool:
         return slot.task_id == id_of(self._scope, slot.name, slot.due)
 
-    # -- the rest --
+    # -- passed on --
 
     def is_with(self, sender: Sender) -> bool:
         return self.inner.is_with(sender)

@@ -1,11 +1,11 @@
-"""The service: runs the schedules, and makes due calls.
+"""The service: makes the calls that are due.
 
 Comes from:  ``qworker beat``, or a worker started with ``--beat``.
 Goes to:     the schedule store and the broker.
-Thread:      beat. Edits arrive through the store; stop() is called by any thread.
+Thread:      beat. Edits arrive through the store; any thread may call stop().
 
-Any number of processes may run one; one of them leads, and another takes over when it dies. Each due time is
-called once, because its slot can be taken once.
+Several processes may run a service: one leads, and another takes over when it dies. Each due time is called
+once, because its slot can only be taken once.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ logger = logging.getLogger(__name__)
 
 
 MOST_AT_ONCE = 1000
-"""Calls made in one step of the store; the last entry may add as many more to catch up."""
+"""Calls made in one operation of the store; the last entry may add as many again to catch up."""
 PORTION = 250
-"""Entries loaded before the due ones among them are called."""
+"""Entries loaded at once, before those that are due are called."""
 MOST_ASKED = 20
 """Maximum entries read one by one; with more, all are read."""
 RETRY_SECONDS = 0.25
 
 
 class _Call(NamedTuple):
-    """What to do for a due entry. state: its new state. replaces: the id of the previous call, which is
-    revoked then."""
+    """What to do for a due entry. state: its new state. replaces: the id of the previous call, which is to be
+    revoked; None if there is none."""
 
     due: Due
     firings: Sequence[Firing]
@@ -66,7 +66,7 @@ class _Call(NamedTuple):
 class Beat(Scheduling):
     """Runs the entries of *app*.
 
-    on_crash: as in ThreadComponent. store: None opens the one of the settings. embedded: in a worker.
+    on_crash: as in ThreadComponent. store: None for the one in the settings. embedded: runs in a worker.
     """
 
     name = "beat"
@@ -88,7 +88,7 @@ class Beat(Scheduling):
         super().__init__(app, on_crash, store or open_store(app), ours)
         timezone = app.conf.timezone
         self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
-        self._agenda: Agenda | None = None  # while leading, as all below
+        self._agenda: Agenda | None = None  # this and all below: only while leading
         self._version = -1
         self._listed: dict[str, Listed] = {}
         self._errors: dict[str, str] = {}
@@ -96,18 +96,18 @@ class Beat(Scheduling):
         for each in self._plain.values():
             self._note_error(each.name, each.error)
         self._notes: dict[str, str] = {}
-        """Other problems of entries, by name: they wait, or cannot be called as configured."""
+        """Other problems of entries, by name: an entry waits, or cannot be called as configured."""
         self._note_problems()
         self._overlaps = Overlaps(app, self._note)
         self._caution = Caution(MOST_AT_ONCE)
         self._revocations: dict[str, str] = {}
-        """Replaced calls to be revoked, by the names of their entries."""
+        """Ids of replaced calls to be revoked, by entry."""
         self._tombstones: dict[str, int] = {}
-        """Obsolete rows, by the names of their entries, with their versions."""
+        """Versions of obsolete rows, by entry."""
         self._wall = self.clock.now()
         """The clock time at the last turn."""
         self._doubtful: dict[str, _Call] = {}
-        """Calls, by the names of their entries, that may or may not have been made."""
+        """Calls that may or may not have been made, by entry."""
         self.fired = 0
         """Calls made by this process."""
 
@@ -122,7 +122,7 @@ class Beat(Scheduling):
     def lead(self, lease: Lease, now: float) -> float:
         wall = self.clock.now()
         if abs(wall - self._wall) > self.app.conf.beat_history_expires:
-            self._agenda = None  # the clock is, or was, wrong: plans based on it are void
+            self._agenda = None  # the clock was set: plans based on it are void
         self._wall = wall
         agenda = self._agenda
         if agenda is None:
@@ -148,7 +148,7 @@ class Beat(Scheduling):
 
     @property
     def declared(self) -> int:
-        """Return how many entries settings and code define."""
+        """The number of entries in settings and code."""
         return len(self._base)
 
     def wrong(self) -> Iterator[str]:
@@ -197,7 +197,7 @@ class Beat(Scheduling):
                 agenda.drop([row.name])
                 self._note_error(row.name, None)
                 self._notes.pop(row.name, None)
-                forgotten[row.name] = State()  # an entry added later under that name begins anew
+                forgotten[row.name] = State()  # an entry added later with this name starts afresh
                 self._tombstones[row.name] = row.version
             else:
                 self._listed[row.name] = found = listed(row.name, given, row)
@@ -217,14 +217,14 @@ class Beat(Scheduling):
                 )
 
     def _prune(self, lease: Lease) -> None:
-        """Delete some of the obsolete rows. The leader must have seen the removal first, and it has."""
+        """Delete some of the obsolete rows, which this leader has seen."""
         some = dict(islice(self._tombstones.items(), PORTION))
         self.store.prune(lease, some)
         for name in some:
             del self._tombstones[name]
 
     def _note(self, name: str, text: str) -> None:
-        """Report a problem of an entry that is nevertheless called, or will be."""
+        """Report a problem of an entry that is called nevertheless, now or later."""
         if name not in self._notes:
             logger.error("the entry %s: %s", name, text, extra={"event": "entry-noted"})
         self._notes[name] = text
@@ -254,11 +254,11 @@ class Beat(Scheduling):
         plain = [each for each in found if each.entry.overlap == ALLOW]
         asking = [each for each in found if each.entry.overlap != ALLOW]
         try:
-            for some in (plain, asking):  # entries that query the result store do not delay others
+            for some in (plain, asking):  # entries that query the result store come last
                 if some:
                     self._call_some(some, agenda, left, pauses)
         finally:
-            # As if not tried: a slot that was taken is not free again.
+            # Plan them as if not tried. A slot that was taken is not taken again.
             for name, each in left.items():
                 pause = max(pauses.get(name, 0.0), self._caution.pause(name, self.clock.monotonic()))
                 agenda.plan(name, each.entry, each.state, self.clock.now() + pause if pause else 0.0)
@@ -274,15 +274,15 @@ class Beat(Scheduling):
                 self._note_hindrance(name, call.due.entry)
                 if call.replaces is not None:
                     self._revocations[name] = call.replaces
-                if self.store.is_with(self.app.broker.sender):  # otherwise its message may have to be sent
+                if self.store.is_with(self.app.broker.sender):  # otherwise its message may not be sent yet
                     self._caution.succeeded(frozenset([name]))
         calls.clear()
 
     def _call_some(
         self, found: Sequence[Due], agenda: Agenda, left: dict[str, Due], pauses: dict[str, float]
     ) -> None:
-        """Call *found*. Finished ones are planned again and removed from *left*; *pauses* gets the seconds
-        for which others wait."""
+        """Call *found*. Plan those that are done again, and remove them from *left*; put the seconds that
+        others must wait into *pauses*."""
         lease = self._go_on_leading()
         before = self._overlaps.before(found)
         uncalled: dict[str, State] = {}
@@ -322,9 +322,9 @@ class Beat(Scheduling):
         refused: Callable[[N, Exception], None],
     ) -> None:
         """Call *do* for *part*, whose members belong to entries. Raises errors of an unavailable store or
-        broker, unless they only concern some of these entries: then others continue, and those wait.
+        broker, unless only some of these entries cause them: these wait, and the others continue.
 
-        do: returns the names that it handled. refused: called for one that can never be handled.
+        do: returns the names that it handled. refused: called for a member that can never be handled.
         """
         self._go_on_leading()
         names = frozenset(each.name for each in part)
@@ -342,7 +342,7 @@ class Beat(Scheduling):
                 return
             for name in names:
                 self._note(name, f"it waits: {error}")
-        except Exception as error:  # noqa: BLE001 - what is refused of one entry stops no other
+        except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
             if len(part) == 1:
                 refused(part[0], error)
                 return
@@ -354,11 +354,11 @@ class Beat(Scheduling):
                 self._go_on()
 
     def _made(self, due: Due, known: Before | None) -> _Call | None:
-        """Return the calls for *due*; None where it waits. known: the state of the previous call, None if not
-        needed."""
+        """Return the calls for *due*; None if it must wait. known: the state of the previous call; None if
+        not needed."""
         try:
             return self._prepared(due, known is Before.LIVES)
-        except AWAY as error:  # raised by the task when it is called, and not by the broker
+        except AWAY as error:  # raised by this task's call, and not by the broker
             self._caution.failed(frozenset([due.name]), self.clock.monotonic())
             self._note(due.name, f"it waits: {error}")
             return None
@@ -373,19 +373,19 @@ class Beat(Scheduling):
         except AWAY:
             self._doubtful.update((each.name, each) for each in calls)
             raise
-        self._unsure = unsure or len(free) < len(firings)  # we may have taken the others ourselves
+        self._unsure = unsure or len(free) < len(firings)  # this process may have taken the other slots
         self.fired += len(free)
         self._tell(free)
-        # Only after it is certain that their replacements are called.
+        # Not earlier: the replacements must have been called.
         self._revocations.update((each.name, each.replaces) for each in calls if each.replaces is not None)
 
     def _prepared(self, due: Due, lives: bool) -> _Call:
         """Return the calls for *due*, and the new state of the entry. lives: the previous call has not ended.
-        Raises what is AWAY."""
+        Raises errors in AWAY."""
         name, entry, before, dues, upto = due
         numbered = not self.store.is_with(self.app.broker.sender)
         state = before._replace(last_due=upto)
-        # Without a result, asking later whether the call has ended would wait until results expire.
+        # Without this mark, a call without a result would seem to run until results expire.
         mark = "" if without_result(self.app, entry) is None else NO_RESULT
         if lives and entry.overlap != REPLACE:
             return _Call(due, (), state, None)
@@ -396,7 +396,7 @@ class Beat(Scheduling):
                 envelopes = messages(self.app, entry, each, task_id, numbered)
             except AWAY:
                 raise
-            except Exception as error:  # noqa: BLE001 - one entry that cannot be called stops no other
+            except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
                 return _Call(due, (), self._failed(due, error), None)
             state = state._replace(
                 last_run=self.clock.now(),
@@ -418,7 +418,7 @@ class Beat(Scheduling):
         """Revoke replaced calls."""
         every = list(self._revocations.items())
         try:
-            if self.app.signer is not None:  # anyone who can write to the store must not choose what we sign
+            if self.app.signer is not None:  # the ids come from the store: do not sign revocations of others
                 every = [each for each in every if self._has_called(*each)]
             if every:
                 self.app.control.revoke([task_id for _, task_id in every], terminate=True)
@@ -438,7 +438,7 @@ class Beat(Scheduling):
         )
 
     def _send_pending(self, slots: Sequence[Slot]) -> None:
-        """Send calls of an earlier leader that may not have been sent. The worker recognises duplicates."""
+        """Send calls of an earlier leader that may not have been sent. Workers recognise duplicates."""
         lease = self._go_on_leading()
         left = {(slot.name, slot.due) for slot in slots}
 
@@ -463,7 +463,7 @@ class Beat(Scheduling):
         self._unsure = bool(left)  # entries that are pausing
 
     def _left_behind(self, slot: Slot) -> list[Envelope]:
-        """Return the messages of *slot*; none if its entry is gone, or cannot be called. Raises what is
+        """Return the messages of *slot*; [] if its entry is gone or cannot be called. Raises errors in
         AWAY."""
         found = self._listed.get(slot.name)
         if found is None or found.entry is None:
@@ -472,7 +472,7 @@ class Beat(Scheduling):
             return messages(self.app, found.entry, slot.due, slot.task_id, True)
         except AWAY:
             raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
             self._tell_of_failure(slot.name, error)
             return []
 
@@ -485,8 +485,7 @@ class Beat(Scheduling):
 
 
 def _trim() -> None:
-    """Return memory that the C library keeps after reading rows to the system: two megabytes with 10,000
-    entries. Other C libraries than glibc do that by themselves, or not at all."""
+    """Return memory that glibc keeps after reading rows to the system: two megabytes with 10,000 entries."""
     import ctypes  # slow to import, and rarely needed
 
     with suppress(AttributeError, OSError):
@@ -495,8 +494,8 @@ def _trim() -> None:
 
 @contextmanager
 def _much_is_kept() -> Iterator[None]:
-    """Disable the garbage collector meanwhile: when many objects are created and none is freed, it takes a
-    sixth of the time."""
+    """Disable the garbage collector: when many objects are created and none is freed, it takes a sixth of the
+    time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -32,7 +32,7 @@ EVENTS = {
     "dusk_astronomical": _Event("setting", "-18", True),
 }
 BOUNDARIES = {"rising": 18, "setting": 6, "transit": 0}
-"""The hour of local solar time at which a day begins: one at which the event occurs nowhere."""
+"""The hour of local solar time at which a day begins; the event never occurs at this hour."""
 DAY, SECOND = timedelta(days=1), timedelta(seconds=1)
 MOST_DAYS = 400
 """How far to search for a day on which the sun rises."""
@@ -45,8 +45,8 @@ class solar(Schedule):
       dusk_nautical or dusk_astronomical.
     - lat, lon: degrees, north and east positive.
 
-    Where the sun does not rise or set for months, it is due when it next does. Raises InvalidSchedule for an
-    invalid event or place, and ConfigurationError where ephem is not installed.
+    Where the sun does not rise or set for months, the next due time is the next time it does. Raises
+    InvalidSchedule for an invalid event or place, and ConfigurationError if ephem is not installed.
     """
 
     __module__ = "qworker.beat"
@@ -83,7 +83,7 @@ class solar(Schedule):
     def _find(self, way: int, instant: datetime) -> datetime | None:
         zone, observer = self.zone(instant), self._observer()
         begin = instant.astimezone(UTC)
-        # Events are rounded to whole seconds, so one may be up to a second later than stated.
+        # Events are cut to whole seconds, so one may be up to a second later than returned.
         first = begin if way > 0 else begin + SECOND
         start = EPOCH + timedelta(hours=BOUNDARIES[EVENTS[self.event].what] - self.lon / 15)
         day = (first - start) // DAY
@@ -96,9 +96,8 @@ class solar(Schedule):
     def _of_day(self, observer: Any, start: datetime) -> datetime | None:
         """Return the event within a day from *start*; None when there is none.
 
-        ephem approximates an event step by step, and the result depends on the starting time. So it always
-        starts at the same instant for the same event: otherwise one event could be returned twice, a second
-        apart.
+        ephem approximates an event, and the result depends on the start. So each event is computed from the
+        same start: otherwise it could be returned twice, a second apart.
         """
         import ephem
 

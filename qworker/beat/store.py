@@ -4,12 +4,12 @@ Comes from:  ``service.py`` (lead, fire); ``api.py``, which the command line use
 Goes to:     the stores, one module each: ``store_memory``, ``store_sql``, ``store_redis``.
 Thread:      any; the service calls from its own.
 
-A store contains three things. The *lease*: who leads, since when. A new leader takes a new generation, the
-fencing token: operations of an old leader fail. A *row* for each entry: its manual changes, and its state.
-And the *slots*: one for each due time that was called, which no second call can take.
+A store contains the *lease*, the rows and the slots. The lease names the leader. Each new leader gets a new
+generation, a fencing token: operations of an old leader fail. There is a *row* for each entry, with its
+manual changes and its state, and a *slot* for each due time that was called: no other call can take it.
 
-Clocks are never compared. A process that does not lead watches the lease, whose live holder counts up a
-number. A lease whose number has not changed for LEASE_SECONDS, by the watcher's own clock, may be taken.
+Clocks are never compared. The leader increments a number in the lease. Other processes watch it, and one of
+them may take the lease when the number has not changed for LEASE_SECONDS by its own clock.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SENT, PENDING = "sent", "pending"
 
 
 class Lease(NamedTuple):
-    """The leader. holder: "" if there is none. beats: counted up by the holder. version: of the newest edit.
-    about: the holder's description of itself."""
+    """The leader. holder: "" if there is none. beats: incremented by the holder. version: of the newest edit.
+    about: a description of the holder."""
 
     holder: str = ""
     generation: int = 0
@@ -45,11 +45,11 @@ NO_RESULT = " without result"
 class State(NamedTuple):
     """The state of an entry. All times are epoch seconds.
 
-    - seen (text): its schedule when it was last examined; with another one the entry begins anew.
-    - since: only due times after this count.
-    - last_due, last_run: the due time called last, and when that was.
-    - task_id: of that call; followed by NO_RESULT if its result is not available. runs: number of calls.
-      error: of the last attempt.
+    - seen (text): its schedule when it was last examined; if it has changed, the entry starts afresh.
+    - since: due times up to this do not count.
+    - last_due: the last due time handled, even if it was not called. last_run: the time of the last call.
+    - task_id: of that call, followed by NO_RESULT if it stores no result. runs: number of calls.
+    - error: of the last attempt; None if it succeeded.
     """
 
     seen: str = ""
@@ -62,12 +62,12 @@ class State(NamedTuple):
 
     @property
     def called_id(self) -> str | None:
-        """The id of that call, without the mark."""
+        """The id of the last call, without the mark NO_RESULT."""
         return self.task_id and self.task_id.removesuffix(NO_RESULT)
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> State | None:
-        """Return the state stored as *values*; None if invalid, so that the entry begins anew."""
+        """Return the state stored as *values*; None if invalid, so that the entry starts afresh."""
         try:
             seen, since, last_due, last_run, task_id, runs, error = values
             return cls(
@@ -95,8 +95,8 @@ def _instant(value: Any) -> float:
 
 
 class Row(NamedTuple):
-    """A row of the store. edit: JSON of manual changes; None: none. refused: why it is not trusted; None: it
-    is."""
+    """A row of the store. edit: manual changes as JSON; None if there are none. refused: why the edit is not
+    trusted; None if it is."""
 
     name: str
     version: int
@@ -136,12 +136,12 @@ def once(firings: Sequence[Firing]) -> list[Firing]:
 
 
 def micro(seconds: float) -> int:
-    """Return microseconds, the unit of instants in stores."""
+    """Return microseconds, the unit of times in stores."""
     return round(seconds * 1_000_000)
 
 
 def is_sayable(name: str) -> bool:
-    """Tell whether a store can look up an entry *name*; otherwise there is none."""
+    """Tell whether a store can look up *name*. If not, there is no such entry."""
     try:
         return b"\0" not in name.encode()
     except UnicodeEncodeError:
@@ -152,7 +152,7 @@ class ScheduleStore(ABC):
     """All methods raise BackendError when the store is unavailable."""
 
     shared = True
-    """Whether other processes share it."""
+    """Whether other processes see its contents."""
 
     @abstractmethod
     def is_with(self, sender: Sender) -> bool:
@@ -168,7 +168,7 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def renew(self, lease: Lease) -> Lease:
-        """Count up; return the lease, which is another one if *lease* was lost."""
+        """Increment the beats; return the current lease, which is another one if *lease* was lost."""
 
     @abstractmethod
     def resign(self, lease: Lease) -> None:
@@ -184,8 +184,8 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def edit(self, name: str, edit: bytes | None, known: int) -> bool:
-        """Store the manual changes of the entry *name*, None for none; False when its row does not have the
-        version *known*, 0 for no row."""
+        """Store the manual changes of the entry *name* (None: delete them). Return False if the version of
+        its row is not *known*, 0 for no row."""
 
     @abstractmethod
     def note(self, lease: Lease, states: Mapping[str, State]) -> None:
@@ -193,18 +193,18 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
-        """Delete the rows of entries, by name, that have no edit and still the given version. Raises
-        LeaseLost when *lease* was lost: the leader must see a removal before the row is deleted."""
+        """Delete the rows of these entries that have no edit and still the given version. Raises LeaseLost
+        when *lease* was lost: the leader must see a removal before the row is deleted."""
 
     @abstractmethod
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        """Make calls; return those whose slot was free; only they were made.
+        """Make the calls whose slots are free; return these.
 
         If the broker is the same store, messages and slots are stored atomically. Otherwise the slots are
         PENDING until the messages are sent. Raises LeaseLost when *lease* was lost, and BrokerUnavailable.
         """
 
-    def prepare(self, sender: Sender) -> None:  # noqa: B027 - some need no more than they have
+    def prepare(self, sender: Sender) -> None:  # noqa: B027 - optional
         """Open what fire() needs to publish through *sender*, so that the first calls are not delayed."""
 
     @abstractmethod
@@ -217,11 +217,11 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def slots(self, name: str, most: int = 100) -> list[Slot]:
-        """Return the last slots of the entry *name*, newest first."""
+        """Return the last *most* slots of the entry *name*, newest first."""
 
     @abstractmethod
     def sweep(self, before: float) -> int:
         """Delete some of the slots of due times before the epoch second *before*; return their number."""
 
-    def close(self) -> None:  # noqa: B027 - without connections there is nothing to do
+    def close(self) -> None:  # noqa: B027 - optional
         """Close connections; the next use opens them again."""

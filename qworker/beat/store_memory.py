@@ -1,10 +1,10 @@
 """Schedules in the memory of one process, with entries from settings and code only.
 
-Comes from:  ``stores.py``, if no store can keep schedules.
+Comes from:  ``stores.py``, if there is no other store for schedules.
 Goes to:     nothing.
-Thread:      any, in turn.
+Thread:      any; a lock protects the data.
 
-Other processes do not see it: two schedulers for the same entries call them twice.
+Other processes do not see it: two schedulers with the same entries call them twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MOST_SLOTS = 1000
 
 
 class MemoryScheduleStore(ScheduleStore):
-    """shared: claim to be shared, for tests of schedulers."""
+    """shared: accept edits like a shared store, for tests."""
 
     def __init__(self, clock: Clock, shared: bool = False) -> None:
         self._clock = clock
         self.shared = shared
         self._lock = threading.Lock()
-        self._lease = Lease()  # under lock, as all below
+        self._lease = Lease()  # this and all below: changed under the lock
         self._rows: dict[str, Row] = {}
         self._slots: dict[str, dict[float, Slot]] = {}
 
@@ -126,7 +126,7 @@ class MemoryScheduleStore(ScheduleStore):
         return []
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
-        """Slots are never pending."""
+        """Nothing to do: slots are never pending."""
 
     def slots(self, name: str, most: int = 100) -> list[Slot]:
         with self._lock:

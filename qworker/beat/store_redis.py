@@ -6,7 +6,7 @@ Goes to:     the keys ``qworker.beat.<scope>.*``: ``lease``, ``edits``, ``versio
              database.
 Thread:      any; each use borrows a connection.
 
-Each step is a script, which checks the lease first.
+Each operation is a script. Those that record states and calls check the lease first.
 """
 
 from __future__ import annotations
@@ -372,14 +372,14 @@ class RedisScheduleStore(ScheduleStore):
 
 
 def open_redis_store(app: App, url: str, scope: str) -> RedisScheduleStore:
-    """Return the store at *url*, with the options of the broker, or of the result store, if it has the same
-    URL."""
+    """Return the store at *url*, with the broker's options if it is the broker's URL, else with those of the
+    result store."""
     conf = app.conf
     broker = url == app.broker.url
     options = dict(conf.broker_transport_options if broker else conf.result_backend_transport_options)
     tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
     where = endpoint(url, options, tls, "beat_store")
-    apart = scope.replace("%", "%25").replace(".", "%2E")  # a scope is followed by a dot
+    apart = scope.replace("%", "%25").replace(".", "%2E")  # because a dot ends the scope
     return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{apart}.", app.clock)
 
 
@@ -395,7 +395,7 @@ def _lease(found: Sequence[Any]) -> Lease:
 
 
 def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row | None:
-    """Return None for an invalid name: we did not write it."""
+    """Return None for an invalid name, which this module did not write."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -408,7 +408,7 @@ def _packed(state: State) -> str:
 
 
 def _unpacked(text: bytes) -> State | None:
-    """Return None for an invalid state: the entry begins anew."""
+    """Return None for an invalid state, so that the entry starts afresh."""
     try:
         return State.read(json.loads(text))
     except (ValueError, RecursionError):
@@ -416,7 +416,7 @@ def _unpacked(text: bytes) -> State | None:
 
 
 def _slot(name: bytes, due: bytes, value: bytes, outcome: str) -> Slot | None:
-    """Return None for an invalid value: we did not write it."""
+    """Return None for an invalid value, which this module did not write."""
     try:
         at, task_id = json.loads(value)
         return Slot(name.decode(), int(due) / MICROSECONDS, at / MICROSECONDS, str(task_id), outcome)

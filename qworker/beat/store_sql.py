@@ -5,7 +5,7 @@ Goes to:     the tables ``qworker_beat``, ``qworker_entry`` and ``qworker_slot``
              table of messages, if the broker is the same database.
 Thread:      any; each use is a transaction.
 
-Making calls locks the row of the lease, so that nobody takes it meanwhile, and slots do not change.
+Making calls locks the row of the lease: no other process can take it or change slots in the meantime.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Place(Protocol):
         ...
 
     def pushed(self, sender: Sender) -> None:
-        """The messages of the pusher were committed."""
+        """Called when the messages of the pusher have been committed."""
         ...
 
     def close(self) -> None:
@@ -110,9 +110,9 @@ task_id {text}, runs BIGINT NOT NULL, error {text}, PRIMARY KEY (scope, name)){e
 due BIGINT NOT NULL, at BIGINT NOT NULL, task_id {text} NOT NULL, pending INTEGER NOT NULL,
 PRIMARY KEY (scope, name, due){index}){end}""",
 }
-"""Instants are microseconds since 1970."""
+"""Times are microseconds since 1970."""
 INDEX = "CREATE INDEX IF NOT EXISTS qworker_slot_due ON qworker_slot (scope, pending, due)"
-"""For finding pending and old slots; MySQL has it in the table's statement."""
+"""For finding pending and old slots; MySQL creates it with the table."""
 IGNORING = {
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
@@ -148,7 +148,7 @@ OF_ALL = "ORDER BY name, due"
 
 
 class SQLScheduleStore(ScheduleStore):
-    """scope: whose entries these are; a database may have several."""
+    """scope: the name that separates these entries from others in the database."""
 
     def __init__(self, place: Place, scope: str, clock: Clock) -> None:
         self._place = place
@@ -181,7 +181,7 @@ class SQLScheduleStore(ScheduleStore):
             raise
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """Return the rows of *query*; none if the tables do not exist: reading does not create them."""
+        """Return the rows of *query*; [] if the tables do not exist, because reading does not create them."""
         try:
             return self._place.read(query, values)
         except BackendError as error:
@@ -243,7 +243,7 @@ class SQLScheduleStore(ScheduleStore):
         self._transact(lambda session: session.do(RESIGN, (self._scope, lease.holder, lease.generation)))
 
     def _check(self, session: Session, lease: Lease) -> None:
-        """Lock the lease until the transaction ends; raises LeaseLost when it is not *lease* any more."""
+        """Lock the lease until the transaction ends. Raises LeaseLost when *lease* was lost."""
         now = self._lease(session, self._locking)
         if (now.holder, now.generation) != (lease.holder, lease.generation):
             raise LeaseLost(f"{now.holder or 'no process'} is now the leader of the schedulers")
@@ -296,8 +296,8 @@ class SQLScheduleStore(ScheduleStore):
         self._each(session, self._note_one, rows)
 
     def _each(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
-        """Run *statement* for all of *rows*. PostgreSQL gets them in one step, as arrays of columns, MySQL as
-        lists."""
+        """Run *statement* for all of *rows*: in one step for PostgreSQL, as arrays of columns, and where
+        possible for MySQL, as lists."""
         if not rows:
             return
         for_all = AT_ONCE.get((self._place.dialect, statement))
@@ -355,7 +355,8 @@ class SQLScheduleStore(ScheduleStore):
             self._transact(lambda session: push(session, []))
 
     def _taken(self, session: Session, firings: Sequence[Firing]) -> set[tuple[str, int]]:
-        """Return those *firings* that have a slot already."""
+        """Return (name, due in microseconds) for slots that exist already, including all those of
+        *firings*."""
         found: set[tuple[str, int]] = set()
         wanted = sorted({(each.name, micro(each.due)) for each in firings})
         for some in portions(wanted, PORTION):
@@ -435,7 +436,8 @@ def _many(columns: Sequence[str]) -> str:
 
 
 def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str], in_arrays: bool = False) -> str:
-    """Return the statement that inserts entries with *columns*, or changes some columns of existing ones."""
+    """Return the statement that inserts entries with *columns*, or sets the columns *changed* of existing
+    ones."""
     columns = ("scope", "name", *columns)
     values = _many(columns) if in_arrays else _one(columns)
     insert = f"INSERT INTO qworker_entry ({', '.join(columns)}) {values}"

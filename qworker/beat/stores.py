@@ -1,11 +1,11 @@
-"""Stores of schedules: the store of an app.
+"""Stores of schedules: open the store of an app.
 
 Comes from:  the service, ``app.schedules`` and the command line.
 Goes to:     ``store_sql``, ``store_redis``, ``store_memory``; wrapped in ``sealed`` with a security_key.
 Thread:      any.
 
 Without the setting ``beat_store``, schedules are stored with messages, if that is a database or Redis; else
-with results, if possible; else in no store, with settings and code only.
+with results, if possible; else in memory, with settings and code only.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _open(app: App, scope: str) -> ScheduleStore:
 
 
 def store_url(app: App) -> str | None:
-    """Return the URL of the schedules of *app*; None: in no store."""
+    """Return the URL of the schedule store of *app*; None for memory."""
     if app.conf.beat_store is not None:
         return app.conf.beat_store
     if _keeps(app.broker.url):
         return app.broker.url
-    found = app.backend.url  # not loaded unless needed: for an SQL database it is large
+    found = app.backend.url  # last, because loading an SQL backend takes much memory
     return found if _keeps(found) else None
 
 

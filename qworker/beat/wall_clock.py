@@ -1,11 +1,11 @@
-"""Wall clocks: converts local times to instants, with daylight saving.
+"""Wall clocks: convert local times to instants, with daylight saving.
 
 Comes from:  schedules with times of the day.
 Goes to:     ``zoneinfo``, or another implementation of the time zone.
 Thread:      any; everything is immutable.
 
-A local time occurs twice when the clock is set back: the first occurrence counts. It is skipped when the
-clock is set forward: the first instant after the gap replaces it.
+A local time that occurs twice, because the clock is set back, means its first occurrence. A local time that
+is skipped, because the clock is set forward, means the first instant after the gap.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ FARTHEST = timedelta(hours=26)
 
 
 def instant_of(wall: datetime, zone: tzinfo) -> datetime:
-    """Return the first instant, in UTC, at which a clock in *zone* shows *wall* (naive) or later.
-
-    Later local times have later instants, or the same one.
-    """
+    """Return the first instant, in UTC, at which a clock in *zone* shows *wall* (naive) or later. It never
+    decreases when *wall* increases."""
     if zone is UTC:
         return wall.replace(tzinfo=UTC, fold=0)
     early, late = wall.replace(tzinfo=zone, fold=0), wall.replace(tzinfo=zone, fold=1)
     first = early.astimezone(UTC)
     if early.utcoffset() == late.utcoffset() or shown(first, zone) == wall:
         return first
-    # In a gap: its end is between the results of the offsets before and after it.
+    # In a gap. Its end is between the results for the offsets before and after it.
     before, after = late.astimezone(UTC), first
     while after - before > SECOND:
         middle = before + ((after - before) / 2 // SECOND) * SECOND
@@ -44,8 +42,7 @@ def instant_of(wall: datetime, zone: tzinfo) -> datetime:
 
 
 def wall_before(instant: datetime, zone: tzinfo) -> datetime:
-    """Return the first local time in full seconds (naive) whose instant, by instant_of(), is *instant* or
-    later: a local time is before it exactly when its instant is before *instant*."""
+    """Return the first local time (naive, in full seconds) whose instant_of() is not before *instant*."""
     wall = shown(instant, zone)
     early = wall.replace(microsecond=0)
     if is_steady(instant - FARTHEST, instant + FARTHEST, zone):
@@ -66,7 +63,7 @@ def shown(instant: datetime, zone: tzinfo) -> datetime:
 
 
 def is_steady(start: datetime, end: datetime, zone: tzinfo) -> bool:
-    """Tell whether the clock in *zone* does not change between two instants, which are close together."""
+    """Tell whether the clock in *zone* is not changed between two instants that are close together."""
     return start.astimezone(zone).utcoffset() == end.astimezone(zone).utcoffset()
 
 

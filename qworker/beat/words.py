@@ -17,7 +17,7 @@ MOST_TIMES = 6
 
 
 def of_crontab(given: tuple[str, ...], either: bool) -> str:
-    """given: the five fields. either: one matching day field is enough."""
+    """Describe a crontab. given: the five fields. either: one matching day field is enough."""
     minute, hour, day_of_month, month, day_of_week = given
     days = []
     if day_of_month != "*":
@@ -34,7 +34,7 @@ def of_crontab(given: tuple[str, ...], either: bool) -> str:
 
 
 def of_interval(every: timedelta) -> str:
-    """Such as "every 90 seconds" or "every day"."""
+    """Return text such as "every 90 seconds" or "every day"."""
     seconds = every.total_seconds()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds % length == 0:
@@ -43,7 +43,7 @@ def of_interval(every: timedelta) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Such as "1st" or "12th"."""
+    """Return text such as "1st" or "12th"."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 

@@ -5,7 +5,7 @@ Goes to:     the schedule store, as JSON.
 Thread:      any.
 
 Arguments may have all types that messages support in JSON: UUID, Decimal, datetime and so on, in kombu's
-format. Stored data may be anything: nothing in it is called or imported, and invalid data raises
+format. Stored data is untrusted: nothing in it is called or imported, and invalid data raises
 InvalidSchedule.
 """
 
@@ -46,12 +46,12 @@ def read_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    """Return all of *entry* as plain data."""
+    """Return all fields of *entry* as plain data."""
     return write_fields({name: getattr(entry, name) for name in sorted(FIELDS)})
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
-    """Return plain data as JSON. Raises InvalidSchedule for anything that JSON cannot hold, or that is too
+    """Return plain data as JSON. Raises InvalidSchedule for data that JSON cannot represent, or that is too
     large."""
     try:
         text = json.dumps(
