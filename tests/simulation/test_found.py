@@ -585,3 +585,13 @@ def test_a_worker_is_restarted_once_what_runs_has_ended() -> None:
     orders = (Order(numbered(Call(retries=1, coroutine=True)), at=0.8),)
     world = World("memory", workers=1, base="hooked", track_started=True)
     assert problems(run(Case(world, orders=orders, faults=faults, seed=16))) == []
+
+
+def test_a_member_of_a_failed_header_runs_again_while_the_body_is_awaited() -> None:
+    """Its error, which the caller is told otherwise, is forgotten until it has failed again."""
+    body = Chord([], Chain([Mapping(items=2), Mapping(items=2, star=True)]))
+    orders = (Order(numbered(Chord([Call(fails=True)], body)), at=4.56, ask="await"),)
+    faults = (Fault("retry failed", at=4.59),)
+    assert (
+        problems(run(Case(World(pauses=0.1, long=0.1), orders=orders, faults=faults, seed=695571721))) == []
+    )
