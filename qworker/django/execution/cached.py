@@ -1,13 +1,13 @@
-"""Cached results: tasks and groups in Django's cache, in place of the database.
+"""cached: tasks and groups in Django's cache, instead of the database.
 
 Comes from:  ``endings.py``, which stores tasks; ``waiting/fetching.py``, which reads them.
 Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
 Thread:      any.
 
-A task is stored under its id; its name leads to the id. A group is a numbered place for each of its members,
-and a counter with the likely next place. No backend of Django's can append to a list atomically, but each can
-add a key that must not exist: so only one member takes a place, and a member that comes again, since it was
-interrupted, finds its own. The file-based backend cannot add atomically: a file is locked.
+A task is stored under its id, and its id under its name. A group has a numbered key for each member, and a
+counter with the likely next number. No backend of Django can append to a list atomically, but add() fails for
+an existing key: so each number has one member, and a member that is stored again finds its number. The
+file-based backend cannot add atomically, so a file is locked.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr, storable
 
 UNSHARED = ("LocMemCache", "DummyCache")
-"""Caches, by the names of their classes, that other processes do not see."""
+"""Class names of caches that are not shared between processes."""
 SHORTEST_SECONDS = 1.0
-"""Some caches never keep values for less than that."""
+"""Some caches cannot keep values for less than that."""
 
 
 def store() -> Any:
@@ -45,7 +45,7 @@ def store() -> Any:
 
 
 def is_shared(alias: str) -> bool:
-    """Return whether other processes see the content of the cache *alias*."""
+    """Return whether the cache *alias* is shared between processes."""
     backend = _backend(alias)
     return bool(backend) and not backend.endswith(UNSHARED)
 
@@ -55,9 +55,9 @@ def _backend(alias: str) -> str:
 
 
 def warn_unshared(here: bool) -> None:
-    """Warn the caller when no other process sees the content of the cache.
+    """Warn the caller if the cache is not shared between processes.
 
-    here: whether the task runs in this process, whose own memory will do then.
+    here: whether the task runs in this process, for which a cache in memory is sufficient.
     """
     alias = conf.cache
     backend = _backend(alias)
@@ -73,7 +73,7 @@ def warn_unshared(here: bool) -> None:
 
 
 def _outside() -> int:
-    """Return how many levels above warn_unshared() the project's code is."""
+    """Return the number of frames between warn_unshared() and the project's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qworker."):
         level, frame = level + 1, frame.f_back
@@ -81,20 +81,20 @@ def _outside() -> int:
 
 
 def key(name: str, *more: object) -> str:
-    """Return the key of a task or group *name* of this cluster."""
+    """Return the cache key of a task or group *name* of this project."""
     return ":".join(map(str, ("django_q", conf.prefix, name, *more)))
 
 
 def seconds_of(cached: Any) -> float | None:
-    """Return for how many seconds the option *cached* keeps a result; None for no limit."""
+    """Return the seconds for which the option *cached* keeps a result; None for no limit."""
     return None if cached is True else max(SHORTEST_SECONDS, float(cached))
 
 
 def put(package: Package) -> int:
-    """Store *package*, which has ended; return its position in its group, from 1 on, 0 without a group. For a
-    member that was stored already: how many there are.
+    """Store the ended *package*; return its position in its group, from 1, or 0 without a group. For a member
+    that was already stored, return how many there are.
 
-    Raises BackendError when the cache does not take it.
+    Raises BackendError if the cache cannot store it.
     """
     seconds, identity, group = seconds_of(package["cached"]), package["id"], package.get("group")
     text = SignedPackage.dumps(values_of(package))
@@ -115,8 +115,8 @@ def _by_name(name: str) -> str:
 
 
 def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
-    """Take the first free place of *group*. Its counter may be too low."""
-    if not store().add(key(group, "of", task_id), 1, seconds):  # it was here before, and perhaps cut short
+    """Take the first free number of *group*, whose counter may be too low; return it."""
+    if not store().add(key(group, "of", task_id), 1, seconds):  # stored before, and perhaps interrupted
         ids = member_ids(group)
         if task_id in ids:
             return len(ids)
@@ -124,7 +124,7 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
     number = int(store().get(key(group, "count")) or 0) + 1
     while not store().add(place := key(group, "member", number), member, seconds):
         there = store().get(place)
-        if there is None:  # a locked table stores nothing, without an error
+        if there is None:  # a locked table ignores add() without an error
             raise BackendError("it was too busy")
         if there == member:
             break
@@ -134,7 +134,7 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
 
 
 def _set(name: str, text: str, seconds: float | None) -> None:
-    """Store *text*, and verify it: a cache in a table drops values that it cannot write."""
+    """Store *text* and read it back: a cache in a table drops values that it cannot write."""
     store().set(name, text, seconds)
     if store().get(name) != text:
         raise BackendError("it has not kept the value")
@@ -142,20 +142,20 @@ def _set(name: str, text: str, seconds: float | None) -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Only Django's file-based cache adds a key in two steps."""
+    """Lock Django's file-based cache, the only one whose add() is not atomic."""
     if not isinstance(store(), FileBasedCache):
         yield
         return
     directory = Path(store()._dir)
     directory.mkdir(0o700, parents=True, exist_ok=True)
     with (directory / "qworker.lock").open("a") as file:
-        locks.lock(file, locks.LOCK_EX)  # it goes with the file, and with the process
+        locks.lock(file, locks.LOCK_EX)  # released when the file is closed, or the process ends
         yield
 
 
 def task(task_id: str) -> Task | None:
-    """Return the task that is stored under its id or name; None when there is none."""
-    if storable(task_id) != task_id:  # not every cache takes it
+    """Return the task with this id or name; None if there is none."""
+    if storable(task_id) != task_id:  # not every cache accepts it
         return None
     by_id, by_name = key(task_id), _by_name(task_id)
     found = store().get_many([by_id, by_name])
@@ -166,28 +166,27 @@ def task(task_id: str) -> Task | None:
 
 
 def _task_of(text: str, called: str) -> Task | None:
-    """Return the task with the id or name *called* from its stored *text*; None for foreign values, such as
-    another task or a waiting package, and for values that cannot be unpickled."""
+    """Return the task with the id or name *called* from its stored *text*; None for anything else, such as
+    another task or a waiting package, and for text that cannot be unpickled."""
     try:
         found = Task(**SignedPackage.loads(text))
         if str(called) not in (found.id, found.name) or found.stopped is None:
             raise BadSignature(f"it is not the end of the task {called:.100}")
         return found
-    except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
+    except Exception as error:  # noqa: BLE001 - the cache may contain anything
         reraise_interrupt(error)
         logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
         return None
 
 
 def member_ids(group: str) -> list[str]:
-    """Return the ids of the members of *group* that are kept, in the order in which they came."""
+    """Return the ids of the stored members of *group*, in the order in which they ended."""
     found = _members(group)
     return [found[number][0] for number in sorted(found)]
 
 
 def _members(group: str) -> dict[int, tuple[str, str]]:
-    """Return the stored members, by their places: those up to the counter, and those after it. For each the
-    id, and the name of its task."""
+    """Return the task id and name of each stored member by number, including members after the counter."""
     count = int(store().get(key(group, "count")) or 0)
     keys = {key(group, "member", number): number for number in range(1, count + 1)}
     found = {keys[each]: str(member) for each, member in store().get_many(list(keys)).items()}
@@ -200,7 +199,7 @@ def _members(group: str) -> dict[int, tuple[str, str]]:
 
 
 def members(group: str) -> list[Task]:
-    """Return the tasks of *group* that are kept."""
+    """Return the stored tasks of *group*."""
     keys = {key(task_id): task_id for task_id in member_ids(group)}
     found = store().get_many(list(keys))
     tasks = (_task_of(found[each], task_id) for each, task_id in keys.items() if each in found)
@@ -208,7 +207,7 @@ def members(group: str) -> list[Task]:
 
 
 def delete(task_id: str) -> bool:
-    """Forget the task with this id or name; whether it was there."""
+    """Delete the task with this id or name; return whether it was there."""
     found = task(task_id)
     if found is None:
         return bool(store().delete(key(task_id)))  # one that cannot be read
@@ -217,7 +216,7 @@ def delete(task_id: str) -> bool:
 
 
 def delete_group(group: str, tasks: bool = True) -> int:
-    """Forget *group*, and its *tasks*; how many these were."""
+    """Delete *group*, and its tasks if *tasks*; return how many members it had."""
     found = _members(group)
     keys = [key(group, "count"), *(key(group, "member", number) for number in found)]
     for identity, name in found.values():

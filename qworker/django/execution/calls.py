@@ -1,6 +1,6 @@
-"""Calls: a function becomes a package and is enqueued; or run at once, for ``sync``.
+"""calls: makes the package of a call, and enqueues it; or runs it at once, for ``sync``.
 
-Comes from:  ``async_task``, ``schedule`` and similar functions; ``work.py``, with calls that follow a task.
+Comes from:  ``async_task``, ``schedule`` and similar functions; ``work.py``, with follow-ups of a task.
 Goes to:     the broker; ``running.py`` and ``endings.py`` for ``sync``.
 Thread:      any.
 """
@@ -28,28 +28,28 @@ from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr, storable
 
 LONGEST = 100
-"""Characters of names and groups."""
+"""Maximum characters of names and groups."""
 
 
 def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Have a cluster call ``func(*args, **kwargs)``; return the id of the task, 32 hexadecimal digits.
 
-    func: dotted text, or a function that can be pickled. Of *kwargs* these are options, and do not reach the
-    function; ``q_options``, a dict, may have them, too, and goes before keywords of the same names, which are
-    then the function's:
+    func: a dotted path, or a function that can be pickled. The following keywords are options and are not
+    passed to the function. They may also be in the dict ``q_options``; then keywords with the same names are
+    passed to the function:
 
-    - hook: dotted text or a function, called with the ``Task`` when it has ended, well or not.
+    - hook: a dotted path or a function, called with the ``Task`` when it has succeeded or failed.
     - group (text): the group of its result.
-    - save (bool): whether a success is stored. None: as in the settings.
-    - timeout (seconds): its process is killed after this time. None: as in the settings; -1: never.
+    - save (bool): whether to store a success. None: as in the settings.
+    - timeout (seconds): when its process is killed. None: as in the settings; -1: never.
     - sync (bool): run it here and now.
-    - cached (True or seconds): keep the result in the cache, and not in the database.
-    - ack_failure (bool): False: when it fails it is delivered again.
+    - cached (True or seconds): store the result in the cache instead of the database.
+    - ack_failure (bool): False: it is redelivered when it fails.
     - broker: a Broker to use. cluster (text): the name of another cluster.
-    - task_name (text): its name, in place of one that is made up.
+    - task_name (text): its name, instead of a generated one.
 
-    Raises ValueError for a group or a name of more than 100 characters and for invalid seconds, TypeError for
-    an invalid broker, pickle's errors with a note that names the argument, and errors of the broker.
+    Raises ValueError for a group or name of more than 100 characters and for invalid seconds, TypeError for
+    an invalid broker, pickle's errors with a note that names the argument, and the broker's errors.
     """
     keywords, options = options_apart(kwargs)
     return enqueue(func, args, keywords, options)
@@ -62,8 +62,7 @@ def enqueue(
     options: Mapping[str, Any] | None = None,
     warns: bool = True,
 ) -> str:
-    """Like async_task(), with args, kwargs and options apart. warns: of a cache that no other process
-    sees."""
+    """Like async_task(), with separate args, kwargs and options. warns: warn if the cache is not shared."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
     if broker is not None and not hasattr(broker, "send"):
@@ -71,7 +70,7 @@ def enqueue(
     if conf.sync:
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
-    sync = package.pop("sync", False)  # an observer may have set it
+    sync = package.pop("sync", False)  # a receiver may have set it
     if warns and (package.get("cached") or package.get("iter_cached")):
         cached_results.warn_unshared(bool(sync))
     try:
@@ -89,7 +88,7 @@ def enqueue(
 
 
 def _unpicklable(package: Package) -> str:
-    """Name the part of a call that cannot be pickled; "" when each part alone can be."""
+    """Return the name of the part of a call that cannot be pickled; "" if each part can."""
     named = {"the function": package["func"]}
     named |= {f"argument {number}": each for number, each in enumerate(package["args"], 1)}
     named |= {f"argument {name!r}": each for name, each in package["kwargs"].items()}
@@ -105,7 +104,7 @@ def _unpicklable(package: Package) -> str:
 def package_of(
     func: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Package:
-    """Return the package of a call. Raises ValueError for a name or a group that no table keeps."""
+    """Return the package of a call. Raises ValueError for an invalid name, group, cluster or seconds."""
     name, identity = uuid()
     for option in ("group", "task_name", "cluster"):
         _check_text(option, options.get(option))
@@ -118,7 +117,7 @@ def package_of(
         "kwargs": kwargs,
         "started": timezone.now(),
     }
-    # Options given to somebody else's call must not change what is called.
+    # Options must not replace the call itself.
     package |= {name: value for name, value in options.items() if value is not None and name not in package}
     if "cached" not in package and conf.cached:
         package["cached"] = conf.cached
@@ -155,13 +154,13 @@ def _is_positive(value: Any) -> bool:
 
 
 def signed(package: Package) -> str:
-    """Return *package* as text that is signed, once its observers have seen it."""
+    """Send ``pre_enqueue``, and return *package* as signed text."""
     pre_enqueue.send(SENDER, task=package)
     return SignedPackage.dumps(package)
 
 
 def _run_here(text: str) -> None:
-    """Run the package *text*, and its follow-ups, one after another."""
+    """Run the package *text* and its follow-ups, one after another."""
     waiting = [text]
     while waiting:
         package = unpacked(waiting.pop(0))
@@ -175,8 +174,8 @@ def _run_here(text: str) -> None:
 
 
 def _run_between_savepoints(package: Package) -> None:
-    """Run *package*. A statement that fails in it does not end the transactions of the caller: to a worker
-    they are nothing, and its end could not be kept."""
+    """Run *package*. A statement that fails in it must not break the caller's transactions: a worker would
+    not use them, and the result could not be stored."""
     blocks = [each for each in connections.all(initialized_only=True) if each.in_atomic_block]
     savepoints = [(each, each.savepoint()) for each in blocks if not each.needs_rollback]
     try:

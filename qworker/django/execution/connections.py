@@ -1,12 +1,12 @@
-"""connections: Django's connections before and after a task, as for a request.
+"""connections: prepares and closes Django's connections around a task, as Django does for a request.
 
-Comes from:  ``work.py`` and ``clusters/engine.py``, around each task; threads of a cluster, around each turn.
+Comes from:  ``work.py`` and ``clusters/engine.py``, around each task; threads of a cluster, at each step.
 Goes to:     Django's connections of this thread.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 
-A connection that the server has closed meanwhile costs no task: a socket that is readable without a request
-was closed, which is noticed without a round trip. A transaction that a task leaves open would include later
-tasks' writes, so it is rolled back.
+A connection that the server has closed does not fail a task: its socket is readable without a request, which
+is checked without a round trip. A transaction that a task leaves open would include later tasks' writes, so
+it is rolled back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qworker.django.conf import logger
 
 
 def begin() -> frozenset[str]:
-    """Make the connections fit for a task: none is older than it may be, or closed by the server.
+    """Prepare the connections for a task: close those that are too old, or were closed by the server.
 
     Returns the aliases of the connections on which the caller has a transaction, for end().
     """
@@ -34,23 +34,23 @@ def begin() -> frozenset[str]:
 
 
 def in_transaction() -> frozenset[str]:
-    """Return the aliases of connections on which there is a transaction."""
+    """Return the aliases of connections with an open transaction."""
     return frozenset(connection.alias for connection in _open() if _in_transaction(connection))
 
 
 def roll_back(callers: frozenset[str] = frozenset()) -> None:
-    """End transactions that the task has left open, except on connections of *callers*."""
+    """Roll back transactions that the task has left open, except on the aliases in *callers*."""
     for connection in _open():
         if connection.alias in callers:
             continue
         if _in_transaction(connection):
             logger.warning("a task has left a transaction open on %r: it is rolled back", connection.alias)
-            connection.in_atomic_block = False  # else it is only marked as closed, and never opened again
+            connection.in_atomic_block = False  # else close() only marks it, and it is never reopened
             connection.close()
 
 
 def end(callers: frozenset[str] = frozenset()) -> None:
-    """Close connections that are not to be kept, and end those that the task has left."""
+    """Roll back transactions that the task has left open, and close connections that are too old."""
     roll_back(callers)
     _close_old()
 
@@ -63,7 +63,7 @@ def drop_broken() -> None:
 
 
 def close_all() -> None:
-    """Close all connections and their pools: none may be open in two processes."""
+    """Close all connections and their pools: processes must not share them."""
     connections.close_all()
     for connection in connections.all(initialized_only=True):
         close_pool = getattr(connection, "close_pool", None)  # PostgreSQL's alone
@@ -72,7 +72,7 @@ def close_all() -> None:
 
 
 def close_idle() -> None:
-    """Like close_all(), except connections with an open transaction."""
+    """Like close_all(), but if a connection has an open transaction, keep it, and all pools."""
     if in_transaction():
         drop_broken()
     else:
@@ -80,12 +80,12 @@ def close_idle() -> None:
 
 
 _inherited: list[Any] = []
-"""Connections of abandon(); kept, since dropping a connection may close it."""
+"""Connections left by abandon(); kept, since deleting a connection may close it."""
 
 
 def abandon() -> None:
-    """In a forked child: leave all connections and pools to the parent, which still uses them. The next use
-    of a database connects anew."""
+    """In a forked child, leave all connections and pools to the parent, which still uses them. The next use
+    of a database opens a new connection."""
     for connection in connections.all(initialized_only=True):
         pools = getattr(connection, "_connection_pools", {})  # PostgreSQL's alone
         _inherited.extend((connection, pools.pop(connection.alias, None)))
@@ -93,7 +93,7 @@ def abandon() -> None:
 
 
 def _close_old() -> None:
-    """Close connections that are too old. (Django's own function also closes those on which a caller has a
+    """Close connections that are too old. (Django's own function also closes those with an open
     transaction.)"""
     for connection in _open():
         if not _in_transaction(connection):
@@ -124,9 +124,9 @@ def _was_left(connection: Any) -> bool:
 
 
 def _descriptor(driver: Any) -> int | None:
-    """Return the number of the driver's socket; None when it is not available."""
+    """Return the file descriptor of the driver's socket; None if it is not available."""
     try:
         number = int(getattr(driver, "_sock", driver).fileno())
-    except Exception:  # noqa: BLE001 - any driver's own, of a connection that is closed, too
+    except Exception:  # noqa: BLE001 - any driver's errors, also for a closed connection
         return None
     return number if number >= 0 else None

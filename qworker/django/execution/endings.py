@@ -1,12 +1,12 @@
-"""Endings: the steps after a package has run: cache, collected results, hook, the next of a chain.
+"""endings: the steps after a package has run: cache, collected results, hook, and the next link of a chain.
 
 Comes from:  ``work.py`` and ``calls.py``, with a package that has ended.
-Goes to:     the cache; the hook; back to them, with calls to enqueue.
-Thread:      whichever ran the task.
+Goes to:     the cache and the hook; the caller, with calls to enqueue.
+Thread:      the one that ran the task.
 
-They are done once for each end, wherever the result is stored, and also when it is not stored. Nothing here
-turns a success into a failure. When the cache or the database is not available, no one has been notified yet:
-end() may be called again.
+They are done once for each end, wherever the result is stored, or if it is not stored. A success becomes a
+failure only if the result is too large. If the cache or the database is not available, nothing has been
+notified yet, and end() may be called again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from qworker.safe_repr import safe_repr
 logger = logging.getLogger("django-q")
 
 NAMESPACE = UUID("6c1f64f4-9a0e-5a5b-93a3-3d7c5b0e8f11")
-"""Namespace of the ids of follow-ups: repeating an end enqueues the same ids."""
+"""Namespace for the ids of follow-ups: a repeated end enqueues the same ids."""
 
 Following = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
-"""Function, args, kwargs and options of a task that is to be enqueued."""
+"""Function, args, kwargs and options of a task to enqueue."""
 
 
 def end(package: Package) -> list[Following]:
     """Handle the end of *package*; return the calls to enqueue.
 
-    Raises BackendError when the database or the cache does not answer.
+    Raises BackendError if the database or the cache does not answer.
     """
     _make_fit(package)
     if package["success"] and package.get("attempt", 1) > 1 and not is_kept(package):
@@ -57,8 +57,7 @@ def end(package: Package) -> list[Following]:
 
 
 def _make_fit(package: Package) -> None:
-    """Turn a result that is too large for the database into a failure, before anyone is notified of a
-    success."""
+    """Turn a result that is too large for the database into a failure, before a success is reported."""
     is_told = package.get("hook") is not None or package.get("chain")
     if package["success"] and (package.get("iter_count") or (is_told and is_kept(package))):
         try:
@@ -76,7 +75,8 @@ def _in_database(work: Callable[[], None]) -> None:
 
 
 def _call_hook(package: Package) -> None:
-    """The hook may read the task: it is stored first, although the ack of its message stores it, too."""
+    """Call the hook. It may read the task, so that is stored first; the ack of its message stores it
+    again."""
     values = row_of(package)
     if is_kept(package):
         _in_database(lambda: task_rows.save(values))
@@ -104,8 +104,8 @@ def _next(package: Package) -> list[Following]:
 
 
 def call_of(link: Any) -> Following:
-    """Return function, args, kwargs and options of *link*: ``(func, args, kwargs)``, of which the last may be
-    left out, or a function alone. The options are among its kwargs. Raises TypeError for anything else."""
+    """Return function, args, kwargs and options of *link*: a function, or ``(func, args, kwargs)`` without
+    the last items. Its kwargs include the options. Raises TypeError for anything else."""
     parts = link if isinstance(link, tuple | list) else (link,)
     try:
         func, args, kwargs = (*parts, (), ())[:3]

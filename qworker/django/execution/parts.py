@@ -1,12 +1,12 @@
-"""Parts: the calls of an iterable are kept until all have ended, and are made into one task then.
+"""parts: stores the ended calls of an iterable until all have ended, and then makes one task of them.
 
 Comes from:  ``endings.py``, with a call that has ended; ``clusters/retention.py``, for abandoned iterables.
-Goes to:     the table of ``Part``; the whole to the table of ``Task``, or to the cache.
-Thread:      whichever ran the call; retention.
+Goes to:     the table of ``Part``; for the whole iterable, the table of ``Task`` or the cache.
+Thread:      the one that ran the call; retention.
 
-No limit on the number of tasks deletes a part before its whole is stored. The number of ended calls is
-counted apart from the parts: if a part was deleted, the whole fails, and is not waited for without end. The
-row of the iterable stays for a while after that, for redelivered calls.
+``save_limit`` does not delete parts. Ended calls are counted separately: if a part was deleted, the iterable
+fails instead of waiting forever. The row of a collected iterable stays for a while, to recognize redelivered
+calls.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from qworker.safe_repr import safe_repr
 COLLECTED_DAYS = 7.0
 """How long redelivered calls of a collected iterable are recognized."""
 HELD_DAYS = 1.0
-"""How long the row stays that held the name of a schedule while it was made: longer than a transaction."""
+"""How long the row that locked a schedule's name stays: longer than any transaction."""
 SILENT_DAYS = 30.0
-"""An iterable of which no call has ended for so long fails: its messages are gone."""
+"""An iterable fails if no call has ended for that long: its messages are lost."""
 MOST = 100
 """Iterables that tidy() handles in one step."""
 
 
 def add(package: Package) -> None:
-    """Store the ended call *package*; the last call makes the task of the whole.
+    """Store the ended call *package*; the last call makes the task of the iterable.
 
-    For a repeated call the success is kept, or else the latest. Nothing is stored after the whole was made.
+    Of a repeated call, a success or else the latest end is kept. Nothing is stored once the task was made.
     """
     whole, now, parts = package["group"], timezone.now(), _parts()
     call = {"whole": whole, "started": package["started"], "changed": now}
@@ -51,7 +51,7 @@ def add(package: Package) -> None:
         parts.bulk_create([Part(pk=whole, **call, **counter)], ignore_conflicts=True)
     call["row"] = task_rows.pack(values_of(package), parts.db)
     with transaction.atomic(parts.db):
-        # The first statement writes: it locks the row, or the whole SQLite file, before anything is read.
+        # The first statement writes, to lock the row, or the SQLite file, before anything is read.
         if not parts.filter(pk=whole, ended__gte=0).update(changed=now):
             return
         there = parts.filter(pk=package["id"]).first()
@@ -65,8 +65,8 @@ def add(package: Package) -> None:
 
 
 def tidy() -> int:
-    """Take in calls that an older cluster has left among the tasks; give up iterables that were silent for
-    SILENT_DAYS, and forget those that were collected long ago; return their number."""
+    """Import calls that an older cluster has stored as tasks; fail iterables that were silent for
+    SILENT_DAYS, and delete those collected long ago; return how many."""
     now, parts = timezone.now(), _parts()
     wholes = parts.filter(needed__isnull=False)
     for whole in wholes.filter(ended__gte=0).order_by("changed").values_list("pk", flat=True)[:MOST]:
@@ -84,8 +84,8 @@ def tidy() -> int:
 
 
 def _take_in(whole: str) -> None:
-    """Make parts of those calls of *whole* that are stored as tasks, as before this table existed: during an
-    upgrade an older cluster may still store them there."""
+    """Import calls of *whole* that are stored as tasks, as by versions before this table existed: during an
+    upgrade, an older cluster may still do that."""
     parts = _parts()
     tasks = Task.objects.using(parts.db).filter(group=whole).exclude(pk=whole)
     try:
@@ -119,14 +119,14 @@ def _parts() -> Any:
 
 
 def _whole_of(package: Package) -> bytes:
-    """Return the package of the whole, as far as it is known before the calls have ended."""
+    """Return the package of the iterable that *package* is a call of, without arguments and result."""
     whole = {**package, "id": package["group"], "args": (), "group": None, "hook": None, "result": None}
     whole |= {"cached": package.get("iter_cached"), "iter_count": None, TEXT: None}
     return SignedPackage.dumps(whole).encode()
 
 
 def _collect(whole: str, package: Package) -> None:
-    """Make one task of the parts of *whole*, unless another process has done it. They are deleted in the same
+    """Make one task of the parts of *whole*, unless another process has done it, and delete them in the same
     transaction."""
     parts = _parts()
     with transaction.atomic(parts.db):
@@ -136,7 +136,7 @@ def _collect(whole: str, package: Package) -> None:
 
 
 def _give_up(whole: str) -> None:
-    """Make a task of the ended calls of *whole*: a failure, unless all have ended."""
+    """Make a task of the ended calls of *whole*; a failure, unless all have ended."""
     parts = _parts()
     with transaction.atomic(parts.db):
         if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):
@@ -155,7 +155,7 @@ def _forget_parts(whole: str) -> None:
 
 
 def _made_of(whole: str, package: Package) -> Package:
-    """Return the package of *whole* with its end, as far as *package* has it."""
+    """Return *package*, that of *whole*, with the results of its calls."""
     parts = _parts()
     calls = list(parts.filter(whole=whole).exclude(pk=whole).order_by("changed", "id"))
     needed = parts.values_list("needed", flat=True).get(pk=whole)
@@ -178,11 +178,11 @@ def _made_of(whole: str, package: Package) -> Package:
 
 
 def store(whole: Package) -> None:
-    """Store the ended *whole* in the cache or the table, if requested."""
+    """Store the ended iterable *whole* in the cache or the table, if it is to be stored."""
     if whole.get("cached"):
         cached.put(whole)
     elif is_kept(whole):
         try:
             task_rows.save(values_of(whole))
-        except EncodeError as error:  # it is larger than the database takes
+        except EncodeError as error:  # larger than the database accepts
             task_rows.save(values_of({**whole, "success": False, "result": str(error)}))

@@ -1,8 +1,8 @@
-"""reporters: plugins that report errors of tasks in addition to the log.
+"""reporters: plugins that report tasks' errors, in addition to the log.
 
 Comes from:  the keys ``error_reporter`` and ``rollbar``; the worker, while it handles a task's exception.
-Goes to:     plugins, which other packages bring, and Rollbar.
-Thread:      a worker process's. The reporters are made once for a configuration, when the first error comes.
+Goes to:     plugins in other packages, and Rollbar.
+Thread:      a worker process's. Reporters are made at the first error, and when the configuration changes.
 """
 
 import logging
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django-q")
 
 GROUP = "djangoq.errorreporters"
-"""The plugins' group of entry points."""
+"""The entry point group of plugins."""
 BUILT_IN = "rollbar"
 
 
 class Reporter(Protocol):
-    """A plugin: a class that is made with its options, and reports the exception being handled."""
+    """A plugin: an object made with its options that reports the exception being handled."""
 
     def report(self) -> None: ...
 
@@ -42,7 +42,7 @@ _made: _Made | None = None
 
 
 class Rollbar:
-    """Reports to Rollbar, through its own package. Options: access_token, environment, and its other ones."""
+    """Reports to Rollbar. Options: access_token, environment, and others of ``rollbar.init``."""
 
     def __init__(self, access_token: str, environment: str = "production", **options: Any) -> None:
         self._rollbar = import_module(BUILT_IN)
@@ -53,7 +53,7 @@ class Rollbar:
 
 
 def options_of_reporters() -> dict[str, dict[str, Any]]:
-    """Return the configured reporters, by name, and the options of each."""
+    """Return the options of the configured reporters, by name."""
     own = {} if conf.rollbar is None else {BUILT_IN: conf.rollbar}
     return {**own, **conf.error_reporter}
 
@@ -61,15 +61,15 @@ def options_of_reporters() -> dict[str, dict[str, Any]]:
 def reporter_class(name: str) -> Any:
     """Return the class of the reporter of this name.
 
-    ConfigurationError when nothing that is installed brings one.
+    Raises ConfigurationError if no installed package provides it.
     """
-    from importlib.metadata import entry_points  # costs every start, and few projects have a reporter
+    from importlib.metadata import entry_points  # slow to import, and few projects have a reporter
 
     plugins: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
     if name in plugins:
         try:
             return plugins[name].load()
-        except ImportError:  # django-q2 names a package for Rollbar that few have
+        except ImportError:  # django-q2's plugin for Rollbar needs a package that few have
             if name != BUILT_IN:
                 raise
     if name != BUILT_IN:
@@ -86,9 +86,9 @@ def reporter_class(name: str) -> Any:
 
 
 def make_reporters() -> tuple[Reporter, ...]:
-    """Return the configured reporters; () without any. They are the same until the configuration changes.
+    """Return the configured reporters; the same ones until the configuration changes.
 
-    One that cannot be made is logged and left out.
+    Reporters that cannot be made are logged and left out.
     """
     global _made
     options = options_of_reporters()
@@ -102,15 +102,15 @@ def _make_all(options: Mapping[str, Mapping[str, Any]]) -> list[Reporter]:
     for name, arguments in options.items():
         try:
             made.append(reporter_class(name)(**arguments))
-        except Exception as error:  # noqa: BLE001 - somebody else's class must not fail the task
+        except Exception as error:  # noqa: BLE001 - a plugin must not fail the task
             logger.error("the error reporter %s cannot be used: %s", name, error)
     return made
 
 
 def report_error() -> None:
-    """Tell every reporter of the exception that is being handled.
+    """Report the exception being handled to every reporter.
 
-    Called inside an ``except``. It never raises: a reporter that fails is logged.
+    Call it inside an ``except`` block. Never raises: a reporter's own errors are logged.
     """
     try:
         reporters = make_reporters()

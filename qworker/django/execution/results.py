@@ -1,8 +1,8 @@
-"""Results: the result store whose tasks are rows of the model ``Task``.
+"""results: the result store whose tasks are rows of the model ``Task``.
 
-Comes from:  the child that ran a package; ``fetch`` and ``result``, which wait here.
-Goes to:     ``transports/task_rows.py``; results without a package go to qworker's own store beside it.
-Thread:      any, as every result store.
+Comes from:  the child that ran a package; readers of qworker's results.
+Goes to:     ``transports/task_rows.py``; for results without a package, a store of qworker's own.
+Thread:      any.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from qworker.message.context import Context
 
 KEPT = "django_task"
-"""The metadata name of the values of a ``Task``."""
+"""The key in the metadata of a ``Task``'s values."""
 DONE = {True: states.SUCCESS, False: states.FAILURE}
 
 
 class TaskResults(Backend):
-    """others: makes the store of results without a package; it is made when it is first needed. alias: the
-    database of ``Task``. same: whether the broker at a URL is in that database, too."""
+    """others: makes the store of results without a package, on first use. alias: the database of ``Task``.
+    same: returns whether the broker at a URL is in that database, too."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Running: calls the function of a package, and creates its stored result.
+"""running: calls the function of a package, and makes its result to store.
 
-Comes from:  ``work.py`` in a child of the pool; ``calls.py`` in the caller's own process, for ``sync``.
+Comes from:  ``work.py`` in a child of the pool; ``calls.py`` in the caller's process, for ``sync``.
 Goes to:     the function of the package; then ``endings.py``.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ SENDER = "django_q"
 PLAIN = frozenset([type(None), bool, int, float, str, bytes])
 """Types that can always be pickled."""
 TEXT = "text"
-"""The key of a package's original text."""
+"""The key for a package's original text."""
 UNLIKE = "unlike"
-"""The key of a package whose stored arguments differ from the originals."""
+"""The key that marks a package whose stored arguments differ from the originals."""
 TOLD_APART = frozenset(["timeout", "save", "ack_failure", "chain", "iter_count"])
-"""Options of a package that no other field of ``Task`` has."""
+"""Options that no field of ``Task`` other than the package stores."""
 NEEDED = frozenset(["id", "name", "func", "args", "kwargs", "started"])
 LENGTHS = {"name": 100, "func": 256, "hook": 256, "group": 100, "cluster": 100}
-"""Characters that the table of ``Task`` has for text."""
+"""Maximum characters in the table of ``Task``."""
 
 
 def unpacked(text: str) -> Package:
-    """Return the package that was signed as *text*. Raises Reject when it cannot be unpacked."""
+    """Return the package in the signed *text*. Raises Reject if it cannot be unpacked."""
     try:
         package = SignedPackage.loads(text)
     except BadSignature as error:
@@ -67,7 +67,7 @@ def unpacked(text: str) -> Package:
 
 
 def run(package: Package) -> Any:
-    """Call the function of *package*; note in it how that ended. Raises the function's exception."""
+    """Call the function of *package*, and note its end in *package*. Raises the function's exception."""
     func: Callable[..., Any] | None = None
     try:
         try:
@@ -92,7 +92,7 @@ def run(package: Package) -> Any:
 
 
 async def _awaited(coroutine: Any) -> Any:
-    """Return the result of *coroutine*. Django's connections of coroutines belong to another thread."""
+    """Return the result of *coroutine*. Coroutines use Django's connections of another thread."""
     callers = await sync_to_async(task_connections.begin)()
     try:
         return await coroutine
@@ -101,7 +101,7 @@ async def _awaited(coroutine: Any) -> Any:
 
 
 def _check_picklable(value: Any) -> None:
-    """Raises EncodeError for a result that nothing can keep."""
+    """Raise EncodeError for a result that cannot be pickled."""
     try:
         pickle.dumps(value, PROTOCOL)
     except Exception as error:
@@ -110,17 +110,17 @@ def _check_picklable(value: Any) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """*error* as ``Task`` keeps it, with its traceback."""
+    """Return *error* with its traceback, as stored in ``Task``."""
     try:
         text = str(error)
-    except Exception as own:  # noqa: BLE001 - the user's, whose methods raise
+    except Exception as own:  # noqa: BLE001 - the user's exception, whose __str__() raises
         reraise_interrupt(own)
         text = type(error).__name__
     return f"{text} : {''.join(traces.format_exception(error))}"
 
 
 def observe(signal: Signal, **named: Any) -> None:
-    """Send *signal*, whose receivers only observe: their exceptions are logged, and change nothing."""
+    """Send *signal*. Exceptions of its receivers are only logged."""
     for receiver, answer in signal.send_robust(SENDER, **named):
         if isinstance(answer, Exception):
             reraise_interrupt(answer)
@@ -128,7 +128,7 @@ def observe(signal: Signal, **named: Any) -> None:
 
 
 def note(package: Package, success: bool, result: Any) -> None:
-    """Note in *package* how its run ended: result is what its function returned, or an error as text."""
+    """Note the end in *package*. result: what its function returned, or an error as text."""
     package["success"], package["result"], package["stopped"] = success, result, timezone.now()
     given, named = package["args"], package["kwargs"]
     package["args"] = tuple(_kept(each) for each in given)
@@ -139,7 +139,7 @@ def note(package: Package, success: bool, result: Any) -> None:
 
 
 def _kept(argument: Any) -> Any:
-    """An argument as it is kept: as text, when the function has put something into it that cannot be."""
+    """Return *argument*; its repr() if the function has made it impossible to pickle."""
     if type(argument) not in PLAIN:
         try:
             pickle.dumps(argument, PROTOCOL)
@@ -150,8 +150,8 @@ def _kept(argument: Any) -> Any:
 
 
 def is_kept(package: Package) -> bool:
-    """Return whether the end of *package* is to be a row of ``Task``: failures always, except those that are
-    cached, and parts of an iterable, which are collected."""
+    """Return whether the ended *package* is stored as a row of ``Task``: successes by ``save``, and all
+    failures. Cached tasks and calls of an iterable are not."""
     if package.get("cached") or package.get("iter_count"):
         return False
     return not package["success"] or _saves(package)
@@ -162,13 +162,13 @@ def _saves(package: Package) -> bool:
 
 
 def row_of(package: Package) -> dict[str, Any]:
-    """Return values_of() for the table: with the package as it was sent, where that may be needed."""
+    """Return values_of() for the table, with the original package if the fields are not sufficient."""
     told = package["success"] and UNLIKE not in package and TOLD_APART.isdisjoint(package)
     return {**values_of(package), "package": None if told else package.get(TEXT)}
 
 
 def values_of(package: Package) -> dict[str, Any]:
-    """Return the fields of ``Task`` for *package*, which has ended."""
+    """Return the fields of ``Task`` for the ended *package*."""
     hook = package.get("hook")
     return {
         "id": package["id"],
@@ -188,7 +188,7 @@ def values_of(package: Package) -> dict[str, Any]:
 
 
 def _text(field: str, value: Any) -> str | None:
-    """*value* as every database takes it."""
+    """Return *value* as text that every database accepts."""
     return None if value is None else storable(str(value))[: LENGTHS[field]]
 
 
@@ -198,14 +198,14 @@ def _resolved(func: Any) -> Callable[..., Any]:
 
 
 def located(path: str) -> Any:
-    """Return the object at the dotted *path*: in a module, in a class of one, or among Python's builtins.
+    """Return the object at the dotted *path*: in a module, in a class, or among Python's builtins.
 
-    Raises ImportError when it does not exist.
+    Raises ImportError if it does not exist.
     """
     try:
         return import_string(path)
     except ImportError:
-        # It has loaded the modules on the way, as far as they are modules.
+        # import_string() has imported those parts of the path that are modules.
         names = path.split(".")
         loaded = (end for end in range(len(names) - 1, 0, -1) if ".".join(names[:end]) in sys.modules)
         end = next(loaded, 0)

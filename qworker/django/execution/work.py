@@ -1,8 +1,8 @@
-"""Work: the task of a worker that runs packages.
+"""work: the worker's task that runs packages.
 
 Comes from:  the pool, with the signed text of a package.
 Goes to:     ``running.py`` and ``endings.py``; the stored values go into the row of the result.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PASSING = (Ignore, Reject, Retry, Terminated, SoftTimeLimitExceeded)
-"""Exceptions that end a run without a failure."""
+"""Exceptions that are not handled as a failure of the package."""
 
 PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before the follow-up of a task is tried again; then the task goes back."""
+"""Seconds before each new attempt at a task's follow-up; after the last, the task is redelivered."""
 
 
 class PackageTask(BaseTask[..., Any]):
-    """The task that runs packages. A child also handles the end of a killed task."""
+    """The task that runs packages. It also handles the end of a killed task, in a child."""
 
     has_on_terminated = True
 
@@ -66,10 +66,10 @@ class PackageTask(BaseTask[..., Any]):
 
 
 def run_package(*given: Any, **more: Any) -> Any:
-    """Run the signed package that is all that is *given*; return what its function does.
+    """Run the signed package, the only argument; return the result of its function.
 
-    Raises Reject for packages that cannot be unpacked, which become dead letters; and to run a task again
-    when its follow-up fails, since the broker or a store is not available.
+    Raises Reject for a package that cannot be unpacked, which becomes a dead letter; and to redeliver a task
+    whose follow-up fails because the broker or a store is not available.
     """
     if len(given) != 1 or more or not isinstance(given[0], str):
         raise Reject("the message carries no package")
@@ -82,7 +82,7 @@ def run_package(*given: Any, **more: Any) -> Any:
     try:
         if "slot" in package and (ended := _ended_or_back(package)) is not None:
             if context is not None and (context.delivery_info or {}).get("redelivered"):
-                # The previous process may have died before the hook was called.
+                # The previous process may have died before it called the hook.
                 note(package, ended.success, ended.result)
                 package["stopped"] = ended.stopped
                 _go_on_or_back(package)
@@ -108,15 +108,15 @@ def run_package(*given: Any, **more: Any) -> Any:
 
 
 def _taken(text: str) -> Package:
-    """Return the package that was signed as *text*; observers are notified which cluster has taken it."""
+    """Return the package in the signed *text*, with the name of the cluster that runs it."""
     package = unpacked(text)
     package["cluster"] = package.get("cluster") or conf.cluster_name
     return package
 
 
 def _ended_or_back(package: Package) -> Task | None:
-    """The same as _ended(). Raises Reject, which puts it back, while the database does not answer: running it
-    might run it twice, and failing would lose it."""
+    """Like _ended(). Raises Reject, which redelivers it, if the database does not answer: else it might run
+    twice, or be lost."""
     try:
         return _ended(package)
     except (OperationalError, InterfaceError) as error:
@@ -125,8 +125,8 @@ def _ended_or_back(package: Package) -> Task | None:
 
 
 def _ended(package: Package) -> Task | None:
-    """Return the task of a schedule that has ended before, as far as it is stored. Its id is derived from the
-    due time."""
+    """Return the stored end of an earlier delivery of a schedule's task, whose id is made from the due time;
+    None if there is none."""
     if package["attempt"] > 1:
         return None
     found = (
@@ -137,13 +137,13 @@ def _ended(package: Package) -> Task | None:
 
 
 def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
-    """Return the fields of ``Task`` that are to be stored for the run of *context*; None for none."""
+    """Return the fields of ``Task`` to store for the run of *context*; None to store nothing."""
     package: Package | None = context.__dict__.get("package")
     if package is None:
         try:
             package = unpacked(context.args[0])
         except (Reject, LookupError):
-            return None  # unreadable: its message becomes a dead letter
+            return None  # its message becomes a dead letter
     if status != states.SUCCESS and package.get("success", True):
         note(package, False, _text_of(result))
     return row_of(package) if status not in (states.STARTED, states.RETRY) and is_kept(package) else None
@@ -159,14 +159,14 @@ def _go_on_or_back(package: Package) -> None:
 
 
 def _go_on(package: Package) -> None:
-    """Handle the end, and enqueue follow-ups. Raises an error that means that this is not possible for
-    now."""
+    """Handle the end, and enqueue follow-ups. Raises QWorkerError if the broker or a store is not
+    available."""
     for func, args, kwargs, options in _patiently(endings.end, package):
         _patiently(enqueue, func, args, kwargs, options)
 
 
 def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of *work*, which is tried for some seconds."""
+    """Return the result of *work*, retried for some seconds."""
     task: Any = get_current_task()
     clock = SYSTEM_CLOCK if task is None else task.app.clock
     for pause in PAUSES:
@@ -186,15 +186,15 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _again(task: BaseTask[..., Any], package: Package, error: BaseException) -> Retry:
-    """Have the failed *package* delivered again; return what ends this attempt."""
+    """Have the failed *package* redelivered; return the exception that ends this attempt."""
     _show_meanwhile(package)
     return task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False)
 
 
 def _show_meanwhile(package: Package) -> None:
-    """Make a failure that will be redelivered visible: it may be redelivered without end. Not with the ack,
-    for the next attempt may have ended by then."""
-    with suppress(BackendError, Error):  # nothing is lost: it is stored at its end
+    """Store a failure that will be redelivered, perhaps forever, so that it can be seen. Not with the ack:
+    the next attempt may have ended by then."""
+    with suppress(BackendError, Error):  # the last attempt's end is stored anyway
         if is_kept(package):
             task_rows.save(row_of(package))
         elif package.get("cached") and not package.get("iter_count"):
@@ -202,7 +202,7 @@ def _show_meanwhile(package: Package) -> None:
 
 
 def _comes_again(package: Package) -> bool:
-    """Return whether the failed *package* is delivered again: only if failures are not acknowledged."""
+    """Return whether the failed *package* is redelivered: only if failures are not acknowledged."""
     if package.get("ack_failure", conf.ack_failures):
         return False
     most = conf.max_attempts
@@ -210,7 +210,7 @@ def _comes_again(package: Package) -> bool:
 
 
 def _text_of(error: Any) -> str:
-    """An error as execution stores it, as text."""
+    """Return a stored error as text."""
     if not isinstance(error, dict):
         return str(error)
     kind, said = error.get("exc_type"), error.get("exc_message")

@@ -1,5 +1,4 @@
-"""management: what manage.py can do with clusters.
+"""management: the commands of manage.py for clusters.
 
-Modules: ``commands``, one for each; ``serving`` (the work of qcluster), ``watching`` (shared by the
-others).
+Modules: ``commands`` (one module each), ``serving`` (runs qcluster), ``watching`` (shared by the others).
 """

@@ -1,8 +1,8 @@
-"""serving: runs qcluster's cluster, until it is stopped or nothing waits.
+"""serving: runs qcluster's cluster until it is stopped, or nothing waits.
 
-Comes from:  the command, which loads this module, and with it the worker, only when it is run.
+Comes from:  the command, which imports this module, and with it the worker, when it is run.
 Goes to:     ``Cluster.run()``.
-Thread:      main; that of --run-once, which looks whether there is work.
+Thread:      main; with --run-once, one that checks whether there is work.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ IDLE_LOOK_SECONDS = 0.2
 
 
 def serve(run_once: bool) -> int:
-    """Be a cluster; return the exit code of its worker. run_once: end when nothing is left to be done.
+    """Run a cluster; return its worker's exit code. run_once: stop when no work is left.
 
-    Raises CommandError when it cannot start.
+    Raises CommandError if it cannot start.
     """
     if aliases := task_connections.in_transaction():
         raise CommandError(
@@ -40,11 +40,11 @@ def serve(run_once: bool) -> int:
     except QWorkerError as error:
         raise CommandError(str(error)) from error
     finally:
-        forget()  # a program that continues, as tests do, may drop the database
+        forget()  # the program may continue, and drop the database, as tests do
 
 
 def _stop_when_idle() -> None:
-    """Have this process told to stop once nothing waits and nothing runs."""
+    """Stop this process once nothing waits and nothing runs."""
     threading.Thread(target=_watch, name="run-once", daemon=True).start()
 
 
@@ -57,7 +57,7 @@ def _watch() -> None:
 
 
 def _has_work() -> bool:
-    """Return whether tasks of this queue are due, or run. Delayed tasks are left to others."""
+    """Return whether tasks of this queue are due or run. Delayed tasks are not counted."""
     if conf.broker == "custom":
         broker = get_broker()
         return bool(broker.queue_size() or broker.lock_size())

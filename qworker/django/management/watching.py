@@ -1,4 +1,4 @@
-"""watching: shared by the commands that show clusters: JSON, and errors in one sentence.
+"""watching: JSON and short error messages for the commands that show clusters.
 
 Comes from:  qmonitor, qinfo and qmemory.
 Goes to:     the terminal.
@@ -32,5 +32,5 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def as_json(value: Any) -> str:
-    """Return *value* as indented JSON; what JSON does not know is text in it."""
+    """Return *value* as indented JSON; values that JSON does not support become text."""
     return json.dumps(value, indent=2, default=str)

@@ -1,10 +1,10 @@
-"""overview: the figures of monitors: clusters, waiting and ended tasks.
+"""overview: figures for monitors: clusters, waiting and ended tasks.
 
 Comes from:  ``Stat``, the broker, and the tables of ``Task`` and ``Schedule``.
 Goes to:     ``monitor.py``, and other displays.
-Thread:      any; slow counts are kept by its EndedCount.
+Thread:      any; an EndedCount belongs to one thread.
 
-Nothing here reads a row of ``Task``: both counts are one query over an index.
+Rows of ``Task`` are not read: both counts are one query on an index.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from qworker.django.status import Stat
 
 DAY_SECONDS = 86400
 UNITS = (("second", DAY_SECONDS), ("minute", 1440), ("hour", 24), ("day", 1))
-"""Units of the rate of tasks, with their number in a day."""
+"""Units of the task rate, and their number in a day."""
 PATIENCE = 50
-"""A count that took so long is made again after so many times as long, at the earliest."""
+"""A count is repeated at the earliest after this many times its duration."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ class Ended:
 class Overview:
     """The content of the live monitor.
 
-    - clusters: those that live.
+    - clusters: the live ones.
     - broker (text): its name and version.
-    - queued, locked: packages that wait, and that are taken and not acknowledged; None where it does
-      know that.
+    - queued: waiting packages. locked: packages taken and not acknowledged; None if the broker does not know.
     - ended: how many tasks have ended.
     """
 
@@ -56,12 +55,12 @@ class Overview:
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures over all clusters.
+    """Figures for all clusters.
 
-    - clusters, workers, restarts: how many; the last are worker processes that were replaced.
+    - clusters, workers: how many. restarts: how many worker processes were replaced.
     - queued, successes, failures, schedules: how many.
-    - per_day: tasks that succeeded within the last 24 hours. average (seconds): their time from sending to
-      the end; 0 for none.
+    - per_day: tasks that succeeded in the last 24 hours. average (seconds): their mean time from sending to
+      the end; 0 if there are none.
     """
 
     clusters: int
@@ -75,7 +74,7 @@ class Summary:
     average: float
 
     def rate(self) -> tuple[float, str]:
-        """Return tasks of a unit of time, and the unit: the shortest in which there is one at least."""
+        """Return the tasks in a unit of time, and the unit: the shortest with at least one task."""
         for unit, in_a_day in UNITS:
             if self.per_day >= in_a_day:
                 return self.per_day / in_a_day, unit
@@ -83,8 +82,8 @@ class Summary:
 
 
 class EndedCount:
-    """Counts ended tasks, for a display each second. Where counting is slow it returns the last count for a
-    while. monotonic: the system's clock, replaced in tests. For one thread."""
+    """Counts ended tasks for a display that is refreshed each second. Slow counts are reused for a while.
+    monotonic: the system's clock, replaced in tests. For one thread."""
 
     def __init__(
         self, count: Callable[[], Ended] | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -104,19 +103,19 @@ class EndedCount:
 
 
 def count_ended() -> Ended:
-    """Count now."""
+    """Count the ended tasks now."""
     found = dict(Task.objects.order_by().values_list("success").annotate(number=Count("id")))
     return Ended(found.get(True, 0), found.get(False, 0))
 
 
 def overview(broker: Broker, ended: Callable[[], Ended] = count_ended) -> Overview:
-    """Return the current figures. Raises QWorkerError when the broker is not available, Django's
-    DatabaseError for the database."""
+    """Return the current figures. Raises QWorkerError if the broker is not available, Django's DatabaseError
+    if the database is not."""
     return Overview(Stat.get_all(broker), broker.info(), broker.queue_size(), broker.lock_size(), ended())
 
 
 def summary(broker: Broker) -> Summary:
-    """Return the figures of now. Raises as overview()."""
+    """Return the current figures. Raises like overview()."""
     clusters, ended = Stat.get_all(broker), count_ended()
     took = ExpressionWrapper(F("stopped") - F("started"), output_field=DurationField())
     recent = (

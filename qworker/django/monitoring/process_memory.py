@@ -1,4 +1,4 @@
-"""process_memory: how much memory processes of this machine use, and how much there is.
+"""process_memory: memory of this machine, and how much its processes use.
 
 Comes from:  process ids.
 Goes to:     ``monitor.py``.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 try:
     import psutil
-except ImportError:  # then the system tells it in files
+except ImportError:  # then /proc is read
     psutil = None
 
 MEGABYTE = 1024 * 1024
@@ -22,14 +22,14 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Machine:
-    """available, total (megabytes): of its memory; 0 where that cannot be known."""
+    """available, total (megabytes): of the machine's memory; 0 if unknown."""
 
     available: float = 0.0
     total: float = 0.0
 
     @property
     def percent(self) -> float:
-        """Return how much of it is available."""
+        """Return the percentage that is available."""
         return 100.0 * self.available / self.total if self.total else 0.0
 
 
@@ -52,8 +52,7 @@ def machine_in(proc: Path) -> Machine:
 
 
 def used_by(pid: int) -> float:
-    """Return the megabytes of memory that a process uses; 0 for one that does not exist, or cannot be
-    read."""
+    """Return the megabytes of memory that a process uses; 0 if it does not exist or cannot be read."""
     if psutil is not None:
         try:
             return float(psutil.Process(pid).memory_info().rss / MEGABYTE)
@@ -63,7 +62,7 @@ def used_by(pid: int) -> float:
 
 
 def used_in(proc: Path, pid: int) -> float:
-    """Return the values of a process in the files of *proc*."""
+    """Like used_by(), from the file statm in *proc*."""
     try:
         pages = int((proc / str(pid) / "statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

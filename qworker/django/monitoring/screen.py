@@ -1,7 +1,7 @@
-"""screen: tables in a terminal, once or live.
+"""screen: shows tables in a terminal, once or live.
 
-Comes from:  ``monitor.py``, with the content.
-Goes to:     the terminal, by ``blessed``; any other file, as plain text.
+Comes from:  ``monitor.py``, which makes the pages.
+Goes to:     the terminal, through ``blessed``; any other file, as plain text.
 Thread:      main.
 """
 
@@ -14,26 +14,26 @@ from typing import Any, TextIO
 
 try:
     import blessed
-except ImportError:  # then everything is printed once
+except ImportError:  # then pages are printed once
     blessed = None  # type: ignore[assignment]
 
 REFRESH_SECONDS = 1.0
 NARROWEST = 40
 WIDTH = 79
-"""Width where the output is not a terminal."""
+"""Width if the output is not a terminal."""
 QUIT = ("q", "Q", "\x03")
 GAP = "   "
-"""Between the values of a footer."""
+"""Between the cells of a footer."""
 HINT = "[Press q to quit]"
 NOT_LIVE = "For a live view, install blessed: pip install blessed"
 
 Paint = Callable[[str, str], str]
-"""Gives a text a color, by blessed's name; "" is none."""
+"""Colors a text. The color is blessed's name, or "" for none."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, and its color."""
+    """The text of a cell, and its color."""
 
     text: str
     color: str = ""
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """headings: one for each column, or none at all. rows: as many cells each."""
+    """headings: one for each column, or none. rows: each with a cell for each column."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[Cell]] = ()
@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """title: over everything; "" for none. tables: one under the other. footer: lines under them."""
+    """title: at the top; "" for none. tables: below each other. footer: lines at the bottom."""
 
     tables: Sequence[Table]
     title: str = ""
@@ -57,12 +57,12 @@ class Page:
 
 
 def plain(text: str, color: str) -> str:
-    """Return *text* as it is."""
+    """Return *text* without a color."""
     return text
 
 
 def lines_of(page: Page, width: int, paint: Paint = plain) -> list[str]:
-    """Return the lines of *page*, whose tables are at most *width* wide, if that is two for each column."""
+    """Return the lines of *page*, with tables of at most *width* characters (at least 2 per column)."""
     found = [paint(page.title.center(width).rstrip(), "bold")] if page.title else []
     for table in page.tables:
         headings = [Cell(heading, "bold") for heading in table.headings]
@@ -76,8 +76,8 @@ def lines_of(page: Page, width: int, paint: Paint = plain) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[Cell]], width: int) -> list[int]:
-    """Return the widths of the columns: equal where all fits so, or else as wide as the content; the widest
-    shrink where even that is too much."""
+    """Return the widths of the columns: equal if everything fits, else as wide as their content; the widest
+    shrink if that is too much."""
     needed = [max(len(row[place].text) for row in rows) + 1 for place in range(len(rows[0]))]
     alike = max(2, width // len(needed))
     if max(needed) <= alike:
@@ -89,7 +89,7 @@ def _widths(rows: Sequence[Sequence[Cell]], width: int) -> list[int]:
 
 
 def _line(row: Sequence[Cell], widths: Sequence[int], paint: Paint) -> str:
-    # One that is too long for its column is cut; a space parts it from the next.
+    # Text that is too long for its column is cut; a space separates columns.
     cells = [
         paint(cell.text[: room - 1].center(room - 1), cell.color) + " "
         for cell, room in zip(row, widths, strict=True)
@@ -98,9 +98,9 @@ def _line(row: Sequence[Cell], widths: Sequence[int], paint: Paint) -> str:
 
 
 def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = None) -> None:
-    """Show the page that *make* makes, again each second, until somebody presses q.
+    """Show the page returned by *make*, refreshed each second until q is pressed.
 
-    run_once: only once, which is so too where *out* (None: standard output) is not the terminal.
+    run_once: show it once. It is also shown once if *out* (None: standard output) is not the terminal.
     """
     stream = out or sys.stdout
     if run_once or blessed is None or not _is_the_terminal(stream):
@@ -108,7 +108,7 @@ def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = 
         if blessed is None and not run_once and stream.isatty():
             stream.write(f"{NOT_LIVE}\n")
         return
-    # Not by the stream: a command's adds line ends, and blessed reads keys only with standard output.
+    # Not *stream*: a command's stream adds line ends, and blessed reads keys only with standard output.
     terminal = blessed.Terminal()
     try:
         with terminal.fullscreen(), terminal.cbreak(), terminal.hidden_cursor():
@@ -121,7 +121,7 @@ def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = 
 
 
 def _is_the_terminal(stream: TextIO) -> bool:
-    """Return whether *stream* leads to the terminal whose keys are read."""
+    """Return whether *stream* is the terminal whose keys are read."""
     if not (stream.isatty() and sys.stdin.isatty() and sys.__stdout__ is not None):
         return False
     return stream.fileno() == sys.__stdout__.fileno()
@@ -139,7 +139,7 @@ def _print(page: Page, stream: TextIO) -> None:
 def _draw(page: Page, terminal: Any) -> None:
     width = max(NARROWEST, terminal.width)
     lines = [*lines_of(page, width, _painter(terminal)), "", HINT.center(width).rstrip()]
-    # Written line by line over the old screen: a screen that is cleared first flickers.
+    # Written over the old screen line by line: clearing it first would flicker.
     text = "".join(f"{line}{terminal.clear_eol}\r\n" for line in lines[: terminal.height - 1])
     terminal.stream.write(f"{terminal.home}{text}{terminal.clear_eos}")
     terminal.stream.flush()

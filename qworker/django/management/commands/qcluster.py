@@ -1,7 +1,7 @@
 """qcluster: runs a cluster until it is told to stop.
 
 Comes from:  people and init systems.
-Goes to:     ``management/serving.py``, which is loaded only now, without collections of garbage.
+Goes to:     ``management/serving.py``, imported without garbage collection.
 Thread:      main.
 """
 
@@ -21,11 +21,10 @@ from qworker.django.conf import conf
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause garbage collection, and exclude the objects that exist afterwards from it: they stay until the
-    end.
+    """Pause garbage collection, and then exclude all existing objects from it: they live until the end.
 
-    A project on Django has some sixty thousand objects by then. Each collection would take a tenth of the
-    start's time, and find nothing.
+    A Django project has some sixty thousand objects by then. Each collection would take a tenth of the
+    startup time, and find nothing.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -51,12 +50,12 @@ class Command(BaseCommand):
         )
 
     def check(self, *args: Any, **options: Any) -> None:
-        """Like every command's; it loads the project's views."""
+        """Run Django's checks, which import the project's views."""
         with uncollected():
             super().check(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run; the exit code is the worker's: 0 stopped, 1 failed, 3 tasks were abandoned."""
+        """Run a cluster. Exit codes: 0 stopped, 1 failed, 3 tasks were abandoned."""
         if options["cluster_name"]:
             os.environ["Q_CLUSTER_NAME"] = options["cluster_name"]
             conf.reset()

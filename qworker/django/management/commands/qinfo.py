@@ -1,4 +1,4 @@
-"""qinfo: figures over all clusters, or the configuration.
+"""qinfo: prints figures for all clusters, or the configuration.
 
 Comes from:  people and scripts.
 Goes to:     ``monitor.py``; ``conf.py``.
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="json", help="Print it as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print one of the three. Secrets are masked."""
+        """Print the figures, the ids or the configuration. Secrets are masked."""
         if options["config"]:
             self._config(options["json"])
             return

@@ -1,4 +1,4 @@
-"""qmemory: how much memory the clusters of this machine use, live.
+"""qmemory: shows how much memory the clusters of this machine use, live.
 
 Comes from:  people.
 Goes to:     ``monitor.py``.
@@ -25,6 +25,6 @@ class Command(BaseCommand):
         parser.add_argument("--workers", action="store_true", help="Show each worker process, too.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Show; where there is no terminal, once."""
+        """Show it live; once if there is no terminal."""
         with in_a_sentence():
             memory(options["run_once"], options["workers"], out=self.stdout)

@@ -27,7 +27,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="json", help="Print them once, as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Show; where there is no terminal, once."""
+        """Show them live; once if there is no terminal."""
         with in_a_sentence():
             if options["json"]:
                 self.stdout.write(as_json(monitor_values(overview(get_broker()))))
