@@ -1,9 +1,9 @@
 """Result stores, found by the scheme of their URL; each module is imported on first use.
 
 Modules, in reading order: ``base`` (the interface of a store), ``joins`` (waiting for the members of a
-group), ``result_watcher`` and ``waiters`` (the one way to wait for results), ``place`` (the default place of
-results), ``stores`` (the stores of an app), ``mongodb``, ``disabled``. Packages: ``sql`` (SQLite as well),
-``redis``, ``keyvalue`` (files, memcached, memory), ``rpc``.
+group), ``result_watcher`` and ``waiters`` (waiting for results), ``place`` (the default place of results),
+``stores`` (the stores of an app), ``mongodb``, ``disabled``. Packages: ``sql`` (SQLite as well), ``redis``,
+``keyvalue`` (files, memcached, memory), ``rpc``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "rpc": ("qworker.backends.rpc.backend", "RpcBackend"),
     "disabled": ("qworker.backends.disabled", "DisabledBackend"),
 }
-"""The module and class for each scheme; ``db+postgresql`` is found by the part before the plus."""
+"""The module and class for each scheme. For ``db+postgresql`` the part before the plus is looked up."""
 
 _EXAMPLES = (
     "sqlite:///results.db, redis://host:6379/0, db+postgresql://user@host/name, file:///directory, "

@@ -1,14 +1,14 @@
-"""Backend: the interface of a result store. One contract suite applies to all.
+"""Backend: the interface of a result store. One contract suite tests all stores.
 
 Comes from:  execution, which stores states; the worker, which sweeps.
 Goes to:     ``results/result.py``, which reads them.
-Thread:      every method from any thread. Stores open new connections in a forked child themselves.
+Thread:      any thread may call any method. In a forked child, stores open new connections.
 
 The data stored for a task is its *metadata*, a dict in Celery's format: task_id, status, result (a value, or
 an exception as dict), traceback, children, date_done; group_id and parent_id if there are any; and with
 ``result_extended`` name, args, kwargs, worker, retries, queue.
 
-A final state is never replaced: ``store`` compares and sets by ``states.may_replace``.
+A final state is never replaced: ``store`` checks ``states.may_replace`` and writes atomically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qworker import states
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, final, readable
 from qworker.backends.waiters import POLL_SECONDS, Source
-from qworker.backends.waiters import Found as Found  # those of a store, too
+from qworker.backends.waiters import Found as Found  # exported for stores
 from qworker.backends.waiters import Meta as Meta
 from qworker.clock import Clock, isoformat
 from qworker.errors import (
@@ -57,14 +57,14 @@ class Backend(ABC):
     """A result store at *url*, with the settings *conf*."""
 
     persistent: ClassVar[bool] = True
-    """Other processes see stored results."""
+    """Whether other processes see stored results."""
     why_none = ""
     """Why results are not available here, and what to set; "" if they are."""
     listens = False
-    """Its source must be read even while nobody waits."""
+    """Whether its source must be read even if there is no waiter."""
     supports_locks: ClassVar[bool] = True
-    """add(), incr() and delete() work."""
-    keeps_parents: ClassVar[bool] = True  # metadata includes the calling task and the group
+    """Whether add(), incr() and delete() work."""
+    keeps_parents: ClassVar[bool] = True  # whether metadata includes the calling task and the group
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         self.url = url
@@ -102,7 +102,7 @@ class Backend(ABC):
     ) -> Meta:
         """Make the metadata of a task in state *status*; *result* is a value, or an exception as dict.
 
-        properties: of the message, if there is no context: for a store that sends results back.
+        properties: the message's, if there is no context; for stores that send results back.
         """
         final = status in states.READY_STATES
         meta = {
@@ -127,17 +127,17 @@ class Backend(ABC):
         return meta
 
     def encode(self, meta: Meta) -> bytes:
-        """Serialise metadata. Raises EncodeError, which names the part that cannot be serialised, or for a
-        result over the limit."""
+        """Serialise metadata. Raises EncodeError, which names the part that cannot be serialised, or says
+        that the result is too large."""
         data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
-        # Only the result counts: a task that made a hundred thousand calls has their ids too.
+        # Only the result counts, because the ids of a hundred thousand children may be larger.
         if len(data) > self.max_bytes:
             refuse_too_large(self.encode_value(meta.get("result")), self.max_bytes)
         return data
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
-        """Serialise any value; EncodeError names one of its *parts* (name → value). about: its kind and
-        owner, for the signature with a security_key."""
+        """Serialise any value. EncodeError names one of its *parts* (name → value). about: its kind and
+        owner, which a security_key signs too."""
         data = self._serialised(value, parts)
         if self._compression:
             mime, body = compress(data, self._compression)
@@ -167,15 +167,15 @@ class Backend(ABC):
             return error
 
     def status_of(self, data: bytes | str) -> str:
-        """Return the state in the output of encode(); PENDING, which any state replaces, if it is
-        unreadable."""
+        """Return the state in the output of encode(). Unreadable data counts as PENDING, which any state
+        replaces."""
         try:
             return str(self.decode(data)["status"])
         except DamagedResult:
             return states.PENDING
 
     def called(self, task_id: str | None) -> str:
-        """Return how errors call the stored result of *task_id*; None: an unknown task."""
+        """Return the name of the stored result of *task_id* (None if unknown) in errors."""
         whose = "a stored result" if task_id is None else f"the stored result of task {task_id}"
         return f"{self.safe_url}: {whose}"
 
@@ -187,7 +187,7 @@ class Backend(ABC):
         """Return the value serialised in *data*, compressed or not; raises DamagedResult for *task_id*."""
         payload = data.encode() if isinstance(data, str) else bytes(data)
         try:
-            if self._signer is not None:  # before it is parsed
+            if self._signer is not None:  # check the signature before parsing
                 payload = self._signer.unseal(payload, *about)
         except SecurityError as error:
             raise self.damaged(task_id, f"is refused: {error}") from error
@@ -215,20 +215,18 @@ class Backend(ABC):
 
     def expiry(self, terms: int = 1, delay: float = 0.0) -> float | None:
         """Return the epoch second when data stored now expires; None: never. terms: number of result
-        lifetimes. delay: seconds until that time begins."""
+        lifetimes. delay: seconds until the first of them begins."""
         return None if self.expires is None else self.clock.now() + delay + self.expires * terms
 
     def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
-        """Make a row for store_rows() from *meta*, without accessing the store; None: it is not stored. kept:
-        how many seconds longer than usual.
-
-        Raises EncodeError when it cannot be serialised.
+        """Make a row for store_rows() from *meta*, without accessing the store; None if it is not to be
+        stored. kept: how many seconds longer than usual. Raises EncodeError when it cannot be serialised.
         """
         return task_id, meta["status"], self.encode(meta), self.expiry(delay=kept)
 
     def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
-        """Make a row for store_rows() to replace *row*, which the store refuses: the state *status* with the
-        *error* as reason. None and errors as for row()."""
+        """Make a row to store instead of *row*, which the store refuses: the state *status* with the *error*
+        as reason. None and errors as for row()."""
         return self.row(row[0], self.meta(row[0], status, exception_to_dict(error)))
 
     def reply_to(self) -> str | None:
@@ -236,7 +234,7 @@ class Backend(ABC):
         return None
 
     def same_store(self, store_url: str) -> bool:
-        """Tell whether this is the same store in which the broker at *store_url* keeps its messages."""
+        """Tell whether the broker at *store_url* keeps its messages in this store."""
         return False
 
     @property
@@ -251,17 +249,16 @@ class Backend(ABC):
 
     @abstractmethod
     def store(self, task_id: str, meta: Meta) -> bool:
-        """Store *meta* unless it may not replace the stored state; then return False.
+        """Store *meta*; return False, without storing it, if it may not replace the stored state.
 
         Raises EncodeError when it cannot be serialised, BackendError when the store is unavailable.
         """
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
-        """Store rows made by row(), oldest first, each by the rule of store(); in one step if the store
-        supports it.
+        """Store rows made by row(), oldest first, each like store(); in one step if the store supports it.
 
-        Raises BackendError when the store is unavailable: then some may have been stored, and the call may be
-        repeated. EncodeError: one of them can never be stored; others may have been stored.
+        Raises BackendError when the store is unavailable, and EncodeError when one of the rows can never be
+        stored. In both cases others may have been stored; after a BackendError the call may be repeated.
         """
         for task_id, _, payload, _ in rows:
             self.store(task_id, self.decode(payload))
@@ -275,7 +272,7 @@ class Backend(ABC):
         """
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
-        """Return the metadata of those *ids* that are stored, or the error for one."""
+        """Return the metadata of those *ids* that are stored, or a DamagedResult for unreadable data."""
         found: dict[str, Found] = {}
         for task_id in ids:
             try:
@@ -304,11 +301,11 @@ class Backend(ABC):
         on_interval: Callable[[], Any] | None = None,
         interval: float = POLL_SECONDS,
     ) -> dict[str, Meta]:
-        """Wait until at least one of *ids* has ended; return all that have, or ``{}`` after *timeout*
-        seconds.
+        """Wait until at least one of *ids* has ended. Return the metadata of all that have; {} after
+        *timeout* seconds.
 
-        Raises DamagedResult, with its ``task_id``, for an unreadable result, unless a readable one has ended.
-        on_interval: called before each pause, which lasts at most *interval* seconds.
+        Raises DamagedResult, with its ``task_id``, if all results found are unreadable. on_interval: called
+        before each pause, which lasts at most *interval* seconds.
         """
         if timeout is not None and timeout <= 0:
             return self.ended(ids)
@@ -339,7 +336,7 @@ class Backend(ABC):
 
     @property
     def watcher(self) -> ResultWatcher:
-        """The object that waits for results, one for this process."""
+        """The watcher of this store in this process."""
         made: ResultWatcher | None = self.__dict__.get("_watcher")
         return made or cast(ResultWatcher, self.__dict__.setdefault("_watcher", ResultWatcher(self)))
 
@@ -347,7 +344,7 @@ class Backend(ABC):
         """Return a source of notifications about results; None: there is none, and the store is polled."""
         return None
 
-    # -- by hand: what a program asks of the store, or writes there, itself; under Celery's names --
+    # -- for programs that read or write results themselves, under Celery's names --
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         """Return the metadata of those *ids* that are stored.
@@ -363,9 +360,7 @@ class Backend(ABC):
 
     def get_task_meta(self, task_id: str, cache: bool = True) -> Meta:
         """Return the stored metadata of a task: its status, result (a value, or an exception), traceback,
-        children, …
-
-        ``{"status": "PENDING", "result": None}`` if there is none. Nothing is cached.
+        children, … If there is none, return ``{"status": "PENDING", "result": None}``. Nothing is cached.
         """
         meta = self.get(task_id)
         if meta is None:
@@ -381,11 +376,12 @@ class Backend(ABC):
     get_status = get_state
 
     def get_result(self, task_id: str) -> Any:
-        """Return the value of a task, its exception, or the info of update_state(); None if there is none."""
+        """Return the value of a task, its exception, or the ``meta`` of update_state(); None if there is
+        none."""
         return self.get_task_meta(task_id)["result"]
 
     def get_traceback(self, task_id: str) -> str | None:
-        """Return the traceback of a task that failed; None when there is none."""
+        """Return the traceback of a task; None if it has not failed."""
         return self.get_task_meta(task_id).get("traceback")
 
     def get_children(self, task_id: str) -> Any:
@@ -404,11 +400,11 @@ class Backend(ABC):
         traceback: str | None = None,
         request: Any = None,
     ) -> Any:
-        """Store a state with its result, a value or an exception, unless a final one is stored; return
+        """Store a state with its result, a value or an exception, unless a final state is stored. Return
         *result*.
 
-        request: the task's, for its other metadata (children, and with ``result_extended`` name and
-        arguments). Raises EncodeError when it cannot be serialised, BackendError when the store is
+        request: the task's request, for other metadata: children, and with ``result_extended`` name and
+        arguments. Raises EncodeError when it cannot be serialised, BackendError when the store is
         unavailable.
         """
         kept = exception_to_dict(result) if isinstance(result, BaseException) else result
@@ -416,13 +412,14 @@ class Backend(ABC):
         return result
 
     def mark_as_started(self, task_id: str, **meta: Any) -> None:
-        """Store that a task has started; *meta* is its info."""
+        """Store that a task has started, with *meta* as its result."""
         self.store_result(task_id, meta, states.STARTED)
 
     def mark_as_done(
         self, task_id: str, result: Any, request: Any = None, state: str = states.SUCCESS
     ) -> None:
-        """Store the value of a task. Its ``link`` is not called: that is left to the program."""
+        """Store the value of a task, without calling its ``link``. Raises NotAvailable if *request* has
+        one."""
         _refuse_to_go_on(request, "callbacks", "link")
         self.store_result(task_id, result, state, request=request)
 
@@ -434,7 +431,8 @@ class Backend(ABC):
         request: Any = None,
         state: str = states.FAILURE,
     ) -> None:
-        """Store that a task failed. Its ``link_error`` is not called."""
+        """Store that a task failed, without calling its ``link_error``. Raises NotAvailable if *request* has
+        one."""
         _refuse_to_go_on(request, "errbacks", "link_error")
         self.store_result(task_id, exc, state, traceback, request)
 
@@ -451,12 +449,13 @@ class Backend(ABC):
     # -- locks and counters --
 
     def add(self, key: str, ttl: float | None = None) -> bool:
-        """Create *key* for *ttl* seconds (None: for ever); False when it exists. Only one of several callers
+        """Create *key* for *ttl* seconds (None: forever); False if it exists. Of concurrent callers, only one
         gets True."""
         raise self._unsupported("locks")
 
     def incr(self, key: str, ttl: float | None = None) -> int:
-        """Add 1 to the counter *key*, created for *ttl* seconds; return its new value."""
+        """Add 1 to the counter *key*, creating it if necessary; return its new value. It expires *ttl*
+        seconds from now."""
         raise self._unsupported("counters")
 
     def delete(self, key: str) -> None:
@@ -471,7 +470,7 @@ class Backend(ABC):
     # -- groups --
 
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
-        """Store *result*, the tuple that describes a group, *kept* seconds longer than results."""
+        """Store *result*, the tuple that describes a group, for *kept* seconds longer than results."""
         raise self._unsupported("groups")
 
     def get_group(self, group_id: str) -> Any:
@@ -482,7 +481,7 @@ class Backend(ABC):
         """Delete the tuple stored by save_group(), if there is one."""
         raise self._unsupported("groups")
 
-    # -- keeping house --
+    # -- maintenance --
 
     def sweep(self, now: float) -> int:
         """Delete data that expired before epoch second *now*; return the number of entries deleted."""

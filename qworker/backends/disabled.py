@@ -1,4 +1,4 @@
-"""No result store: nothing is kept, and asking for a result raises an error that says so.
+"""No result store: nothing is stored, and reading a result raises NotSupported.
 
 Comes from:  ``result_backend = "disabled://"``, or a broker without results and no result_backend.
 Thread:      any.

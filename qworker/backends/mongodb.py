@@ -3,10 +3,10 @@
 Comes from:  ``result_backend = "mongodb://host/database"``, ``mongodb+srv://…``.
 Goes to:     ``celery_taskmeta`` and ``celery_groupmeta``, or their names in ``mongodb_backend_settings``;
              locks and counters in ``qworker_keyvalue``.
-Thread:      any; PyMongo's client has a pool of connections that is not shared across a fork.
+Thread:      any; PyMongo's client has a pool of connections, which is not shared across a fork.
 
 If the broker is the same database, it stores the results itself, with the ack. qworker's documents also have
-``expires``, and those of groups ``described``; Celery ignores both. There are no joins here.
+the field ``expires``, and those of groups ``described``; Celery ignores both. There are no joins.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MongoBackend(Backend):
         _backends.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """In a forked child: the connections belong to the parent."""
         self._server.abandon()
 
     def same_store(self, store_url: str) -> bool:
@@ -148,7 +148,7 @@ class MongoBackend(Backend):
         self._do(lambda found: found.database[KEYS].delete_one({"_id": key}))
 
     def _lasting(self, ttl: float | None) -> Document:
-        """Return the field with the time of expiry; none for data that is kept."""
+        """Return the field with the time of expiry; {} for data that does not expire."""
         return {} if ttl is None else {"expires": self.clock.now() + ttl}
 
     def _forget_expired(self, found: Collections, key: str) -> None:
@@ -184,7 +184,7 @@ class MongoBackend(Backend):
     def delete_group(self, group_id: str) -> None:
         self._do(lambda found: found.database[self._groups].delete_one({"_id": group_id}))
 
-    # -- keeping house --
+    # -- maintenance --
 
     def sweep(self, now: float) -> int:
         def work(found: Collections) -> int:
@@ -260,7 +260,8 @@ class Fields:
         return data
 
     def _plain(self, name: str, task_id: str, value: Any) -> Any:
-        """Return *value* as MongoDB values, like Celery; as bytes if it is signed or not representable."""
+        """Return *value* as MongoDB values, like Celery; as bytes if values are signed or it cannot be
+        represented."""
         if value is None or (isinstance(value, str) and storable_value(value)):
             return value
         if not self._backend.signs:
@@ -290,7 +291,7 @@ class Fields:
             return self._meta(stored, task_id)
         except DamagedResult as error:
             return error
-        except Exception as error:  # noqa: BLE001 - a field that is not what it should be
+        except Exception as error:  # noqa: BLE001 - fields may have any type
             reraise_interrupt(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
@@ -323,8 +324,8 @@ class Fields:
         }
 
 
-# -- ``mongodb_backend_settings``: what Celery's MongoDB store is told besides its URL --
-# These settings win over the URL. Unknown keys are options of PyMongo's client, like those under ``options``.
+# -- ``mongodb_backend_settings`` --
+# They override the URL. Unknown keys are options of PyMongo's client, like those under ``options``.
 
 GROUPS = "celery_groupmeta"
 _CLIENT = {"user": "username", "password": "password", "max_pool_size": "maxPoolSize"}
@@ -333,7 +334,7 @@ _PORT = 27017
 
 
 class Where(NamedTuple):
-    """Where results are stored. database: None: that of the URL. options: of the client."""
+    """Where results are stored. database: None for the URL's. options: of the client."""
 
     url: str
     database: str | None
@@ -343,7 +344,7 @@ class Where(NamedTuple):
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Return the servers and database, regardless of the user."""
+        """The servers and the database, without the user."""
         hosts, database = _place(self.url)
         return hosts, self.database or database
 
@@ -387,7 +388,7 @@ def _hosts(host: Any, port: Any) -> Any:
 
 
 def _led_to(url: str, hosts: Any) -> str:
-    """Return *url* with other hosts; None: unchanged."""
+    """Return *url* with *hosts* instead of its own; None: unchanged."""
     if isinstance(hosts, str):
         return hosts if "://" in hosts else _led_to(url, [hosts])
     if hosts is None:

@@ -1,10 +1,11 @@
 """The default place of results: with the messages, or sent as messages to the caller.
 
-Comes from:  ``broker_url`` and ``result_backend``, for ``stores.py`` and code that checks settings.
-Goes to:     back: a URL like ``result_backend``, and the settings to open the store with.
+Comes from:  ``broker_url`` and ``result_backend``.
+Goes to:     ``stores.py`` and code that checks settings: a URL like ``result_backend``, and the settings to
+             open the store with.
 Thread:      any; pure functions.
 
-PLACES is the table: a broker that is missing there keeps no results until ``result_backend`` is set.
+A broker that is not in the table PLACES keeps no results until ``result_backend`` is set.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ REPLIES = "rpc://"
 
 
 class ResultPlace(NamedTuple):
-    """url: like ``result_backend``. conf: the settings for the store. beside: it is the broker's own store,
-    used by default. why_none: why results are not available, and what to do; "" if they are."""
+    """url: like ``result_backend``. conf: the settings for the store. beside: whether it is the broker's own
+    store, used by default. why_none: why results are not available, and what to do; "" if they are."""
 
     url: str
     conf: Any
@@ -51,8 +52,8 @@ def _as_it_is(url: str) -> str:
 
 
 def _for_sqlalchemy(url: str) -> str:
-    """Return the URL of a database for SQLAlchemy: without a driver, with several servers and socket paths as
-    parameters."""
+    """Return the URL of a database for SQLAlchemy: without the driver, and with several servers or socket
+    paths as parameters."""
     scheme, _, rest = url.partition("://")
     family = scheme.partition("+")[0].lower()
     family = "postgresql" if family == "postgres" else family
@@ -62,7 +63,7 @@ def _for_sqlalchemy(url: str) -> str:
     user, colon, password = login.partition(":")
     login = f"{quote(unquote(user), safe='')}{colon}{quote(unquote(password), safe='')}"
     if family == "postgresql":
-        query = query.replace("+", "%2B")  # libpq would decode it
+        query = query.replace("+", "%2B")  # SQLAlchemy would decode it as a space
         if "," in hosts or "%" in hosts:
             named = "&".join(f"host={quote(unquote(host), safe=':')}" for host in hosts.split(","))
             hosts, mark, query = "", "?", f"{named}&{query}" if query else named
@@ -70,7 +71,7 @@ def _for_sqlalchemy(url: str) -> str:
 
 
 def _of_connections(conf: Any) -> dict[str, Any]:
-    """The connection options of the broker also apply to its results."""
+    """Return the broker's connection options, which also apply to its results."""
     return {
         "result_backend_transport_options": options_beside(conf),
         "redis_backend_use_ssl": conf.redis_backend_use_ssl or conf.broker_use_ssl,
@@ -78,7 +79,7 @@ def _of_connections(conf: Any) -> dict[str, Any]:
 
 
 def _of_engines(conf: Any) -> dict[str, Any]:
-    """The only engine option that a database broker has: how statements are prepared through a pooler."""
+    """Return the engine option that applies to results too: ``prepare_threshold``, for poolers."""
     options = conf.database_engine_options
     prepared = {
         name: value for name, value in conf.broker_transport_options.items() if name == "prepare_threshold"
@@ -110,7 +111,7 @@ PLACES: Mapping[str, _Place] = {
     **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb"), _IN_TABLES),
     **dict.fromkeys(("amqp", "amqps", "pyamqp"), _TO_THE_CALLER),
 }
-"""The default place of results for a broker, by the scheme of its URL up to a plus."""
+"""The default place of results for a broker, by its URL's scheme up to a plus."""
 
 
 def file_of(url: str) -> str | None:

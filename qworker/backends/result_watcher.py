@@ -1,15 +1,15 @@
-"""ResultWatcher: the one way to wait for results, for threads, event loops and promises.
+"""ResultWatcher: waits for results on behalf of threads, event loops and promises.
 
-Comes from:  ``Backend.watcher``: one for each result store of a process, created anew after a fork.
+Comes from:  ``Backend.watcher``: one for each result store of a process, reset after a fork.
 Goes to:     a Source, through which the store announces results: a named pipe, pub/sub, LISTEN, the reply
-             queue. The store itself is also polled twice a second, or, without notifications, with growing
-             pauses.
-Thread:      one of the waiting threads is the leader: it sleeps on the source, reads what has ended, and
-             passes it to the others. Event loops and promises each have a WaiterThread, which any thread may
+             queue. The store is also polled: twice a second, or with growing pauses if there are no
+             notifications.
+Thread:      one of the waiting threads is the leader: it sleeps on the source, reads results, and passes them
+             to the other threads. Event loops and promises each have a WaiterThread, which any thread may
              call.
 
-A thread that waits alone leads itself, so no handover is needed. If a source must be read even while nobody
-waits (``Backend.listens``), only the WaiterThread of the event loops leads.
+A thread that waits alone is the leader, and needs no other thread. If a source must be read even without
+waiters (``Backend.listens``), only the WaiterThread of the event loops leads.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ logger = logging.getLogger(__name__)
 QUICKEST, SLOWEST = 0.001, 0.25
 """Pauses between two polls if there are no notifications."""
 MANY = 100
-"""When a thread waits for more than this many, polls for all of them are spaced by a multiple of the time
-that one takes, within these seconds."""
+"""For a thread that waits for more ids than this, the pause between two polls of all its ids is a multiple of
+a poll's duration, limited by the seconds below."""
 REST_WHEN_TOLD, REST_WHEN_NOT_TOLD, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
 LINGER = 10.0
-"""Seconds after which an WaiterThread's idle thread ends."""
+"""Seconds after which the idle thread of a WaiterThread ends."""
 STALLED = 1.5
-"""After this many seconds without news from the leader, the others poll themselves."""
+"""If the leader has not read for this many seconds, the other threads poll themselves."""
 OUTAGE_SECONDS = 20.0
-"""How long a store that has answered may be unavailable before waiting callers get an error. Celery on Redis
-also tries twenty times, a second apart. A caller that begins to wait meanwhile gets the error at once,
-because its first read is its own."""
+"""How long a store that has answered may be unavailable before waiting callers get an error. (Celery on Redis
+tries twenty times, a second apart.) A caller that begins to wait in the meantime gets the error at once,
+because it does its first read itself."""
 FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 """Seconds after which a source that failed twice or more is opened again."""
 
 
 class ResultWatcher:
-    """Watches *backend* for all waiters in this process. linger: seconds for which idle threads stay.
+    """Watches *backend* for all waiters in this process. linger: seconds after which idle threads end.
     outage: seconds for which the store may be unavailable."""
 
     def __init__(self, backend: Watched, linger: float = LINGER, outage: float = OUTAGE_SECONDS) -> None:
@@ -63,38 +63,38 @@ class ResultWatcher:
 
     def _start_anew(self) -> None:
         self._waiters: dict[int, weakref.ref[Waiter]] = {}
-        """By id(). Any thread: all operations on it are atomic. A waiter that was interrupted before it could
-        leave is removed with its reference."""
+        """By id(). No lock: all operations on it are atomic. The weak references remove waiters that were
+        interrupted before leave()."""
         self._opening = threading.Lock()
         self._wakeup = WakeupPipe()
         """Wakes the leader. Opened under _opening."""
         self._turn = threading.Lock()
         """The thread that holds this lock leads."""
-        self._whole = True  # under _turn, as all below: no leader was interrupted
+        self._whole = True  # no leader was interrupted; this and all below: under _turn
         self._source: Source | None = None
         self._heard = 0
-        """Counts reads, openings and closings of a source: a new waiter missed all notifications before."""
+        """Counts reads, openings and closings of the source: a new waiter has missed what came before."""
         self._failures = 0
         self._open_at = 0.0
         self._subscribed = 0
         self._look_at = 0.0
         self._look_at_many = math.inf
-        """Infinite until many results were polled."""
+        """Infinite until results of a waiter with many ids have been polled."""
         self._rested_at = 0.0
         self._served_at = 0.0
         self._answered_at = -math.inf
         """When the store last answered."""
         self._pause = QUICKEST
         self._closing: threading.Event | None = None
-        """Set by any thread; the event is set when the source is closed."""
+        """Assigned by any thread that wants the source closed. The leader sets the event."""
         self.loops = WaiterThread(self, "qworker-results", reads=self.backend.listens)
         self.promises = WaiterThread(self, "qworker-promises", patient=True)
 
     # -- waiters --
 
     def mark(self) -> int | None:
-        """Call before reading all ids: wait() then considers notifications from this moment on; None: from
-        when it begins to wait."""
+        """Return a mark for ``wait(looked=…)``; call this before reading all ids. wait() then need not read
+        them again, because it considers notifications since. None if the source does not support it."""
         heard = self._heard
         return heard if getattr(self._source, "tells_of_all", False) else None
 
@@ -120,7 +120,7 @@ class ResultWatcher:
                     on_interval()
                 found: dict[str, Found] = {}
                 for news in self.attend(waiter, min(longest, left)):
-                    # If another thread's read has failed, ours raises the reason.
+                    # If the leader's read has failed, this one raises the reason.
                     found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
                     found = self.own_look(ids) or {}
@@ -153,7 +153,7 @@ class ResultWatcher:
                     call_at = time.monotonic() + longest
                 found: dict[str, Found] = {}
                 for news in self.attend(waiter, min(longest, left)):
-                    # If another thread's read has failed, ours raises the reason.
+                    # If the leader's read has failed, this one raises the reason.
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
                     found = self.own_look(missing) or {}
@@ -164,12 +164,11 @@ class ResultWatcher:
         finally:
             self.leave(waiter)
         if missing and (ended := final(self.backend.read_many(missing))):
-            yield ended  # at the last moment
+            yield ended  # ended just before the timeout
 
     def own_look(self, ids: Collection[str]) -> dict[str, Found] | None:
-        """Return the stored results of *ids*, without asking the leader; None: the store has just become
-        unavailable, and may come back. Raises BackendError when it has been unavailable for longer. Any
-        thread."""
+        """Return the stored results of *ids*, read by the calling thread; None if the store has just become
+        unavailable. Raises BackendError when it has been unavailable for longer."""
         try:
             found = self.backend.read_many(ids) if ids else {}
         except BackendError:
@@ -181,7 +180,8 @@ class ResultWatcher:
         return found
 
     def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
-        """Wait up to so many seconds for the news of *waiter*, and return it; lead meanwhile, if nobody does.
+        """Wait for news of *waiter* for up to *seconds*, and return it. Lead meanwhile, if no other thread
+        does.
 
         Raises the store's errors. Must be followed by leave().
         """
@@ -194,7 +194,7 @@ class ResultWatcher:
             return waiter.taken(0)
         waiter.asleep = True
         try:
-            # The last leader may have read for a sleeping thread just before.
+            # If the leader has just stopped, there may be news already: do not wait, but lead next.
             led = self._turn.locked() or not self._may_lead(waiter)
             return waiter.taken(seconds if led else 0)
         finally:
@@ -208,14 +208,15 @@ class ResultWatcher:
         self.wake()
 
     def leave(self, waiter: Waiter) -> None:
-        """*waiter* has stopped waiting. Safe to call twice."""
+        """Remove *waiter*, which has stopped waiting. Safe to call twice."""
         self._waiters.pop(id(waiter), None)
         if self._in_turn(self._fall_silent):
             self._pass_on(waiter)
 
     def _in_turn(self, work: Callable[[], None]) -> bool:
-        """Call *work* unless another thread leads; then return False. An interrupt releases the lock."""
-        turn, got = self._turn, list[bool]()  # a fork in between creates another lock
+        """Call *work*; return False, without calling it, if another thread leads. An interrupt releases the
+        lock."""
+        turn, got = self._turn, list[bool]()  # keep the lock, because a fork replaces self._turn
         try:
             got.extend(map(turn.acquire, (False,)))
             if True in got:
@@ -226,7 +227,7 @@ class ResultWatcher:
         return True in got
 
     def _fall_silent(self) -> None:
-        """Close the source when nobody waits any more."""
+        """Unsubscribe from everything, or close a source that must be read, if there is no waiter left."""
         self._obey()
         if not self._waiters and self._whole and self._source is not None:
             self._whole = False
@@ -237,7 +238,7 @@ class ResultWatcher:
             self._whole = True
 
     def wake(self) -> None:
-        """Wake the leader: somebody waits for more than before."""
+        """Wake the leader, because there are new ids to wait for."""
         if self._turn.locked():
             self._wakeup.wake()
 
@@ -245,14 +246,14 @@ class ResultWatcher:
         return not self.backend.listens or waiter is self.loops.waiter
 
     def _pass_on(self, leader: Waiter) -> None:
-        """*leader* stops leading: let another thread lead."""
+        """Let another thread lead, because *leader* stops."""
         for waiter in self._all():
             if waiter is not leader and waiter.asleep and self._may_lead(waiter):
                 waiter.news.put({})
                 return
 
     def waited_for(self) -> set[str]:
-        """Return all ids that are waited for."""
+        """Return the ids of all waiters."""
         return set().union(*(waiter.ids for waiter in self._all()))
 
     def _all(self) -> list[Waiter]:
@@ -261,8 +262,8 @@ class ResultWatcher:
     # -- the thread that leads --
 
     def _lead(self, leader: Waiter, seconds: float) -> None:
-        """Serve all waiters, until *leader* has news or so many seconds have passed."""
-        if not self._whole:  # an interrupted leader may have received notifications that others did not get
+        """Serve all waiters until *leader* has news, or *seconds* have passed."""
+        if not self._whole:  # an interrupted leader may have lost notifications
             self._close_source()
             self._look_at = self._look_at_many = 0.0
         self._whole = False
@@ -284,7 +285,7 @@ class ResultWatcher:
         self._whole = True
 
     def _serve_or_bear(self) -> None:
-        """Serve all; if the store has just become unavailable, retry in a moment."""
+        """Serve all waiters. If the store has just become unavailable, retry in a moment."""
         try:
             self._serve()
         except BackendError as error:
@@ -295,13 +296,13 @@ class ResultWatcher:
             self._look_at = self._look_at_many = self._served_at + SLOWEST
 
     def _may_come_back(self) -> bool:
-        """Tell whether the store has answered lately. Any thread."""
+        """Tell whether the store has answered recently. Any thread."""
         return time.monotonic() - self._answered_at < self._outage
 
     def _serve(self) -> None:
-        """Read results that were announced or never read, and all of them when it is time.
+        """Read results that were announced or never read, and all results when a poll is due.
 
-        Reading many takes long, so these are read separately from the few, and less often.
+        Waiters with many ids are polled separately and less often, because that takes long.
         """
         waiters = self._all()
         wanted: set[str] = set()
@@ -336,7 +337,7 @@ class ResultWatcher:
             if everything:
                 self._look_at = done + POLL_SECONDS
         else:
-            # No notifications. The pauses grow, and are never shorter than the reads.
+            # No notifications: the pauses grow, and are at least as long as a read (up to SLOWEST).
             slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
             if came:
                 self._pause = QUICKEST
@@ -353,7 +354,8 @@ class ResultWatcher:
             self._look_at_many = look_at_many
 
     def _rest(self, done: float, took: float) -> None:
-        """After reading many took so long, compute the earliest and the latest time of the next read."""
+        """Compute the earliest and the latest time of the next read of many ids; the last one *took* so many
+        seconds."""
         if self._source is not None:
             self._rested_at = done + min(10 * took, REST_WHEN_TOLD)
             self._look_at_many = done + max(POLL_SECONDS, min(50 * took, REST_BETWEEN_POLLS))
@@ -368,9 +370,9 @@ class ResultWatcher:
                 waiter.give(theirs)
 
     def _hear(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
-        """Return the announced ids; None: it may be any. Opens the source when it is time.
+        """Return the announced ids; None: any may have ended. Opens the source if necessary.
 
-        count: of the ids that *waiters* wait for. came: some are new.
+        count: number of ids that *waiters* wait for. came: some of them are new.
         """
         self._obey()
         source = self._source
@@ -386,14 +388,14 @@ class ResultWatcher:
                 self._subscribe(source, waiters)
                 self._failures = 0
                 return None
-            if came or count < self._subscribed // 2:  # not after each end, because this takes linear time
+            if came or count < self._subscribed // 2:  # not after each result, because this takes linear time
                 self._subscribe(source, waiters)
             self._heard += 1
             return source.told()
-        except Exception as error:  # noqa: BLE001 - until there is another source, results are found by looking
+        except Exception as error:  # noqa: BLE001 - sources may raise anything; results are polled meanwhile
             reraise_interrupt(error)
             self._failed(error)
-            if source is None:  # it has announced nothing yet
+            if source is None:  # it could not be opened
                 return ()
             self._pause = QUICKEST
             return None
@@ -406,7 +408,7 @@ class ResultWatcher:
     def _unsubscribe(self, source: Source) -> None:
         try:
             self._subscribe(source, ())
-        except Exception as error:  # noqa: BLE001 - there will be another source when somebody waits
+        except Exception as error:  # noqa: BLE001 - the next waiter opens another source
             reraise_interrupt(error)
             self._failed(error)
 
@@ -435,14 +437,14 @@ class ResultWatcher:
         if source is not None:
             try:
                 source.close()
-            except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
+            except Exception as error:  # noqa: BLE001 - the source is discarded in any case
                 reraise_interrupt(error)
                 logger.debug("closing the source of notifications: %s", error)
 
-    # -- the end --
+    # -- closing --
 
     def close(self) -> None:
-        """Close the source; waiters continue with another one. Idle threads end. Safe to call
+        """Close the source and end idle threads. Waiters continue with another source. Safe to call
         twice."""
         self.loops.dismiss()
         self.promises.dismiss()
@@ -453,7 +455,7 @@ class ResultWatcher:
             closed.wait(1.0)
 
     def _after_fork(self) -> None:
-        """In a forked child: the waiters, the leader and its connection belong to the parent."""
+        """In a forked child: waiters, leader and connection belong to the parent."""
         source = self._source
         self._start_anew()
         if source is not None:
@@ -461,10 +463,10 @@ class ResultWatcher:
 
 
 class WaiterThread:
-    """A thread that waits on behalf of callers that must not block, and calls them back.
+    """A thread that waits on behalf of callers that must not block, and calls their callbacks.
 
-    patient: it continues while the store is unavailable; otherwise it reports the error to all callers.
-    reads: it also reads the source, for others and for a while after them.
+    patient: continue while the store is unavailable, instead of passing the error to all callbacks. reads:
+    also read the source for other waiters, and for a while after the last one.
     """
 
     def __init__(self, watcher: ResultWatcher, name: str, patient: bool = False, reads: bool = False) -> None:
@@ -472,8 +474,7 @@ class WaiterThread:
         self._name = name
         self._patient = patient
         self._reads = reads
-        # Re-entrant, because the garbage collector may remove a waiter in the middle of any operation of the
-        # thread.
+        # Re-entrant, because the garbage collector may cancel a callback while this thread holds the lock.
         self._lock = threading.RLock()
         self._calls: dict[str, list[Callable[[Found | Exception], object]]] = {}  # under _lock
         self.waiter = Waiter(self._calls)
@@ -512,7 +513,7 @@ class WaiterThread:
 
     def ensure(self) -> None:
         """Start the thread if it is not running."""
-        # It may also never have started, if the thread that was starting it was interrupted.
+        # is_alive(): an interrupt may have prevented the start.
         if self._thread is None or not self._thread.is_alive():
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
@@ -541,14 +542,14 @@ class WaiterThread:
                 try:
                     for news in self._watcher.attend(self.waiter, POLL_SECONDS):
                         self._give(news)
-                except Exception as error:  # noqa: BLE001 - any error of the store goes to the waiters
+                except Exception as error:  # noqa: BLE001 - passed to the callbacks
                     self._give(error)
         finally:
             self._watcher.leave(self.waiter)
 
     def _stays(self) -> float | None:
-        """Return how long it may stay idle, 0 if there is work; None: the thread ends, and another may have
-        begun."""
+        """Return the seconds for which the thread may stay idle, 0 if there is work; None: it must end,
+        because another may start from now on."""
         with self._lock:
             now = time.monotonic()
             if self._calls or (self._reads and self._watcher.waited_for()):
@@ -575,7 +576,7 @@ class WaiterThread:
 
 
 def final(found: Mapping[str, Found]) -> dict[str, Found]:
-    """Return the final results in *found*: those that have ended or are unreadable."""
+    """Return those results in *found* that are final or unreadable."""
     return {
         task_id: each
         for task_id, each in found.items()
@@ -584,8 +585,7 @@ def final(found: Mapping[str, Found]) -> dict[str, Found]:
 
 
 def readable(ended: Mapping[str, Found]) -> dict[str, Meta]:
-    """Return the readable metadata in *ended*. Raises DamagedResult when there is only something
-    unreadable."""
+    """Return the readable metadata in *ended*. Raises DamagedResult if there are only unreadable results."""
     metadata = {}
     damaged = None
     for task_id, found in ended.items():

@@ -1,6 +1,6 @@
 """Stores: an app's broker and result store, opened on first use.
 
-Comes from:  ``app.broker`` and ``app.backend``, and questions about both.
+Comes from:  ``app.broker``, ``app.backend``, and code that depends on where results are kept.
 Goes to:     the transports and backends.
 Thread:      any; they are opened and closed under the app's lock.
 """
@@ -30,15 +30,15 @@ class _App(Protocol):
 
 
 class Stores:
-    """The stores of *app*. broker, backend: existing ones; None opens those of the settings."""
+    """The stores of *app*. broker, backend: existing stores; None opens those named by the settings."""
 
     def __init__(self, app: _App, broker: Broker | None = None, backend: Backend | None = None) -> None:
         self._app = app
         self._broker = broker
         self._backend = backend
         self._given = backend is not None
-        """Whether the result store was passed in instead of being named by the settings."""
-        self._place: tuple[Any, ResultPlace] | None = None  # the settings it came from, and the place
+        """Whether the result store was passed in, instead of being named by the settings."""
+        self._place: tuple[Any, ResultPlace] | None = None  # and the revision of the settings
         self._results_with_broker: bool | None = None
 
     @property
@@ -47,7 +47,7 @@ class Stores:
         return self._broker or self._open_broker()
 
     def use_broker(self, broker: Broker) -> None:
-        """Make *broker*, not used yet, the broker of the app."""
+        """Make *broker*, which was not used yet, the broker of the app."""
         with self._app.lock:
             self._broker, self._results_with_broker, self._place = broker, None, None
 
@@ -78,7 +78,7 @@ class Stores:
         known = self._place  # read once: another thread may replace it
         if known is None or known[0] is not conf.revision:
             conf.resolve()
-            # The broker knows the path of its file.
+            # The embedded broker knows the path of its file.
             embedded = conf.broker_url is None or conf.broker_url.startswith("sqlite:")
             asked = embedded and conf.result_backend is None
             known = conf.revision, result_place(conf, self.broker.url if asked else None)
@@ -92,14 +92,14 @@ class Stores:
 
     @property
     def missing_results(self) -> str | None:
-        """Return the missing file or directory of the results; None if it exists, and for servers. Code that
+        """The missing file or directory of the result store; None if it exists, and for servers. Code that
         only reads results must not create it."""
         path = file_of(self.backend.url)
         return None if path is None or os.path.lexists(path) else path
 
     @property
     def results_with_broker(self) -> bool:
-        """Whether results are stored in the broker's own store, so that a worker stores them with the ack."""
+        """Whether results are in the broker's own store, so that a worker stores them with the ack."""
         if self._results_with_broker is None:
             broker = self.broker
             beside = not self._given and self.place.beside
@@ -109,15 +109,14 @@ class Stores:
 
     @property
     def sends_results(self) -> bool:
-        """Whether results are sent to the caller, so that a call has to name its queue."""
+        """Whether results are sent to the caller, so that a call must name the caller's queue."""
         if self._given and self._backend is not None:
             return self._backend.url.startswith(REPLIES)
         return self.place.replies
 
     @property
     def reply_to(self) -> str | None:
-        """Return the queue for the results of this process; None unless they are sent (``rpc://``), and in a
-        task.
+        """The queue for the results of this process; None in tasks, and unless results are sent (``rpc://``).
 
         Raises BrokerUnavailable when the queue is needed and cannot be created.
         """

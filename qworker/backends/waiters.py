@@ -1,7 +1,8 @@
 """Waiters: threads that wait for results with the ResultWatcher.
 
-Comes from:  ``get``, whose thread is itself a Waiter; ``await`` and ``then``, for which a WaiterThread waits.
-Goes to:     the ResultWatcher, which gives each waiter its ended results.
+Comes from:  ``get``, which waits in the calling thread; ``await`` and ``then``, for which a WaiterThread
+             waits.
+Goes to:     the ResultWatcher, which gives each waiter its results.
 Thread:      a Waiter belongs to the waiting thread, except for its queue.
 """
 
@@ -25,11 +26,10 @@ POLL_SECONDS = 0.5
 
 
 class Waiter:
-    """A waiting thread. ids: what it waits for, which may change; interval: its longest pause between two
-    polls.
+    """A waiting thread. ids: the tasks that it waits for, which may change. interval: its longest pause
+    between two polls.
 
-    If ids is a set, ended results are removed from it when they are delivered: this waiter waits for all of
-    them, one after another.
+    If ids is a set, delivered results are removed from it: this waiter waits for all of them.
     """
 
     __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "looked", "news")
@@ -39,14 +39,14 @@ class Waiter:
     ) -> None:
         self.ids = ids
         self.looked = looked
-        """The ResultWatcher.mark() from before all ids were read; None: they were not read."""
+        """The ResultWatcher.mark() made before all ids were read; None if they were not read."""
         self.interval = interval
         self.anew = deque(ids)
         """Ids not read since they were added. Any thread."""
         self.asleep = False
-        """It waits while another thread leads."""
+        """Whether it waits while another thread leads."""
         self.news: SimpleQueue[Mapping[str, Found] | Exception] = SimpleQueue()
-        """Ended results, or why they cannot be read; an empty mapping: lead from now on."""
+        """Results, or the error of reading them; an empty mapping tells this thread to lead."""
 
     def give(self, ended: Mapping[str, Found]) -> None:
         """Deliver news; called by the leader."""
@@ -59,7 +59,7 @@ class Waiter:
         return [self.anew.popleft() for _ in range(len(self.anew))]
 
     def taken(self, seconds: float) -> list[Mapping[str, Found] | Exception]:
-        """Return all its news; if there is none, wait for some up to so many seconds."""
+        """Return all its news; if there is none, wait for up to *seconds*."""
         news = []
         try:
             news.append(self.news.get(seconds > 0, seconds if seconds > 0 else None))
@@ -69,27 +69,27 @@ class Waiter:
             return news
 
 
-# -- Watched: what those who wait for results ask of a store; and its Source, which tells of them --
+# -- the interface of a store for the watcher --
 
 
 class Source(Protocol):
-    """Notifications about results from a store. Owner: the leader. A method of a broken source may raise
-    anything; then another source is opened. With ``tells_of_all = True`` it needs no subscribe(): it
+    """A store's notifications about results, used by the leader. Methods of a broken source may raise any
+    exception; then another source is opened. A source with ``tells_of_all = True`` needs no subscribe(): it
     announces everything stored after it was opened."""
 
     def fileno(self) -> int:
-        """The file that becomes readable at a notification; -1: there is none yet."""
+        """Return the file descriptor that becomes readable at a notification; -1: there is none yet."""
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """Announce *ids* from now on; others are optional. A read finds earlier results."""
+        """Announce results of *ids* from now on, and possibly others. Earlier results are read instead."""
 
     def told(self) -> Collection[str] | None:
-        """Return the ids announced since the last call, without waiting; None: it may be any."""
+        """Return the ids announced since the last call, without waiting; None: any may have ended."""
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: release it without communicating with the server or others."""
+        """In a forked child: release the source without communicating with the server."""
 
 
 class Watched(Protocol):

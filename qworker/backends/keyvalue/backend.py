@@ -21,7 +21,7 @@ from qworker.transports.lease import ResultRow
 
 
 class KeyValueBackend(Backend):
-    """A Backend based on five primitives."""
+    """A Backend based on locked(), read(), write(), remove() and list()."""
 
     @abstractmethod
     def locked(self, key: str) -> AbstractContextManager[Any]:
@@ -33,8 +33,7 @@ class KeyValueBackend(Backend):
 
     @abstractmethod
     def write(self, key: str, value: bytes, ttl: float | None) -> None:
-        """Set *key* for *ttl* seconds; None: for ever. A reader sees either the old value or the new one,
-        complete."""
+        """Set *key* for *ttl* seconds (None: forever), atomically for readers."""
 
     @abstractmethod
     def remove(self, key: str) -> None:
@@ -42,7 +41,7 @@ class KeyValueBackend(Backend):
 
     @abstractmethod
     def list(self, prefix: str) -> Iterable[str]:
-        """Return the keys that begin with *prefix*, which is that of joins. Some may be deleted by now."""
+        """Return the keys that begin with *prefix*, used for joins. Some may have been deleted meanwhile."""
 
     @property
     def joins(self) -> Joins:

@@ -4,8 +4,8 @@ Comes from:  ``result_backend = "file:///directory"``.
 Goes to:     that directory, which several processes of one machine may share.
 Thread:      any; each operation opens its own files.
 
-A file is written under another name, flushed to disk and renamed, so that a reader sees either the old or the
-new one, complete. Its time stamp is the time of writing; for a lock, the time of expiry.
+A file is written under another name, flushed to disk and renamed, so that it is replaced atomically. Its time
+stamp is the time of writing; for a lock, the time of expiry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zlib import crc32
 
 try:
     import fcntl
-except ImportError:  # Windows: the rename is still atomic, but two writers are not serialised
+except ImportError:  # Windows: renaming is still atomic, but writers are not serialised
     fcntl = None  # type: ignore[assignment]
 
 from qworker.backends.keyvalue.backend import KeyValueBackend
@@ -34,7 +34,7 @@ from qworker.errors import BackendError, ConfigurationError
 from qworker.transports.connect_errors import refuse_parameters
 
 LONGEST_NAME = 200
-"""Maximum characters of a file name; longer keys are replaced by their hash."""
+"""Maximum characters of a file name; longer ones end in a hash."""
 JOINS = "qworker-joins"
 """The subdirectory for joins."""
 LOCKS = 64
@@ -73,7 +73,7 @@ class FilesystemBackend(KeyValueBackend):
             ) from error
 
     def _path(self, key: str) -> Path:
-        # Joins are listed every few seconds, so they are not stored among a hundred thousand results.
+        # Joins are listed every few seconds, so they have their own directory.
         return (self.directory / JOINS if key.startswith(JOIN_PREFIX) else self.directory) / _name(key)
 
     @contextmanager
@@ -104,7 +104,7 @@ class FilesystemBackend(KeyValueBackend):
                     data = file.read()
             except FileNotFoundError:
                 return None
-            except (IsADirectoryError, PermissionError) as error:  # others may be readable
+            except (IsADirectoryError, PermissionError) as error:  # only this result is unreadable
                 task_id = key.removeprefix(TASK_PREFIX)
                 raise self.damaged(
                     task_id, f"is in {path}, which cannot be read: {error.strerror}"
@@ -117,7 +117,7 @@ class FilesystemBackend(KeyValueBackend):
         if key.startswith(LOCK_PREFIX):
             stamp += FOR_EVER if ttl is None else ttl
         elif key.startswith((TASK_PREFIX, GROUP_PREFIX)) and ttl is not None and self.expires is not None:
-            stamp += ttl - self.expires  # a result that is kept longer gets a later time stamp
+            stamp += ttl - self.expires  # later, for results that are kept longer
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
         with self._explained(writes=True):
             if key.startswith(JOIN_PREFIX):
@@ -146,7 +146,7 @@ class FilesystemBackend(KeyValueBackend):
                 except FileNotFoundError:  # another process sweeps too
                     continue
                 if entry.name.startswith(".draft-"):
-                    # Left by a process that died while writing. Drafts have the file system's own time.
+                    # Left by a process that died while writing. Drafts have the file system's time.
                     expired = written + _ABANDONED_SECONDS <= time.time()
                 else:
                     expired = entry.name.startswith(("celery-", LOCK_PREFIX)) and (
@@ -167,7 +167,7 @@ def _name(key: str) -> str:
 
 
 def _replace(path: Path, value: bytes, stamp: float, draft: Path) -> None:
-    """Write *value* to *path* via *draft*, with that time stamp."""
+    """Write *value* to *path* via the file *draft*, with the time *stamp*."""
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
         with open(handle, "wb") as file:

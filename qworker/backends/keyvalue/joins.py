@@ -1,14 +1,14 @@
 """Joins in a store that maps keys to bytes.
 
 Comes from:  ``backend.py``, for ``memory.py`` and ``filesystem.py``.
-Goes to:     one key for each join, and one for each few of its members.
-Thread:      any; a join is changed only while holding its key's lock.
+Goes to:     one key for each join, and one for every TOGETHER members.
+Thread:      any; a join is changed only while its key is locked.
 
 Any operation may be interrupted between two keys, and repeated. So the parts of several members share one
-key, and the join only records which of these keys are complete: recording it twice changes nothing. The cost
-of a part does not depend on the size of the join. A join to be deleted is marked first, and its key is
-deleted
-last: whoever finds the mark continues. A separate key with an expiry records that it was finished.
+key, and the join only records which of these keys are complete: recording that twice changes nothing. The
+cost of a part does not depend on the size of the join. A join to be deleted is marked first, and its own key
+is deleted last, so that the next claim can continue an interrupted deletion. A separate key with an expiry
+records that the join was finished.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Keys(Protocol):
 
 @dataclass
 class State:
-    """The content of a join's key. due: epoch second at which it may be claimed. complete: a bit for each key
-    of parts, set when its parts are all there. place: its position among those opened together. added:
-    numbers of the calls added later, by id. gone: it is being deleted."""
+    """The content of a join's key. due: epoch second at which it may be claimed. place: its position among
+    joins opened together. complete: a bit for each key of parts, set when no part is missing there. gone: it
+    is being deleted. added: numbers of the calls added later, by id."""
 
     id: str
     size: int
@@ -73,7 +73,7 @@ class State:
 
     @property
     def keys(self) -> int:
-        """Return the number of keys for its parts."""
+        """The number of keys for its parts."""
         return -(-self.size // TOGETHER)
 
     @property
@@ -105,7 +105,7 @@ class KeyValueJoins(Joins):
         return None if state is None or state.gone else state
 
     def open(self, joins: Sequence[Join]) -> None:
-        """See Joins.open(); but if the process dies meanwhile, the first joins are stored."""
+        """See Joins.open(). But if the process dies in the meantime, only some of the joins are stored."""
         for join in joins:
             check_join(join.id, join.size)
         now = self._clock.now()
@@ -152,7 +152,7 @@ class KeyValueJoins(Joins):
                     self._record(key, state, numbered)
 
     def _record(self, key: str, state: State, numbered: Mapping[int, Part]) -> None:
-        """The caller holds the lock of *key*."""
+        """Record the parts in *numbered*. The caller holds the lock of *key*."""
         together: dict[int, list[Part]] = defaultdict(list)
         for number, part in numbered.items():
             if number < state.size:
@@ -169,7 +169,7 @@ class KeyValueJoins(Joins):
         crash_point("parts-recorded")
 
     def _add_to(self, key: str, parts: Sequence[Part]) -> int:
-        """Add *parts* to those in *key*; return how many there are now."""
+        """Add *parts* to those in *key*; return their new number."""
         there = self._parts(key)
         count = len(there)
         for part in parts:
@@ -179,7 +179,7 @@ class KeyValueJoins(Joins):
         return len(there)
 
     def _parts(self, key: str) -> dict[str, tuple[str, str]]:
-        """Return the task and the state of each member whose part is in *key*."""
+        """Return the parts in *key*: task id and state by the member's number."""
         data = self._keys.read(key)
         try:
             found: dict[str, tuple[str, str]] = {} if data is None else json.loads(data)

@@ -3,7 +3,7 @@
 Comes from:  ``result_backend = "cache+memcached://host:11211/"``; several servers are separated by
              semicolons.
 Goes to:     the servers, using pymemcache; they expire results, or evict them earlier when memory is short.
-Thread:      any; a pool of connections that is not shared across a fork.
+Thread:      any; a pool of connections, which is not shared across a fork.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MemcachedBackend(Backend):
                     raise BackendError(f"{self.safe_url}: {error or type(error).__name__}") from error
 
     def _key(self, prefix: str, name: str) -> str:
-        """Return a valid memcached key: one that is too long, or contains blanks, is replaced by its hash."""
+        """Return a valid memcached key. A name that makes it too long, or unprintable, is hashed."""
         key = f"{self._prefix}{prefix}{name}"
         if len(key.encode()) <= LONGEST_KEY and not any(
             char.isspace() or not char.isprintable() for char in key
@@ -120,7 +120,7 @@ class MemcachedBackend(Backend):
         while True:
             old, token = self._do(lambda client: client.gets(key))
             if old is None:
-                # Not retried: after a lost answer, the caller would mistake its own state for another's.
+                # Not retried: after a lost answer, this state would seem to be stored by another process.
                 if self._do(lambda client: client.add(key, data, lasting), tries=1):
                     return True
             elif not states.may_replace(self.status_of(old), status):

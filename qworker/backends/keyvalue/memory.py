@@ -24,7 +24,7 @@ _stores = forgetful()
 
 
 class StoringThreads:
-    """A Source: storing code notifies it, in this process. tell() may be called from any thread."""
+    """A Source that the store itself notifies, in this process. Any thread may call tell()."""
 
     def __init__(self) -> None:
         self._wakeup = WakeupPipe()
@@ -67,8 +67,7 @@ class MemoryBackend(KeyValueBackend):
         _stores.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock, and cannot release it
-        here."""
+        """In a forked child: replace the lock, which another thread of the parent may have held."""
         self._lock = threading.RLock()
         self._source = None
 

@@ -4,10 +4,10 @@ Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+
              ``sentinel://…``.
 Goes to:     keys and channels described in ``transports/redis/result_rows.py``; the server expires them.
              Joins: ``joins.py``.
-Thread:      any: each use borrows a connection, and all waiters share one. None is shared across a fork.
+Thread:      any. Each use borrows a connection; all waiters share one. No connection is shared across a fork.
 
-A worker's batch is one script call. If the messages are in the same database of the same server, the broker
-stores the results itself, in the script that acks them.
+A worker's batch is one script call. If the messages are in the same database, the broker stores the results
+itself, in the script that acknowledges them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_
 from qworker.transports.redis.url import Endpoint, endpoint
 
 MAX_KEYS = 1000
-"""Maximum keys per command, so that others are served in between."""
+"""Maximum keys per command, so that the server can serve other clients in between."""
 
 _STORE = Script(STORE_ROWS)
 _COUNT = Script("""
@@ -72,10 +72,11 @@ class RedisBackend(Backend):
     def _do(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
         """Return *work* applied to a connection; convert errors of the server.
 
-        tries: 1 for operations that must not be repeated; the server may have closed a kept connection.
+        tries: 1 for operations that must not be repeated. Others are, because the server may have closed an
+        idle connection.
         """
         if self._pid != os.getpid():
-            self._links.abandon()  # the connections are the parent's
+            self._links.abandon()  # the connections belong to the parent
             self._pid = os.getpid()
         return deferred(self._try, work, tries)
 
@@ -181,12 +182,11 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-# -- RedisSubscription: the channels for notifications of results --
-# Thread: one at a time: the leader.
+# -- notifications; used by the leader --
 
 
 class RedisSubscription:
-    """A Source. prefix: of the channels, followed by the id of a task. Raises BrokerUnavailable."""
+    """A Source. prefix: of the channels, followed by a task's id. Methods may raise BrokerUnavailable."""
 
     def __init__(self, where: Endpoint, prefix: str) -> None:
         self._link = Link(where)
@@ -198,7 +198,7 @@ class RedisSubscription:
         return self._link.fileno()
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """Return when the server has confirmed: a later read sees everything that was stored before."""
+        """Return when the server has confirmed: the next read finds all results that are not announced."""
         wanted = set(ids)
         old, new = self._subscribed - wanted, wanted - self._subscribed
         data = pack(("UNSUBSCRIBE", *map(self._channel, old))) if old else b""

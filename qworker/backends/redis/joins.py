@@ -5,11 +5,11 @@ Goes to:     the keys described in ``transports/redis/join_rows.py``; the queues
              database.
 Thread:      any; each use borrows a connection of the result store.
 
-Every step is one script. A join with an expiry is deleted KEPT_SECONDS after it, if nobody has claimed it.
+Every operation is one script. A join that no worker claims is deleted KEPT_SECONDS after its expiry.
 
-A chord in Celery's format is counted as Celery counts it, so some members may run on Celery's workers. The
-side that records the last part finishes the chord: if that was qworker, the chord is claimed here, with
-Celery's ``.c`` lock held as long as the claim lasts. A chord that Celery finishes never appears here.
+A chord in Celery's format is counted as in Celery, so some members may run on Celery's workers. The worker
+that records the last part finishes the chord. If it is qworker's, the chord is claimed here, and Celery's
+``.c`` lock is held as long as the claim lasts. A chord that Celery finishes never appears here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from qworker.transports.redis.sender import PUBLISH, RedisSender
 KEPT_SECONDS = 86400.0
 """How long an overdue join is kept for a worker to claim."""
 PORTION = 10_000
-"""Parts per script, so that others are served in between."""
+"""Parts per script, so that the server can serve other clients in between."""
 
 _PRELUDE = (
     JOIN_KEYS
@@ -266,8 +266,8 @@ return 1
 
 
 class RedisJoins(Joins):
-    """The joins of *backend*. do: runs work with a connection of the result store, with a number of tries.
-    place: the server and database. keys: names of keys."""
+    """The joins of *backend*. do: runs a function with a connection of the result store, so many times at
+    most. place: the server and database. keys: names of keys."""
 
     def __init__(
         self, backend: Backend, do: Callable[[Callable[[Link], Any], int], Any], place: Any, keys: JoinKeys
@@ -327,7 +327,7 @@ class RedisJoins(Joins):
             try:
                 claimed.append(self._finished(token, name.decode(), *rest))
             except UnicodeDecodeError:
-                self._call(_DROP, name)  # it was not opened
+                self._call(_DROP, name)  # no join has such an id
         return claimed
 
     def _finished(
@@ -353,7 +353,7 @@ class RedisJoins(Joins):
             pairs_of = zip(values[::2], values[1::2], strict=True)
             found = [unpack_part(join, number, value) for number, value in pairs_of]
             parts = sorted(part for part in found if part is not None)
-            overdue = overdue or len(parts) < len(found)  # damaged ones are missing
+            overdue = overdue or len(parts) < len(found)  # damaged parts count as missing
         return Finished(join, token, body, parts, bool(overdue), run.decode("utf-8", "replace"))
 
     def _chord_part(self, join: str, number: int, value: bytes, body: bytes) -> Part:
@@ -408,8 +408,7 @@ _COUNT = Script(JOIN_KEYS + "return ask('ZCARD', index_key(ARGV[1])) or 0")
 
 
 def part_value(backend: Backend, join: str, task_id: str, status: str, result: Any) -> bytes:
-    """Return Celery's value for a chord's member: the ``Part.value`` of *task_id*, a member of the chord of
-    group *join*.
+    """Return the ``Part.value`` of *task_id*, a member of the chord of group *join*, in Celery's format.
 
     result: the value, or the exception in the format of ``message/exceptions.py``. Raises EncodeError when it
     cannot be serialised.

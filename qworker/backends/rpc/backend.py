@@ -5,9 +5,9 @@ Goes to:     the queue named in ``reply_to`` of a call; ``replies.py`` reads the
              memory.
 Thread:      any; the reader of the reply queue stores what arrives.
 
-Only the calling process can ask for the result. A reply queue belongs to one process, and is deleted with
-it: later results are lost, and so are those sent while the broker is unavailable. A process that makes many
-calls without asking for results keeps only the newest.
+Only the calling process can read a result. A reply queue belongs to one process, and is deleted with it:
+later results are lost, and so are those sent while the broker is unavailable. A process that makes many calls
+without reading results keeps only the newest.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class RpcBackend(MemoryBackend):
         return self._replies.name()
 
     def _take(self, body: bytes, correlation: object) -> None:
-        """Keep a received reply. An unreadable one is kept for the task that it names, whose waiters get
-        DamagedResult; except where replies are signed, because anybody may have sent it."""
+        """Store a received reply. An unreadable reply is stored for the task that it names, whose waiters get
+        DamagedResult. With signatures it is discarded, because any client may have sent it."""
         try:
             meta = self.decode(body)
             self._store(str(meta["task_id"]), meta["status"], body, self.expires)
@@ -87,7 +87,7 @@ class RpcBackend(MemoryBackend):
         properties: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Meta:
-        """See Backend.meta(); adds the address."""
+        """See Backend.meta(); adds ``reply_to`` and ``correlation_id``."""
         asked = (context.properties if context is not None else properties) or {}
         where = {"reply_to": asked.get("reply_to"), "correlation_id": asked.get("correlation_id") or task_id}
         return {**super().meta(task_id, status, result, traceback, context, **extra), **where}
@@ -95,7 +95,7 @@ class RpcBackend(MemoryBackend):
     def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
         queue, correlation = meta.get("reply_to"), meta.get("correlation_id")
         if not queue:
-            return None  # nobody waits for it
+            return None  # the caller expects no result
         told = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
         return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(told))), None
 
@@ -109,7 +109,7 @@ class RpcBackend(MemoryBackend):
         replies = [Reply(*marshal.loads(payload)) for _, _, payload, _ in rows]
         in_helper_thread(lambda: self._sender.send(replies))
 
-    # A dict can do this, messages cannot.
+    # Not supported, unlike in MemoryBackend.
     add, incr, delete = Backend.add, Backend.incr, Backend.delete
     save_group, get_group, delete_group = Backend.save_group, Backend.get_group, Backend.delete_group
 
@@ -119,12 +119,10 @@ class RpcBackend(MemoryBackend):
         self._sender.close()
 
 
-# -- What a process has got by ``rpc --
-# The results that a process received by ``rpc://``: only the newest, so that unread results do not fill its
-# memory.
+# -- received results: only the newest, so that unread results do not fill the memory --
 
 KEPT_BYTES = 64 * 1024**2
-"""Maximum size of the results; beyond it the oldest are removed."""
+"""Maximum size of all results; beyond it the oldest are removed."""
 ENTRY_BYTES = 256
 """Approximate overhead of an entry."""
 
@@ -141,7 +139,7 @@ class Newest(dict[str, Value]):
         self._told = False
 
     def __setitem__(self, key: str, value: Value) -> None:
-        self.pop(key, None)  # newer entries come last
+        self.pop(key, None)  # so that the new value comes last
         super().__setitem__(key, value)
         self.size += _size(value)
         while self.size > self._most and len(self) > 1:
@@ -171,8 +169,7 @@ def _size(value: Value) -> int:
     return len(value[0]) + ENTRY_BYTES
 
 
-# -- Results on their way to the callers' queues --
-# Thread: any; each has its own connection.
+# -- sending results; each thread has its own connection --
 
 _TRANSIENT = 1
 
@@ -186,7 +183,7 @@ class Reply(NamedTuple):
 
 
 class ReplySender:
-    """content: the type and encoding of all bodies."""
+    """Sends replies. content: the type and encoding of all bodies."""
 
     def __init__(self, connector: Connector, content: tuple[str, str]) -> None:
         self._connector = connector
@@ -194,7 +191,7 @@ class ReplySender:
         self._mine = threading.local()  # pid, connection and producer of each thread
 
     def send(self, replies: Iterable[Reply]) -> None:
-        """Send them in order. Raises BackendError: some may have been sent."""
+        """Send *replies* in order. After a BackendError, some may have been sent."""
         content_type, content_encoding = self._content
         with self._producer() as producer:
             for reply in replies:
@@ -211,7 +208,8 @@ class ReplySender:
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """The producer of this thread; errors of the broker become BackendError, and close its connection."""
+        """Return the producer of this thread. Errors of the broker close its connection, and become
+        BackendError."""
         mine = self._mine
         if getattr(mine, "pid", None) != os.getpid():
             mine.pid, mine.connection = os.getpid(), None

@@ -1,8 +1,8 @@
-"""The queue for results, read by a thread of the calling process.
+"""The reply queue of a process, read by a thread.
 
-Comes from:  ``backend.py``, which asks for its name when this process calls.
+Comes from:  ``backend.py``, which needs its name to make a call.
 Goes to:     *take*, with the body of each reply.
-Thread:      any for the name; a thread of its own reads.
+Thread:      any thread may call name(); a separate thread reads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SWEEP_SECONDS = 60.0
 
 
 class ReplyQueue:
-    """One queue for each process, deleted with it.
+    """One queue for each process, deleted when the process ends.
 
-    expires: seconds that it outlives its reader. take(body, correlation id) and sweep(epoch second) are
-    called by the reader.
+    expires: seconds after which the broker deletes a queue without a reader. The reader calls take(body,
+    correlation id) and sweep(epoch second).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ReplyQueue:
     def _read(
         self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
     ) -> None:
-        """The thread of the reply queue: reads until the store is closed, and reconnects after failures."""
+        """Read until the store is closed; reconnect after failures. Runs in the reader's thread."""
         sweep_at, failures = 0.0, 0
         while not stop.is_set():
             try:
@@ -130,19 +130,18 @@ class ReplyQueue:
         let_go(connection)
 
     def close(self) -> None:
-        """End the reader; the next name() opens another queue. May be called twice."""
+        """Stop the reader; the next name() opens another queue. May be called twice."""
         self._stop.set()
         self._known = None
 
 
-# -- Connections by kombu to the broker that carries results as messages --
-# Thread: any; a connection belongs to the thread that made it, and is not shared across a fork.
+# -- connections of kombu to the broker; each belongs to the thread that made it --
 
 kombu: Any = import_module("kombu")  # it has only partial types
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-"""Seconds to wait for an answer before a server is given up."""
+"""Seconds to wait for an answer of the server."""
 
 
 class Connector:
@@ -153,8 +152,8 @@ class Connector:
         hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
         self._options = {
             "hostname": hostname,
-            # For amqp:// kombu would look for librabbitmq at every connection. A child forked while another
-            # thread does so would wait for that import forever.
+            # For amqp:// kombu would try to import librabbitmq for every connection. A child forked during
+            # this import would wait for the import lock forever.
             "transport": "pyamqp" if hostname.startswith("amqp:") else None,
             "ssl": ssl,
             "transport_options": {**_patience(hostname), **conf.broker_transport_options},
@@ -162,19 +161,19 @@ class Connector:
         }
 
     def connect(self) -> Any:
-        """Return a new connection; raises one of ``broken``."""
+        """Return a new connection. Raises exceptions in ``broken``."""
         connection = kombu.Connection(**self._options)
         connection.ensure_connection(max_retries=1, timeout=CONNECT_SECONDS)
         return connection
 
     def why(self, error: BaseException) -> str:
-        """Explain one of ``broken`` raised while connecting, and what to do."""
+        """Return an explanation of *error*, which connect() raised, and what to do."""
         words = while_connecting(str(error) or type(error).__name__, bool(self._options["ssl"]))
         return f"no reply queue at the broker ({self.safe_url}): {explained(words, RABBITMQ)}"
 
     @property
     def broken(self) -> tuple[type[BaseException], ...]:
-        """kombu's exceptions for a broker that does not answer, or refuses."""
+        """The exceptions of kombu for a broker that does not answer or refuses."""
         connection = kombu.Connection(**self._options)
         return (
             *connection.connection_errors,
@@ -192,11 +191,11 @@ def let_go(connection: Any) -> None:
         # Not collect(): it temporarily sets a timeout for all new sockets of the process.
         connection.release()
     except Exception as error:  # noqa: BLE001
-        # It is closed, whatever it raises.
+        # It is closed in any case.
         logger.debug("closing a connection: %s", error)
 
 
 def _patience(hostname: str) -> dict[str, float]:
-    """Options with which py-amqp gives up on a server that accepts a connection and then does not answer."""
+    """Return timeouts for py-amqp, for a server that accepts a connection and then does not answer."""
     amqp = hostname.partition("://")[0] in ("amqp", "amqps", "pyamqp")
     return {"read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS} if amqp else {}

@@ -5,10 +5,9 @@ Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, through ``database.
              ``keys.py``, joins in ``joins.py``.
 Thread:      any.
 
-Rows are stored in batches of one statement, where ``transports/sql/results.py`` has one for the database.
-Elsewhere, or if that does not report whether it stored a row, a row is inserted only after a read has found
-none, and a state is replaced by one UPDATE whose WHERE excludes final states, so that two writers cannot
-conflict.
+Batches of rows are stored by one statement, if ``transports/sql/result_upserts.py`` has one for the database.
+Otherwise, and for a single row if that statement does not count rows, a row is inserted after a read has
+found none, or replaced by an UPDATE whose WHERE excludes final states, so that two writers cannot conflict.
 
 PostgreSQL notifies waiters of results; on other databases they poll.
 """
@@ -73,7 +72,7 @@ class SQLBackend(Backend):
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
     def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow:
-        if kept and meta["date_done"] is not None:  # results expire by it, also for Celery's sweep
+        if kept and meta["date_done"] is not None:  # it determines the expiry, in Celery too
             meta = {**meta, "date_done": isoformat(parse_iso(meta["date_done"]).timestamp() + kept)}
         return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry(delay=kept)
 
@@ -85,7 +84,7 @@ class SQLBackend(Backend):
                 return
             for task_id, values in found.items():
                 self._store_one(task_id, values)
-        except (ValueError, TypeError, LookupError, EOFError) as error:  # it is not a row
+        except (ValueError, TypeError, LookupError, EOFError) as error:  # not made by row()
             raise unfit(error) from error
 
     def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
@@ -129,7 +128,7 @@ class SQLBackend(Backend):
         return task.update().where(task.c.task_id == key, replaceable).values(self._fitting(values))
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those *values* that the table has columns for, in SQLAlchemy's form."""
+        """Return those *values* for which the table has columns, in SQLAlchemy's form."""
         columns = self._database.layout().columns
         row = {name: value for name, value in values.items() if name in columns}
         if row["date_done"] is not None:
@@ -147,11 +146,11 @@ class SQLBackend(Backend):
         return found
 
     def _read(self, keys: Sequence[str], names: Mapping[str, str]) -> dict[str, Found]:
-        """Return what read_many() finds for *keys* in one statement; *names* maps them to ids."""
+        """Read the results of *keys* with one statement; return them by id. names: the id for each key."""
         task = self._tables.task
         try:
             rows = self._database.tasks(task.c.task_id.in_(keys))
-        # From the driver: it does not support such an id or row
+        # The driver does not support such an id or row: find out which.
         except (EncodeError, ValueError, TypeError) as error:
             if len(keys) == 1:
                 task_id = names[keys[0]]
@@ -159,7 +158,7 @@ class SQLBackend(Backend):
             return {task_id: each for key in keys for task_id, each in self._read([key], names).items()}
         read: dict[str, Found] = {}
         for row in rows:
-            # By its collation the database may match another id.
+            # The collation of the database may match other ids too.
             owner = names.get(row._mapping["task_id"])
             each = None if owner is None else self._columns.found(row._mapping, owner)
             if owner is not None and each is not None:
@@ -176,7 +175,7 @@ class SQLBackend(Backend):
             self._database.execute(task.delete().where(task.c.task_id.in_(portion)))
 
     def open_source(self) -> ListenConnection | None:
-        """Return a separate connection on which PostgreSQL announces results; other databases have none."""
+        """Return a separate connection on which PostgreSQL announces results; None for other databases."""
         if not self.listens:
             return None
         self._database.layout()  # creates the tables
@@ -187,8 +186,8 @@ class SQLBackend(Backend):
             connection.exec_driver_sql("SET lock_timeout = '5s'")
             channel = connection.exec_driver_sql(f"SELECT {channel_of(self._table)}").scalar_one()
             connection.exec_driver_sql(f"LISTEN {channel}")
-            # Writers that do not notify us have committed when this returns, and the following read sees
-            # their results.
+            # Wait for writers that have seen no listener, and so do not notify: the next read sees their
+            # results.
             connection.exec_driver_sql(f"SELECT pg_advisory_lock_shared({lock_of(self._table)})")
             return ListenConnection(driver, connection.close)
         except BaseException:
@@ -231,7 +230,7 @@ class SQLBackend(Backend):
         group = self._tables.group
         self._database.execute(group.delete().where(group.c.taskset_id == group_id))
 
-    # -- keeping house --
+    # -- maintenance --
 
     def _utc(self, epoch: float) -> datetime:
         return from_epoch(epoch).replace(tzinfo=None)

@@ -1,7 +1,7 @@
 """A result as the columns of a row in Celery's table, and back.
 
 Comes from:  ``backend.py``, with metadata or a row.
-Goes to:     the serializer of the result store, which signs values where there is a security_key.
+Goes to:     the serializer of the result store, which signs values with a security_key.
 Thread:      any.
 """
 
@@ -25,7 +25,7 @@ from qworker.transports.sql.result_rows import key_of
 
 
 class Columns:
-    """extended: with the arguments. serializer: the name of *backend*'s serializer."""
+    """Converts results. extended: include EXTENDED and stamps. serializer: the name of *backend*'s."""
 
     def __init__(self, backend: Backend, extended: bool, serializer: str) -> None:
         self._backend = backend
@@ -63,7 +63,7 @@ class Columns:
         except DamagedResult as error:
             return error
         except Exception as error:  # noqa: BLE001
-            # A value of the wrong type, which some databases accept.
+            # Some databases accept values of the wrong type.
             reraise_interrupt(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
@@ -103,7 +103,7 @@ class Columns:
         if data is None:
             if not self._backend.signs or about[0] != "result":
                 return None
-            data = b""  # it is not signed
+            data = b""  # so that the missing signature is reported
         payload = data.encode() if isinstance(data, str) else bytes(data)
         if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
             return load_plain(payload, self._backend.called(task_id), task_id)
@@ -115,16 +115,16 @@ def _text(value: Any) -> Any:
     return storable(value) if type(value) is str else value
 
 
-# -- Results that an older Celery has pickled: read when they are plain data, refused when they are not --
+# -- results pickled by an older Celery: only plain data is accepted --
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """The substitute for ``_codecs.encode`` in pickles of protocol 2, to build bytes."""
+    """Replaces ``_codecs.encode``, which builds bytes in pickles of protocol 2."""
     return text.encode("latin1")
 
 
 def _described(name: str, arguments: tuple[Any, ...]) -> Any:
-    """Return the description of a pickled result or group of results."""
+    """Return the tuple format of a pickled AsyncResult or GroupResult."""
     if name == "GroupResult":
         group_id, children = arguments[:2]
         return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
@@ -134,7 +134,7 @@ def _described(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _no_backend(*arguments: Any) -> None:
-    """The store of a pickled result is not opened."""
+    """Replaces the function that opens the store of a pickled result."""
 
 
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -174,13 +174,13 @@ def is_pickle(payload: bytes) -> bool:
 
 
 def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
-    """Return the plain value pickled in *payload*. Raises DamagedResult, which names any other content.
+    """Return the plain value pickled in *payload*. Raises DamagedResult for any other content.
 
     called: the name of the stored data in errors; task_id: its owner.
     """
     try:
         return _PlainUnpickler(io.BytesIO(payload)).load()
-    except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything
+    except Exception as error:  # noqa: BLE001 - damaged pickles may raise anything
         raise DamagedResult(
             f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
             f"{error}. Read it with that Celery, or delete the row",

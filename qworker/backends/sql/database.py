@@ -1,8 +1,8 @@
-"""One SQL database of results: its connections, its actual tables, and retried statements.
+"""The SQL database of a result store: connections, existing tables, and retries.
 
 Comes from:  ``backend.py`` and ``keys.py``, with SQLAlchemy's statements; ``joins.py``, through a SQLPlace.
 Goes to:     the database; its errors are converted.
-Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child has its own pool.
+Thread:      any; each use takes a connection of SQLAlchemy's pool, and a forked child has its own pool.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 UNFIT = "the database cannot take the result: "
 TRIES = 3
-"""How often a statement is tried after a lost connection or a conflict with another transaction."""
+"""Attempts of a statement when connections are lost, or other transactions conflict."""
 
 
 class Database:
-    """Each statement is its own transaction. The first that writes creates missing tables. safe_url: the name
-    of the database in errors. file: for SQLite."""
+    """Each statement is a transaction. The first one that writes creates missing tables. safe_url: the name
+    of the database in errors. file: the path of an SQLite file."""
 
     def __init__(
         self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str, file: str | None = None
@@ -92,8 +92,8 @@ class Database:
         return self.run(lambda connection: connection.execute(statement, values).rowcount)
 
     def rows(self, statement: sa.Select[Any]) -> list[Any]:
-        """Return all rows of *statement*; [] if the file or table is missing (none is created). Raises like
-        run()."""
+        """Return all rows of *statement*; [] if the file or table is missing, which is not created. Raises
+        like run()."""
         if not self._is_there(statement):
             return []
         return self.run(lambda connection: list(connection.execute(statement)), makes=False)
@@ -131,7 +131,7 @@ class Database:
         return True
 
     def layout(self) -> Layout:
-        """Return the actual columns of the table of tasks. Raises like run()."""
+        """Return the existing columns of the table of tasks. Raises like run()."""
         if not self._made:
             self.run(lambda connection: None)
         return self._looked_at()
@@ -151,16 +151,16 @@ def unfit(error: BaseException | None) -> EncodeError:
     return EncodeError(f"{UNFIT}{error}")
 
 
-# -- Joins: the Place of ``joins.py`` --
+# -- the Place of ``joins.py`` --
 
 BEGIN = {
     "postgresql": ("BEGIN",),
-    # Otherwise gaps read by one transaction are locked against inserts by others.
+    # By default, gaps read by one transaction are locked against inserts by others.
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "mariadb": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""How a transaction begins, by dialect; other dialects have no joins."""
+"""Statements that begin a transaction, by dialect; other dialects have no joins."""
 
 _SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"
 """Finds the schema of a table in PostgreSQL."""
@@ -191,7 +191,7 @@ class SQLSession:
             found = work(self)
             self.do("COMMIT")
         except BaseException:
-            with suppress(Exception):  # its connection may be broken; the error was raised already
+            with suppress(Exception):  # the connection may be broken; the first error is raised
                 self.do("ROLLBACK")
             raise
         return found
@@ -212,8 +212,8 @@ class _Executing:
 
 
 class SQLPlace:
-    """url: of the result store; if the broker uses the same database, bodies are sent there. hold: of the
-    KeyTable."""
+    """url: of the result store; if the broker uses the same database, bodies are sent there. hold:
+    KeyTable.hold()."""
 
     def __init__(
         self, database: Database, layout: JoinLayout, url: str, hold: Callable[[str, int, float], int]
@@ -225,7 +225,7 @@ class SQLPlace:
         self._dialect = database.engine.dialect.name
         self._there = False
         name = database.engine.dialect.identifier_preparer.format_table
-        locks = self._dialect != "sqlite"  # there a writer locks the whole file
+        locks = self._dialect != "sqlite"  # where a writer locks the whole file
         self.tables = JoinTables(name(layout.join), name(layout.part), " FOR UPDATE" if locks else "")
         self.skipping = " FOR UPDATE SKIP LOCKED" if locks else ""
         is_mysql = self._dialect in ("mysql", "mariadb")
@@ -280,7 +280,8 @@ class SQLPlace:
         return lambda work: work(session), self._full_names()
 
     def _full_names(self) -> JoinTables:
-        """Return the tables with their schema: the caller's connection may have another search path."""
+        """Return the tables with their schema, because the caller's connection may have another search
+        path."""
         join, part, locking = self.tables
         if self._dialect == "postgresql":
             ((schema,),) = self.ask(_SCHEMA, (join,))

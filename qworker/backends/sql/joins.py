@@ -2,7 +2,7 @@
 
 Comes from:  the result stores of this package, each with its Place.
 Goes to:     the tables of joins and parts; the table of messages, when the broker is the same database.
-Thread:      any; the Place gives each its connection.
+Thread:      any; the Place provides connections.
 
 If the broker is the same database, its consumer records parts itself, in the transaction of the ack
 (``transports/sql/join_rows.py``, ``transports/sql/embedded/join_rows.py``), and a body is published in the
@@ -28,15 +28,14 @@ from qworker.transports.sql.join_rows import PORTION, JoinTables, Row, Session, 
 T = TypeVar("T")
 
 OPENED_AT_ONCE = 100
-"""Joins per statement: older versions of SQLite take 999 values."""
+"""Joins per statement, because older versions of SQLite support 999 parameters."""
 
 Write: TypeAlias = Callable[[Callable[[Session], object]], object]
 """Calls a function with a session, in one transaction."""
 
 
 class Publishing(NamedTuple):
-    """write: stores messages within the transaction of a session. notify: wakes workers once it is
-    committed."""
+    """write: stores messages within the transaction of a session. notify: wakes workers after the commit."""
 
     write: Callable[[Session, Sequence[Envelope]], object]
     notify: Callable[[], object]
@@ -72,15 +71,16 @@ class Place(Protocol):
         """As Joins.hold()."""
 
     def publishing(self, sender: Sender) -> Publishing | None:
-        """Return what publishes messages in a transaction of ours; None if *sender* uses another database."""
+        """Return functions that publish in this store's transactions; None if *sender* uses another
+        database."""
 
     def within(self, sender: Sender) -> tuple[Write, JoinTables] | None:
-        """Return what writes in the caller's transaction in which *sender* publishes, and the names of the
-        tables there; None if that is in another database."""
+        """Return a function that writes in the caller's transaction, in which *sender* publishes, and the
+        names of the tables there; None if that is in another database."""
 
 
 class _Within(NamedTuple):
-    """Opens joins with *write*, in these tables."""
+    """An Opening that uses *write*, in these tables."""
 
     write: Write
     tables: JoinTables
@@ -90,7 +90,7 @@ class _Within(NamedTuple):
         self.write(partial(_open, self.tables.join, self.keep, _rows(joins)))
 
     def drop(self, joins: Collection[str]) -> None:
-        # One that existed before may have parts, or may be finished.
+        # Joins that existed before may have parts, or may be finished (remaining < 0).
         join, part, _ = self.tables
 
         def work(session: Session) -> None:
@@ -138,7 +138,7 @@ class SQLJoins(Joins):
 
     def grow(self, join: str, task_id: str) -> int | None:
         query = f"SELECT seq, size, remaining FROM {self._join} WHERE id = %s{self._locking}"
-        # A call added later has an additional row: -1 - its number.
+        # A call added later has an additional row, with -1 - its number.
         known = f"SELECT number FROM {self._part} WHERE seq = %s AND number < 0 AND task_id = %s"
         adding = f"INSERT INTO {self._part} (seq, number, task_id, status) VALUES (%s, %s, %s, '')"
         growth = f"UPDATE {self._join} SET size = size + 1, remaining = remaining + 1 WHERE seq = %s"
@@ -171,7 +171,7 @@ class SQLJoins(Joins):
             return []
         now = self._clock.now()
         if not self._place.ask(f"SELECT 1 FROM {self._join} WHERE due <= %s LIMIT 1", (now,)):
-            return []  # without waiting to write
+            return []  # without waiting for a write lock
         token = os.urandom(8).hex()
         order = f" ORDER BY due, seq LIMIT %s{self._place.skipping}"
         past = f"SELECT seq FROM {self._join} WHERE due <= %s AND remaining < 0{order}"
@@ -235,7 +235,7 @@ class SQLJoins(Joins):
         return ours
 
     def _done(self, session: Session, join: Finished) -> bool:
-        """Record that *join* was finished; False when this claim has expired."""
+        """Record that *join* is done; False when the claim has expired."""
         query = f"SELECT seq, expires FROM {self._join} WHERE id = %s AND token = %s{self._locking}"
         for seq, expires in session.ask(query, (join.id, join.token)):
             session.do(f"DELETE FROM {self._part} WHERE seq = %s", (seq,))

@@ -1,4 +1,4 @@
-"""Locks and counters in an SQL database, in a separate table beside Celery's.
+"""Locks and counters in an SQL database, in a separate table.
 
 Comes from:  ``backend.py``.
 Goes to:     ``database.py``.
@@ -14,7 +14,7 @@ from qworker.clock import Clock
 
 
 class KeyTable:
-    """The rows of ``qworker_keyvalue``: a lock is its existence, a counter has a value."""
+    """The table ``qworker_keyvalue``. A lock is a row; a counter is the row's value."""
 
     def __init__(self, database: Database, table: sa.Table, clock: Clock) -> None:
         self._database = database
@@ -31,7 +31,7 @@ class KeyTable:
         return self._database.insert(self._table.insert(), values)
 
     def hold(self, key: str, holder: int, ttl: float) -> int:
-        """Give *key* to *holder* for *ttl* seconds unless another has it; return the owner."""
+        """Give *key* to *holder* for *ttl* seconds, unless it has a holder; return the holder."""
         query = sa.select(self._table.c.value).where(self._table.c.key == key)
         while not self._add(key, holder, ttl):
             held = self._database.run(lambda connection: connection.execute(query).scalar())
@@ -54,7 +54,7 @@ class KeyTable:
         table = self._table
         higher = table.update().where(table.c.key == key)
         higher = higher.values(value=table.c.value + 1, expires=self._expiry(ttl))
-        # One transaction, so that the row locked by the UPDATE is the one read.
+        # One transaction: the UPDATE locks the row that the SELECT reads.
         level = "SERIALIZABLE" if connection.dialect.name == "sqlite" else "READ COMMITTED"
         with connection.execution_options(isolation_level=level).begin():
             if not connection.execute(higher).rowcount:

@@ -1,6 +1,6 @@
 """ListenConnection: a connection on which PostgreSQL announces results, using psycopg or psycopg2.
 
-Comes from:  ``backend.py``, which has sent LISTEN on it.
+Comes from:  ``backend.py``, which has sent LISTEN on the connection.
 Goes to:     the ResultWatcher.
 Thread:      the leader.
 """
@@ -26,14 +26,14 @@ class ListenConnection:
     def __init__(self, connection: Any, close: Callable[[], None]) -> None:
         self._connection = connection
         self._close = close
-        with suppress(OSError):  # not a TCP connection: then no network is involved
+        with suppress(OSError):  # a UNIX socket
             _keep_alive(connection.fileno())
 
     def fileno(self) -> int:
         return int(self._connection.fileno())
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """Do nothing: the server announces all tasks."""
+        """Do nothing, because the server announces all tasks."""
 
     def told(self) -> Collection[str] | None:
         told = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
@@ -56,12 +56,12 @@ class ListenConnection:
         self._close()
 
     def abandon(self) -> None:
-        with suppress(Exception):  # errors of a connection that is closed already
+        with suppress(Exception):  # it may be closed already
             blind(self.fileno())
 
 
 def _keep_alive(file: int) -> None:
-    """Enable TCP keepalive: this connection sends nothing by itself."""
+    """Enable TCP keepalive, because this connection only receives."""
     with socket.socket(fileno=os.dup(file)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():

@@ -2,10 +2,10 @@
 
 Comes from:  an embedded broker without result_backend, or ``result_backend = "sqlite:///path"``.
 Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins in ``joins.py``.
-Thread:      any; one connection for the process, used in turn, and not shared across a fork.
+Thread:      any, one at a time: a process has one connection, which is not shared across a fork.
 
-If the broker is the same file, the worker stores a result in the transaction of the ack: the child only makes
-the row. A waiting process has a notification pipe beside the file.
+If the broker is the same file, the worker stores a result in the transaction of the ack; the child process
+only makes the row. A waiting process has a notification pipe beside the file.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ SWEEP = (
 
 
 class PipeSource:
-    """A Source: code that stores a final state writes to all pipes, without saying which task has ended."""
+    """A Source: each final state is announced in all pipes, without the id of the task."""
 
     tells_of_all = True
 
     def __init__(self, pipe: NotificationPipe) -> None:
         self._pipe = pipe
-        weakref.finalize(self, pipe.close)  # also at the end of the process: nothing else removes its file
+        weakref.finalize(self, pipe.close)  # also at exit, to remove the pipe's file
 
     def fileno(self) -> int:
         return self._pipe.fileno()
@@ -196,7 +196,7 @@ class SQLiteBackend(Backend):
         self._write(f"DELETE FROM result WHERE task_id IN ({chosen})", (json.dumps(list(ids)),))
 
     def open_source(self) -> PipeSource | None:
-        self._do(lambda: self._handle.run(lambda connection: None))  # then its directory exists, too
+        self._do(lambda: self._handle.run(lambda connection: None))  # creates the file and its directory
         pipe = NotificationPipe(self._database.pipes, "result")
         return PipeSource(pipe) if pipe.fileno() >= 0 else None
 
@@ -242,7 +242,7 @@ class SQLiteBackend(Backend):
     def sweep(self, now: float) -> int:
         total = 0
         for statement in SWEEP:
-            # A thousand at a time, so that others can write in between.
+            # A thousand rows at a time, so that other processes can write in between.
             while gone := self._write(statement, (now,)):
                 total += gone
         return total
@@ -254,7 +254,7 @@ class SQLiteBackend(Backend):
 
 
 def as_backend_error(work: Callable[[], T]) -> T:
-    """What *work* returns; errors of the file come out as BackendError."""
+    """Return what *work* returns; convert errors of the file to BackendError."""
     try:
         return work()
     except (BrokerUnavailable, ConfigurationError) as error:

@@ -1,4 +1,4 @@
-"""The tables of the SQL result store, in Celery's format, and their engine.
+"""The tables of the SQL result store, in Celery's format, and SQLAlchemy's engine.
 
 Comes from:  ``backend.py``.
 Goes to:     SQLAlchemy.
@@ -26,12 +26,12 @@ from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
 
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
-"""Columns that exist if Celery created the table with ``result_extended``, or qworker created it."""
+"""Columns that exist if qworker created the table, or Celery with ``result_extended``."""
 
-# Celery's has 32 bits. Each result, and each change of it, takes a number: 10,000 a second would use them up
-# in two days. SQLite only numbers INTEGER columns, which have 64 bits.
+# Celery's column has 32 bits. Each change of a result takes a number: at 10,000 a second, they last for two
+# days. SQLite only numbers INTEGER columns, which have 64 bits.
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-# On MySQL, Celery's BLOB and TEXT are limited to 64 KB, too little for a longer result.
+# On MySQL, Celery's BLOB and TEXT are limited to 64 KB.
 _BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 _LONG_TEXT = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
 
@@ -40,8 +40,8 @@ _ON_MYSQL: Any = {
     for dialect in ("mysql", "mariadb")
     for name, value in (("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
 }
-"""With the database's default collation, ids that differ by case might be equal, and text outside its
-character set refused."""
+"""With the database's defaults, ids that differ by case might be equal, and text outside the character set
+refused."""
 
 _DRIVERS = {
     "postgresql": ("psycopg", "psycopg2"),
@@ -62,19 +62,19 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL,
     "pysqlite": {"timeout": 30},
 }  # fmt: skip
-"""Additional options for drivers: timeouts for a server that stops answering, because the defaults are
-infinite or many minutes; and features to rely on."""
+"""Default options for drivers: timeouts for a server that stops answering (the drivers' defaults are infinite
+or many minutes), and required modes."""
 
 _CONNECTIONS = {
     "psycopg": ("qworker.transports.sql.timeout_connection", "TimeoutConnection.connect"),
     "pymysql": ("qworker.transports.sql.limited_connection", "LimitedConnection"),
 }
-"""Replacements for the driver's connect function, by driver."""
+"""Replacements for drivers' connect functions."""
 
 
 class Layout(NamedTuple):
-    """columns: our own columns that the table of tasks actually has, in a fixed order. makes_ids: new rows
-    get their id from the table."""
+    """columns: those columns of make_tables() that the existing table of tasks has, in a fixed order.
+    makes_ids: new rows get their id from the table."""
 
     columns: tuple[str, ...]
     makes_ids: bool
@@ -93,7 +93,7 @@ class Tables(NamedTuple):
         _create(self.metadata, engine)
 
     def layout(self, connection: sa.Connection) -> Layout:
-        """Return the actual layout of the existing table of tasks."""
+        """Return the layout of the existing table of tasks."""
         found = {column["name"]: column for column in sa.inspect(connection).get_columns(self.task.name)}
         key = found["id"]
         makes_ids = key["default"] is not None or key.get("autoincrement") is True
@@ -101,7 +101,7 @@ class Tables(NamedTuple):
 
 
 class JoinLayout(NamedTuple):
-    """The tables of joins and of their parts; a database of an older version has none."""
+    """The tables of joins and of their parts, which older versions did not create."""
 
     metadata: sa.MetaData
     join: sa.Table
@@ -126,7 +126,7 @@ def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
                     connection.commit()
                     break
                 except sa_errors.DBAPIError as error:
-                    # Another process creates it at the same time: check again, it should exist now.
+                    # Another process has probably created it: check again.
                     if not tries_left or error.connection_invalidated:
                         raise
             time.sleep(0.05)
@@ -253,8 +253,7 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
 def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
     """Add the connection options in *url* to *options*; return the rest of the URL for SQLAlchemy.
 
-    PyMySQL gets the same options as the broker's connection, so that the same parameters mean the same in
-    both.
+    For PyMySQL, parameters are read by the code that reads those of the broker's URL.
     """
     if url.get_backend_name() == "postgresql":
         check_libpq(url.query, "result_backend")
@@ -270,7 +269,7 @@ def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
                 raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None
     if not url.drivername.endswith("+pymysql"):
         return url
-    # It loads OpenSSL, only needed with PyMySQL, which loads it too.
+    # Imported here, because it loads OpenSSL, which PyMySQL needs in any case.
     read = import_module("qworker.transports.sql.mysql_options").asked_of
     asked = read(((name, str(value)) for name, value in url.query.items()), "result_backend")
     if asked.tls is not None:
