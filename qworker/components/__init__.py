@@ -1,4 +1,4 @@
-"""Components: the stages of a message in a worker, each with its own thread or table.
+"""Components: the stages that a message passes in a worker.
 
 Modules, in reading order: ``component`` (a part with a thread), ``assembly`` (all parts, and the order in
 which they start and stop), ``shutdown`` (the phases of stopping), ``request`` (a message in the worker),
@@ -6,7 +6,6 @@ which they start and stop), ``shutdown`` (the phases of stopping), ``request`` (
 
 Packages, in the order in which a message passes them: ``receiving`` (the listener's thread, which also
 acknowledges), ``waiting`` (for the due time, a rate limit or a slot), ``pool`` (where tasks run), ``ending``
-(the consequences of a run), ``status`` (reports about the worker). Imports go in one direction (pool,
-waiting,
-receiving, status, ending: each imports only earlier ones).
+(the consequences of a run), ``status`` (reports about the worker). Each imports only earlier ones of: pool,
+waiting, receiving, status, ending.
 """

@@ -1,7 +1,7 @@
 """Assembly: the parts of a worker, and the order in which they start, go quiet and stop.
 
 Comes from:  Worker, at its start.
-Goes to:     each part, together with the parts that it uses; a part is made after those it needs.
+Goes to:     each part, which is made after the parts that it uses.
 Thread:      main.
 """
 
@@ -65,9 +65,10 @@ class Stop(NamedTuple):
 class Assembly:
     """The parts of a worker of *app*, not started yet.
 
-    on_crash: called with the name of a part and the error that ended it. phase: returns the worker's phase.
-    pool_maker: see make_worker_pool(). besides: factories for parts of other products that run in the worker,
-    independent of it.
+    - on_crash: called with the name of a part and the error that ended it.
+    - phase: returns the worker's phase.
+    - pool_maker: see make_worker_pool().
+    - besides: factories of independent parts that run in the worker, such as a scheduler.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Assembly:
         besides: Sequence[MakeComponent] = (),
     ) -> None:
         conf, clock, broker = app.conf, app.clock, app.broker
-        # First what others send to: the Listener's mailbox, the ledger, the ready queue.
+        # First the targets of other parts: the Listener's mailbox, the ledger, the ready queue.
         mailbox: Mailbox[SettlementOrder] = Mailbox(broker.consumer.wake)
         self.state = WorkerState(conf.revokes_max, _replays(conf.security_key))
         self.ready = _ready_queue(app, mailbox)
@@ -126,7 +127,7 @@ class Assembly:
         )
         self.http: HttpStatus | None = None
         if address is not None and counters is not None:
-            # Imported late, because it takes 20 ms
+            # Imported here, because it takes 20 ms.
             from qworker.components.status.http_status import HttpStatus
             from qworker.components.status.metrics import Metrics
             from qworker.components.status.queue_depths import QueueDepths
@@ -138,29 +139,29 @@ class Assembly:
         self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
         http, writer, joiner = self.http or ABSENT, self.writer or ABSENT, self.joiner or ABSENT
         self.start_order: tuple[Component, ...] = (
-            http,  # first: probes are told that the worker is starting
+            http,  # first: probes see that the worker is starting
             running,  # receivers before senders: the pool accepts requests before there are any
             writer,  # reports problems of the result store before a task has run
             joiner,  # looks for the joins of dead workers once the listener has reached the broker
             self.schedule,
             self.mediator,
-            self.listener,  # it brings the work, so it is last
-        )  # The others start when the broker has answered: before that nothing takes their work.
+            self.listener,  # last, because it fetches the work
+        )  # The others start after the broker has answered, because they need it.
         self.quiet_order: tuple[Component, ...] = (
             *others,  # these only add work
-            self.listener,  # the source: nothing new comes in, and what has not started goes back
-            self.mediator,  # senders before receivers: when it is quiet, nothing is on its way to the pool
-            running,  # jobs that the pool has not begun go back too; the listener is woken for them
-        )  # The schedule continues: what falls due now goes back, like everything that is ready.
+            self.listener,  # fetches no more, and gives back requests that have not started
+            self.mediator,  # senders before receivers: after this, no request is on its way to the pool
+            running,  # gives back jobs that have not started, and wakes the listener for them
+        )  # The schedule continues: requests that fall due are given back, like all ready ones.
         self.stop_order: tuple[Stop, ...] = (
-            *(Stop(part, KILL_SECONDS) for part in others),  # nothing here waits for them
-            Stop(self.mediator, 0.0),  # these two are quiet, and only have to end
+            *(Stop(part, KILL_SECONDS) for part in others),  # no other part needs them
+            Stop(self.mediator, 0.0),
             Stop(self.schedule, 0.0),
             Stop(running, KILL_SECONDS),  # before the parts that settle interrupted runs
-            Stop(writer, conf.result_store_patience),  # a message is acked after its result is stored
-            Stop(self.listener, KILL_SECONDS),  # owns the acks, so it ends when no more can come
+            Stop(writer, conf.result_store_patience),  # before the listener: results are stored before acks
+            Stop(self.listener, KILL_SECONDS),  # after all parts that send it acks
             Stop(joiner, KILL_SECONDS),  # after the parts that may record the last part of a join
-            Stop(http, 0.0),  # last: probes see the worker stopping until the end
+            Stop(http, 0.0),  # last: probes see that the worker is stopping
         )
 
     def _lease_holds(self) -> None:
@@ -170,7 +171,7 @@ class Assembly:
 
 
 class RunningTasks(Component):
-    """The pool as a part of the worker: forwards what the pool returns when it goes quiet or stops."""
+    """The pool as a part of the worker: settles the requests that the pool returns when it stops."""
 
     name = "pool"
 
@@ -188,21 +189,21 @@ class RunningTasks(Component):
 
     @property
     def cut(self) -> int:
-        """Return how many runs were interrupted or killed because the worker stops. Any thread."""
+        """The number of runs interrupted or killed because the worker stops. Any thread."""
         return len(self._settler.cut)
 
     def start(self) -> None:
         self._pool.start()
 
     def quiet(self) -> None:
-        """Recall what has not begun; the Listener gives it back."""
+        """Recall jobs that have not started; the Listener gives them back."""
         self._settler.quiet()
         self._pool.quiet()
         self._waiting.recall()
         self._mailbox.wake()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """Kill what is still running."""
+        """Kill running tasks."""
         self._settler.quiet()
         cut = self._pool.stop(deadline)
         self._settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
@@ -244,7 +245,7 @@ def pool_settings(app: QWorker, registration: Registration) -> PoolSettings:
 
 
 def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
-    """Return a TaskBucket if tasks have rate limits; requests with a long wait go back to the broker."""
+    """Return a ReadyQueue, or a TaskBucket if tasks have rate limits."""
     rates = {name: rate_per_second(task.rate_limit) for name, task in app.tasks.items()}
     limited = {name: rate for name, rate in rates.items() if rate}
     if not limited:
@@ -259,7 +260,7 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
 
 
 def _replays(security_key: object) -> Replays | None:
-    """None if messages are not signed."""
+    """Return None if messages are not signed."""
     if security_key is None:
         return None
     from qworker.components.receiving.replays import Replays
@@ -268,13 +269,13 @@ def _replays(security_key: object) -> Replays | None:
 
 
 def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
-    """None if the result store has no joins."""
+    """Return None if the result store has no joins."""
 
     def joins() -> Joins:
         return app.backend.joins
 
     beside = app.broker.stored_results if app.results_with_broker else None
-    if beside is not None:  # such a broker has joins: the store need not be opened now
+    if beside is not None:  # such a broker supports joins, so the store need not be opened to find out
         return Joiner(app, on_crash, joins, beside.may_have_due_joins)
     try:
         joins()
@@ -284,7 +285,7 @@ def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
 
 
 def _forget(*parts: object) -> None:
-    """Do nothing: without joins, parts are not needed."""
+    """Do nothing; used without joins."""
 
 
 def _held_besides(early: EarlyAcks, writer: ResultWriter | None) -> int:

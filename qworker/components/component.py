@@ -1,8 +1,8 @@
-"""The interface of a component, and the only code that runs its thread.
+"""The interface of a component, and the loop of its thread.
 
 Comes from:  Worker, which starts, quiets and stops components in the order of the Assembly.
-Goes to:     each component's ``step``, which does one turn and returns how long it may rest.
-Thread:      one thread for each component; this is the only place where a component waits.
+Goes to:     each component's ``step``, which does one turn and returns the seconds until the next one.
+Thread:      one for each component. A component waits only here.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ class Component:
         """Accept nothing new."""
 
     def stop(self, deadline: float = 0.0) -> None:
-        """Stop, and give up at the monotonic *deadline* what is not done by then. A thread is told to end;
-        join() waits for it. If called again, the last deadline applies, even if it is earlier."""
+        """Begin to stop; join() waits for the end. Unfinished work is abandoned at the monotonic *deadline*.
+        If called again, the last deadline applies, even if it is earlier."""
 
     def problems(self) -> Sequence[str]:
         """Return problems that a restart would not solve, for health reports. Any thread."""
         return ()
 
     def join(self, seconds: float) -> bool:
-        """Wait up to *seconds* for the thread to end; True when it has ended, or there is none."""
+        """Wait up to *seconds* for the thread to end; return whether it has ended, or there is none."""
         return True
 
 
 class ThreadComponent(Component):
     """A component with a thread.
 
-    name: also of the thread. clock: the source of step()'s *now* (monotonic seconds).
-    on_crash: called with the component's name and the error when step() raises.
+    - name: also the name of the thread.
+    - clock: the source of step()'s *now*, in monotonic seconds.
+    - on_crash: called with the component's name and the error if the thread raises.
     """
 
     def __init__(self, clock: Clock, on_crash: Callable[[str, BaseException], None]) -> None:
@@ -58,16 +59,16 @@ class ThreadComponent(Component):
         self._woken = threading.Event()
 
     def step(self, now: float) -> float | None:
-        """Do one turn; return the seconds until the next one (0: at once, None: when woken)."""
+        """Do one turn; return the seconds until the next one (0: at once, None: after wake())."""
         raise NotImplementedError
 
     def wait(self, seconds: float | None) -> None:
-        """Rest until *seconds* have passed or wake() is called."""
+        """Wait up to *seconds* for wake()."""
         self._woken.wait(seconds)
         self._woken.clear()
 
     def wake(self) -> None:
-        """End the rest early. Any thread."""
+        """End a wait() early. Any thread."""
         self._woken.set()
 
     def start(self) -> None:
@@ -97,10 +98,10 @@ class ThreadComponent(Component):
                 delay = self.step(self.clock.monotonic())
                 if delay is None or delay > 0:
                     self.wait(delay)
-        except BaseException as error:  # a crashed component stops the worker, with its reason
+        except BaseException as error:  # the worker stops, and reports the error
             logger.debug("component %s crashed", self.name, exc_info=True)
             self._on_crash(self.name, error)
-            self._stop.wait()  # other parts are still working, and closed() must run after them
+            self._stop.wait()  # closed() must run after the parts that are stopped earlier
         finally:
             self.closed()
 
@@ -108,4 +109,4 @@ class ThreadComponent(Component):
         """Called first on the thread."""
 
     def closed(self) -> None:
-        """Called last on the thread, after it was told to stop, also after a crash."""
+        """Called last on the thread, after stop(), even if it crashed."""

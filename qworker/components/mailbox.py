@@ -18,9 +18,10 @@ T = TypeVar("T")
 class SettlementOrder(NamedTuple):
     """An order to the Listener to settle *request* (None: nothing is left to settle).
 
-    final: the worker is done with the request. starts: it runs only after this is known to be done.
-    anew: the message is gone, because it was acked before its run, and the request does not run here: it is
-    sent again. after_others: results that end with it have to be stored before its message is settled.
+    - final: the worker is done with the request.
+    - starts: the request runs once the broker has confirmed this settlement.
+    - anew: send the request again, because its message was acked before a run that does not take place.
+    - after_others: settle it after the results of other tasks that end with it are stored.
     """
 
     request: Request | None
@@ -39,7 +40,7 @@ class Mailbox(Generic[T]):
         self._wake = wake
         self._crowd = crowd
         self.armed = False
-        """Set by the owner: it will check within milliseconds anyway, so an order need not wake it."""
+        """Set by the owner when it will check within milliseconds, so that an order need not wake it."""
 
     def post(self, order: T) -> None:
         """Add an order and wake the owner."""
@@ -47,7 +48,7 @@ class Mailbox(Generic[T]):
         self._wake()
 
     def post_many(self, orders: Iterable[T], at_once: bool = False) -> None:
-        """Add orders that can wait for the owner's timer. at_once: they cannot."""
+        """Add *orders*; they wait for the owner's timer unless *at_once*."""
         before = len(self._orders)
         self._orders.extend(orders)
         after = len(self._orders)
@@ -55,7 +56,7 @@ class Mailbox(Generic[T]):
             self._wake()
 
     def wake(self) -> None:
-        """Wake the owner, although nothing was added."""
+        """Wake the owner without an order."""
         self._wake()
 
     def take(self) -> list[T]:

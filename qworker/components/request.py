@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SUSPECT_DEATHS = 2
 MOST_DEATHS = 2
-"""How many children may die of the errbacks of one request."""
+"""The maximum number of children that the errbacks of one request may kill."""
 
 Key = tuple[int, str, int]
 
@@ -33,9 +33,10 @@ Key = tuple[int, str, int]
 class Failing(NamedTuple):
     """The end of a request that a child still has to report to the calls in its message.
 
-    state: to be stored. error: the stored exception. deaths: how many children have died of it, because one
-    of its errbacks may kill them. After the second none of them is called any more, and after the third
-    nothing is reported.
+    - state: to be stored.
+    - error: the stored exception.
+    - deaths: the number of children that died while reporting it, because an errback may kill them. After
+      two, errbacks are no longer called; after three, nothing is reported.
     """
 
     outcome: Outcome
@@ -49,13 +50,15 @@ class Failing(NamedTuple):
 
 
 class Request:
-    """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None.
+    """A received message.
 
-    starts_before: the clock.uptime() by which it has to start, because another worker may have it afterwards.
-    inf: nobody else has it.
-
-    key: tag, id and attempt, which identify the message when it is delivered again. The tag alone is not
-    enough: a recreated store reuses tags."""
+    - eta, expires: epoch seconds or None.
+    - time_limit: the hard limit in seconds, or None.
+    - starts_before: the clock.uptime() by which it has to start, because another worker may have it
+      afterwards; inf if none can.
+    - key: tag, id and attempt, which identify the message when it is delivered again. The tag alone is not
+      enough, because a recreated store reuses tags.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -102,8 +105,8 @@ class Request:
         self.failing: Failing | None = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = None if eta is None else _epoch("eta", eta, task)
-        # The body of a failed chord does not expire: its errbacks must still be called. (For an errback the
-        # same header describes the failure, and is a mapping.)
+        # The body of a failed chord does not expire, because its errbacks must still be called. For an
+        # errback, this header is a mapping that describes the failure.
         if expires is None or isinstance(headers.get(FAILED), str):
             self.expires = None
         else:
@@ -121,7 +124,7 @@ class Request:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def mark_acked(self) -> None:
-        """Record that the broker no longer has it: nobody else can run it, however late it starts here."""
+        """Record that the broker no longer has the message, so no other worker can run it."""
         self.acked = True
         self.starts_before = math.inf
 
@@ -153,7 +156,7 @@ class Request:
 
 
 class UnreadableMessage:
-    """A message that cannot be read: *error* says why. headers: {} when they cannot be read."""
+    """A message that cannot be read because of *error*. headers: {} if they cannot be read either."""
 
     __slots__ = ("acked", "error", "headers", "leased")
 
@@ -169,8 +172,7 @@ class UnreadableMessage:
 
 
 def _epoch(name: str, text: str, task: Task[..., Any]) -> float:
-    """Return the epoch seconds of a header; one without an offset, as sent by Celery, is in the app's time
-    zone."""
+    """Return the epoch seconds of a header. Without an offset, as sent by Celery, it is in the app's zone."""
     try:
         return to_epoch_in(text, task.app.conf.timezone)
     except (ValueError, OverflowError):  # at the limits of the calendar
@@ -184,10 +186,9 @@ def receive(
     accept: frozenset[str],
     stand_in: Task[..., Any] | None = None,
 ) -> Request:
-    """Make the request of *leased*. stand_in: the task of a request that does not run, when its own is
-    unknown.
+    """Make a request from *leased*. stand_in: replaces an unknown task, for a request that does not run.
 
-    Raises NotRegistered when the task is unknown here, another MessageError for an invalid message.
+    Raises NotRegistered for an unknown task, another MessageError for an invalid message.
     """
     headers, properties, body = protocol.receive(
         leased.headers, leased.properties, leased.body, accept, app.signer, app.conf.message_max_bytes
@@ -202,13 +203,13 @@ def receive(
 
 
 def poison(leased: Leased, limit: int) -> bool:
-    """Tell whether the number of deaths of *leased* has reached the limit."""
+    """Return whether the number of deaths of *leased* has reached *limit*."""
     return leased.deliveries >= limit
 
 
 def suspect(deaths: int, limit: int | None) -> bool:
-    """Tell whether a task with so many deaths runs alone: from the second on, because the first is taken for
-    an accident; earlier where one more would be too many."""
+    """Return whether a task with this number of deaths runs alone: from the second death, because the first
+    may be an accident, or from the last one before *limit*."""
     return deaths >= max(1, min(SUSPECT_DEATHS, (limit or SUSPECT_DEATHS + 1) - 1))
 
 

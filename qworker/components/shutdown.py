@@ -1,9 +1,9 @@
-"""ShutdownRequests: how a worker is told to stop.
+"""ShutdownRequests: requests to stop the worker.
 
 Comes from:  signals, callers of ``request_stop``, and components that crash.
 Goes to:     the worker's main loop, which waits here.
-Thread:      any thread and signal handlers may request, which only sets a flag and writes one byte; read by
-             main.
+Thread:      any thread and signal handlers may request a stop; main reads. A request only sets a flag and
+             writes one byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERRUPTED_SECONDS = 1.0
 """Minimum time for interrupted tasks to clean up, whatever worker_soft_shutdown_timeout says."""
 
 KILL_SECONDS = 5.0
-"""How long the pool may take to end, and any part beyond its own limit."""
+"""Seconds for the pool to end, and for any part beyond its own limit."""
 
 SIGNALS: dict[int, str] = {
     signal.SIGTERM: DRAINING,
@@ -34,7 +34,7 @@ SIGNALS: dict[int, str] = {
         "",
     ),
 }
-"""The phase requested by a signal; '' is accepted and changes nothing."""
+"""The phase requested by each signal; '' for ignored ones."""
 
 
 class ShutdownRequests:
@@ -63,7 +63,7 @@ class ShutdownRequests:
         return max((phase, *self._requested), key=RANK.__getitem__)
 
     def obey(self) -> None:
-        """The worker stops now: the next polite signal counts as an impatient one. Main thread."""
+        """Record that the worker is stopping: the next SIGTERM or SIGINT requests COLD. Main thread."""
         self._obeyed = True
 
     def rest(self, seconds: float) -> None:

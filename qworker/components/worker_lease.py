@@ -1,6 +1,6 @@
-"""WorkerLease: this worker's registration with the broker, and how long its lease certainly holds.
+"""WorkerLease: this worker's registration with the broker, and the time until which its lease holds.
 
-Comes from:  Listener, which registers, and renews the lease after a third of its time.
+Comes from:  Listener, which registers, and renews the lease after a third of its duration.
 Goes to:     the broker; Mediator calls standing() before it starts anything.
 Thread:      listener; standing() is for any.
 """
@@ -13,7 +13,7 @@ from qworker.transports.lease import Broker, Consumer
 
 
 class Registration(NamedTuple):
-    """A worker's description for the broker. concurrency: how many tasks it runs at a time."""
+    """A worker's description for the broker. concurrency: the number of tasks it runs at a time."""
 
     hostname: str
     queues: tuple[str, ...]
@@ -21,15 +21,15 @@ class Registration(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Messages received in *generation* are certainly ours before *until*, a time of clock.uptime()."""
+    """Messages received in *generation* are ours until the clock.uptime() *until*."""
 
     generation: int
     until: float
 
 
 class WorkerLease:
-    """seconds: how long the broker considers a silent worker alive. on_regained: called when the lease holds
-    again."""
+    """seconds: after this time the broker considers a silent worker dead. on_regained: called when the lease
+    holds again."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class WorkerLease:
         self._seconds = min(seconds, broker.silent_seconds)
         self._on_regained = on_regained
         self._held = Held(0, 0.0)
-        """Of the latest registration. Replaced as a whole, because other threads read it."""
+        """The lease of the latest registration. Replaced as a whole, because other threads read it."""
 
     @property
     def generation(self) -> int:
-        """Of the latest registration; 0 before the first."""
+        """The generation of the latest registration; 0 before the first."""
         return self._held.generation
 
     def register(self) -> None:
@@ -69,12 +69,14 @@ class WorkerLease:
         self._holds_until(asked + self._seconds)
 
     def claimed(self, asked: float) -> None:
-        """The broker returned messages for a request at the uptime *asked*. That also renews a lease that is
-        older than a third of its time."""
+        """Record that the broker returned messages for a request made at the uptime *asked*.
+
+        The broker then renews a lease older than a third of its duration, so two thirds are left at least.
+        """
         self._holds_until(asked + self._seconds * 2 / 3)
 
     def lost(self) -> None:
-        """The broker says that others have our messages."""
+        """Record that the lease was lost: other workers have our messages."""
         self._held = Held(self.generation, 0.0)
 
     def _holds_until(self, until: float) -> None:
@@ -87,6 +89,6 @@ class WorkerLease:
             self._on_regained()
 
     def standing(self) -> Held | None:
-        """Return the lease if it certainly holds, so that requests may start; otherwise None. Any thread."""
+        """Return the lease if it still holds, so that requests may start; otherwise None. Any thread."""
         held = self._held
         return held if self._clock.uptime() < held.until else None

@@ -1,4 +1,4 @@
-"""Ending: the consequences of a run: its result, its message, and the calls that follow.
+"""Ending: the consequences of a run: the result, the settlement of its message, and the following calls.
 
 Comes from:  the pool, with outcomes.
 Goes to:     the result store, and the listener's mailbox.

@@ -5,8 +5,8 @@ Comes from:  the listener and the result writer, which wake it after recording p
 Goes to:     the broker, with the body; the result store, with the failure of a body that does not run.
 Thread:      joiner; record() is called by the result writer, wake() by any.
 
-The first worker that claims a join sends its body. A claim expires: if that worker dies, another one's joiner
-takes over at its next round. No slot is blocked while members run.
+The first worker that claims a join sends its body. A claim expires: if that worker dies, another worker takes
+over. Members that run block no slot.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ PORTION = 1000
 
 class Joiner(ThreadComponent):
     """joins: returns the joins of the app's result store. may_have_due: whether that store may have joins due
-    at an epoch second. If the broker is in the same store, it can tell through its own connection: opening
-    the result store would delay the start, and take tens of MB, in each worker without workflows."""
+    at an epoch second. A broker in the same store answers this through its own connection, because opening
+    the result store would delay the start and take tens of MB, even without workflows."""
 
     name = "joiner"
 
@@ -74,22 +74,21 @@ class Joiner(ThreadComponent):
         self._open_joins = joins
         self._may_have_due = may_have_due
         self._seconds: float = app.conf.worker_lease_seconds
-        """Duration of a claim, the same as of a lease, and the interval between checks for overdue joins and
-        those of dead workers."""
+        """Duration of a claim, and interval between checks for overdue joins and those of dead workers."""
 
     @property
     def _joins(self) -> Joins:
         return self._open_joins()
 
     def record(self, parts: Sequence[Part]) -> None:
-        """Record *parts*, and check whether they were the last. Raises BackendError when the store is
+        """Record *parts*, and check whether they are the last. Raises BackendError if the store is
         unavailable."""
         self._joins.add(parts)
         self.wake()
 
     def opened(self) -> None:
-        """Wait until the broker has registered this worker, or for the duration of a claim: what prevents
-        that often affects the joins too, and is reported once."""
+        """Wait until the broker has registered this worker, but no longer than a claim lasts: an outage often
+        affects the joins too, and is reported only once."""
         self.wait(self._seconds)
 
     def step(self, now: float) -> float | None:
@@ -117,7 +116,7 @@ class Joiner(ThreadComponent):
             error = doubt or self._error(join, body)
         except _AWAY:
             raise
-        except Exception as damaged:  # noqa: BLE001 - what a stranger may have written
+        except Exception as damaged:  # noqa: BLE001 - other clients may store anything
             self._give_up(join, _told(damaged))
             return
         if body.tentative and join.overdue and not join.parts:
@@ -155,8 +154,10 @@ class Joiner(ThreadComponent):
         return messages_of(self._app, body, self._values(join, body))
 
     def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
-        """Return the messages that make *body* fail: one that fails in a worker, if that is qworker's.
-        believed: the parts belong to the members."""
+        """Return the messages that make *body* fail, in a worker if qworker wrote it.
+
+        believed: the parts belong to the members.
+        """
         why = self._why(error)
         if not body.of_chord:
             logger.info("the call after join %s fails with it: %s", join.id, why)
@@ -173,7 +174,7 @@ class Joiner(ThreadComponent):
         return failed_messages_of(self._app, body, why, members, self._cause(error, body))
 
     def _end(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
-        """Return the messages to the errbacks of *body*, which failed here and can be in no message."""
+        """Let *body* fail here, because no message can carry it; return the messages to its errbacks."""
         envelopes, ended = followup.chord_failed(
             self._app, body.call, self._why(error), self._cause(error, body)
         )
@@ -181,14 +182,14 @@ class Joiner(ThreadComponent):
         return envelopes
 
     def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
-        """Return no messages: even the errbacks of *body* cannot be sent. It has still failed."""
+        """Store the failure of *body*; return no messages, because even its errbacks cannot be sent."""
         logger.error("the failure of join %s cannot be reported: %s", join.id, self._why(error))
         self._fail_along(body, self._why(error), self._why(error))
         return []
 
     def _cause(self, error: str | Part, body: JoinBody) -> Any:
-        """Return the stored error with which the calls of *body* fail: for a group that of the member, as in
-        Celery; None: ChordError."""
+        """Return the stored error with which the calls of *body* fail: for a group, as in Celery, the error
+        of the member. None: ChordError."""
         if isinstance(error, str) or body.call["subtask_type"] != "group":
             return None
         try:
@@ -202,8 +203,8 @@ class Joiner(ThreadComponent):
         return error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
 
     def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
-        """Store that the calls of *body* fail, with the error of the failed member if there is one, like the
-        rest of a chain."""
+        """Store that the calls of *body* fail, as in the rest of a chain: with the error of the failed member
+        if there is one."""
         meta = None if isinstance(error, str) else self._meta_of(error)
         if meta is None:
             stored, traceback = exception_to_dict(ChordError(why)), ""
@@ -218,7 +219,7 @@ class Joiner(ThreadComponent):
             self._joins.add(parts)
 
     def _error(self, join: Finished, body: JoinBody) -> Part | str | None:
-        """Return why the body does not run: a member that has not succeeded, or a sentence. None: it runs."""
+        """Return why the body does not run: a member that has not succeeded, or a text. None if it runs."""
         failed = (part for part in join.parts if part.status != states.SUCCESS)
         if not body.always and (part := next(failed, None)) is not None:
             return part
@@ -238,7 +239,7 @@ class Joiner(ThreadComponent):
         return f"raised {safe_repr(exception_of(meta))}"
 
     def _meta_of(self, part: Part) -> Meta | None:
-        """Return the stored metadata of a failed member; None if there is none, or it is unreadable."""
+        """Return the stored metadata of a failed member; None if missing or unreadable."""
         meta = self._app.backend.read_many([part.task_id]).get(part.task_id)
         known = isinstance(meta, dict) and meta["status"] in states.PROPAGATE_STATES
         return meta if known else None  # type: ignore[return-value]
@@ -247,7 +248,7 @@ class Joiner(ThreadComponent):
         """Return the values of the members in order; None for one that failed or is not needed."""
         if join.parts and join.parts[0].value:
             return self._values_of_chord(join)
-        # A body that always runs has no other way to know that a member has failed.
+        # A body that always runs gets no other information about a failed member.
         looked_at = body.always and body.members is not None
         wanted = [
             (part.status == states.SUCCESS or looked_at) and body.wants(part.number) for part in join.parts
@@ -264,9 +265,8 @@ class Joiner(ThreadComponent):
         return values
 
     def _values_of_chord(self, join: Finished) -> list[Any]:
-        """Return the values of a chord in Celery's format. A Celery client whose header contains groups
-        counts each of their members, and stores the structure of the header: its body gets values in that
-        structure."""
+        """Return the values of a chord in Celery's format. If the header contains groups, a Celery client
+        counts each of their members and stores the structure of the header, which the values must have."""
         from qworker.results.group_result import GroupResult
 
         header = GroupResult.restore(join.id, app=self._app)

@@ -1,13 +1,11 @@
-"""Outcomes: what each way to end means for the message, the stored state, the signal, the log and the
-metrics.
+"""Outcomes: how each kind of end affects the message, the stored state, the signal, the log and the metrics.
 
 Comes from:  Settler, with a request (or an invalid message) and its Outcome.
 Goes to:     Settler: the settlement for the broker.
 Thread:      any: a table and functions.
 
-OUTCOMES is the specification of the worker, and it is executed: changing a row changes the behaviour. A
-message that goes back to the broker has not ended: no result is stored and no signal is sent, whatever its
-row says.
+OUTCOMES is the worker's specification, and is executed. A message that goes back to the broker has not ended:
+no result is stored and no signal is sent, whatever its row says.
 """
 
 from __future__ import annotations
@@ -48,9 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REDELIVERY_SECONDS = 30.0
-"""The longest pause before a message is delivered again after a death, or at the task's request."""
+"""The longest delay before a message is delivered again after a death, or at the task's request."""
 
-# -- what the broker is told: functions of the request, the outcome and the epoch seconds of now --
+# -- the settlement: functions of the request, the outcome, and now in epoch seconds --
 
 
 def ack(request: Request, outcome: Outcome, now: float) -> Settlement:
@@ -73,8 +71,7 @@ def ack_or_dead_letter(request: Request, outcome: Outcome, now: float) -> Settle
 
 
 def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """Ack or dead-letter, by that option; the reason names the limit. A task may count a time limit as a
-    death."""
+    """Like ack_or_dead_letter(), or deliver_again() if the task treats a time limit as a death."""
     if request.task.again_after_time_limit:
         return deliver_again(request, outcome, now)
     if request.task.acks_on_failure_or_timeout:
@@ -83,14 +80,13 @@ def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -
 
 
 def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """Put the message back, because the task asked for it or a call could not be sent: after a longer pause
-    each time."""
+    """Requeue the message, with a longer delay each time: the task asked for it, or could not send a call."""
     due = _again_at(now, request.leased.requeued + 1)
     return Release(request.tag, due, requeued=True, redelivered=True)
 
 
 def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """Deliver again after a death: counted, after a longer pause each time; dead-letter after too many."""
+    """Deliver again after a death, counted and with a longer delay each time; dead-letter after too many."""
     if request.acked or not request.task.reject_on_worker_lost:
         return Ack(request.tag)
     deaths = request.leased.deliveries + 1
@@ -105,14 +101,14 @@ def give_back(request: Request, outcome: Outcome, now: float) -> Settlement:
 
 
 def keep(request: Request, outcome: Outcome, now: float) -> None:
-    """Tell the broker nothing: the request waits again in this worker."""
+    """Return no settlement: the request waits again in this worker."""
 
 
 def _again_at(now: float, times: int) -> float | None:
-    """Return the epoch second at which a message that is put back for the time number *times* is due again.
+    """Return the epoch second at which a message requeued *times* times is due again.
 
-    At once the first time (None), then after 1, 2, 4… seconds, so that a message that always comes back does
-    not keep a worker busy.
+    The first time at once (None), then after 1, 2, 4… seconds, so that such a message does not keep a worker
+    busy.
     """
     if times == 1:
         return None
@@ -134,7 +130,7 @@ def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
 
 
 def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
-    """Return an error whose text is the outcome's."""
+    """Return a function that makes an *error* with the outcome's text."""
     return lambda request, outcome: error(outcome.text)
 
 
@@ -176,7 +172,7 @@ def tell_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorke
         )
 
 
-# -- what the log line says --
+# -- the fields of the log line --
 
 
 def _plain(request: Request, outcome: Outcome) -> tuple[Any, ...]:
@@ -196,8 +192,7 @@ def _of_message(unreadable: UnreadableMessage, outcome: Outcome) -> tuple[Any, .
 
 
 def _fate(request: Request | UnreadableMessage, settlement: Settlement | None, now: float) -> str:
-    """Describe what happens to the message, if the log line does not say it: it is dead-lettered, or
-    delivered again."""
+    """Describe the dead-lettering or redelivery of the message, for the log line; "" for neither."""
     if isinstance(settlement, DeadLetter):
         acked = isinstance(request, Request) and request.acked
         return f" ({_ACKED}: nothing is kept)" if acked else " (it becomes a dead letter)"
@@ -213,15 +208,15 @@ def _fate(request: Request | UnreadableMessage, settlement: Settlement | None, n
 class Rule(NamedTuple):
     """One row of OUTCOMES.
 
-    message: returns the settlement for the broker; a function of this module.
-    level, said, fields: of the log line, and what fills its placeholders. "": no line.
-    label: its name in metrics and in reasons of dead letters. None: it is not counted.
-    event: Celery's name of the event for monitors, also logged. None: none. Events are not sent yet.
-    state, error: stored when the run has no result of its own. None: nothing.
-    part: the final state reported to the joins of the call. None: not reported yet.
-    kept: the task has failed, and its message is kept if the broker keeps failed tasks.
-    report_in_child: no child has handled it, so one has to report the end to the calls in the message.
-    signal: sends the signal. None: there is none, or the child has sent it.
+    - message: returns the settlement for the broker; a function of this module.
+    - level, said, fields: the level and format of the log line, and its values. "": no line.
+    - label: its name in metrics and in reasons of dead letters. None: it is not counted.
+    - event: Celery's event name, which is logged; events are not sent yet. None: no event.
+    - state, error: stored if the run has no result of its own. None: nothing.
+    - part: the final state reported to the joins of the call. None: it has not ended.
+    - kept: the message of the failed task is kept if the broker keeps failed tasks.
+    - report_in_child: a child still has to report the end to the calls in the message.
+    - signal: sends the signal. None: there is none, or the child has sent it.
     """
 
     message: Callable[[Any, Outcome, float], Settlement | None]
@@ -338,7 +333,7 @@ OUTCOMES: dict[str, Rule] = {
         signal=tell_rejected,
     ),
 }  # fmt: skip
-"""Every kind of Outcome, and its consequences."""
+"""The consequences of every kind of Outcome."""
 
 STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: states.REJECTED}
 """The state of a call in a log line, if none is stored."""
@@ -347,10 +342,9 @@ STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: stat
 def end(
     app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, now: float
 ) -> Settlement | None:
-    """Apply OUTCOMES to *outcome*; return the settlement for the broker, with the result to be stored with
-    it, or None if the request waits again.
+    """Apply OUTCOMES to *outcome* at the epoch second *now*.
 
-    now: epoch seconds.
+    Return the settlement, with the result to store, or None if the request waits again.
     """
     rule = OUTCOMES[outcome.kind]
     settlement = rule.message(request, outcome, now)
@@ -375,8 +369,7 @@ def _told(
     outcome: Outcome,
     settlement: Ack | DeadLetter,
 ) -> Ack | DeadLetter:
-    """Return *settlement* with everything from *rule*: parts, the row, the kept message. Observers are
-    notified."""
+    """Return *settlement* with the parts and row of *rule*, or to keep the message; send the signal."""
     if rule.part is not None and (JOINS in request.headers or outcome.parts):
         parts = *parts_of(request.headers, rule.part), *(Part(*part) for part in outcome.parts)
         settlement = settlement._replace(parts=parts)
@@ -393,7 +386,7 @@ def _told(
             failed=True,
         )
     if rule.state is not None and error is not None and settlement.row is None:
-        # The child that was told to report the end has made its row.
+        # If a child reported the end, it has made the row.
         told = outcome.row if isinstance(request, Request) and request.failing is not None else None
         settlement = settlement._replace(row=told or _row(app, request, rule.state, error))
     if rule.signal is not None:
@@ -404,7 +397,7 @@ def _told(
 def _extra(
     rule: Rule, request: Request | UnreadableMessage, outcome: Outcome, state: str | None
 ) -> dict[str, Any]:
-    """Return the additional attributes of an end's log record, for JSON lines and the user's handlers."""
+    """Return the additional attributes of the log record, for JSON lines and the user's handlers."""
     headers = request.headers
     extra = {
         "task_id": headers.get("id"),
@@ -420,15 +413,15 @@ def _extra(
 
 
 def _is_kept(app: QWorker, request: Request | UnreadableMessage) -> bool:
-    """Tell whether the message of the failed *request* still exists and should be kept."""
+    """Return whether the message of the failed *request* still exists and should be kept."""
     if not isinstance(request, Request) or request.acked or not request.task.keep_failed:
         return False
     return "failed" in app.broker.letters
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:
-    """Return what a child must report to the calls in the message of *request* before *outcome* is its end;
-    None if there are none, or it goes back to the broker, or a child has done so."""
+    """Return what a child must report to the calls in the message of *request* before *outcome* is settled;
+    None if there are no such calls, the message goes back to the broker, or a child has reported it."""
     rule = OUTCOMES[outcome.kind]
     if not rule.report_in_child or request.failing is not None:
         return None
@@ -443,7 +436,7 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
 def _row(
     app: QWorker, request: Request | UnreadableMessage, state: str, error: QWorkerError
 ) -> ResultRow | None:
-    """Return the result of a task that the worker ends with *error*; None when it is ignored, or unknown."""
+    """Return the result of a task that the worker ends with *error*; None if it is ignored or unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))
     if not headers or is_ignored(headers, task is not None and task.ignore_result):

@@ -1,15 +1,15 @@
 """ResultWriter: stores results in a store other than the broker's, before the messages are acked.
 
-Comes from:  Settler, with orders to settle that contain rows.
+Comes from:  Settler, with settlement orders that contain rows.
 Goes to:     the result backend, many rows at a time; then the orders go to the Listener.
 Thread:      result writer; no other thread of the worker, and no task, waits for a result store.
 
 An unavailable store is retried without limit; no message is settled before its result is stored. Waiting
 results count as held messages, so a worker whose store is unavailable soon takes no more messages.
 
-A third-party store that raises other errors is treated as unavailable too, but not without limit. After TRIES
-each result is tried separately, and one that is refused again is replaced by a failure that says so. If that
-is refused too, the message becomes a dead letter: the task is not lost, and the worker continues.
+A third-party store that raises other errors is retried up to TRIES times. Then each result is tried
+separately, and one that is refused again is replaced by a failure that says so. If that is refused too, the
+message becomes a dead letter, so the task is not lost and the worker continues.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 3600.0
 """Seconds between deletions of expired results."""
 MAX_BATCH = 256
-"""Maximum rows stored at a time, and"""
+"""Maximum rows stored at a time."""
 MAX_BATCH_BYTES = 4 * 1024**2
-"""maximum bytes of them: the row that exceeds it is the last."""
+"""Maximum bytes stored at a time; the row that exceeds it is the last."""
 TRIES = 20
-"""How often a store may raise an unexpected error: about a quarter of a minute."""
+"""Maximum number of unexpected errors of a store before results are given up; about 15 seconds."""
 UNFIT = (EncodeError, UnicodeError)
 """Errors of a store for a row that it can never store."""
 UNIT_BYTES = 65536
-"""A waiting result counts as one more held message for each of these."""
+"""A waiting result counts as one held message, and one more for each of these."""
 
 
 class ResultWriter(ThreadComponent):
@@ -71,18 +71,17 @@ class ResultWriter(ThreadComponent):
         self._units = 0
         self._failures = 0
         self._faults = 0
-        """How many of these were unexpected errors."""
+        """The number of failures that were unexpected errors."""
         self._retry_at = 0.0
         self._sweep_at = 0.0
         self._timeout: float = app.conf.result_store_patience
 
     def held(self) -> int:
-        """Return how many messages wait for their results to be stored; large results count as more. Any
-        thread."""
+        """Return how many messages wait for their results to be stored; large ones count more. Any thread."""
         return self._units + len(self.mailbox)
 
     def opened(self) -> None:
-        """Report at the start problems that would otherwise appear with the first result."""
+        """Report problems of the store at the start, not with the first result."""
         backend = self._app.backend
         if not backend.supports_locks:
             return  # it stores nothing
@@ -155,12 +154,12 @@ class ResultWriter(ThreadComponent):
         return delay
 
     def _done(self, order: SettlementOrder) -> None:
-        """The oldest *order* has nothing left to store."""
+        """Remove *order*, the oldest one, whose result is stored or given up."""
         self._waiting.popleft()
         self._units -= _units(order)
 
     def _give_up(self, batch: list[SettlementOrder]) -> None:
-        """Try the row of each order once more, separately, and drop those that are refused."""
+        """Try to store each order separately once more, and replace the results that are refused."""
         for order in batch:
             left = _stripped(order)
             try:
@@ -174,7 +173,7 @@ class ResultWriter(ThreadComponent):
                 self._post([left])
 
     def _without_result(self, order: SettlementOrder, error: Exception) -> SettlementOrder:
-        """Return *order* changed for a row that the store has finally refused."""
+        """Return *order* without the row that the store refuses, as a dead letter if no failure is stored."""
         row = _row(order)
         if row is None:
             return _stripped(order)
@@ -197,7 +196,7 @@ class ResultWriter(ThreadComponent):
         return _stripped(order)
 
     def _batch(self) -> list[SettlementOrder]:
-        """Return the orders whose rows are stored next; they keep waiting until that is done."""
+        """Return the orders to store next, without removing them."""
         size, count = 0, 0
         for order in islice(self._waiting, MAX_BATCH):
             count += 1
@@ -226,8 +225,7 @@ class ResultWriter(ThreadComponent):
             self._record(parts)  # after the results, because finishing a join reads them
 
     def _store_why_not(self, refused: ResultRow, error: Exception) -> bool:
-        """Store a failure in place of a result that the store refuses, for those who wait for it. False when
-        it is refused too."""
+        """Store a failure in place of a refused result; return False if it is refused too."""
         logger.error("the result of %s cannot be stored: %s", refused[0], _shown(error))
         backend = self._app.backend
         try:
@@ -246,13 +244,12 @@ class ResultWriter(ThreadComponent):
             self._sweep_at = now + SWEEP_SECONDS
             try:
                 self._app.backend.sweep(self.clock.now())
-            except Exception as error:  # noqa: BLE001 - a third party's store: the next round may do better
+            except Exception as error:  # noqa: BLE001 - a third-party store; tried again next time
                 logger.warning("expired results could not be deleted: %s", error)
         return self._sweep_at - now
 
     def closed(self) -> None:
-        """Store what still waits, within the limit of the setting; tasks whose results are not stored run
-        again."""
+        """Store waiting results for up to ``result_store_patience``; tasks without a result run again."""
         deadline = self.clock.monotonic() + self._timeout
         self._retry_at = 0.0
         while self._waiting or len(self.mailbox):
@@ -265,7 +262,7 @@ class ResultWriter(ThreadComponent):
 
 
 def carries_result(order: SettlementOrder) -> bool:
-    """Tell whether there is a result to store, or a part to record, before *order* is carried out."""
+    """Return whether a result or a part has to be stored before *order* is carried out."""
     return order.after_others or _row(order) is not None or bool(_parts(order))
 
 
@@ -292,7 +289,7 @@ def _size(order: SettlementOrder) -> int:
 
 
 def _stripped(order: SettlementOrder) -> SettlementOrder:
-    """Return the rest of the order once the row is stored."""
+    """Return *order* without its row and parts."""
     settlement = order.settlement
     if isinstance(settlement, Ack | DeadLetter):
         return order._replace(settlement=settlement._replace(row=None, parts=()))

@@ -1,9 +1,8 @@
-"""Settler: turns the ends of requests into orders to the Listener, with the result to store with or before
-them.
+"""Settler: turns the ends of requests into orders to the Listener, with the results to store.
 
-Comes from:  the pool (how runs ended), Mediator (requests that must not run), Intake (messages that cannot
+Comes from:  the pool (outcomes of runs), Mediator (requests that must not run), Intake (messages that cannot
              run).
-Goes to:     the Listener's mailbox; through ResultWriter if results have a store of their own.
+Goes to:     the Listener's mailbox; through ResultWriter if results have a separate store.
 Thread:      any: immutable, except for a list that only grows.
 """
 
@@ -43,8 +42,8 @@ def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
 
 
 class Settler:
-    """mailbox: of the Listener. writer: None when results are stored with the ack. counters: None when they
-    are not exposed."""
+    """mailbox: of the Listener. writer: None if results are stored with the ack. counters: None if they are
+    not exposed."""
 
     def __init__(
         self,
@@ -60,15 +59,15 @@ class Settler:
         self._writer = writer
         self._counters = counters
         self.cut: list[str | None] = []
-        """Ids of calls interrupted since the worker began to stop; any thread appends."""
+        """Ids of tasks interrupted since the worker began to stop. Any thread appends."""
         self._ending = False
 
     def quiet(self) -> None:
-        """The worker begins to stop: from now on interruptions are caused by that."""
+        """Record that the worker stops, so that later interruptions are counted in ``cut``."""
         self._ending = True
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
-        """Settle requests that ended, or must not run; those that had not started are ready again."""
+        """Settle requests that ended or must not run; put back those that did not start."""
         orders, waiting, told = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
@@ -104,10 +103,10 @@ class Settler:
         self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
 
     def refuse(self, request: Request | UnreadableMessage, outcome: Outcome) -> bool:
-        """Settle a message that was not accepted: nothing waits for it, and it is not counted.
+        """Settle a message that was not accepted, without counting it.
 
-        Return True if it has to be accepted after all, because a child must report its end to the calls it
-        carries.
+        Return True if it has to be accepted after all, because a child must report its end to the calls in
+        it.
         """
         if isinstance(request, Request):
             request.failing = outcomes.failing(self._app, request, outcome, self._app.clock.now())
@@ -119,12 +118,11 @@ class Settler:
         return False
 
     def settle(self, settlement: Settlement) -> None:
-        """Settle a message for which there is no request."""
+        """Settle a message that has no request."""
         self._post_many([SettlementOrder(None, settlement)])
 
     def _post_many(self, orders: list[SettlementOrder]) -> None:
-        """Send orders to the Listener; those with a row through the writer, if results have a store of their
-        own."""
+        """Send orders to the Listener; those with results through the writer, if there is one."""
         if self._writer is None:
             self._mailbox.post_many(orders)
             return
@@ -133,24 +131,26 @@ class Settler:
 
 
 def _again(failing: Failing, outcome: Outcome) -> Failing | None:
-    """Return what another child must report, after one that was reporting *failing* ended with *outcome*;
-    None: nothing."""
+    """Return what another child must report after the one that reported *failing* ended with *outcome*; None
+    for nothing."""
     if outcome.told or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
         return None
-    # An errback that took too long would do so again.
+    # Errbacks that took too long would do so again, so they are not called again.
     return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
 
 
 def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:
-    """Return the end of a request given to a child because it had ended as *failing*, and returned with
-    *outcome*. limit: the seconds allowed."""
+    """Return the end of a request whose end *failing* was reported by a child, which returned *outcome*.
+
+    limit: the time limit in seconds.
+    """
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.told or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:
-    """Return the order to store what ends with a request."""
+    """Return the order to store the result of a call that ends with a request."""
     return SettlementOrder(None, Store(row, tuple(Part(*part) for part in parts)))
 
 

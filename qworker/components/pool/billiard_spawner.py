@@ -2,7 +2,7 @@
 
 Comes from:  ProcessPool, with the start methods "spawn" and "forkserver".
 Goes to:     billiard's contexts of those names.
-Thread:      pool thread, and one thread for each child, which waits for its end.
+Thread:      pool thread, and one thread for each child, which waits for the child's exit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from qworker.naming import import_object
 class BilliardSpawner:
     """Children of billiard's ``spawn`` or ``forkserver`` context, which import the app anew.
 
-    app_path: ``module:attribute``, where a child finds the app.
+    app_path: ``module:attribute`` of the app, for the children.
     """
 
     def __init__(self, method: str, app_path: str) -> None:
-        # billiard asks for every possible signal number, including those reserved by the C library.
+        # billiard checks every possible signal number, including those reserved by the C library.
         warnings.filterwarnings("ignore", "invalid signal number", RuntimeWarning)
         self._context = billiard.get_context(method)
         self._app_path = app_path
@@ -56,7 +56,7 @@ class BilliardSpawner:
             ),
             name=f"child-{settings['index']}",
         )
-        # Ctrl-C goes to all processes of a terminal: it would end the fork server, and a starting child.
+        # Ctrl-C goes to all processes of a terminal, and would end the fork server and a starting child.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -101,7 +101,7 @@ class BilliardSpawner:
 
 
 def _forget_server() -> None:
-    """Make billiard start another fork server; it does not notice by itself that one has died."""
+    """Make billiard start another fork server, because it does not notice that one has died."""
     from billiard.forkserver import _forkserver as server
 
     with server._lock:
@@ -126,7 +126,7 @@ def _bootstrap(
 
 
 def _die_with(jobs: int) -> None:
-    """End this process, whatever it is doing, when the worker at the other end of its socket is dead."""
+    """Kill this process when the worker at the other end of its socket has died."""
     hung_up = select.poll()
     hung_up.register(jobs, 0)
     hung_up.poll()

@@ -1,8 +1,8 @@
-"""ChildChannel: the parent's ends of the socket and the two pipes that lead to a child.
+"""ChildChannel: the parent's ends of a child's socket and two pipes.
 
-Comes from:  ChildHandle, which has jobs to send and jobs to recall.
-Goes to:     the child: frames through the socket; a token for each job, and orders to cancel one, through the
-             pipes.
+Comes from:  ChildHandle, with jobs to send and jobs to recall.
+Goes to:     the child: frames through the socket, and through the pipes a token for each job and orders to
+             cancel one.
 Thread:      under the pool's lock, except received(), hang_up() and close(), which belong to the pool thread.
 """
 
@@ -19,12 +19,11 @@ FRAME_BYTES = 128 * 1024
 
 
 class ChildChannel:
-    """The ends of one child. Those that the child inherits are their_socket, token_reader and
-    order_reader."""
+    """The channel to one child, which inherits their_socket, token_reader and order_reader."""
 
     def __init__(self) -> None:
         self.unsent: deque[memoryview] = deque()
-        """Frames as memoryviews: the rest of a large one is not copied for each send."""
+        """Frames as memoryviews, so that the rest of a large one is not copied for each send."""
         self._buffer = FrameBuffer()
         self.socket, self.their_socket = socket.socketpair()
         self.socket.setblocking(False)
@@ -37,26 +36,26 @@ class ChildChannel:
         self._open = True
 
     def spawned(self) -> None:
-        """The child has its ends: close ours (but keep the tokens, which may be recalled)."""
+        """Close our copies of the child's ends, except for the tokens, which may be recalled."""
         self.their_socket.close()
         os.close(self.order_reader)
         self.order_reader = -1
 
     def add(self, jobs: list[Job]) -> None:
-        """Send the tokens of *jobs*, and have flush() send them: large jobs in several frames, so that the
-        child begins before all have arrived."""
-        # Tokens first: a child without a token for a job assumes that it was recalled.
+        """Send the tokens of *jobs*, and queue the jobs for flush(): large ones in several frames, so that
+        the child begins before all have arrived."""
+        # Tokens first: a child that finds no token for a job assumes that it was recalled.
         os.write(self._token_writer, pack_tokens([job[0] for job in jobs]))
         first = size = 0
         for index, job in enumerate(jobs, 1):
-            body: object = job[-1]  # it came from an untrusted message: the child will refuse it
+            body: object = job[-1]  # may be of any type, as it is untrusted; the child will refuse it
             size += len(body) if isinstance(body, bytes | str) else 0
             if size >= FRAME_BYTES or index == len(jobs):
                 self.unsent.append(memoryview(pack(jobs[first:index])))
                 first, size = index, 0
 
     def flush(self) -> bool:
-        """Send what is unsent; False when the socket is full and the rest waits."""
+        """Send queued frames; return False if the socket is full and some are left."""
         while self.unsent:
             data = self.unsent[0]
             try:
@@ -64,7 +63,7 @@ class ChildChannel:
             except BlockingIOError:
                 return False
             except OSError:
-                self.unsent.clear()  # the child is dead: its end, and that of its jobs, will be noticed
+                self.unsent.clear()  # the child is dead; the pool thread will notice and end its jobs
                 break
             if sent < len(data):
                 self.unsent[0] = data[sent:]
@@ -81,13 +80,13 @@ class ChildChannel:
         try:
             os.write(self._order_writer, pack_tokens([sequence]))
         except OSError:
-            pass  # the child is dead, or does not react: its limit will end it
+            pass  # the child is dead or does not react; its limit will end it
 
     # -- pool thread --
 
     def received(self) -> Iterator[Any]:
-        """Yield the received frames; None when the child has closed the socket. Raises one of NO_FRAMES after
-        them for invalid data."""
+        """Yield the received frames, and None if the child has closed the socket. Raises one of NO_FRAMES for
+        invalid data, after the valid frames."""
         try:
             data = self.socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -100,7 +99,7 @@ class ChildChannel:
             yield None
 
     def hang_up(self) -> None:
-        """Tell the child to end after its current jobs. Safe to call twice."""
+        """Make the child end after its current jobs. Safe to call twice."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:

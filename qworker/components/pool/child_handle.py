@@ -1,4 +1,4 @@
-"""ChildHandle: the parent's view of one pool child: its jobs, its limits, and how it is ended.
+"""ChildHandle: the parent's view of one pool child: its jobs, its limits and its end.
 
 Comes from:  ProcessPool, which makes one for each child.
 Goes to:     the child, through its ChildChannel.
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 MAX_JOBS = 128
 """Maximum jobs in one child, however short they are."""
 ASYNC_GRACE_SECONDS = 2.0
-"""The child itself cancels an async task at its hard limit; the parent kills it only this much later."""
+"""The child itself cancels an async task at its hard limit; the parent kills the child this much later."""
 CANCEL_SECONDS = 5.0
-"""How long a cancelled async task may take to end before its process is killed."""
+"""A cancelled async task may take this long to end before its process is killed."""
 TELL_SECONDS = 60.0
 """Minimum time to report the end of a killed task, however short its time limit is."""
 
@@ -32,7 +32,7 @@ OVERDUE = Outcome(TIME_LIMIT, text="the hard time limit passed")
 
 
 class Assigned(NamedTuple):
-    """A request in a child: its expected seconds, and since when (monotonic) it is there."""
+    """A request in a child, its expected seconds, and the monotonic time at which it was assigned."""
 
     request: Request
     seconds: float
@@ -40,8 +40,7 @@ class Assigned(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The child is killed at *at* (monotonic) because of *request*, if that is still running; *outcome* is
-    the reason."""
+    """If *request* still runs at the monotonic time *at*, the child is killed with the reason *outcome*."""
 
     at: float
     request: Request
@@ -52,7 +51,7 @@ class ChildHandle:
     """The parent's side of one child.
 
     - index: its position in the pool, which its replacement takes over.
-    - max_tasks: it is replaced after so many. None: never.
+    - max_tasks: the number of tasks after which it is replaced. None: no limit.
     - monotonic, send_signal: the system's, except in tests.
     """
 
@@ -73,42 +72,42 @@ class ChildHandle:
         self.interrupted = False
         """The running task was interrupted."""
         self._cancelled: dict[int, Limit] = {}
-        """Async jobs that must end on request."""
+        """Cancelled async jobs, and when the child is killed if they do not end."""
         self.up = False
         self.dead = False
         self.retiring = False
-        """It gets no more jobs, and is replaced when it has finished its own."""
+        """It gets no more jobs, and is replaced after its current ones."""
         self.reserved = False
-        """It is reserved for a request that runs there alone, or runs one."""
+        """It is reserved for, or runs, a request that must run alone."""
         self.killed: tuple[Outcome, Request | None] | None = None
-        """Why it was killed, and because of which request; if None, this is the outcome of all its
-        requests."""
+        """The reason for its kill and the request that caused it. Without a request, the reason is the
+        outcome of all its requests."""
         self.born = monotonic()
         self.jobs: dict[int, Assigned] = {}
         self.async_jobs = 0
         self.load = 0.0
         """Expected seconds of its sync jobs."""
         self.total = 0
-        """Number of jobs it was given in total."""
+        """Total number of jobs assigned."""
         self.last_heard = 0.0
-        """Monotonic time when its latest sync job began, or the one before ended."""
+        """Monotonic time when its current sync job began, or the one before ended."""
         self.outgoing: list[Job] = []
         self.channel = ChildChannel()
 
     def fileno(self) -> int:
         return self.channel.socket.fileno()
 
-    # -- what it may take --
+    # -- capacity --
 
     def room(self, frame_seconds: float) -> int:
-        """Return how many short sync requests could be assigned now."""
+        """Return how many short sync requests may be assigned now."""
         if self._takes_no_more() or self.load >= frame_seconds:
             return 0
         return max(0, MAX_JOBS - self.sync_jobs)
 
     def room_for(self, runtime: float | None, frame_seconds: float) -> int:
-        """Return how many sync requests of *runtime* seconds could be assigned now; None: unknown, so that
-        one goes to an idle child."""
+        """Return how many sync requests of *runtime* seconds may be assigned now; if that is unknown (None),
+        one if the child is idle."""
         if self._takes_no_more():
             return 0
         if not self.sync_jobs:
@@ -127,7 +126,7 @@ class ChildHandle:
 
     @property
     def worn_out(self) -> bool:
-        """Whether it was given its maximum number of tasks."""
+        """Whether it has reached its maximum number of tasks."""
         return self._max_tasks is not None and self.total >= self._max_tasks
 
     def takes(self, seconds: float | None, frame_seconds: float) -> bool:
@@ -138,8 +137,8 @@ class ChildHandle:
         return seconds is not None and self.load + seconds <= frame_seconds and self.sync_jobs < MAX_JOBS
 
     def async_room(self, most: int) -> int:
-        """Return how many async requests it may take: none while its main thread is busy, because that reads
-        the socket."""
+        """Return how many async requests may be assigned now: none while the main thread, which reads the
+        socket, is busy."""
         if self._takes_no_more() or self.sync_jobs:
             return 0
         return most - self.async_jobs
@@ -175,7 +174,7 @@ class ChildHandle:
         )
 
     def flush(self) -> bool:
-        """Send assigned jobs; False when the socket is full and the rest waits."""
+        """Send assigned jobs; return False if the socket is full and some are left."""
         if self.outgoing:
             jobs, self.outgoing = self.outgoing, []
             self.channel.add(jobs)
@@ -201,7 +200,7 @@ class ChildHandle:
         return [assigned.request for assigned in self.jobs.values()]
 
     def recall(self) -> list[Request]:
-        """Recall the jobs that have not started."""
+        """Recall the jobs that have not started; return their requests."""
         if self.dead:
             return []
         taken = []
@@ -219,16 +218,15 @@ class ChildHandle:
     # -- watching --
 
     def stalls_at(self, seconds: float) -> float | None:
-        """Return the monotonic time from which its task is longer than expected, with others waiting behind
-        it; None when none waits."""
+        """Return the monotonic time from which its task is longer than expected; None if no other waits
+        behind it."""
         if self.sync_jobs < 2:
             return None
         expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
         return self.last_heard + max(seconds, 1.5 * expected)
 
     def cancel(self, request: Request, how: str) -> None:
-        """Make the child cancel *request*, a running async task; if it does not end, the child is killed
-        later."""
+        """Make the child cancel *request*, a running async task. If it does not end, the child is killed."""
         for sequence, assigned in self.jobs.items():
             if assigned.request is request and sequence not in self._cancelled:
                 self._cancelled[sequence] = Limit(
@@ -240,14 +238,13 @@ class ChildHandle:
                 return
 
     def remaining(self, now: float) -> float:
-        """Return the estimated seconds of its work: a late task is expected to take as long again as it
-        has."""
+        """Return the estimated seconds of its remaining work. A late task is expected to take twice as long
+        as it has so far."""
         since = now - self.last_heard
         return self.load - since if since < self.load else since
 
     def running(self) -> list[tuple[Request, float]]:
-        """Return the requests that have begun, with the monotonic start times; of the sync jobs only the
-        first."""
+        """Return the running requests with monotonic start times: all async jobs, and the first sync job."""
         found: list[tuple[Request, float]] = []
         first = True
         for request, _, since in self.jobs.values() if self.up else ():
@@ -259,7 +256,7 @@ class ChildHandle:
         return found
 
     def next_limit(self) -> Limit | None:
-        """Return the next time limit of something running here; None when there is none."""
+        """Return the earliest limit of the running requests; None if there is none."""
         limits = list(self._cancelled.values())
         first = True
         for request, _, since in self.jobs.values():
@@ -272,16 +269,19 @@ class ChildHandle:
             elif first:
                 first = False  # sync jobs run one after the other: only the first one is running
                 if limit is not None:
-                    # It started at the latest when its predecessor's outcome was sent, so it is never killed
-                    # too early.
+                    # It had started before its predecessor's outcome arrived, so this may be late but not
+                    # early.
                     limits.append(Limit(max(since, self.last_heard) + limit, request, OVERDUE))
         return min(limits, default=None, key=lambda limit: limit.at)
 
     # -- pool thread --
 
     def receive(self) -> list[Any] | None:
-        """Return the received frames; None when the child has closed the socket, or sent invalid data: a task
-        may write into any of its process's files. Then it is killed, because its state is unknown."""
+        """Return the received frames; None if the child has closed the socket.
+
+        A child that sends invalid data is killed, because its state is unknown: a task may write to any of
+        its process's files.
+        """
         frames: list[Any] = []
         try:
             for frame in self.channel.received():
@@ -301,7 +301,7 @@ class ChildHandle:
         return frames
 
     def started_as(self, pid: int) -> None:
-        """Its process id is now known: record it for the earlier requests, and send pending signals."""
+        """Record its process id, also in assigned requests, and send pending signals."""
         self.pid = pid
         for request, _, _ in list(self.jobs.values()):
             request.pid = pid
@@ -322,7 +322,7 @@ class ChildHandle:
 
 
 def describe_exit(status: int) -> str:
-    """Describe how a process ended, from its wait status; -1: it was never started."""
+    """Describe the end of a process from its wait status; -1: it was never started."""
     if status < 0:
         return "could not be forked: too many processes, or no memory"
     if os.WIFSIGNALED(status):

@@ -6,7 +6,7 @@ Thread:      the child's main thread runs sync tasks; an event loop in a second 
              tasks.
 
 An outcome is sent at once, so a long task never delays the outcome of a short one. The child ends when its
-socket closes: a dead worker leaves no orphans.
+socket closes, so a dead worker leaves no orphans.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
-    os.setsid()  # a task that kills its process group does not kill others
-    jobs.settimeout(None)  # a program may have set another default for its own connections
+    os.setsid()  # so that a task that kills its process group kills no other processes
+    jobs.settimeout(None)  # the program may have set a default timeout
     child = Child(app, jobs, tokens, orders, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -63,8 +63,7 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
     try:
         child.run()
     except OSError as error:
-        # The socket is broken, because a task closed it or the worker is gone; or there are no more file
-        # descriptors.
+        # A task closed the socket, the worker has died, or there are no more file descriptors.
         logger.debug("this process cannot continue: %s", error)
         return 1
     finally:
@@ -78,7 +77,7 @@ class Child:
     """The child's side of the protocol.
 
     - jobs: the socket for jobs and outcomes.
-    - tokens, orders: the read ends of those pipes; see frames.py.
+    - tokens, orders: the read ends of the pipes; see frames.py.
     - settings: index, hostname, max_memory (KiB, or None), running_path (or None).
     """
 
@@ -95,7 +94,7 @@ class Child:
         self._loop: EventLoop | None = None
         self._limit = SoftLimit()
         self._alarms_are_tasks = True
-        """Only tasks set the system's alarm: none was set when this process was ready."""
+        """No alarm was set when this process became ready, so any alarm was set by a task."""
         self._running_file = RunningFile(settings.get("running_path"), settings["index"])
         self._hostname = settings["hostname"]
         self._accept = frozenset(app.conf.accept_content)
@@ -112,7 +111,7 @@ class Child:
                         self._start(job)
 
     def _take(self, sequence: int) -> bool:
-        """Take the token of job *sequence*; False when the job was recalled."""
+        """Take the token of job *sequence*; return False if the job was recalled."""
         while self._token < sequence:
             try:
                 data = os.read(self._tokens, 8)
@@ -135,7 +134,7 @@ class Child:
         except MessageError as error:
             self._tell(sequence, execution.invalid(error))
             return
-        if app.clock.uptime() >= before:  # the worker or this process was frozen: other workers may have them
+        if app.clock.uptime() >= before:  # we were frozen, and another worker may have the message now
             self._tell(sequence, NOT_STARTED)
             return
         task, context, arguments, soft, _ = prepared
@@ -158,16 +157,14 @@ class Child:
         try:
             interrupts.begin()
             if soft:
-                signal.signal(SIGNAL, self.interrupt)  # an earlier task may have set its own
+                signal.signal(SIGNAL, self.interrupt)  # an earlier task may have replaced the handler
                 self._limit.begin(soft)
             outcome = execution.execute(app, task, context, arguments, self._over)
-        except BaseException as error:  # noqa: BLE001
-            # Raised by a signal just as the body began or ended.
+        except BaseException as error:  # noqa: BLE001 - raised by a signal just as the body began or ended
             last = error
             try:
                 if self._alarms_are_tasks:
-                    # First, because they may come in quick succession
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    signal.setitimer(signal.ITIMER_REAL, 0)  # first, because alarms may repeat quickly
             except BaseException as later:  # noqa: BLE001 - the last one counts
                 last = later
             self._over()
@@ -194,7 +191,7 @@ class Child:
         return self._loop
 
     def _obey(self, orders: bytes) -> None:
-        """Cancel the async tasks named by the worker. On the loop's thread."""
+        """Cancel the async tasks named in *orders*. On the loop's thread."""
         assert self._loop is not None
         for (sequence,) in TOKEN.iter_unpack(orders):
             self._loop.cancel(sequence, Terminated("terminated on request"))
@@ -203,7 +200,7 @@ class Child:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
         broken = _out_of_files() if outcome.kind in (FAILURE, EXPECTED) else None
         self._send((OUTCOME, sequence, tuple(outcome), retire or broken is not None))
-        # Further jobs would only fail for that reason: what has not started runs elsewhere
+        # Further jobs would fail for the same reason, so this child ends, and they run in another one.
         if broken is not None:
             logger.error("%s: too many files are open in this process, so it ends", outcome.text)
             raise broken
@@ -214,7 +211,7 @@ class Child:
             self._socket.sendall(data)
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """SIGUSR1: the soft limit has passed, or the worker shuts down and waits no longer."""
+        """Handle SIGUSR1: the soft limit has passed, or the worker interrupts tasks to stop."""
         exceeded = self._limit.struck()
         if exceeded:
             interrupts.interrupt(SoftTimeLimitExceeded())
@@ -224,8 +221,8 @@ class Child:
             interrupts.interrupt(execution.Interrupted())
 
     def _over(self) -> None:
-        """The body has ended: nothing may interrupt the code after it, or the next task. An alarm that the
-        body left behind is raised here if it fires now, or never."""
+        """End the interrupts of the body, so that none hits the code after it or the next task. An alarm left
+        by the body fires here or never."""
         interrupts.end()
         self._leave_copy()
         self._limit.end()
@@ -234,11 +231,11 @@ class Child:
 
     def _leave_copy(self) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)  # the task forked, and this is the copy, which must not continue
+            os._exit(0)  # the task forked: the copy must not continue
 
 
 def _out_of_files() -> OSError | None:
-    """Return the error with which this process can open no more files; None if it can."""
+    """Return the error of opening a file in this process; None if it works."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -255,28 +252,27 @@ def _resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-# -- SoftLimit: tells the main thread of a child that its task has run for long enough --
-# Thread: the main one; and one that waits for the limit, once a task has had one. The system's alarm
-# (SIGALRM) belongs to the task: there is only one, and setting it, as most timeout decorators do, cancels an
-# earlier setting.
+# -- SoftLimit: signals the main thread of a child when its task has reached the soft limit --
+# Thread: the main one; and one that waits for the limit, started with the first limit. SIGALRM is left to the
+# tasks: a process has only one alarm, and most timeout decorators replace it.
 
 SIGNAL = signal.SIGUSR1
 
 
 class SoftLimit:
-    """Belongs to the main thread of a process."""
+    """The soft limit of the task on the main thread of a process."""
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._deadline: list[float] = []  # written by the main thread
-        """[monotonic seconds]; [] when nothing runs. Two are distinguished by identity."""
+        """[monotonic seconds]; [] when nothing runs. Deadlines are compared by identity."""
         self._struck: list[float] | None = None  # set by this thread, cleared by the main one
         self._sleeps_until = math.inf  # this thread
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def begin(self, seconds: float) -> None:
-        """A task begins that may run for so many seconds."""
+        """Start the limit of a task that may run for *seconds*."""
         self._deadline = [time.monotonic() + seconds]
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="soft limit", daemon=True)
@@ -285,12 +281,12 @@ class SoftLimit:
             self._wake.put(None)
 
     def end(self) -> None:
-        """It has ended: the limit no longer applies."""
+        """Cancel the limit; the task has ended."""
         self._deadline = []
 
     def struck(self) -> bool | None:
-        """For the signal handler: whether the running task must be told of its limit, once; None: the signal
-        has another sender."""
+        """Return whether the running task has just reached its limit; None if the signal has another sender.
+        For the signal handler."""
         struck, self._struck = self._struck, None
         return None if struck is None else struck is self._deadline
 

@@ -1,13 +1,12 @@
-"""Children: which child of the process pool has which requests, and room for more.
+"""Children: the children of the process pool, their requests, and their room for more.
 
 Comes from:  ProcessPool: the mediator assigns, the pool thread handles outcomes and deaths.
 Goes to:     the children, in frames.
 Thread:      any, under one lock, which is never held while calling out.
 
-A short task may follow others into a child that then has at most ``frame_seconds`` of work; a long or unknown
-one goes alone to an idle child. Jobs behind a task that turns out to be long are recalled, so that short
-tasks never wait for long ones. Requests suspected of killing processes run alone in a child, one at a time
-(``Quarantine``).
+A child gets short tasks for up to ``frame_seconds`` of work; a long or unknown task goes alone to an idle
+child. Jobs behind a task that turns out to be long are recalled, so that short tasks never wait for long
+ones. Requests suspected of killing processes run alone in a child, one at a time (``Quarantine``).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ STUCK = Outcome(LOST, text="it did not begin what it was given")
 class Watched(NamedTuple):
     """The result of watch(): recalled requests, and children to be killed.
 
-    has_suspects: some run alone or wait for that, so the room may have changed.
+    has_suspects: suspects run or wait, so the room may have changed.
     """
 
     recalled: list[Request]
@@ -45,7 +44,7 @@ class Watched(NamedTuple):
 
 
 class Children:
-    """runtimes: learns how long each run took. monotonic: the system's clock, except in tests."""
+    """runtimes: learns from each run. monotonic: the system's clock, except in tests."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Children:
         self._watching = False
         """The pool thread will check for stalled children in time."""
 
-    # -- which there are: pool thread --
+    # -- adding and removing: pool thread --
 
     def add(self, child: ChildHandle) -> None:
         with self._lock:
@@ -95,7 +94,7 @@ class Children:
     def with_pid(self, pid: int) -> ChildHandle | None:
         return next((child for child in self.all() if child.pid == pid), None)
 
-    # -- assigning: who has the mediator's turn --
+    # -- assigning: the thread with the mediator's turn --
 
     @property
     def accepting(self) -> bool:
@@ -106,7 +105,7 @@ class Children:
             self._accepting = False
 
     def free_slots(self, room: Callable[[ChildHandle], int]) -> Slots:
-        """room: returns how many sync requests can be assigned to a child now."""
+        """Return the free slots. room: returns how many sync requests can be assigned to a child now."""
         with self._lock:
             if not self._accepting:
                 return Slots(0, 0)
@@ -117,13 +116,13 @@ class Children:
             )
 
     def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
-        """Assign *requests* to children, in order; return those without room, and whether the pool thread
-        must check: a socket was full, a limit is running, or something waits behind something else."""
+        """Assign *requests* to children, in order; return those without room, and whether to wake the pool
+        thread: a socket was full, a time limit is running, or a job waits behind another."""
         with self._lock:
             if not self._accepting:
                 return list(requests), False
             refused: list[Request] = []
-            full = [False, False]  # for sync tasks, for async ones: later requests must not overtake
+            full = [False, False]  # sync, async: later requests must not overtake refused ones
             for request in requests:
                 if request.is_suspect:
                     self._quarantine.add(request, self._monotonic())
@@ -167,8 +166,7 @@ class Children:
             chosen.flush()
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
-        """Return the child for *request*: the one with the least work that may take it; None when there is
-        none."""
+        """Return the child with the least work that may take *request*; None if there is none."""
         if request.is_async:
             most = self._settings.async_concurrency
             roomiest = max(self._handles, key=lambda child: child.async_room(most), default=None)
@@ -185,12 +183,12 @@ class Children:
         with self._lock:
             return child.flush()
 
-    # -- what comes back: pool thread --
+    # -- results: pool thread --
 
     def finished(
         self, child: ChildHandle, sequence: int, outcome: Outcome, retire: bool, now: float
     ) -> Request | None:
-        """Record the end of a run; return None when the child no longer has the request."""
+        """Record the end of a run; return its request, None if the child no longer has it."""
         with self._lock:
             request = child.finished(sequence, now)
             if request is not None and not request.is_async and outcome.runtime is not None:
@@ -201,8 +199,8 @@ class Children:
             return request
 
     def has_room(self, child: ChildHandle) -> bool:
-        """Whether the mediator should be notified about *child*: it has room for half a frame, so that frames
-        do not shrink."""
+        """Whether *child* has room for half a frame; notifying the mediator earlier would make frames
+        small."""
         settings = self._settings
         with self._lock:
             return bool(
@@ -223,13 +221,13 @@ class Children:
                 stalls_at = child.stalls_at(STALLED_SECONDS)
                 if stalls_at is not None and stalls_at <= now:
                     recalled.extend(child.recall())
-                    # Its task is long: nothing is put behind it.
+                    # Its task is long, so nothing must be put behind it.
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
                 if limit is not None and limit.at <= now:
                     unbegun = child.recall()
                     recalled.extend(unbegun)
-                    if limit.request in unbegun:  # the child was otherwise idle: it is frozen, or stuck
+                    if limit.request in unbegun:  # the child had nothing else to do, so it is frozen or stuck
                         child.killed = child.killed or (STUCK, None)
                         overdue.append(child)
                         continue
@@ -244,7 +242,7 @@ class Children:
         return Watched(recalled, overdue, has_suspects)
 
     def timeout(self, now: float) -> float:
-        """Return the seconds after which watch() could find something."""
+        """Return the seconds until watch() must be called."""
         with self._lock:
             timeout = 0.1 if self._quarantine else 5.0
             stalls = [at for child in self._handles if (at := child.stalls_at(STALLED_SECONDS)) is not None]
@@ -260,7 +258,7 @@ class Children:
         return timeout
 
     def slack(self) -> float:
-        """Return for how many seconds no child needs to be checked: with many short tasks, outcomes arrive in
+        """Return how many seconds the pool thread may sleep, so that outcomes of short tasks arrive in
         batches."""
         with self._lock:
             streaming = [child.load for child in self._handles if child.sync_jobs > 1]
@@ -274,8 +272,8 @@ class Children:
             return taken + self._quarantine.recall()
 
     def cancel(self, request: Request, how: str) -> bool:
-        """Make the child cancel *request*, an async one, and kill the child if it does not end in time; False
-        when no child has it."""
+        """Cancel *request*, an async one; its child is killed if it does not end in time. Return False if no
+        child has it."""
         with self._lock:
             child = self._child_of(request)
             if child is not None:
@@ -284,7 +282,7 @@ class Children:
         return child is not None
 
     def mark_for_kill(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
-        """Return the child that has *request*; lethal: record that it is killed because of that request."""
+        """Return the child that has *request*. lethal: record that the child is killed because of it."""
         with self._lock:
             child = self._child_of(request)
             if child is not None and lethal:
@@ -316,30 +314,29 @@ class Children:
             return sum(child.async_jobs for child in self._handles)
 
 
-# -- Quarantine --
-# Quarantine: requests suspected of killing processes, because they were running at several deaths. They run
-# one at a time. Thread: the one that holds the pool's lock. Requests that ran beside a task that kills its
-# worker have the same number of deaths. When each is tried alone, the others succeed, and only that task dies
-# again. Normal work continues meanwhile in the other processes. Nothing waits here indefinitely: a trial ends
-# after TRIAL_SECONDS, even if the task is still running, and if there is only one process, normal work gets
-# it for as long after each trial.
+# -- Quarantine: requests suspected of killing processes, because they were running at several deaths --
+# Thread: the one that holds the pool's lock. Suspects run one at a time. Requests that ran beside a task that
+# kills its worker have the same number of deaths as that task; when each is tried alone, only that task dies
+# again. Normal work continues in the other processes. No suspect waits forever: a trial ends after
+# TRIAL_SECONDS, even if the task is still running. If there is only one process, normal work gets it after
+# each trial for as long as the trial took.
 
 TRIAL_SECONDS = 30.0
-"""How long a suspect runs without other suspects, and how long it waits for an idle process."""
+"""Maximum seconds for which a suspect runs without other suspects, or waits for an idle process."""
 
 
 class Quarantine:
-    """places: how many tasks the pool runs at once."""
+    """places: the number of tasks that the pool runs at once."""
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._waiting: deque[Request] = deque()
         self.tried: Request | None = None
-        """The one that is running."""
+        """The suspect on trial."""
         self._began = 0.0
         self._rests_until = 0.0
         self._asked = 0.0
-        """Since when the first in the queue could begin."""
+        """The time since which the first in the queue may begin."""
 
     def __bool__(self) -> bool:
         return self.tried is not None or bool(self._waiting)
@@ -351,14 +348,14 @@ class Quarantine:
         self._waiting.append(request)
 
     def recall(self) -> list[Request]:
-        """Return and remove those that wait."""
+        """Remove and return the waiting requests."""
         waiting = list(self._waiting)
         self._waiting.clear()
         return waiting
 
     def next(self, runs: Callable[[Request], bool], now: float) -> Request | None:
-        """Return the next one to be tried; None when it must wait. runs: whether a request is still
-        running."""
+        """Return the next suspect to try; None if there is none or it must wait. runs: whether a request is
+        still running."""
         if self.tried is not None and (now >= self._began + TRIAL_SECONDS or not runs(self.tried)):
             self.tried = None
             self._asked = now
@@ -370,9 +367,9 @@ class Quarantine:
         return self._waiting[0]
 
     def is_patient(self, now: float) -> bool:
-        """Tell whether the next one still waits for an idle process."""
+        """Return whether the next suspect still waits for an idle process."""
         return now < self._asked + TRIAL_SECONDS
 
     def begin(self, now: float) -> None:
-        """The next one begins."""
+        """Start the trial of the next suspect."""
         self.tried, self._began = self._waiting.popleft(), now

@@ -1,4 +1,4 @@
-"""Choosing the pool of a worker, and how its children are started.
+"""Choice: makes the pool of a worker, according to the settings.
 
 Comes from:  Worker, at its start, and EmbeddedWorker, before that.
 Goes to:     ProcessPool or ThreadPool; the zygote.
@@ -27,10 +27,8 @@ FORKING = ("zygote", "fork")
 
 
 def make_zygote(app: QWorker) -> Zygote | None:
-    """Fork the process that will fork the children, while there is nothing that must not be forked.
-
-    None if the settings do not use such a process.
-    """
+    """Fork the zygote, while there is nothing that must not be forked. None if the settings do not use
+    one."""
     if app.conf.worker_pool != "prefork" or app.conf.worker_start_method not in FORKING:
         return None
     if not hasattr(os, "fork"):
@@ -49,8 +47,8 @@ def make_zygote(app: QWorker) -> Zygote | None:
 
 
 def refuse_unsafe_fork(app: QWorker) -> None:
-    """Raise ConfigurationError if forking from this thread is unsafe: another thread may hold a lock, which
-    would never be released in the copy; and the kernel ends the child when this thread ends."""
+    """Raise ConfigurationError if forking from this thread is unsafe: a lock held by another thread would
+    never be released in the child, and the kernel kills the child when this thread ends."""
     conf, here = app.conf, threading.current_thread()
     if conf.worker_pool != "prefork" or conf.worker_start_method not in FORKING:
         return
@@ -103,8 +101,8 @@ def _path_of(app: QWorker) -> str:
     """Return ``module:attribute`` of *app*, for children that import it anew."""
     import sys
 
-    # The main program last: its attribute may be the app of another module, and if it has no file, a spawned
-    # process cannot import it.
+    # The main program last: it may have imported the app from another module, and a spawned process cannot
+    # import it if it has no file.
     mains = ("__main__", "__mp_main__")
     for name, module in sorted(sys.modules.items(), key=lambda item: item[0] in mains):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):

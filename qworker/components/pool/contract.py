@@ -1,7 +1,7 @@
-"""TaskPool: the interface of a pool. One contract suite applies to all pools.
+"""TaskPool: the interface of a pool. One suite of tests applies to all pools.
 
 Comes from:  Mediator (free_slots, free_slots_for, submit), Worker (start, quiet, stop), Listener (terminate).
-Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
+Goes to:     children (ProcessPool), threads (ThreadPool), or inline in tests.
 Thread:      each method says which may call it. The callbacks are called on the pool's own threads.
 """
 
@@ -18,14 +18,14 @@ from qworker.transports.lease import ResultRow
 OnRoom = Callable[[], None]
 """Called when there may be new room."""
 Ended = tuple[Request, Outcome]
-"""A request that left the pool, and its outcome; UNSTARTED: it is returned."""
+"""A request that left the pool, and its outcome; UNSTARTED if it did not run."""
 OnEnded = Callable[[Sequence[Ended]], None]
 OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
 """Called with rows of running requests to be stored now."""
 
 
 class Slots(NamedTuple):
-    """How many requests of each kind the pool can take."""
+    """The number of requests of each kind that the pool can take."""
 
     sync: int
     asynchronous: int
@@ -34,13 +34,13 @@ class Slots(NamedTuple):
 class PoolSettings(NamedTuple):
     """Settings for every pool.
 
-    - concurrency: how many sync tasks run at once.
+    - concurrency: the number of sync tasks that run at once.
     - hostname: the name of the worker, shown to tasks.
-    - async_concurrency: how many async tasks run at once in a process, in addition to sync ones.
-    - frame_seconds: the maximum expected work waiting in a child; a longer task goes there alone.
+    - async_concurrency: the number of async tasks that run at once in a process, in addition to sync ones.
+    - frame_seconds: the maximum expected work in a child; a longer task goes there alone.
     - max_tasks_per_child, max_memory_per_child (KiB): limits after which a child is replaced. None: no limit.
-    - running_path: of the running file. None: not used.
-    - alive_timeout (seconds): a child that has not started by then is killed.
+    - running_path: the path of the running file. None: not used.
+    - alive_timeout (seconds): a child that takes longer to start is killed.
     """
 
     concurrency: int
@@ -59,18 +59,18 @@ class TaskPool(ABC):
     def __init__(self) -> None:
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
         self.starts = self.deaths = self.recycled = 0
-        """Numbers of processes that were started, that died early, and that were replaced because of their
-        number of tasks or their size."""
+        """Numbers of processes that were started, that died unexpectedly, and that were replaced because of a
+        limit."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to accept requests. Raises QWorkerError when no process or thread can be started."""
+        """Begin to accept requests. Raises QWorkerError if no process or thread can be started."""
 
     @abstractmethod
     def free_slots(self) -> Slots:
-        """Return how many requests may be submitted now, if they are short; long ones may be refused.
+        """Return how many short requests may be submitted now; long ones may be refused.
 
-        When there is more room, *on_room* is called. Called by the thread that has the mediator's turn: the
+        *on_room* is called when there is more room. Called by the thread that has the mediator's turn: the
         mediator's, the pool's or the listener's.
         """
 
@@ -84,20 +84,20 @@ class TaskPool(ABC):
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        """Take *requests* in order; return those without room: for each kind, sync and async, the first
-        refused one and all after it.
+        """Take *requests* in order; return those without room. Once one is refused, so are all later ones of
+        its kind, sync or async.
 
-        A request that cannot start in time (Request.starts_before) does not start, and is returned as
-        UNSTARTED. Called by the thread that has the mediator's turn, like free_slots().
+        A request that cannot start in time (Request.starts_before) ends as UNSTARTED. Called like
+        free_slots().
         """
 
     @abstractmethod
     def terminate(self, request: Request, signal_name: str) -> bool:
-        """End the run of *request* with a signal; False when it is not running here. Any thread."""
+        """End the run of *request* with a signal; return False if it is not running here. Any thread."""
 
     @abstractmethod
     def recall(self) -> list[Request]:
-        """Recall everything that has not started. Any thread."""
+        """Take back and return the requests that have not started. Any thread."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -105,11 +105,11 @@ class TaskPool(ABC):
 
     @abstractmethod
     def in_flight(self) -> int:
-        """How many requests are in the pool. Any thread."""
+        """Return how many requests are in the pool. Any thread."""
 
     @abstractmethod
     def async_in_flight(self) -> int:
-        """Return how many of them are ``async def`` tasks, which need no process or thread of their own. Any
+        """Return how many ``async def`` tasks are in the pool; they need no own process or thread. Any
         thread."""
 
     @abstractmethod
@@ -117,25 +117,25 @@ class TaskPool(ABC):
         """Return the requests known to have begun, with monotonic start times. Any thread."""
 
     def mean_runtime(self) -> float:
-        """Average seconds of recent sync tasks; 0.0 before the first. Any thread."""
+        """Return the average seconds of recent sync tasks; 0.0 before the first. Any thread."""
         return self.runtimes.mean
 
     def expected_runtime(self, name: str) -> float | None:
-        """Expected seconds of a task with that name; None when none has run here. Any thread."""
+        """Return the expected seconds of a task named *name*; None if none has run here. Any thread."""
         return self.runtimes.seconds(name)
 
     def latest_runtime(self) -> float:
-        """Seconds of the sync task that ended last; 0.0 before the first. Any thread."""
+        """Return the seconds of the sync task that ended last; 0.0 before the first. Any thread."""
         return self.runtimes.latest
 
     @abstractmethod
     def busy_beyond(self, seconds: float) -> int:
-        """Return how many processes or threads are expected to be busy for more than *seconds*. A sync task
-        that is unknown, or late, is expected to take as long again as it has. Any thread."""
+        """Return how many processes or threads are expected to be busy for more than *seconds*. A late or
+        unknown sync task is expected to take twice as long as it has so far. Any thread."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """A snapshot for reports. Any thread."""
+        """Return a snapshot for reports. Any thread."""
 
     @abstractmethod
     def quiet(self) -> None:
@@ -151,11 +151,11 @@ class TaskPool(ABC):
         """Whether the pool has not crashed."""
 
 
-# -- Runtime estimates: how long a task of each name takes, learned from its runs --
+# -- Runtime estimates: the expected duration of each task, learned from its runs --
 # Thread: written by the pool thread, read by any.
 
 WEIGHT = 0.2
-"""Weight of the newest run in the moving average of its name."""
+"""Weight of the newest run in the moving average of a task."""
 MEAN_UP, MEAN_DOWN = 0.2, 0.02
 """Weights of the newest run in the overall average: it rises quickly and falls slowly, because fetching too
 much is worse than fetching too often."""
@@ -173,12 +173,11 @@ class RuntimeEstimates:
         """Seconds of the run that ended last; 0.0 before the first."""
 
     def seconds(self, name: str) -> float | None:
-        """Expected seconds of the next run of *name*; None when it has never run here."""
+        """Return the expected seconds of the next run of *name*; None if it has never run here."""
         return self._by_name.get(name)
 
     def learn(self, name: str, runtime: float) -> None:
-        """Record a run of *runtime* seconds. One much longer than expected is adopted at once, as a
-        precaution."""
+        """Record a run of *runtime* seconds. A much longer run than expected raises the estimate at once."""
         runtime += OVERHEAD
         self.latest = runtime
         known = self._by_name.get(name)

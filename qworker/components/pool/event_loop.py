@@ -4,8 +4,7 @@ Comes from:  the child's main loop, or the threads pool.
 Goes to:     asyncio, in a separate thread that starts with the first async task.
 Thread:      start(), watch(), cancel() and cancel_all() from any; the runs belong to the loop's thread.
 
-The loop belongs to the worker and survives anything that a task does to it: stopping it, or raising
-SystemExit in it, ends no other task.
+The loop belongs to the worker: a task that stops it, or raises SystemExit in it, ends no other task.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 MOST_EARLY = 1000
-"""Maximum cancellations kept for tasks that have not begun."""
+"""Maximum number of cancellations kept for tasks that have not begun."""
 
 
 class AsyncRun:
@@ -27,8 +26,7 @@ class AsyncRun:
 
     - key: the caller's identifier.
     - make: returns its coroutine.
-    - cancelled: the reason if the worker has cancelled it. None: it has not, so any cancellation is the
-      task's own.
+    - cancelled: the reason if the worker has cancelled it. None: any cancellation is the task's own.
     """
 
     __slots__ = ("begun", "cancelled", "key", "make", "task")
@@ -61,7 +59,7 @@ class EventLoop:
             while not self._stopped:
                 try:
                     self._loop.run_forever()
-                except BaseException:  # asyncio passes on SystemExit and KeyboardInterrupt of any coroutine
+                except BaseException:  # asyncio reraises SystemExit and KeyboardInterrupt of any coroutine
                     logger.exception("something started by an async task raised this; the loop continues")
         finally:
             self._loop.close()
@@ -80,7 +78,7 @@ class EventLoop:
     def _done(self, run: AsyncRun) -> None:
         if run.begun:
             self._runs.pop(run.key, None)
-        else:  # cancelled before its first step, by another task that cancels everything it finds
+        else:  # cancelled before its first step, by a task that cancels all tasks of the loop
             self._begin(run)
 
     def watch(self, file: int, heard: Callable[[bytes], None]) -> None:
@@ -96,8 +94,8 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._loop.add_reader, file, read)
 
     def cancel(self, key: Hashable, error: BaseException) -> None:
-        """Cancel a run, for the reason *error*; if it has not begun, as soon as it does, because the order
-        may overtake the task."""
+        """Cancel a run for the reason *error*. The order may overtake the task, which is then cancelled when
+        it begins."""
         self._loop.call_soon_threadsafe(self._cancel, key, error)
 
     def cancel_all(self, error: BaseException) -> None:

@@ -7,17 +7,15 @@ Thread:      pure functions, and one buffer that belongs to the reader of the so
 A frame is a length and a marshalled value: both ends are the same interpreter, and marshal is the fastest way
 to transfer bytes, text and numbers. Message bodies pass through unchanged.
 
-Besides the socket there is a pipe of *tokens*, one for each job in order. A child takes a job's token before
-it starts the job. The parent also holds the read end, and recalls jobs that have not started by taking their
-tokens
-back: the kernel delivers each token once, so a job is either started or recalled, even if the child is killed
-in between.
+A pipe contains *tokens*, one for each job in order. A child takes a job's token before it starts the job. The
+parent also holds the read end, and recalls jobs that have not started by taking their tokens. The kernel
+delivers each token once, so a job is either started or recalled, even if the child is killed in between.
 
-A job contains the time until which it is certainly ours. If a frame was delayed, a child that reads the job
-too late reports that it has not started it.
+A job contains the time until which the worker's lease holds. A child that reads a job after that time reports
+that it has not started it.
 
-Through a third pipe, of *orders*, the parent names async jobs to be cancelled. It is read even while a sync
-task keeps the child from reading its socket.
+A second pipe contains *orders*, the async jobs to be cancelled. It is read even while a sync task keeps the
+child from reading its socket.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 RECEIVE_BYTES = 65536
-"""Bytes per read from a socket: malloc still serves this without a system call."""
+"""Bytes per read from a socket. malloc serves this size without a system call."""
 LENGTH = struct.Struct("=I")
 MOST_FRAME = 2**31
 """In bytes: marshal cannot write a larger value."""
@@ -59,7 +57,7 @@ def pack_tokens(sequences: list[int]) -> bytes:
 
 
 def take_tokens(pipe: int) -> list[int]:
-    """Take all remaining tokens from *pipe*; [] when there are none."""
+    """Take and return all tokens left in *pipe*; [] if there are none."""
     try:
         data = os.read(pipe, 65536)
     except BlockingIOError:
@@ -78,12 +76,12 @@ class FrameBuffer:
         self._need = LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Add *data* and yield the complete frames. Raises one of NO_FRAMES for data that pack() did not
-        write; then nothing more can be read."""
+        """Add *data* and yield the complete frames. Raises one of NO_FRAMES for invalid data, after which the
+        buffer cannot be used."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
-            return  # a large frame arrives in many parts, which are joined once, when all are there
+            return  # the parts of a large frame are joined once, after the last one
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         start, end = 0, len(data)
         self._need = LENGTH.size

@@ -2,7 +2,7 @@
 
 Comes from:  a pool child or a pool thread that is about to run a job.
 Goes to:     execution.
-Thread:      whichever runs the job. A body is only decoded here, never in the worker's own threads.
+Thread:      the one that runs the job. Bodies are decoded only here, never in the worker's own threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """Ready to run. soft, hard: limits in seconds, None for none."""
+    """A task ready to run. soft, hard: limits in seconds, None for none."""
 
     task: Task[..., Any]
     context: Context
@@ -44,7 +44,7 @@ def prepare(
 
     - accept: content types allowed for a body.
     - headers: the parsed headers of *leased*.
-    - failing: not None when it does not run, so that its task may be unknown.
+    - failing: not None if it does not run; then its task may be unknown.
 
     Raises MessageError for an invalid message (NotRegistered for an unknown task).
     """
@@ -74,5 +74,5 @@ def prepare(
 
 
 def tracks_start(prepared: Prepared) -> bool:
-    """Tell whether the state STARTED is stored."""
+    """Return whether the state STARTED is stored."""
     return bool(prepared.task.track_started) and not ignores_result(prepared.context, prepared.task)

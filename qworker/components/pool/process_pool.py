@@ -36,10 +36,9 @@ logger = logging.getLogger(__name__)
 LETHAL = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT))
 """Signals that end a child unless its task catches them."""
 CRASH_LOOP_SECONDS = 1.0
-"""A child that lived no longer died early."""
+"""A child that lived no longer than this died early."""
 CRASH_LOOP_DEATHS = 5
-"""For each child of the pool: the worker gives up after so many early deaths in a row, if none has
-started."""
+"""The worker gives up after this many early deaths in a row per child, if no child has started."""
 
 STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker did not send")
 
@@ -96,7 +95,7 @@ class ProcessPool(TaskPool):
         self._thread.start()
 
     def open(self) -> None:
-        """Start the children; a test that plays the pool thread calls this and step()."""
+        """Start the children. Tests without a pool thread call this and step()."""
         self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._spawner.fileno(), select.POLLIN)
         for index in range(self._settings.concurrency):
@@ -147,10 +146,10 @@ class ProcessPool(TaskPool):
     def terminate(self, request: Request, signal_name: str) -> bool:
         try:
             number = signal.Signals[signal_name]
-        except KeyError:  # it came from another client, and may be of another type
+        except KeyError:  # from another client, which may send any value
             number = signal.SIGTERM
         how = f"terminated by {signal_name}"
-        if request.is_async:  # other tasks share its process, and must not be affected
+        if request.is_async:  # a signal would affect other tasks in its process
             cancelled = self._children.cancel(request, how)
             self._wakeup.wake()
             return cancelled
@@ -192,15 +191,14 @@ class ProcessPool(TaskPool):
         try:
             while not self._stopping.is_set():
                 self.step(self._timeout())
-        except BaseException as error:  # noqa: BLE001
-            # A crash stops the worker, with the reason.
+        except BaseException as error:  # noqa: BLE001 - the worker stops, and reports the error
             if not self._stopping.is_set():
                 self._crashed = True
                 self.quiet()
                 self._on_crash("pool", error)
 
     def step(self, timeout: float) -> None:
-        """One turn, after waiting up to *timeout* seconds for an event."""
+        """Wait up to *timeout* seconds for events, and handle them."""
         ended: list[Ended] = []
         stored: list[tuple[Request, ResultRow]] = []
         notices = False
@@ -219,7 +217,7 @@ class ProcessPool(TaskPool):
         if notices:  # after the sockets: frames sent by a dead child are valid
             try:
                 self._hear_spawner(ended, stored)
-            except EOFError as error:  # no more children can be started, and the existing ones are dead
+            except EOFError as error:  # all children are dead, and no more can be started
                 self._reap_all(str(error), ended, stored)
                 failure = error
         now = self._clock.monotonic()
@@ -250,7 +248,7 @@ class ProcessPool(TaskPool):
         return min(timeout, max(0.01, self._spawn_after - now)) if missing else timeout
 
     def _watch_writes(self) -> None:
-        """Send the rest of what did not fit into a socket as soon as there is room."""
+        """Poll sockets that were full, to send the rest as soon as there is room."""
         for file, child in self._by_file.items():
             if child.waits_to_write:
                 self._poll.modify(file, select.POLLIN | select.POLLOUT)
@@ -273,7 +271,7 @@ class ProcessPool(TaskPool):
                 if request is None:
                     continue
                 if outcome.kind == INTERRUPTED and not child.interrupted:
-                    outcome = STRAY_INTERRUPT  # if it went back uncounted, that might repeat forever
+                    outcome = STRAY_INTERRUPT  # counted as a death, because it might repeat forever
                 ended.append((request, outcome))
             elif kind == STARTED:
                 job = child.jobs.get(content[0])
@@ -312,7 +310,7 @@ class ProcessPool(TaskPool):
     def _reap(
         self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]
     ) -> None:
-        """Handle a dead child: end the requests it reported as ended, those it had not started, and those it
+        """Handle a dead child: read its last outcomes, and end the requests it had not started and those it
         was running."""
         while child.fileno() in self._by_file:
             before = len(ended) + len(stored)
@@ -326,7 +324,7 @@ class ProcessPool(TaskPool):
         how = outcome.text
         ended.extend((request, NOT_STARTED) for request in unstarted)
         if child.retiring and child.killed is None and not self._children.accepting:
-            self._cut.extend(running)  # we killed it to stop: the worker gives them back
+            self._cut.extend(running)  # killed by stop(), which returns these requests
         else:
             beside = Outcome(INTERRUPTED, text=how)
             ended.extend((request, outcome if target in (None, request) else beside) for request in running)
@@ -352,7 +350,7 @@ class ProcessPool(TaskPool):
             self._spawn_after = self._clock.monotonic() + min(5.0, 0.1 * (self._early_deaths - most))
 
     def _replace(self, now: float) -> None:
-        """Release retiring children that are idle, and start missing ones."""
+        """End idle retiring children, and start missing ones."""
         children = self._children.all()
         for child in children:
             if child.retiring and not child.jobs:

@@ -1,6 +1,6 @@
 """Spawner: starts the children of the process pool.
 
-Comes from:  ProcessPool, which requests children and is told of their deaths.
+Comes from:  ProcessPool, which requests children and receives notices of their deaths.
 Goes to:     the zygote; for other start methods see ``billiard_spawner.py``.
 Thread:      pool thread.
 """
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from qworker.components.pool.zygote import Zygote
 
 Notice = tuple[str, int, int]
-"""``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: all children
-so far are dead, because the process that forked them is; more can be started."""
+"""``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: the process
+that forks children has died with all of them; more can be started."""
 
 
 class Spawner(Protocol):
     """The interface that ProcessPool uses."""
 
     def fileno(self) -> int:
-        """Readable when receive() has something to return."""
+        """Return a descriptor that is readable when receive() has notices."""
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Start a child with these ends and settings. Raises OSError if that is impossible now."""
+        """Start a child with these descriptors and settings. Raises OSError if that is impossible now."""
 
     def receive(self) -> list[Notice]:
-        """Return new notices. Raises EOFError when no more children can be started."""
+        """Return new notices. Raises EOFError if no more children can be started."""
 
     def living(self) -> int:
         """Return how many children are alive."""
 
     def close(self) -> None:
-        """End all remaining children. Safe to call twice."""
+        """Kill the remaining children. Safe to call twice."""
 
 
 class ZygoteSpawner:
@@ -67,7 +67,7 @@ class ZygoteSpawner:
         return notices
 
     def _reap_all(self) -> None:
-        """The zygote is dead. Linux has killed its children; other systems have not."""
+        """Forget the children of a dead zygote; kill them first unless this is Linux, which has done so."""
         for pid in self._living if sys.platform != "linux" else ():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

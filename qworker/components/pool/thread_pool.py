@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadPool(TaskPool):
-    """settings: see PoolSettings. name: its name in info()."""
+    """A pool of threads. name: its name in info()."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ThreadPool(TaskPool):
         self._work.put(request)
 
     def _see_to_suspects(self) -> None:
-        """Start the next suspect when none is on trial and a thread is free."""
+        """Start the next suspect if none is on trial and a thread is free."""
         with self._lock:
             if not self._quarantine or not self._accepting:
                 return
@@ -186,7 +186,7 @@ class ThreadPool(TaskPool):
             self._accepting = False
 
     def stop(self, deadline: float) -> list[Request]:
-        """See TaskPool. A thread cannot be ended, so busy ones are not waited for, and their outcomes are
+        """See TaskPool. Busy threads cannot be ended: they are not waited for, and their outcomes are
         dropped."""
         self.quiet()
         for _ in self._threads:
@@ -258,10 +258,10 @@ class ThreadPool(TaskPool):
 
     def _leave_copy(self) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)  # a task forked, and this is the copy, which would continue as a second worker
+            os._exit(0)  # a task forked: the copy would continue as a second worker
 
     def _remove(self, request: Request) -> bool:
-        """Remove a request; return False if stop() has given it up."""
+        """Remove a request; return False if stop() has already removed it."""
         with self._lock:
             known = self._running.pop(request, None) is not None
             self._async_running -= known and request.is_async

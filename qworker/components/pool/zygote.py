@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Zygote:
-    """The parent's handle of the zygote. Call fork() once, in the main thread; everything else belongs to the
+    """The parent's handle of the zygote. Call fork() once, in the main thread, and all other methods on the
     pool thread."""
 
     def __init__(self, app: Any) -> None:
@@ -45,11 +45,11 @@ class Zygote:
     def fork(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
-            end.settimeout(None)  # a program may have set another default for its own connections
+            end.settimeout(None)  # the program may have set a default timeout
         sys.stdout.flush()
         sys.stderr.flush()
-        # Collect before the fork, because a collection writes to every object and would copy their memory
-        # afterwards. Freeze, so that later collections skip them.
+        # A garbage collection after the fork would write to every object and so copy shared memory. Collect
+        # now, and freeze all objects so that later collections skip them.
         gc.collect()
         gc.freeze()
         parent = os.getpid()
@@ -60,7 +60,7 @@ class Zygote:
                 _load(self._app)
                 keep(theirs, parent, partial(_serve, theirs, self._app))
             except ConnectionError:
-                pass  # the worker is gone
+                pass  # the worker has ended
             except BaseException:
                 logger.critical("the keeper of the process that forks children has failed", exc_info=True)
             finally:
@@ -72,17 +72,17 @@ class Zygote:
         return self._control.fileno() if self._control else -1
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Request a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are
-        gone."""
+        """Request a child; ``("up", index, pid)`` will follow. Raises OSError if zygote and keeper have
+        died."""
         assert self._control is not None, "fork first"
         request = marshal.dumps((self._generation, dict(settings)))
         socket.send_fds(self._control, [request], [jobs.fileno(), tokens, orders])
 
     def receive(self) -> list[tuple[str, int, int]]:
-        """Return notices: ``("up", index, pid)``, ``("exit", pid, status)``, and from the keeper ``("gone",
-        generation, status)``: the zygote has died with all children so far, and was replaced.
+        """Return notices: ``("up", index, pid)``, ``("exit", pid, status)``, and ``("gone", generation,
+        status)`` when the zygote has died with all its children and was replaced.
 
-        Raises EOFError when the keeper is gone too.
+        Raises EOFError if the keeper has died too.
         """
         assert self._control is not None, "fork first"
         messages: list[tuple[str, int, int]] = []
@@ -103,10 +103,10 @@ class Zygote:
             messages.append(message)
 
     def close(self) -> None:
-        """End the zygote, and with it all remaining children. Safe to call twice."""
+        """End the zygote with all its children. Safe to call twice."""
         if self._control is not None:
             try:
-                # close() is not enough: the zygote of a second worker in this process may have inherited the
+                # close() is not enough: the zygote of another worker in this process may have inherited the
                 # socket.
                 self._control.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -120,7 +120,7 @@ class Zygote:
 
 
 def _load(app: Any) -> None:
-    """Load once, for all zygotes and their children, what each would load."""
+    """Load what every child needs, once for all zygotes and their children."""
     with suppress(Exception):  # the worker reports the error
         app.broker, app.backend  # noqa: B018  # loads the stores' modules
     import billiard.popen_fork
@@ -132,7 +132,7 @@ def _load(app: Any) -> None:
 
 
 def _serve(control: socket.socket, app: Any, generation: int, parent: int) -> None:
-    """Fork children on request until the worker is gone."""
+    """Fork children on request until the worker has ended."""
     die_with(parent)
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -205,10 +205,10 @@ def _child(
 
 
 def _reap(control: socket.socket, processes: dict[int, Any]) -> None:
-    # Check each one separately and through billiard, which also reaps the dead whenever it starts a process.
+    # Through billiard and one by one, because billiard also reaps dead processes when it starts one.
     for pid, process in list(processes.items()):
         code = process.exitcode
         if code is not None:
             del processes[pid]
-            process.join()  # this makes billiard forget it, and close its file
+            process.join()  # makes billiard forget it and close its file
             control.send(marshal.dumps(("exit", pid, -code if code < 0 else code << 8)))

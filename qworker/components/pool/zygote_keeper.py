@@ -5,8 +5,8 @@ Comes from:  Worker, which forks it right after importing the app, before openin
 Goes to:     the zygote, which forks the pool's children.
 Thread:      single-threaded; it only waits.
 
-The worker itself cannot fork a new zygote, because it has threads by then. So the first forked process is
-kept unchanged. If a task kills its parent, the zygote, the keeper replaces it and tells the worker.
+The worker itself cannot fork a new zygote, because it has threads by then. So the first forked process, the
+keeper, only waits for the zygote. If that dies, the keeper forks another one and notifies the worker.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 CRASH_LOOP_SECONDS = 1.0
-"""A zygote that lived no longer died early."""
+"""A zygote that lived no longer than this died early."""
 CRASH_LOOP_DEATHS = 5
-"""After so many early deaths in a row the zygote is not replaced."""
+"""After this many early deaths in a row the zygote is not replaced."""
 IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -41,12 +41,13 @@ IGNORED = (
 
 
 def keep(control: socket.socket, parent: int, serve: Callable[[int, int], None]) -> None:
-    """Keep a zygote running until the worker, *parent*, is gone.
+    """Keep a zygote running until the worker, *parent*, has ended.
 
-    serve: the zygote's code, called with its generation and the id of this process; it returns when the
-    worker is gone. control: tells the worker ``("gone", generation, wait status)`` for each zygote that died.
+    - control: receives ``("gone", generation, wait status)`` for each zygote that died.
+    - serve: the zygote's code, called with its generation and this process's id; returns when the worker has
+      ended.
     """
-    os.setpgid(0, 0)  # signals to the worker's group are handled by the worker
+    os.setpgid(0, 0)  # only the worker handles signals to its process group
     die_with(parent)
     for name in IGNORED:
         signal.signal(name, signal.SIG_IGN)
@@ -73,12 +74,12 @@ def _fork(generation: int, serve: Callable[[int, int], None]) -> int:
         return pid
     code = 1
     try:
-        os.setpgid(0, 0)  # killing the zygote's group does not kill the keeper
+        os.setpgid(0, 0)  # so that killing the zygote's group does not kill the keeper
         serve(generation, keeper)
         code = 0
     except ConnectionError:
-        code = 0  # the worker is gone, and has not waited for its children
-    except BaseException:  # otherwise the reason for missing children would be lost
+        code = 0  # the worker has ended without waiting for its children
+    except BaseException:  # log it, because children will be missing
         logger.critical("the process that forks the pool's children has failed", exc_info=True)
     finally:
         os._exit(code)
@@ -91,7 +92,7 @@ def _wait(pid: int) -> int:
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent dies, even by kill -9."""
     if sys.platform == "linux":
-        import ctypes  # here, after the fork: the worker does not use it
+        import ctypes  # here, because the worker does not use it
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

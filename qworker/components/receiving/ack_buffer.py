@@ -1,7 +1,7 @@
 """AckBuffer: settlements that the Listener still has to send to the broker.
 
 Comes from:  the mailbox, where orders for ended requests arrive; Listener, with requests to give back.
-Goes to:     the store, many orders in one step, through Settlements; then the ledger, which releases the
+Goes to:     the store, many orders in one step, through Settlements; then the ledger, which removes the
              requests, and EarlyAcks, from which acked requests start.
 Thread:      listener, except ``len`` and where noted.
 """
@@ -33,14 +33,14 @@ DOUBTFUL = "were perhaps acknowledged before they ran; if so, they have not run 
 
 
 class FlushLimits(NamedTuple):
-    """seconds: how long an order waits for others. orders: how many are sent at once."""
+    """Orders are sent after *seconds*, or when there are this many *orders*."""
 
     seconds: float
     orders: int
 
 
 class AckBuffer:
-    """mailbox: where others put their orders."""
+    """mailbox: of the Listener, to which other threads send orders."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class AckBuffer:
         self._orders: list[SettlementOrder] = []  # listener writes, as all below
         self._oldest = 0.0
         self._hurry = False
-        """An order here delays the start of a request."""
+        """A request waits for one of the orders before it may start."""
         self._told: set[int] = set()
-        """Tags of requests whose early ack may have reached the broker, although it did not answer."""
+        """Tags of requests whose early ack was sent, but not confirmed."""
         self.doubts = Doubts()
         self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
@@ -72,12 +72,12 @@ class AckBuffer:
         self._quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
-        """Return how many orders were not sent yet. Any thread."""
+        """Return the number of unsent orders. Any thread."""
         return len(self._orders) + len(self._mailbox) + len(self.doubts)
 
     def left(self) -> dict[str, list[str]]:
-        """Return the consequences if the broker is not reached any more, as descriptions with ids of tasks.
-        Any thread, because the listener's may be stuck."""
+        """Return the consequences if the broker stays unavailable: task ids by description. Any thread,
+        because the listener's may be stuck."""
         found: dict[str, list[str]] = {}
         orders = self._orders.copy()
         for order in (*self._given_up, *orders):
@@ -91,7 +91,7 @@ class AckBuffer:
         return found
 
     def _perhaps_acked(self, orders: Sequence[SettlementOrder]) -> list[Request]:
-        """Return those requests that wait for their early ack, which may have reached the broker. Any
+        """Return the requests that wait for their early ack, if it may have reached the broker. Any
         thread."""
         told = self._told.copy()
         starting = (order.request for order in orders if order.starts)
@@ -114,12 +114,11 @@ class AckBuffer:
             self._hurry = self._hurry or any(order.starts for order in orders)
 
     def quiet(self) -> None:
-        """Start nothing any more: requests to be acked before their start are given back. Any thread."""
+        """Start no more requests: those to be acked before their start are given back. Any thread."""
         self._quiet = True
 
     def give_back(self, requests: Sequence[Request]) -> None:
-        """Give *requests*, which must not run here, back to the broker. An acked one is sent again, because
-        the broker no longer has it."""
+        """Give *requests* back to the broker. Acked ones are sent again, because it no longer has them."""
         if requests:
             crash_point("giving back")
         for request in requests:
@@ -130,24 +129,24 @@ class AckBuffer:
                 self._orders.append(SettlementOrder(None, Release(request.tag)))
 
     def is_due(self, now: float) -> bool:
-        """Whether orders have waited long enough for others, or are enough."""
+        """Whether the orders must be sent now, by their age, their number, or a waiting request."""
         waited, enough = self._limits
         return bool(self._orders) and (
             self._hurry or len(self._orders) >= enough or now >= self._oldest + waited
         )
 
     def rest(self, now: float) -> float:
-        """Return the seconds until orders are due, the owner's longest sleep: posting an order that can wait
-        need not wake it."""
+        """Return the seconds until orders are due, for the owner to sleep. Posting an order that can wait
+        does not wake it meanwhile."""
         self._mailbox.armed = True
         return max(0.0, self._oldest + self._limits.seconds - now)
 
-    # -- telling the broker --
+    # -- sending --
 
     def flush(self, generation: int) -> None:
         """Send all orders to the broker. generation: of the current lease.
 
-        Raises like Settlements.carry_out(); then unsent orders are kept.
+        Raises like Settlements.carry_out() and keeps unsent orders then.
         """
         if self._quiet and self._hurry:
             self._orders = [self._not_started(order) for order in self._orders]
@@ -162,7 +161,7 @@ class AckBuffer:
         if self._hurry:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(generation, current) if current else set()
-        # Requests to be started stay here until confirmed; everything else is done.
+        # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
         self._orders = [order for order in orders if order.starts or order.anew]
         self._settled([order for order in orders if not order.starts], lost, generation)
@@ -173,12 +172,12 @@ class AckBuffer:
         self._orders, self._hurry = [order for order in self._orders if order.anew], False
         self._answered([order.request for order in starting if order.request is not None], lost, told)
         if self._orders:
-            self._consumer.extend()  # while the broker is unavailable nothing is sent
+            self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
             self._send_anew()
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
-        """Return *order* changed because nothing starts any more."""
+        """Return *order*, changed to give its request back if the request was waiting to start."""
         request = order.request
         if not order.starts or request is None or request.tag in self._told:
             return order
@@ -186,7 +185,7 @@ class AckBuffer:
         return SettlementOrder(request, Release(request.tag))
 
     def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], generation: int) -> None:
-        """The broker has processed *orders*; those for the tags *lost* came too late."""
+        """Handle *orders* that the broker has processed; those for the tags *lost* came too late."""
         for order in orders:
             request, settlement = order.request, order.settlement
             if order.anew:
@@ -202,8 +201,8 @@ class AckBuffer:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
 
     def _answered(self, requests: Sequence[Request], lost: set[int], told: set[int]) -> None:
-        """The broker has confirmed the acks of *requests*, which will run, except the tags *lost*. told: tags
-        that it may have processed before, when no answer came."""
+        """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. told: tags whose
+        ack was sent before without an answer, so that it may have been processed then."""
         late = [request for request in requests if request.tag in lost]
         doubtful = [request for request in late if request.tag in told]
         for request in late:
@@ -219,7 +218,7 @@ class AckBuffer:
             self._early.answered([request for request in requests if request.tag not in lost], late)
 
     def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
-        """Another worker has *request* now; if it is delivered here again, it need not run again."""
+        """Record the end of *request*, which another worker has now, in case it is delivered here again."""
         if isinstance(order.settlement, Ack | DeadLetter):
             logger.warning(
                 "%r ended after its lease was lost; another worker has it",
@@ -231,8 +230,8 @@ class AckBuffer:
             self._state.finished_elsewhere(request, order.settlement)
 
     def _send_anew(self) -> None:
-        """Send requests again that were acked and have not run. Only once: after a failure they may have been
-        sent, and must not run twice, so they fail."""
+        """Send requests again that were acked and have not run. If that fails, they may have been sent: they
+        must not run twice, so they are not sent again but fail."""
         orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
@@ -250,10 +249,10 @@ class AckBuffer:
         for request in requests:
             self._state.leave(request)
 
-    # -- when the lease was lost, and at the end --
+    # -- lost leases, and the end --
 
     def lost_lease(self, requests: Sequence[Request]) -> None:
-        """Remove *requests*, and releases without a request: they belonged to the old lease."""
+        """Remove *requests*, and releases without a request, which belonged to the lost lease."""
         for request in requests:
             self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
@@ -261,12 +260,12 @@ class AckBuffer:
     def end(
         self, generation: int, clock: Clock, until: Callable[[], float], put_back: Callable[[], None]
     ) -> None:
-        """Send the last orders, and retry until the monotonic time *until*. What was not sent by then is
-        reported in the log and by left(). put_back: called before each attempt, because an early ack may
-        have been answered in the last one; gives back what must not start any more."""
+        """Send the last orders, and retry until the monotonic time *until*. Orders not sent by then are
+        logged and reported by left(). put_back: gives back requests that must not start; called before each
+        attempt, because an early ack may have been confirmed in the last one."""
         self.quiet()
         for failures in count():
-            self._doubtful += self.doubts.undecided()  # there may be nobody left to store that they failed
+            self._doubtful += self.doubts.undecided()  # their failure can perhaps not be stored
             put_back()
             self.collect(clock.monotonic())
             if not self._orders:
@@ -274,7 +273,7 @@ class AckBuffer:
             try:
                 self.flush(generation)
             except LeaseLost as error:
-                # Held messages belong to other workers now. Those acked before their run belong to nobody.
+                # Other workers have the held messages now. No worker has those acked before their run.
                 held = [order for order in self._orders if not order.anew]
                 self._orders = [order for order in self._orders if order.anew]
                 self._give_up(held, error)
@@ -308,13 +307,13 @@ class AckBuffer:
 
 
 def _counted(settlement: Settlement | None) -> str:
-    """Return its name in the totals."""
+    """Return the key in the totals for *settlement*."""
     if isinstance(settlement, Release):
         return "lost" if settlement.counted else "requeued" if settlement.requeued else "returned"
     return "dead_lettered" if isinstance(settlement, DeadLetter) else "finished"
 
 
 def _is_over(order: SettlementOrder, generation: int) -> bool:
-    """Whether the lease of this run has been lost since."""
+    """Whether the request belongs to a lost lease."""
     request = order.request
     return order.final and request is not None and not request.acked and request.generation != generation

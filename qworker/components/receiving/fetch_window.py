@@ -4,9 +4,9 @@ Comes from:  learned run times, and ready requests.
 Goes to:     Listener.
 Thread:      listener.
 
-Short tasks are fetched by the dozen, to query the broker rarely. Of long tasks only few more than there are
-processes are fetched, so that other workers can have them: ready requests should be LOOKAHEAD_SECONDS of
-work. Requests that could not start within AHEAD_SECONDS are left to others.
+Ready requests should be LOOKAHEAD_SECONDS of work. So short tasks are fetched in batches, to query the broker
+rarely, and of long tasks only a few more than there are processes. Requests that could not start within
+AHEAD_SECONDS are left to other workers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AHEAD_SECONDS = 1.0
 
 
 class FetchWindow:
-    """multiplier: how many long tasks per process are held besides running ones (0: none).
-    waiting: returns how many messages only wait for their results to be stored."""
+    """multiplier: the number of long tasks per process held in addition to running ones (0: none).
+    waiting: returns the number of messages held outside the pool and the ready queue."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class FetchWindow:
         self._multiplier = multiplier
         self._budget = LOOKAHEAD_SECONDS * concurrency
         self._most = MAX_WINDOW
-        """Maximum ready requests: reduced after too much was fetched, and doubled each time it was not."""
+        """Maximum ready requests: reduced when too much was fetched, otherwise doubled."""
         self.fits = MAX_LEASE_BYTES
-        """How many messages may be held, judging by the size of the latest ones."""
+        """Maximum number of held messages, from the size of the latest ones."""
         self._kept: int | None = None
-        """How many were left when some were given back: nothing more is fetched until there are fewer."""
+        """The number left when some were given back; no more are fetched until there are fewer."""
 
     def room(self) -> int:
-        """Return how many may be fetched now; few or none while more than half of the budget is held, so that
-        messages are fetched in batches."""
+        """Return how many messages may be fetched now; few or none while more than half of the budget is
+        held, so that they are fetched in batches."""
         ready = self._ready
-        # Requests that wait for a token are not counted: they must not block others.
+        # Requests that wait for a token are not counted, because they must not block others.
         waiting = self._waiting()
         held = ready.wanting_slots + self._pool.in_flight() - self._pool.async_in_flight() + waiting
         long = self._pool.busy_beyond(AHEAD_SECONDS)
@@ -66,18 +66,17 @@ class FetchWindow:
         return max(few, min(int(left / mean), self._most - ready.wanting_slots - waiting, self.fits - held))
 
     def _least(self, long: int) -> int:
-        """Return how many may be held, regardless of their duration. long: number of processes busy for
+        """Return how many may be held whatever their duration. long: the number of processes busy for
         long."""
         if self._pool.latest_runtime() > AHEAD_SECONDS:
             return self._concurrency  # the next task is probably long, too
         return self._concurrency + self._multiplier * max(0, self._concurrency - long)
 
     def measure(self, messages: Sequence[Leased]) -> bool:
-        """Record the size of the fetched *messages*; True when there are few because they are large."""
+        """Record the size of the fetched *messages*; return whether size limited their number."""
         size = sum(len(message.body) for message in messages if type(message.body) is bytes)
         if messages:
-            # Growth applies at once, shrinkage slowly: a few small messages do not mean that no large ones
-            # follow.
+            # Larger messages apply at once, smaller ones slowly, because large ones may follow.
             self.fits = max(1, min(MAX_LEASE_BYTES * len(messages) // (size + 1), 2 * self.fits))
         return size >= MAX_LEASE_BYTES
 
@@ -88,12 +87,11 @@ class FetchWindow:
         return request.seconds
 
     def reweigh(self) -> None:
-        """Update expected durations of ready requests."""
+        """Update the expected durations of ready requests."""
         self._ready.reweigh(self.weigh)
 
     def surplus(self) -> list[Request]:
-        """Take out requests that were fetched as short tasks, if they turn out to be too much work, or no
-        process will be free for them soon."""
+        """Take out ready requests if they turn out to be too much work, or no process will be free soon."""
         long = self._pool.busy_beyond(AHEAD_SECONDS)
         if long >= self._concurrency:
             return self._ready.drop_last(-1.0, 0)
@@ -106,5 +104,5 @@ class FetchWindow:
         return surplus
 
     def idle(self) -> bool:
-        """Whether nothing is held: then the last acks need not wait for others."""
+        """Whether no request is ready or in the pool, so that the last acks need not wait for others."""
         return len(self._ready) == 0 and self._pool.in_flight() == 0

@@ -1,13 +1,12 @@
-"""Housekeeping: periodic work that each worker does for all: reclaiming messages of dead workers, and
-sweeping.
+"""Housekeeping: periodic work for all workers: reclaims messages of dead workers, and deletes old entries.
 
 Comes from:  Listener, once a second.
 Goes to:     the store.
 Thread:      listener.
 
-A worker is dead when its process has ended, or its lease has expired. But a worker that was disconnected or
-frozen cannot tell whether the others were too: it gives them the duration of a lease to renew theirs before
-it reclaims.
+A worker is dead when its process has ended or its lease has expired. A worker that was itself disconnected or
+frozen waits for the duration of a lease before it reclaims, because the others may have been disconnected
+too.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ logger = logging.getLogger(__name__)
 ROUND_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 USUAL_SILENCE = 2.0
-"""Maximum seconds between two turns of a healthy listener, which rests at most one."""
+"""Maximum seconds between two turns of a healthy listener, which waits one at most."""
 
 
 class Housekeeping:
-    """dead_limits: how many seconds dead letters are kept, and how many for each queue. failed_limits: the
-    same for failed tasks."""
+    """dead_limits: the seconds for which dead letters are kept, and their maximum number per queue.
+    failed_limits: the same for failed tasks."""
 
     def __init__(
         self,
@@ -48,14 +47,14 @@ class Housekeeping:
         self._sweep_at = 0.0
         self._answered_at = -math.inf
         self._believe_at = 0.0
-        """When expired leases of other workers begin to count."""
+        """The time from which expired leases of other workers count."""
 
     def answered(self, now: float) -> None:
-        """The broker answered in a turn that began at *now*."""
+        """Record that the broker answered in a turn that began at *now*."""
         self._answered_at = now
 
     def reclaim(self, now: float) -> bool:
-        """Put back the messages of dead workers; return whether there were any."""
+        """Put back the messages of dead workers; return whether any worker is dead."""
         self.due_at = now + ROUND_SECONDS
         found = self._consumer.reclaim(silent=self._others_could_speak(now))
         for dead in found:

@@ -4,7 +4,7 @@ Comes from:  Listener, with a leased message.
 Goes to:     Listener: a Request to run; or Settler, for one that does not run.
 Thread:      listener.
 
-Unknown tasks are put back a few times, with growing pauses, because a newer worker may know them; then they
+Unknown tasks are put back a few times, with growing delays, because a newer worker may know them; then they
 are dead-lettered. Unreadable messages are dead-lettered at once. No message can stop the worker.
 """
 
@@ -51,7 +51,7 @@ class Intake:
         self._eta_window: float = app.conf.worker_eta_window
 
     def take(self, leased: Leased, generation: int, wall: float) -> Request | None:
-        """Return the request to run; None when the message was settled here."""
+        """Return the request to run; None if the message needs none."""
         try:
             request = requests.receive(self._app, leased, generation, self._accept)
         except NotRegistered as error:
@@ -61,7 +61,7 @@ class Intake:
             self._refuse(unreadable, Outcome(UNREADABLE, text=requests.refusal(error)))
             return None
         known = self._state.done.pop(request.key, None)
-        if known is not None:  # it ran here, under a lease that was lost since
+        if known is not None:  # it ran here under a lease that was lost
             self._settle(known)
             return None
         running = self._state.requests.get(request.key)
@@ -71,7 +71,7 @@ class Intake:
                 self._settle(Ack(leased.tag))
             return None
         if self._state.is_copy(request):
-            # The broker drops it. Nothing is lost: the same signature ran here, or will.
+            # The broker drops the copy. No task is lost: the original has run here, or will.
             reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
             self._refuse(request, Outcome(COPY, text=reason))
             return None
@@ -86,7 +86,7 @@ class Intake:
         if request.expires is not None and request.expires <= wall:
             return self._drop(request, Outcome(EXPIRED, text="expired"))
         if request.eta is not None and request.eta > wall and leased.due is None:
-            # The sender did not set the due time for the broker: put it back to wait there.
+            # The sender did not set the due time in the broker: put it back to wait there.
             self._settle(Release(leased.tag, request.eta))
             return None
         self._state.enter(request)
@@ -101,8 +101,10 @@ class Intake:
         return request
 
     def _drop(self, request: Request, outcome: Outcome, finished: bool = True) -> Request | None:
-        """Settle *request*, which does not run. finished: its message will not come again. Return the request
-        if a child has to report to the calls it carries."""
+        """Settle *request*, which does not run; return it if a child has to report to the calls in it.
+
+        finished: the message will not be delivered again.
+        """
         if self._refuse(request, outcome):
             self._state.enter(request)
             return request
@@ -111,8 +113,8 @@ class Intake:
         return None
 
     def _unknown(self, leased: Leased, generation: int, error: NotRegistered, wall: float) -> Request | None:
-        """Put *leased* back, or dead-letter it. Return the request if a child has to report to the calls it
-        carries."""
+        """Put *leased* back, or dead-letter it; return the request if a child has to report to the calls in
+        it."""
         app, name = self._app, error.name
         request: Request | None
         try:
@@ -128,7 +130,7 @@ class Intake:
                 "no task named %r is registered here (message %s in %s): putting it back for %g s",
                 name, task_id or leased.tag, leased.queue, delay,
             )  # fmt: skip
-            # A message due soon is fetched ahead of time, and would be counted again at once.
+            # Delayed messages are fetched before they are due, and this one would be counted again at once.
             due = max(leased.due or 0.0, wall + delay) + self._eta_window
             self._settle(Release(leased.tag, due, requeued=True))
             return None

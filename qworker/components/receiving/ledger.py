@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class WorkerState:
-    """max_revoked: how many revocations are kept; the oldest are dropped first. replays: if messages are
-    signed."""
+    """max_revoked: the number of revocations kept; the oldest are dropped first. replays: None if messages
+    are not signed."""
 
     def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
         self._replays = replays
         self.requests: dict[Key, Request] = {}
-        """From receipt to settlement."""
+        """The requests from receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
         self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
-        """How to settle messages that ended under a generation that was over by then."""
+        """Settlements of messages that ended after their lease was lost."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 
     def is_copy(self, request: Request) -> bool:
-        """Whether *request* has the signature of a message that was finished here, or is held under another
+        """Whether *request* has the signature of a message that was finished here or is held under another
         tag."""
         return self._replays is not None and self._replays.is_copy(request)
 
@@ -43,7 +43,7 @@ class WorkerState:
             self._replays.enter(request)
 
     def leave(self, request: Request, finished: bool = False) -> None:
-        """finished: the message will not come again, from the queue or the dead letters."""
+        """Remove *request*. finished: its message cannot come again, from the queue or the dead letters."""
         self.requests.pop(request.key, None)
         if self._replays is not None:
             self._replays.leave(request, finished)
@@ -60,7 +60,7 @@ class WorkerState:
         return hit
 
     def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
-        """The run of *request* ended, but its lease was lost: record its settlement in case it is delivered
+        """Keep the settlement of *request*, which ended after its lease was lost, in case it is delivered
         here again."""
         self.done[request.key] = settlement
         while len(self.done) > 10_000:

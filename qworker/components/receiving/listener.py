@@ -4,10 +4,10 @@ Comes from:  the broker, and the mailbox: settlements of ended requests.
 Goes to:     EtaSchedule for messages due soon, ReadyQueue for those due now; settlements back to the broker.
 Thread:      listener; owns the consumer, so every lease, ack, release and dead letter is made here.
 
-When the store fails, the listener disconnects and retries without limit, with growing, random pauses; running
-tasks continue, and settlements wait. When the store reports that the lease was lost (this process was frozen,
-or the machine slept), requests that have not started are dropped, because others have them now, and running
-ones are settled if the store delivers them to us again.
+If the store fails, the listener disconnects and retries without limit, with growing, random delays; running
+tasks continue, and settlements wait. If the lease was lost because this process was frozen or the machine
+slept, requests that have not started are dropped, because other workers have them now, and running ones are
+settled if the store delivers them to us again.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ class Listener(ThreadComponent):
 
     @property
     def unsettled(self) -> int:
-        """Return how many settlements wait for the broker. Any thread."""
+        """The number of settlements that wait for the broker. Any thread."""
         return len(self._acks)
 
     def left(self) -> dict[str, list[str]]:
-        """Return what the broker was not told before the end: see AckBuffer. Any thread."""
+        """Return the tasks whose settlements did not reach the broker; see AckBuffer.left(). Any thread."""
         return self._acks.left()
 
     # -- the thread --
 
     def opened(self) -> None:
-        """Report at the start what waiting cannot fix: a wrong URL or password, a missing extra."""
+        """Register, to report at the start errors that waiting cannot fix, such as a wrong password."""
         try:
             self._register()
         except BrokerUnavailable:
@@ -132,7 +132,7 @@ class Listener(ThreadComponent):
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
-            self._news = True  # the next turn finds out, and handles it
+            self._news = True  # the next turn meets the same error, and handles it
             super().wait(0.05)
 
     def wake(self) -> None:
@@ -140,7 +140,7 @@ class Listener(ThreadComponent):
         super().wake()
 
     def look(self) -> None:
-        """Check at the next turn what the broker has, even without a notification. Listener thread."""
+        """Query the broker in the next turn, even without a notification. Listener thread."""
         self._news = True
 
     def _register(self) -> None:
@@ -157,7 +157,7 @@ class Listener(ThreadComponent):
         if self._news:
             self._news = False
             self._plan.backlog = self._revocations.pending = True
-        # Prefetched messages are passed to a child before talking to the broker
+        # Pass prefetched messages to a child before any call of the broker.
         if self._consumer.prefetched:
             self._fetch()
         self._acks.collect(now)
@@ -170,11 +170,11 @@ class Listener(ThreadComponent):
                 and not self._wants_to_fetch()
                 and now < min(self._housekeeping.due_at, self._lease.renew_at)
             ):
-                # Only a few acks: they wait for others.
+                # There are only a few acks, which wait for more.
                 return self._acks.rest(now)
         if now >= self._lease.renew_at or (
             now >= self._housekeeping.due_at and self._presence.has_changed()
-        ):  # at most once a second, while our presence changes
+        ):  # also renewed when the presence has changed, at most once a second
             self._tell_presence()
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
@@ -188,7 +188,7 @@ class Listener(ThreadComponent):
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
-        """Return how long nothing has to be done, unless something wakes us."""
+        """Return the seconds until the next turn, unless the listener is woken."""
         if self._wants_to_fetch() or (self._quiet and self._acks.waiting):
             return 0
         rest = max(0.0, self._housekeeping.due_at - now)
@@ -198,7 +198,7 @@ class Listener(ThreadComponent):
             rest = min(rest, max(0.001, self._plan.look_at - self.clock.now()))
         return min(rest, LONGEST_REST)
 
-    # -- what comes in --
+    # -- fetching --
 
     def _wants_to_fetch(self) -> bool:
         """Whether there may be messages, and room for them."""
@@ -210,13 +210,13 @@ class Listener(ThreadComponent):
         asked = self.clock.uptime()
         claim = self._consumer.lease(self._lease.registration.queues, limit, delayed_limit, plan.eta_window)
         messages = claim.messages
-        if messages:  # else it may not have checked; see Consumer.lease()
+        if messages:  # otherwise it may not have checked the lease; see Consumer.lease()
             self._lease.claimed(asked)
             crash_point("claimed")
         if claim.last_revocation is not None:
             self._revocations.told(claim.last_revocation)
-        if self._revocations.pending:  # before anything claimed can run
-            # The claimed messages must not be lost: if this fails, the end of the turn reports it.
+        if self._revocations.pending:  # before any claimed message can run
+            # An error must not lose the claimed messages; the end of the turn reports it.
             with suppress(BrokerUnavailable, ConfigurationError):
                 self._revocations.read()
         large = self._window.measure(messages)
@@ -232,18 +232,18 @@ class Listener(ThreadComponent):
             else:
                 self._window.weigh(request)
                 ready.append(request)
-        # A full batch means that there are more; so does one without room.
+        # After a full batch, or without room, there may be more.
         plan.backlog = limit == 0 or len(messages) >= limit or large
-        if prefetched:  # it arrived during the wait, and due messages may have taken its place
+        if prefetched:  # fetched during the wait; requests that fell due may have taken the room
             self._give_back(ready[limit:])
             del ready[limit:]
         self._waiting.add(ready)
         plan.look_ahead(claim.next_due, wall, delayed_limit > 0)
-        if not self._quiet:  # otherwise all that has not started goes back at the end of the turn
+        if not self._quiet:  # otherwise the end of the turn gives back all waiting requests
             self._give_back_surplus()
 
     def _give_back_surplus(self) -> None:
-        """Give back tasks fetched as short that turned out to be long."""
+        """Give back requests that turned out to be too much work."""
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
@@ -252,12 +252,12 @@ class Listener(ThreadComponent):
         self._plan.backlog = self._plan.backlog or bool(requests)
 
     def _give_back_all(self) -> None:
-        """The worker stops: give back what has not started."""
+        """Give back all requests that have not started, because the worker stops."""
         self._give_back(self._waiting.take_all())
 
     def _resolve_doubts(self, now: float) -> None:
-        """Run acked requests that were delivered again after their ack was lost; give up the others, or all
-        when the worker stops."""
+        """Run requests in doubt that were delivered again. Give up the others after a while, or at once if
+        the worker stops."""
         again, failed = self._acks.doubts.resolve(math.inf if self._quiet else now)
         self._waiting.add(again)
         self._waiting.give_up(failed)
@@ -271,10 +271,10 @@ class Listener(ThreadComponent):
         self._register()
         self._news = True
 
-    # -- now and then --
+    # -- periodic work --
 
     def _housekeep(self, now: float) -> None:
-        self._plan.backlog = True  # poll once in a while: a publisher may have died before its notification
+        self._plan.backlog = True  # poll, because a publisher may have died before its notification
         if self._housekeeping.reclaim(now):
             self._revocations.pending = True
         self._window.reweigh()
@@ -289,18 +289,17 @@ class Listener(ThreadComponent):
         self._consumer.wake()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """deadline: how long to wait for the broker."""
+        """Stop. deadline: the monotonic time until which to wait for the broker."""
         self._give_up_at = deadline
         super().stop(deadline)
 
     def _put_back(self) -> None:
-        """The worker closes: give back what was answered meanwhile, and end what is in doubt."""
+        """Give back requests whose acks were confirmed meanwhile, and end those in doubt."""
         self._resolve_doubts(self.clock.monotonic())
         self._give_back_all()
 
     def closed(self) -> None:
-        """Send the last settlements, then close the store: the listener stops last, because it owns the
-        acks."""
+        """Send the last settlements, then deregister."""
         self._quiet = True
         self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at, self._put_back)
         for fate, ids in self._acks.left().items():
@@ -311,13 +310,13 @@ class Listener(ThreadComponent):
             logger.warning("the broker was not told that this worker stops: %s; it will notice", error)
 
 
-# -- FetchPlan: when there may be messages to fetch, and how many that are not due yet --
+# -- FetchPlan: when to fetch messages, and how many that are not due yet --
 # Thread: the listener's.
 
 
 class FetchPlan:
-    """eta_window: how many seconds before they are due delayed messages are fetched. eta_limit: how many of
-    them may wait here."""
+    """eta_window: the seconds before their due time at which delayed messages are fetched. eta_limit: the
+    maximum number of them in this worker."""
 
     def __init__(self, window: FetchWindow, eta_window: float, eta_limit: int) -> None:
         self._window = window
@@ -326,33 +325,33 @@ class FetchPlan:
         self.backlog = True
         """Whether the broker may have messages for us."""
         self.look_at: float | None = None
-        """Epoch second at which a delayed message is fetched."""
+        """Epoch second at which the next delayed message is fetched."""
 
     def wants(self, clock: Clock) -> bool:
-        """Tell whether there may be messages, and room for them."""
+        """Return whether there may be messages, and room for them."""
         if self.look_at is not None and self.look_at <= clock.now():
             return True
         return self.backlog and self._window.room() > 0
 
     def delayed_limit(self, scheduled: int) -> int:
-        """Return how many delayed messages may be fetched when *scheduled* are here; few at a time are not
-        worth it."""
+        """Return how many delayed messages may be fetched when *scheduled* are here: 0 until half of the
+        limit is free, so that they are fetched in batches."""
         room = min(self._eta_limit, self._window.fits) - scheduled
         return room if room > self._eta_limit // 2 else 0
 
     def look_ahead(self, due: float | None, wall: float, room: bool) -> None:
-        """Decide when to fetch the next delayed message, which is due at *due*: ahead of time if the schedule
-        has room."""
+        """Decide when to fetch the next delayed message, due at *due*: before that if the schedule has
+        room."""
         if due is None:
             self.look_at = None
         elif room:
             self.look_at = due - self.eta_window
         else:
-            # No room: not before it is due, or the schedule is emptier.
+            # Without room, not before it is due.
             self.look_at = max(due, wall + 0.01) if due > wall else wall + 0.01
 
 
-# -- ConnectionState: how the broker answers this worker, and how long to let it be when it does not --
+# -- ConnectionState: whether the broker answers, and the delay before the next attempt --
 # Thread: written by the listener; any may read single attributes.
 
 
@@ -361,18 +360,18 @@ class ConnectionState:
         self.answered_at = 0.0
         """Monotonic time of the last turn in which the broker answered; 0.0 before the first."""
         self.failing: str | None = None
-        """Why the broker did not answer in the last turn; None when it did."""
+        """Why the broker did not answer in the last turn; None if it did."""
         self.failures = self.reconnects = 0
-        """How many turns failed, and how often the broker came back."""
+        """The number of failed turns, and of recoveries after them."""
         self._in_a_row = 0
 
     def failed(self, error: Exception) -> float:
-        """The broker did not answer; return the seconds until the next attempt."""
+        """Record that the broker did not answer; return the seconds until the next attempt."""
         delay = RECONNECT.delay(self._in_a_row, random.random)
         self._in_a_row += 1
         self.failures += 1
         self.failing = str(error)
-        if self._in_a_row & (self._in_a_row - 1) == 0:  # the 1st, 2nd, 4th, 8th… time
+        if self._in_a_row & (self._in_a_row - 1) == 0:  # log the 1st, 2nd, 4th, 8th… failure
             logger.error(
                 "the broker does not answer: %s; trying again in %.1f s",
                 error,
@@ -382,7 +381,7 @@ class ConnectionState:
         return max(delay, 0.05)
 
     def answered(self, now: float) -> None:
-        """The broker answered in a turn that began at the monotonic time *now*."""
+        """Record that the broker answered in a turn that began at the monotonic time *now*."""
         if self._in_a_row:
             logger.warning(
                 "the broker answers again after %d failures", self._in_a_row, extra={"event": "broker-back"}

@@ -36,7 +36,7 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 
 class PresenceReport:
-    """phase: returns the worker's phase. The others are its parts."""
+    """phase: returns the worker's phase. The other arguments are parts of the worker."""
 
     def __init__(
         self,
@@ -58,8 +58,7 @@ class PresenceReport:
         self._host = socket.gethostname()
         self._started = clock.now()
         self._began: dict[Key, float] = {}
-        """Epoch second at which each running task began. Kept, so that it does not change when the wall clock
-        is adjusted."""
+        """Epoch second at which each running task began; kept, because the wall clock may be adjusted."""
         self._told: Presence | None = None
 
     def has_changed(self) -> bool:
@@ -67,7 +66,7 @@ class PresenceReport:
         return self._snapshot() != self._told
 
     def text(self) -> str:
-        """Return the current status. Memory is included; a change of memory alone does not count."""
+        """Return the current status. It includes memory, which has_changed() ignores."""
         self._told = told = self._snapshot()
         return to_text(
             told._replace(
@@ -122,7 +121,7 @@ class PresenceReport:
         return sorted(tasks, key=lambda task: task.started)
 
 
-# -- Memory: how much of it processes of a worker have --
+# -- Memory --
 
 
 def resident(pid: int) -> int | None:

@@ -4,10 +4,9 @@ Comes from:  Intake asks; the ledger adds and removes.
 Goes to:     nothing.
 Thread:      listener.
 
-Signatures are unique, so the same signature twice is the same message twice: either delivered again, with the
-same tag and not finished, or copied. A message that goes back to the broker or to the dead letters may come
-again. The knowledge is limited to this process, and to MOST signatures; `security_max_age` and ``expires``
-limit copies beyond it.
+Signatures are unique, so a message with a known signature is either a redelivery, with the same tag and not
+finished, or a copy. A message that goes back to the broker or to the dead letters may come again. Only MOST
+signatures of this process are known; `security_max_age` and ``expires`` limit other copies.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MOST = 100_000
 
 
 class Replays:
-    """most: how many finished messages are known; the oldest are dropped first."""
+    """most: the number of finished messages remembered; the oldest are dropped first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -36,7 +35,7 @@ class Replays:
         self._held[_signature(request)] = request.key
 
     def leave(self, request: Request, finished: bool) -> None:
-        """finished: it will not come again."""
+        """Remove *request*. finished: its message cannot come again."""
         signature = _signature(request)
         self._held.pop(signature, None)
         if finished:

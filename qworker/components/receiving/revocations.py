@@ -1,6 +1,6 @@
 """Revocations: reads revoked tasks from the broker.
 
-Comes from:  Listener, when there may be new ones, and before anything claimed can run.
+Comes from:  Listener, when there may be new ones, and before claimed messages can run.
 Goes to:     the ledger; WaitingRequests, for the requests in this worker.
 Thread:      listener.
 """
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Revocations:
-    """on_revoked: called with each affected request here."""
+    """on_revoked: called with each affected request in this worker."""
 
     def __init__(self, app: QWorker, state: WorkerState, on_revoked: Callable[[Request], None]) -> None:
         self._broker = app.broker.revocations
@@ -31,14 +31,14 @@ class Revocations:
         self._on_revoked = on_revoked
         self._cursor = 0
         self.pending = True
-        """Whether there may be some that were not read yet."""
+        """Whether there may be unread revocations."""
 
     def told(self, last: int) -> None:
-        """The broker reports *last* as the number of the newest one."""
+        """Record *last*, the number of the newest revocation in the broker."""
         self.pending = last > self._cursor
 
     def read(self) -> None:
-        """Read the new ones from the broker."""
+        """Read new revocations from the broker."""
         if self._broker is None:
             self.pending = False
             return

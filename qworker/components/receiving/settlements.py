@@ -4,11 +4,10 @@ Comes from:  Listener, with the settlements of a turn.
 Goes to:     the store; refused settlements are changed and sent again until accepted.
 Thread:      listener.
 
-An unavailable store raises one of BrokerUnavailable, LeaseLost and ConfigurationError, and is retried without
-limit. Any other error concerns the settlements: a text that its columns do not accept, or a result that is
-too large. Then the batch is split until the invalid ones are alone, so that no other settlement waits for
-them. A refused result is replaced by a failure of the same task with the reason; if that is refused too, the
-message becomes a dead letter.
+An unavailable store raises BrokerUnavailable, LeaseLost or ConfigurationError, and is retried without limit.
+Any other error is caused by a settlement, for example a result that is too large. Then the batch is split
+until the invalid settlements are alone, so that they block no others. A refused result is replaced by a
+failure of the same task with the reason; if that is refused too, the message becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABSENT = (BrokerUnavailable, LeaseLost, ConfigurationError)
-"""Errors of a store that can carry out nothing now."""
+"""Errors of an unavailable store."""
 PORTION_BYTES = 16 * 1024**2
-"""Maximum bytes of results stored in one step: the settlement that exceeds it is the last. Servers limit a
-request, and after an outage there may be very many."""
+"""Maximum bytes of results stored in one step; the settlement that exceeds it is the last. Servers limit the
+size of a request, and after an outage there may be many settlements."""
 LONGEST = 500
 """Maximum characters of a quoted error or reason."""
 LATER_SECONDS = 60.0
@@ -40,8 +39,7 @@ LATER_SECONDS = 60.0
 
 
 class Settlements:
-    """consumer: of the broker of *app*, whose result store makes the rows stored with it. on_parts: called
-    when parts of joins were recorded."""
+    """consumer: of the broker of *app*. on_parts: called when parts of joins were recorded."""
 
     def __init__(self, app: QWorker, consumer: Consumer, on_parts: Callable[[], None] = lambda: None) -> None:
         self._on_parts = on_parts
@@ -49,16 +47,15 @@ class Settlements:
         self._consumer = consumer
         self._generation = 0
         self._done: set[int] = set()
-        """Tags settled before the store failed in the middle of a carry_out(), which will be repeated."""
+        """Tags settled by a carry_out() that then failed, and will be repeated."""
         self._lost: set[int] = set()
         self._unanswered: set[int] = set()
-        """Tags that the store may have settled, although no answer came."""
+        """Tags that the store may have settled without an answer."""
 
     def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        """Like Consumer.settle(), but only raises ABSENT: then call it again with the same settlements, and
-        more.
+        """Settle like Consumer.settle(), but replace and log settlements that the store refuses.
 
-        A settlement that the store refuses is replaced and logged.
+        Raises only ABSENT. Then call it again with the same settlements, and perhaps more.
         """
         if generation != self._generation:
             self._generation, self._done, self._lost, self._unanswered = generation, set(), set(), set()
@@ -71,14 +68,14 @@ class Settlements:
         if again := self._lost & self._unanswered:
             self._lost = self._lost.difference(self._consumer.settled_before(again))
         lost, self._done, self._lost = self._lost, set(), set()
-        self._unanswered.clear()  # it was repeated completely
+        self._unanswered.clear()  # all of them were settled again
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
         return lost
 
     def confirm(self, tags: Collection[int]) -> None:
-        """Like Consumer.confirm(): return once the settlements are confirmed. tags: those that wait for it;
-        when this raises, they have to be carried out again."""
+        """Return once the settlements are confirmed, like Consumer.confirm(). If it raises, those with *tags*
+        have to be carried out again."""
         try:
             self._consumer.confirm()
         except BrokerUnavailable:
@@ -93,7 +90,7 @@ class Settlements:
             raise
         except ABSENT:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
+        except Exception as error:  # noqa: BLE001 - one invalid settlement must not block the others
             if len(settlements) > 1:
                 logger.debug(
                     "%d settlements are refused, and tried separately: %s", len(settlements), _shown(error)
@@ -115,7 +112,7 @@ class Settlements:
                 return self._consumer.settle(self._generation, [other])
             except ABSENT:
                 raise
-            except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler
+            except Exception as again:  # noqa: BLE001 - as in _settle(); try the next replacement
                 logger.debug("%s is refused too: %s", type(other).__name__, _shown(again))
         if not isinstance(settlement, Store):
             logger.critical("%s cannot be settled: it is held until this worker ends", _named(settlement))
@@ -147,25 +144,26 @@ class Settlements:
         yield DeadLetter(tag, why, counted=counted, parts=parts)
         yield DeadLetter(tag, "the broker refused how it ended", counted=counted)
         if isinstance(settlement, Ack):
-            yield Ack(tag)  # it ran: rather drop it than run it forever
+            yield Ack(tag)  # the task has run, and would otherwise run again and again
         else:
             yield Release(tag, self._app.clock.now() + LATER_SECONDS)
 
     def _failure_row(self, row: ResultRow, why: str) -> ResultRow | None:
-        """Return a row that says why *row* is not stored: FAILURE if the task has ended, else its state."""
+        """Return a row with the reason *why*: FAILURE if the task has ended, else its state. None if there is
+        nothing to store."""
         task_id, status = row[:2]
         if status == states.STARTED:
             return None
         try:
             state = states.FAILURE if status in states.READY_STATES else status
             return self._app.backend.row_why_not(row, state, BackendError(why))
-        except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
+        except Exception as error:  # noqa: BLE001 - a third-party result store
             logger.debug("no row can be made from %.100r: %s", task_id, _shown(error))
             return None
 
 
 def _failed(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the *parts* of a call whose result could not be stored."""
+    """Return *parts* as failed, because the result could not be stored."""
     return tuple(part._replace(status=states.FAILURE) for part in parts)
 
 
@@ -196,5 +194,5 @@ def _size(row: ResultRow) -> int:
 
 
 def _shown(error: Exception) -> str:
-    """Return *error* on one line; the repr() of some contains all the data to be sent."""
+    """Return *error* as one short line; some errors contain all the data to be sent."""
     return mask_urls(printable(f"{type(error).__name__}: {error}"[:LONGEST]))

@@ -1,4 +1,4 @@
-"""Counters: how many runs of each task ended how, and how long they took; only kept if they are exposed.
+"""Counters: the numbers of runs by task and kind of end, and their durations; kept only if exposed.
 
 Comes from:  Settler, for every request that ends.
 Goes to:     ``metrics.py``.
@@ -12,15 +12,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 MAX_NAMES = 200
-"""Maximum number of tasks counted separately; each costs a monitoring system a series for every way to
-end."""
+"""Maximum number of tasks counted separately, because each needs a time series for every kind of end."""
 OTHERS = "other"
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds of the histogram, seconds."""
 
 
 class Run(NamedTuple):
-    """A request that ended. seconds: how long its task ran; None when it was cut off."""
+    """A request that ended. how: the kind of end. seconds: the duration of its run; None if unknown."""
 
     name: str
     how: str
@@ -28,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """counts: how many runs took at most as long as each of BUCKETS. total: all; seconds: their sum."""
+    """counts: the number of runs up to each bound of BUCKETS. total: of all runs. seconds: their sum."""
 
     counts: list[int]
     total: int
@@ -63,7 +62,7 @@ class Counters:
             return dict(self._ends)
 
     def runtimes(self) -> Histogram:
-        """Return the durations of the runs that were not cut off."""
+        """Return the histogram of known durations."""
         with self._lock:
             counts = list(accumulate(self._buckets))
             return Histogram(counts[:-1], counts[-1], self._seconds)

@@ -1,9 +1,8 @@
 """Health: whether a worker is alive and consuming, and if not, why.
 
 Comes from:  Worker, which passes its parts and calls look() from its main loop.
-Goes to:     the log, when the broker has been silent or a task has run for long; ``http_status.py`` and
-             ``metrics.py``.
-Thread:      look() on the main thread; all other methods on any: they read single attributes, and snapshots.
+Goes to:     the log, if the broker is silent or a task runs for long; ``http_status.py`` and ``metrics.py``.
+Thread:      look() on the main thread; all other methods on any, because they read snapshots.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ STUCK_SECONDS = 30.0
 """A main loop that has not called look() for this long is stuck."""
 RUNNING = "running"
 NAMED_AFTER = (1.0, 60.0, 600.0, 3600.0)
-"""Run times in seconds at which the log names a task; later each time the run time has doubled."""
+"""Run times in seconds at which a task is logged; after the last one, whenever the run time has doubled."""
 WARNED_AFTER = 600.0
-"""From here on these lines are warnings if no time limit ends the task."""
+"""From this run time on, the lines are warnings if no time limit ends the task."""
 HELD_SECONDS = 30.0
-"""It is a problem if no slot has been free for this long."""
+"""A problem is reported if no slot was free for this long."""
 
 
 class Health:
-    """hostname, phase: of the worker; it consumes in phase "running". stall_seconds: see
-    ``worker_stall_seconds``. long_runs, others: are asked for their problems."""
+    """hostname, phase: of the worker. stall_seconds: see ``worker_stall_seconds``. long_runs, others: their
+    problems are reported."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class Health:
     look_seconds = LOOK_SECONDS
 
     def look(self) -> None:
-        """Record that the main loop is alive; log when the broker falls silent, and when it is back."""
+        """Record that the main loop is alive; log when the broker stops answering, and when it is back."""
         now = self._clock.monotonic()
         if now - self._looked < LOOK_SECONDS / 2:
             return
@@ -79,8 +78,7 @@ class Health:
                 logger.warning("consuming again", extra={"event": "consuming"})
             self._silent_looks = 0
             return
-        # Logged the second time: after the machine slept, the first call may come before any other thread's
-        # turn.
+        # Logged the second time, because after the machine slept, this thread may run before the others.
         self._silent_looks += 1
         if self._silent_looks == 2:
             logger.error("not consuming: %s", self._silence(now), extra={"event": "not-consuming"})
@@ -99,7 +97,7 @@ class Health:
         return f"the worker has been waiting for an answer of the broker for {seconds:.0f} s"
 
     def not_alive(self) -> list[str]:
-        """Return why this process should be restarted; [] when it should not."""
+        """Return why this process should be restarted; [] if it should not."""
         reasons = []
         late = self._clock.monotonic() - self._looked
         if late > STUCK_SECONDS:
@@ -111,7 +109,7 @@ class Health:
         return reasons
 
     def not_ready(self) -> list[str]:
-        """Return why no tasks are accepted; [] when they are."""
+        """Return why no tasks are accepted; [] if they are."""
         now = self._clock.monotonic()
         reasons = self.not_alive()
         phase = self._phase()
@@ -144,9 +142,8 @@ class Health:
 
 
 class LongRuns:
-    """Tasks that run for long. The log names each after a second, and again at growing intervals: a short
-    task has a line at its end, but one that hangs, or dies with its worker, would have none. slots: how many
-    sync tasks run at once."""
+    """Logs tasks that run longer than a second, again at growing intervals. Otherwise a task that hangs, or
+    dies with its worker, would not be in the log. slots: the number of sync tasks that run at once."""
 
     def __init__(self, clock: Clock, pool: TaskPool, slots: int) -> None:
         self._clock = clock
@@ -155,7 +152,7 @@ class LongRuns:
         self._named: dict[Key, int] = {}  # how often; main thread
 
     def look(self) -> None:
-        """Log tasks that have run for longer than a second and were not named for long."""
+        """Log the long-running tasks whose next line is due."""
         now = self._clock.monotonic()
         named = {}
         for request, since in self._pool.running():
@@ -167,7 +164,7 @@ class LongRuns:
         self._named = named
 
     def problems(self) -> list[str]:
-        """Return one sentence when the same tasks have occupied all slots for long; otherwise nothing."""
+        """Return one sentence if the same tasks have occupied all slots for long; otherwise []."""
         now, slots = self._clock.monotonic(), self._slots
         held = sorted((run for run in self._pool.running() if not run[0].is_async), key=itemgetter(1))[:slots]
         if len(held) < slots or now - held[-1][1] < HELD_SECONDS:
@@ -181,7 +178,7 @@ class LongRuns:
 
 
 def _times_named(seconds: float) -> int:
-    """Return how often a task with this run time should have been named."""
+    """Return how often a task with this run time should have been logged."""
     last = NAMED_AFTER[-1]
     return bisect_right(NAMED_AFTER, seconds) + (int(math.log2(seconds / last)) if seconds > last else 0)
 
@@ -209,7 +206,7 @@ def _length(seconds: float) -> str:
 
 
 def _prospect(request: Request) -> str:
-    """Describe what will end a long task."""
+    """Describe what can end a long task."""
     if _in_thread(request):
         return "; it runs in a thread, which can only end with its worker"
     if request.time_limit:

@@ -5,7 +5,7 @@ Goes to:     Health, which reads snapshots, so that probes never query the broke
              QueueDepths queries it.
 Thread:      http, and one for each connection; connections are few and short.
 
-A client cannot block the worker: a slow client is disconnected, and with too many clients the oldest one is.
+Clients cannot block the worker: slow ones are disconnected, and so is the oldest one if there are too many.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SILENCE_SECONDS = 5.0
 
 
 class HttpStatus(Component):
-    """address: ``host:port``; port 0 takes any free one, which ``port`` returns after the start."""
+    """address: ``host:port``. Port 0 takes any free one, which is ``port`` after the start."""
 
     name = "http"
 
@@ -43,7 +43,7 @@ class HttpStatus(Component):
         self._stopped = False
 
     def start(self) -> None:
-        """Start. Raises ConfigurationError when the port is not available."""
+        """Start. Raises ConfigurationError if the port is not available."""
         if self._server is not None or self._stopped:
             return
         host, _, port = self._address.rpartition(":")
@@ -102,7 +102,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 del self._open[one]
         for one in oldest:
             try:
-                one.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
+                one.shutdown(socket.SHUT_RDWR)  # its thread notices that and closes it
             except OSError:
                 pass
 

@@ -1,7 +1,6 @@
-"""Metrics: a worker's figures in the text format of Prometheus.
+"""Metrics: a worker's metrics in the text format of Prometheus.
 
-Comes from:  Health and parts of the worker, as snapshots; QueueDepths, which queries the broker from time to
-             time.
+Comes from:  Health and parts of the worker, as snapshots; QueueDepths, which queries the broker.
 Goes to:     ``http_status.py``.
 Thread:      any.
 """
@@ -110,7 +109,7 @@ def _runs(counters: Counters) -> Iterable[str]:
 
 
 def _queues(depths: QueueDepths) -> Iterable[str]:
-    """Render the queues of the broker; a missing value is left out, because a 0 would be wrong."""
+    """Render the broker's queues. Unknown values are left out, because 0 would be wrong."""
     found = depths.latest()
     known = found is not None
     yield from _family(
@@ -145,7 +144,7 @@ def _queues(depths: QueueDepths) -> Iterable[str]:
 
 
 def _process(started: float, children: list[int]) -> Iterable[str]:
-    """Render Prometheus's usual figures of a process, for the main one; and the memory of the children."""
+    """Render Prometheus's standard process metrics for the main process, and the memory of the children."""
     spent = time.process_time()
     yield from _family("process_start_time_seconds", "gauge", "When the worker started, in epoch seconds.",
                        _one(started))  # fmt: skip

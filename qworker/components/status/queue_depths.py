@@ -1,6 +1,6 @@
 """QueueDepths: the state of the queues that a worker consumes, for monitoring.
 
-Comes from:  the broker, queried on demand, and at most once in ASK_SECONDS.
+Comes from:  the broker, queried on demand, at most once in ASK_SECONDS.
 Goes to:     ``metrics.py``.
 Thread:      latest() on any, for at most ANSWER_SECONDS; the broker is queried on a separate thread, one at a
              time.
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 5.0
 ANSWER_SECONDS = 1.0
-"""How long a caller waits for the broker."""
+"""Maximum seconds for which a caller waits for the broker."""
 KEEP_SECONDS = 60.0
 """Maximum age of an answer while the broker is slow to give the next one."""
 
 
 class QueueDepths:
-    """counts: whether the broker knows more than the number of ready messages."""
+    """counts: whether the broker reports more than the number of ready messages."""
 
     def __init__(self, app: QWorker, queues: Sequence[str]) -> None:
         self.counts = "counts" not in app.broker.lacks
@@ -45,7 +45,7 @@ class QueueDepths:
         self._closed = False
 
     def latest(self) -> list[QueueInfo] | None:
-        """Return the state of each queue, now or a moment ago; None while the broker does not answer."""
+        """Return the recent state of each queue; None while the broker does not answer."""
         with self._lock:
             now = self._clock.monotonic()
             if self._asking is None and now >= self._ask_at and not self._closed:
@@ -59,7 +59,7 @@ class QueueDepths:
             return self._answer if self._clock.monotonic() - self._answered <= KEEP_SECONDS else None
 
     def age(self, info: QueueInfo) -> float | None:
-        """Return how many seconds the oldest ready message has waited, 0 when there is none; None if
+        """Return the seconds for which the oldest ready message has waited; 0 if there is none, None if
         unknown."""
         if info.oldest is not None:
             return max(0.0, self._clock.now() - info.oldest)
@@ -76,7 +76,7 @@ class QueueDepths:
                 self._answer, self._answered, self._asking = answer, self._clock.monotonic(), None
 
     def close(self) -> None:
-        """Stop querying; wait a moment for a pending answer. Safe to call twice."""
+        """Stop querying; wait briefly for a pending answer. Safe to call twice."""
         with self._lock:
             self._closed = True
             asking = self._asking

@@ -5,7 +5,7 @@ Comes from:  AckBuffer, when the answer to an ack was lost together with the lea
 Goes to:     Listener: a request delivered here again runs; any other has failed.
 Thread:      listener, except ``len``.
 
-Either the broker no longer has such a message, or it delivers it again to somebody. It must not run twice, so
+The broker either no longer has such a message, or delivers it again to some worker. It must not run twice, so
 it only runs if the broker delivers it here.
 """
 
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from qworker.components.request import Request
 
 DOUBT_SECONDS = 3.0
-"""How long a request is expected to be delivered again. A broker that notices a broken connection gives back
-unacknowledged messages at once."""
+"""Seconds to wait for a redelivery. A broker that notices a broken connection redelivers unacknowledged
+messages at once."""
 NO_GENERATION = 0
 UNKNOWN = "it was to be acknowledged before it ran, and the broker did not confirm; it has not run here"
 
 
 class Resolved(NamedTuple):
-    """again: delivered once more, and may run. failed: must be given up."""
+    """again: requests that were delivered again and may run. failed: those to be given up."""
 
     again: list[Request]
     failed: list[Request]
@@ -33,18 +33,18 @@ class Doubts:
         self._waiting: list[tuple[float, Request]] = []
 
     def __len__(self) -> int:
-        """Return how many requests are undecided. Any thread."""
+        """Return the number of undecided requests. Any thread."""
         return len(self._waiting)
 
     def add(self, requests: Sequence[Request], until: float) -> None:
-        """Add *requests*, which stay in the ledger, so that Intake recognises them: it sets the generation
-        under which they were delivered. until: the monotonic time at which they are given up."""
+        """Add *requests*. They stay in the ledger, so that Intake recognises a redelivery and sets its
+        generation. until: the monotonic time at which they are given up."""
         for request in requests:
             request.generation = NO_GENERATION
             self._waiting.append((until, request))
 
     def undecided(self) -> list[Request]:
-        """Return the requests that were not delivered again so far."""
+        """Return the requests that were not delivered again yet."""
         return [request for _, request in self._waiting if request.generation == NO_GENERATION]
 
     def resolve(self, now: float) -> Resolved:

@@ -1,11 +1,11 @@
-"""EarlyAcks: requests that must not run twice, from the order to ack them to their start.
+"""EarlyAcks: requests that are acked before they run, from the order to ack them to their start.
 
 Comes from:  Mediator, which requests the ack once there is a place to run.
 Goes to:     the Listener, which acks; then back to the Mediator, in the same order.
 Thread:      ask() and take() with the mediator's turn; answered() by the listener; the rest by any.
 
-A request that is acked and does not run is lost if this worker is killed. So each one has a reserved place in
-the pool, and no more are acked than can start at once.
+An acked request that has not run is lost if this worker is killed. So each one has a reserved place in the
+pool, and no more are acked than can start at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qworker.transports.lease import Ack
 
 
 class EarlyAcks:
-    """mailbox: of the Listener, which has to check at once. ready: where the Mediator waits for acks."""
+    """mailbox: of the Listener. ready: where the Mediator waits for acks."""
 
     def __init__(self, mailbox: Mailbox[SettlementOrder], ready: ReadyQueue) -> None:
         self._mailbox = mailbox
@@ -33,7 +33,7 @@ class EarlyAcks:
         self._acked: deque[Request] = deque()  # the listener appends, the thread with the turn takes
 
     def __len__(self) -> int:
-        """Return how many are here, acked or not yet."""
+        """Return the number of requests here, acked or not."""
         held = self.held
         return held.sync + held.asynchronous
 
@@ -42,7 +42,7 @@ class EarlyAcks:
 
     @property
     def held(self) -> Slots:
-        """Return how many places are reserved."""
+        """The number of reserved places."""
         asynchronous = sum(request.is_async for request in self._acked.copy())
         return Slots(
             self._asked[0] - self._answered[0] + len(self._acked) - asynchronous,
@@ -51,13 +51,13 @@ class EarlyAcks:
 
     @property
     def longest(self) -> float:
-        """Return the longest expected seconds of the sync ones here."""
+        """The longest expected duration of the sync requests here, in seconds."""
         if not self.held.sync:
             self._longest = 0.0
         return self._longest
 
     def ask(self, requests: Sequence[Request], seconds: float) -> None:
-        """Have *requests* acked. seconds: the longest expected duration of them."""
+        """Order the acks of *requests*. seconds: the longest of their expected durations."""
         self._longest = max(self.longest, seconds)
         for request in requests:
             self._asked[request.is_async] += 1
@@ -67,7 +67,7 @@ class EarlyAcks:
         )
 
     def answered(self, acked: Sequence[Request], lost: Sequence[Request]) -> None:
-        """The broker has confirmed the acks of *acked*, which may run now; those of *lost* came too late."""
+        """Let *acked* run, whose acks the broker has confirmed; drop *lost*, whose acks came too late."""
         if acked:
             crash_point("acked first")
         for request in acked:
@@ -79,11 +79,11 @@ class EarlyAcks:
         self._ready.wake()
 
     def take(self) -> list[Request]:
-        """Take out those whose acks are confirmed, in the order of the requests."""
+        """Take out the requests whose acks are confirmed, in order."""
         taken = []
         while self._acked:
             try:
                 taken.append(self._acked.popleft())
-            except IndexError:  # the worker stops, and another thread takes them too
+            except IndexError:  # while the worker stops, two threads take requests
                 break
         return taken

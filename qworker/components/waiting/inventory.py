@@ -1,7 +1,7 @@
-"""WaitingRequests: all received requests in this worker that have not begun.
+"""WaitingRequests: all requests in this worker that have not begun.
 
 Comes from:  Listener, with fetched requests and revocations.
-Goes to:     the schedule, or the pool, directly or through the ready queue; back to the Listener, when a
+Goes to:     the schedule, or the pool, directly or through the ready queue; back to the Listener, if a
              request must not start here.
 Thread:      listener, except recall().
 """
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 FOUND_AGAIN = frozenset({REVOKED, EXPIRED, POISONED, UNKNOWN_TASK})
-"""Ends without a run that each worker would find again."""
+"""Ends without a run that any other worker would determine too."""
 
 
 class WaitingRequests:
@@ -46,36 +46,38 @@ class WaitingRequests:
 
     @property
     def scheduled(self) -> int:
-        """Return how many wait for their due time. Any thread."""
+        """The number of requests that wait for their due time. Any thread."""
         return len(self._schedule.schedule)
 
     @property
     def ready(self) -> int:
-        """Return how many wait for a slot. Any thread."""
+        """The number of requests that wait for a slot. Any thread."""
         return len(self._ready)
 
     def schedule(self, due: float, request: Request) -> None:
-        """Let *request* wait until the epoch second *due*."""
+        """Keep *request* until the epoch second *due*."""
         if CRASHING:
             crash_point("heap push")
         self._schedule.enter(due, request)
 
     def add(self, requests: list[Request]) -> None:
-        """Run *requests*: at once if a process is idle, otherwise in order."""
+        """Run *requests* at once if processes are idle, otherwise through the ready queue."""
         if requests and (rest := self._mediator.offer(requests)):
             self._ready.put_many(rest)
 
     def give_up(self, requests: Sequence[Request]) -> None:
-        """End *requests* that the broker may no longer have, like those acked before a process died."""
+        """End *requests* that the broker may no longer have as LOST."""
         for request in requests:
             request.mark_acked()
         if requests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
-        """End those *requests* whose end a child was to report and cannot any more; return the others. One
-        that did not run goes back to another worker, which finds the same end and reports it. One that ran
-        must not run again: it ends here, without its errbacks."""
+        """End the *requests* whose end a child can no longer report; return the others.
+
+        A request that did not run goes back to another worker, which determines and reports the same end. One
+        that ran must not run again: it ends here, without its errbacks.
+        """
 
         def ends(request: Request) -> bool:
             failing = request.failing
@@ -90,25 +92,27 @@ class WaitingRequests:
         return [request for request in requests if not ends(request)]
 
     def keep(self, requests: Sequence[Request]) -> list[Request]:
-        """Put back those *requests* that no other worker may have: the broker no longer has them, or they
-        have ended and a child must report it. Return the others. requests: from the end of the ready queue,
-        last one first."""
+        """Put those *requests* back into the ready queue that cannot go to another worker, because they are
+        acked, or have ended and a child must report it. Return the others.
+
+        requests: from the end of the ready queue, last one first.
+        """
         kept = [request for request in requests if request.acked or request.failing is not None]
         self._ready.put_back(reversed(kept))
         return [request for request in requests if not request.acked and request.failing is None]
 
     def take_all(self) -> list[Request]:
-        """Take out everything except what is in the pool."""
+        """Take out all requests that are not in the pool."""
         return [*self._mediator.early.take(), *self._ready.clear(), *self._schedule.schedule.clear()]
 
     def lease_lost(self) -> list[Request]:
-        """Take out requests that others have now; keep acked ones, which nobody else has."""
+        """Take out the requests that other workers have now; keep acked ones, which no other worker has."""
         waiting = [*self._pool.recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
         self._ready.put_back(request for request in waiting if request.acked)
         return [request for request in waiting if not request.acked]
 
     def recall(self) -> None:
-        """Recall from the pool what has not begun. Any thread."""
+        """Recall requests that have not begun from the pool. Any thread."""
         self._ready.put_back(self._pool.recall())
 
     def revoked(self, request: Request) -> None:
@@ -116,7 +120,7 @@ class WaitingRequests:
         if self._schedule.schedule.remove(request):
             self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
             return
-        # If it is in the pool but has not started, it returns here, and the mediator will not pass it on.
+        # If it is in the pool but has not begun, it returns to the ready queue, and the mediator drops it.
         self.recall()
         revocation = request.revocation
         if revocation.terminate and self._pool.terminate(request, revocation.signal):

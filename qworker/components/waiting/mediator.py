@@ -2,11 +2,10 @@
 
 Comes from:  ReadyQueue or TaskBucket, filled by Listener and ScheduleController.
 Goes to:     TaskPool.submit.
-Thread:      mediator; refill() is called by the pool's thread, offer() by the listener, in turn.
-Nothing is lost, because a request in transit is unacked, and requests refused by the pool are put back.
+Thread:      mediator; refill() is called by the pool's thread, offer() by the listener, one at a time.
 
-It first counts free slots, then takes that many of the best requests: so the most urgent run next, and a
-revocation works until the last moment.
+It first counts free slots, then takes that many of the best requests, so that the most urgent ones run next
+and revocations work until the last moment. Requests refused by the pool are put back.
 """
 
 from __future__ import annotations
@@ -32,9 +31,13 @@ NOTHING = Held(0, 0.0)
 
 
 class Mediator(ThreadComponent):
-    """mailbox: of the Listener. lease: nothing starts while it may have expired, so that nobody else runs it,
-    too. on_ended: takes requests that must not run. make_pool: called with refill(), makes the pool, because
-    each of the two calls the other."""
+    """Moves requests to the pool.
+
+    - mailbox: of the Listener.
+    - lease: no request starts while it may have expired, because another worker may have the request.
+    - on_ended: called with requests that must not run.
+    - make_pool: called with refill() to make the pool, because mediator and pool call each other.
+    """
 
     name = "mediator"
     timeout = WAIT_SECONDS
@@ -60,8 +63,8 @@ class Mediator(ThreadComponent):
         self._turn = threading.Lock()
         """Held while moving requests from the ready queue to the pool, so that none overtakes another."""
         self._expected: str | None = None
-        """Under _turn: the expected task of the next request: that of the first refused one, or else of the
-        last one taken. None when nothing waits."""
+        """Under _turn: the task that the next request probably has: that of the first refused request, else
+        of the last one taken. None if none waits."""
         self.pool = make_pool(self.refill)
 
     def step(self, now: float) -> float | None:
@@ -75,24 +78,25 @@ class Mediator(ThreadComponent):
         return 0
 
     def refill(self) -> None:
-        """Give ready requests to the pool, which has room now. Called by the pool's thread: with many short
-        tasks this saves a thread switch for every frame, and the pool need not check again soon."""
+        """Give ready requests to the pool, which has room now. Called by the pool's thread, which saves a
+        thread switch for every frame of short tasks."""
         if not self._turn.acquire(blocking=False):
-            self._ready.wake()  # the thread with the turn may have counted the slots before
+            self._ready.wake()  # the thread with the turn may have counted the slots already
             return
         try:
             moved = self._move()
         finally:
             self._turn.release()
         if moved >= BATCH:
-            self._ready.wake()  # there may be more, for the mediator
+            self._ready.wake()  # the mediator moves the rest
 
     def _move(self) -> int:
         """Move the best requests to free slots, while holding the turn; return how many were taken."""
         if self._quiet:
             return 0
         ready, pool = self._ready, self.pool
-        # Determined anew each time: an unknown task, or one that was slow at first, may turn out to be short.
+        # Computed each time, because an unknown task, or one that was slow at first, may turn out to be
+        # short.
         expected = self._expected
         slots = pool.free_slots_for(pool.expected_runtime(expected)) if expected else pool.free_slots()
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
@@ -119,7 +123,7 @@ class Mediator(ThreadComponent):
             refused = pool.submit(runnable)
             crash_point("dispatched")
             if any(request.is_async for request in runnable):
-                self._mailbox.wake()  # they run beside the next ones
+                self._mailbox.wake()  # they leave room for more requests
             if refused:
                 ready.put_back(refused)
                 self._expect(refused)
@@ -134,8 +138,8 @@ class Mediator(ThreadComponent):
     def offer(self, requests: list[Request]) -> list[Request]:
         """Give *requests* to idle processes at once; return those that have to go through the ready queue.
 
-        Called by the Listener's thread. It saves a thread switch when the worker is idle. It overtakes
-        nothing, because it does nothing while requests are waiting, in transit or waiting for a token.
+        Called by the Listener's thread, which saves a thread switch in an idle worker. It overtakes no other
+        request: it does nothing while requests are ready, in transit or waiting for a token.
         """
         ready = self._ready
         if ready.limits or len(ready) or not self._turn.acquire(blocking=False):
@@ -156,10 +160,10 @@ class Mediator(ThreadComponent):
             self._turn.release()
 
     def _runnable(self, requests: list[Request], held: Held | None) -> tuple[list[Request], list[Request]]:
-        """Return those *requests* to run now, and those that have to wait for a place; the others are passed
-        on. held: the state of the lease when it was checked.
+        """Return the *requests* to run now, and those that have to wait for a place. The others are ended, or
+        acked first. held: the lease when it was checked.
 
-        If we are frozen between here and the start of a request, it is too late for it: the pool returns it.
+        If we are frozen between here and the start of a request, the pool returns it as UNSTARTED.
         """
         wall = self.clock.now()
         generation, until = held or NOTHING
@@ -195,11 +199,11 @@ class Mediator(ThreadComponent):
         return runnable, back
 
     def quiet(self) -> None:
-        """Move nothing more; return when no request is in transit."""
+        """Move no more requests; return when none is in transit."""
         self._quiet = True
         self._ready.wake()
         with self._turn:
-            pass  # the thread that had the turn
+            pass  # wait for the thread that has the turn
 
     def stop(self, deadline: float = 0.0) -> None:
         self.quiet()
@@ -207,10 +211,7 @@ class Mediator(ThreadComponent):
 
 
 class _Places:
-    """The free places in the pool, some of which are reserved for early acks.
-
-    early: those that have a place already; the ones *taken* now have one too.
-    """
+    """The free places in the pool. Requests in *early* and *taken* have one already."""
 
     def __init__(self, pool: TaskPool, early: EarlyAcks, taken: Sequence[Request]) -> None:
         self._pool = pool
@@ -221,10 +222,10 @@ class _Places:
         self._known: float | None = None
         self._slots = Slots(0, 0)
         self.seconds = early.longest
-        """The longest expected duration of those with a place."""
+        """The longest expected duration of the sync requests with a place."""
 
     def take(self, request: Request) -> bool:
-        """Take a place for *request*; False when there is none, nor for any later one of its kind."""
+        """Take a place for *request*; return False if there is none for it and later ones of its kind."""
         kind = int(request.is_async)
         if self._full[kind]:
             return False

@@ -4,8 +4,8 @@ Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_
 Goes to:     Mediator (get_many).
 Thread:      any, under one lock that is never held while calling out.
 
-Sync and ``async def`` tasks have separate queues, because they need different slots: neither must wait for
-the other.
+Sync and ``async def`` tasks have separate queues, because they need different slots and must not wait for
+each other.
 """
 
 import threading
@@ -18,7 +18,7 @@ from qworker.components.request import Request
 
 
 class ReadyQueue:
-    """lowest_first: the lowest priority is the most urgent, as in the broker; else the highest."""
+    """lowest_first: whether the lowest priority is the most urgent, as the broker defines."""
 
     limits: ClassVar[bool] = False
     """Some tasks here wait for tokens, so no request may bypass the queue."""
@@ -39,7 +39,7 @@ class ReadyQueue:
 
     @property
     def wanting_slots(self) -> int:
-        """Return how many only need a slot; in a TaskBucket some need a token first."""
+        """The number of requests that only need a slot; in a TaskBucket, others need a token first."""
         return self._count
 
     def put_many(self, requests: Iterable[Request]) -> None:
@@ -50,10 +50,9 @@ class ReadyQueue:
             self._changed()
 
     def put_back(self, requests: Iterable[Request], tell: bool = True) -> None:
-        """Add requests that were taken from here before: in front of those of equal priority, in the given
-        order.
+        """Add requests that were taken before, in order, in front of those of equal priority.
 
-        tell: notify waiting threads; not when the taker finds that they cannot run yet.
+        tell: notify waiting threads; False if the requests cannot run yet.
         """
         back = list(requests)
         if not back:
@@ -83,13 +82,13 @@ class ReadyQueue:
         return self._sign * priority, is_async
 
     def get_many(self, slots: Slots) -> list[Request]:
-        """Take requests for *slots*, best first; [] when there are none."""
+        """Take requests for *slots*, best first; [] if there are none."""
         with self._lock:
             return self._take(slots)
 
     def wait(self, timeout: float, seen: int) -> None:
-        """Wait up to *timeout* seconds for a change. seen: the value of ``changes`` when the queue was empty;
-        if it has changed since, return at once."""
+        """Wait up to *timeout* seconds for a change. seen: the value of ``changes`` before the queue was
+        found empty; if it has changed since, return at once."""
         with self._lock:
             if self.changes == seen:
                 self._arrived.wait(self._longest_wait(timeout))
@@ -114,8 +113,8 @@ class ReadyQueue:
         return request
 
     def drop_last(self, load: float, keep: int) -> list[Request]:
-        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left. load:
-        -1.0 to ignore the duration."""
+        """Take out sync requests from the end until at most *load* seconds of work or *keep* requests are
+        left. load: -1.0 to ignore the duration."""
         dropped: list[Request] = []
         with self._lock:
             for key in reversed(self._order):
@@ -135,12 +134,12 @@ class ReadyQueue:
                         self.load += request.seconds
 
     def clear(self) -> list[Request]:
-        """Take out everything."""
+        """Take out all requests."""
         with self._lock:
             return self._take(Slots(self._count, self._count))
 
     def wake(self) -> None:
-        """There may be new slots: end a wait() early. Any thread."""
+        """End a wait() early, because there may be new slots. Any thread."""
         with self._lock:
             self._changed()
 

@@ -1,11 +1,11 @@
-"""ScheduleController: runs the EtaSchedule, the heap of requests that are not due yet.
+"""ScheduleController: the thread that owns the EtaSchedule, the heap of requests that are not due yet.
 
 Comes from:  Listener (enter), for messages due within ``worker_eta_window``.
 Goes to:     ReadyQueue when they are due, never earlier.
 Thread:      schedule; owns the heap. Others use enter(), remove() and clear().
 
-The heap is ordered by wall clock, like ETAs; a rest never exceeds MAX_REST, so that a clock set forward is
-noticed.
+The heap is ordered by wall clock, like ETAs. The thread waits no longer than MAX_REST, so that it notices a
+clock that was set forward.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ MAX_REST = 1.0
 
 
 class EtaSchedule:
-    """A heap of requests by due time, under one lock. A removed request leaves the heap when it reaches the
-    top."""
+    """A heap of requests by due time, under one lock. Removed requests stay as tombstones until they reach
+    the top."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, int, Request]] = []  # under _lock: due, tag, number
         self._present: dict[Request, int] = {}  # under _lock: their numbers; the rest are tombstones
-        self._number = 0  # Add *request*; True when it is the next one due.
+        self._number = 0  # under _lock: of the latest request
 
     def push(self, due: float, request: Request) -> bool:
-        """Add *request*; True when it is the next one due."""
+        """Add *request*; return whether it is the next one due."""
         with self._lock:
             self._number += 1
             heapq.heappush(self._heap, (due, request.tag, self._number, request))
@@ -43,7 +43,7 @@ class EtaSchedule:
             return self._heap[0][3] is request
 
     def pop_due(self, now: float) -> list[Request]:
-        """Take what is due at epoch second *now*, earliest first."""
+        """Take the requests due at the epoch second *now*, earliest first."""
         due = []
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
@@ -57,7 +57,7 @@ class EtaSchedule:
         return self._present.get(entry[3]) != entry[2]
 
     def remove(self, request: Request) -> bool:
-        """Remove *request*; False when it is not here."""
+        """Remove *request*; return False if it is not here."""
         with self._lock:
             if self._present.pop(request, None) is None:
                 return False
@@ -77,12 +77,12 @@ class EtaSchedule:
             return self._heap[0][0] if self._heap else None
 
     def snapshot(self) -> list[tuple[float, Request]]:
-        """Return ``(due, request)`` of everything here, earliest first."""
+        """Return ``(due, request)`` of all requests, earliest first."""
         with self._lock:
             return [(entry[0], entry[3]) for entry in sorted(self._heap) if not self._is_tombstone(entry)]
 
     def clear(self) -> list[Request]:
-        """Take out everything."""
+        """Take out all requests."""
         return self.pop_due(math.inf)
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class EtaSchedule:
 
 
 class ScheduleController(ThreadComponent):
-    """moved: called when requests fell due."""
+    """moved: called after requests fell due."""
 
     name = "schedule"
 

@@ -4,11 +4,11 @@ Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_
 Goes to:     Mediator, each limited task no faster than its rate; through *overflow* back to the broker.
 Thread:      like ReadyQueue.
 
-Each limited task has its own queue and a bucket for one token. It gets its token when it is taken to run, so
-starts are at least ``1 / rate`` seconds apart, however long there was no slot. Each request reserves the
-first free moment. A request that would wait longer than LONGEST_WAIT seconds goes back to the broker until
-its moment, so that it blocks neither a slot nor others; when it returns it has its old position, before all
-later ones. So the order is kept, and no request waits forever.
+Each limited task has its own queue and a bucket for one token. A request takes the token when it is taken to
+run, so starts are at least ``1 / rate`` seconds apart, even after a time without slots. Each request reserves
+the first free moment. If that is more than LONGEST_WAIT seconds away, the request goes back to the broker
+until then, so that it blocks no others. When it returns, it has its old position, before all later ones. So
+the order is kept, and no request waits forever.
 """
 
 from bisect import insort
@@ -22,20 +22,18 @@ from qworker.components.waiting.ready_queue import ReadyQueue
 
 LONGEST_WAIT = 1.0
 MOST_LATE = 256
-"""How many may wait beyond what fits into LONGEST_WAIT: those that returned in time while there was no
-slot."""
+"""Maximum requests in a queue beyond those of LONGEST_WAIT: they returned in time, but there was no slot."""
 MOST_REMEMBERED = 10_000
-"""How many reservations of requests in the broker are remembered; others reserve again when they return."""
+"""Maximum number of reservations kept for requests in the broker; others reserve again when they return."""
 FORGET_SECONDS = 60.0
-"""A request that has not returned so long after its moment is with another worker."""
+"""A request that has not returned this long after its moment has gone to another worker."""
 
 Overflow = Callable[[Request, float], None]
 """Called with a request and the epoch second at which it may return."""
 
 
 class _Place(NamedTuple):
-    """A position in a queue: the reserved monotonic time, and a number that keeps equal ones in order of
-    arrival."""
+    """A position in a queue: the reserved monotonic time, and a number for the order of arrival."""
 
     reserved: float
     number: int
@@ -53,9 +51,9 @@ class _Bucket:
         self.line: list[_Place] = []
         self.next_token = 0.0
         self._last: float | None = None
-        """The latest reserved moment."""
+        """The latest reservation."""
         self._away: dict[str, float] = {}
-        """Task id → reservation of those that went back, earliest first."""
+        """Task id → reservation of requests in the broker, earliest first."""
         self._number = 0
 
     def reserve(self, now: float) -> float:
@@ -67,7 +65,7 @@ class _Bucket:
         return moment
 
     def enter(self, request: Request, reserved: float) -> _Place | None:
-        """Add *request* to the queue; return the last one if there are too many."""
+        """Add *request* to the queue; remove and return the last one if there are too many."""
         self._number += 1
         insort(self.line, _Place(reserved, self._number, request))
         return self.line.pop() if len(self.line) > self.most else None
@@ -81,7 +79,7 @@ class _Bucket:
             away[request.id] = reserved
 
     def returned(self, request: Request, now: float, wall: float) -> float | None:
-        """Return the earlier reservation of *request*, here or at another worker; None when it is new."""
+        """Return the earlier reservation of *request*, by this or another worker; None if it is new."""
         reserved = self._away.pop(request.id, None)
         if reserved is None and request.leased.due is not None and request.eta is None:
             return now + min(0.0, request.leased.due - wall)
@@ -120,7 +118,8 @@ class TaskBucket(ReadyQueue):
     def _stand(
         self, bucket: _Bucket, request: Request, now: float, wall: float
     ) -> tuple[Request, float] | None:
-        """Add *request* to its queue; return the one that has to go back to the broker, and until when."""
+        """Add *request* to its queue; return the request that has to go back to the broker, and its
+        reservation; None if none has to."""
         reserved = bucket.returned(request, now, wall)
         if reserved is None:
             reserved = bucket.reserve(now)
