@@ -1,4 +1,4 @@
-"""The tables of tasks and schedules, exactly as in django-q2 1.11; and under its label, its queue.
+"""The tables of tasks and schedules as in django-q2 1.11 and, with its label, its queue.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

@@ -1,4 +1,4 @@
-"""A key of 64 bits for schedules, and an index for each order in which the lists are read.
+"""64-bit keys for schedules, and an index for each order of the admin's lists.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

@@ -1,4 +1,4 @@
-"""The broker's tables, in the database that is the broker.
+"""The broker's tables, if the database is the broker.
 
 Comes from:  Django's command migrate.
 Goes to:     ``tables/store.py``; backwards, with waiting messages, also ``tables/adoption.py``.

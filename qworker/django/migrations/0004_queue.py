@@ -1,4 +1,4 @@
-"""The queue as the models see it: a view of the broker's table, instead of django-q2's table.
+"""The queue for the models: a view of the broker's table, which replaces django-q2's table.
 
 Comes from:  Django's command migrate.
 Goes to:     ``tables/adoption.py`` and ``tables/store.py``.
@@ -19,7 +19,7 @@ LABEL = label()
 HINTS = {"model_name": "ormq"}
 ADOPT: list[Any] = [
     migrations.RunPython(move_queue, migrations.RunPython.noop, hints=HINTS),
-    # Django makes no table in a transaction that MySQL would end by it.
+    # Not atomic: Django refuses CREATE TABLE in a transaction on MySQL.
     migrations.RunPython(migrations.RunPython.noop, make_old_queue, hints=HINTS, atomic=False),
     migrations.SeparateDatabaseAndState(state_operations=[migrations.DeleteModel(name="OrmQ")]),
 ]

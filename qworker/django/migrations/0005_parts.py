@@ -1,4 +1,4 @@
-"""The table of an iterable's ended calls, which were in the cache, or among the tasks.
+"""The table of an iterable's ended calls, which were in the cache, or stored as tasks, before.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

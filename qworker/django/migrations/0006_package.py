@@ -1,4 +1,4 @@
-"""The column of a task's package.
+"""The column for a task's package.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

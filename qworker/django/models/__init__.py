@@ -1,8 +1,8 @@
 """models: the tables in the project's database.
 
 Modules, in reading order: ``task`` (ended tasks, and ended calls of iterables), ``recurrence`` (when a
-schedule is due next), ``literals`` (arguments as people write them), ``schedule`` (periodic calls), ``queue``
-(waiting messages, where the database is the broker).
+schedule is due next), ``literals`` (arguments as text), ``schedule`` (periodic calls), ``queue`` (waiting
+messages, if the database is the broker).
 """
 
 from qworker.django.models.queue import OrmQ, QueueOwner

@@ -1,7 +1,7 @@
-"""literals: arguments as people write them into a form.
+"""literals: parses arguments that are written as text in a form.
 
 Comes from:  the model Schedule, whose arguments are text.
-Goes to:     ``ast``; nothing is executed.
+Goes to:     ``ast``; no code is executed.
 Thread:      any; pure.
 """
 
@@ -17,9 +17,9 @@ _MISTAKES = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def positional(text: str | None) -> tuple[Any, ...]:
-    """Read positional arguments, as ``2, -2`` or ``'John'``: literals of Python.
+    """Return positional arguments from Python literals, such as ``2, -2`` or ``'John'``.
 
-    A tuple is all of the arguments; anything else is the only one. Empty text means no arguments. Raises
+    A tuple has all arguments; anything else is the only one. Empty text means no arguments. Raises
     InvalidSchedule for text that is not a literal.
     """
     if not (text or "").strip():
@@ -34,10 +34,9 @@ def positional(text: str | None) -> tuple[Any, ...]:
 
 
 def keywords(text: str | None) -> dict[str, Any]:
-    """Read keyword arguments, as ``word='django', n=2`` or ``{'word': 'django', 'n': 2}``.
+    """Return keyword arguments from text such as ``word='django', n=2`` or ``{'word': 'django', 'n': 2}``.
 
-    Empty text means no arguments. Raises InvalidSchedule for text that is neither, and for names that are not
-    text.
+    Empty text means no arguments. Raises InvalidSchedule for other text, and for names that are not text.
     """
     text = (text or "").strip()
     if not text:

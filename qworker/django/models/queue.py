@@ -1,10 +1,10 @@
-"""queue: waiting messages, where the project's database is the broker.
+"""queue: waiting messages, if the project's database is the broker.
 
-Comes from:  the store's tables, which the views ``qworker_ormq`` and ``qworker_ormq_owner`` show.
+Comes from:  the broker's tables, through the views ``qworker_ormq`` and ``qworker_ormq_owner``.
 Goes to:     the admin, and other readers of the queue.
-Thread:      any; the database is its owner.
+Thread:      any.
 
-Rows come here only through the store. They can be changed and deleted here, as the store itself does it.
+Rows are added only by the broker. They can be changed and deleted here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
 NOT_SAVED = "a package is put into the queue by async_task() or Broker.enqueue(), and not by saving a row"
 _TRIGGERED = "sqlite"
-"""The kind of database whose views are changed by triggers: it does not report how many rows were changed."""
+"""The database whose views are updated by triggers, which do not report how many rows were changed."""
 
 
 class QueueRows(models.QuerySet):
@@ -45,7 +45,7 @@ class QueueRows(models.QuerySet):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """Delete the messages; return how many there were, also by kind."""
+        """Delete the messages; return their number, and the number by model."""
         count = self.count() if connections[self.db].vendor == _TRIGGERED else None
         deleted, kinds = super().delete()
         return (
@@ -57,7 +57,7 @@ class QueueRows(models.QuerySet):
 
 
 class QueueManager(models.Manager.from_queryset(QueueRows)):  # type: ignore[misc]
-    """The queue in the database that is the broker; the router's by default."""
+    """Reads the broker's database: that of ``orm``, or else the router's."""
 
     def get_queryset(self) -> Any:
         rows = super().get_queryset().select_related("owner")
@@ -65,7 +65,7 @@ class QueueManager(models.Manager.from_queryset(QueueRows)):  # type: ignore[mis
 
 
 class QueueOwner(models.Model):
-    """A consumer of the queue: it holds messages until a time (epoch seconds)."""
+    """A consumer of the queue, which holds messages until ``lease_until`` (epoch seconds)."""
 
     id = models.BigIntegerField(primary_key=True)
     name = models.TextField()
@@ -83,8 +83,8 @@ class QueueOwner(models.Model):
 class OrmQ(models.Model):
     """A message of the queue.
 
-    key: the queue's name. state: 0 waits, 1 waits for its time ``due``, 2 is held by ``owner``. due and sent
-    are epoch seconds. body and headers are the message itself.
+    key: the queue's name. state: 0 waits, 1 waits until ``due``, 2 is held by ``owner``. due and sent are
+    epoch seconds. headers and body are the message itself.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -119,11 +119,11 @@ class OrmQ(models.Model):
         return f"{self.key} {self.pk}"
 
     def save(self, *_args: Any, using: str | None = None, **_kwargs: Any) -> None:
-        """Store the queue's name, and the lock if that was set: a cluster may have taken the message since it
-        was read, and keeps it then. A message that is gone stays gone.
+        """Save the queue's name, and the lock only if it was set: a cluster that has taken the message
+        meanwhile keeps it. Does nothing if the message no longer exists.
 
-        using: alias of the database; None is where it was read. Raises QWorkerError for a new one: messages
-        are sent, not saved.
+        using: alias of the database; None is the one that it was read from. Raises QWorkerError for a new
+        message, which must be sent instead.
         """
         if self._state.adding:
             raise QWorkerError(NOT_SAVED)
@@ -136,10 +136,10 @@ class OrmQ(models.Model):
     @property
     def lock(self) -> datetime | None:
         """Until when no cluster takes it: the end of its cluster's lease, or the time that it waits for. None
-        when it is free to be taken. Aware where USE_TZ is set.
+        if it can be taken now. Aware if USE_TZ is set.
 
-        Setting it takes the message from its cluster, which loses its result: None lets any cluster take it
-        at once, a time lets it wait until then.
+        Setting it takes the message from its cluster, which loses the result: with None, any cluster can take
+        it at once, with a time, it waits until then.
         """
         if self.state == LEASED:
             owner = self.owner if self.owner_id is not None else None
@@ -164,18 +164,18 @@ class OrmQ(models.Model):
 
     @payload.setter
     def payload(self, _: str) -> None:
-        """Raises QWorkerError: a new message is sent, and not saved, and one that waits cannot be changed."""
+        """Raise QWorkerError: a package cannot be changed here."""
         raise QWorkerError(NOT_SAVED)
 
     @cached_property
     def task(self) -> dict[str, Any]:
-        """Return the package's content, by name. {} for a message without one; where it cannot be read, an id
-        that names the error after a star."""
+        """Return the content of the package by name; {} for a message without one. If it cannot be read,
+        ``id`` is a star and the name of the error."""
         if not self.payload:
             return {}
         try:
             found = SignedPackage.loads(self.payload)
-        except Exception as error:  # noqa: BLE001 - a package may hold anything, and the list shows the others
+        except Exception as error:  # noqa: BLE001 - a package may contain anything
             return {"id": f"*{type(error).__name__}"}
         return found if isinstance(found, dict) else {"id": f"*{type(found).__name__}"}
 
@@ -187,7 +187,7 @@ class OrmQ(models.Model):
 
     @shown_as(_("Task id"))
     def task_id(self) -> str | None:
-        """Return the id of the task; see ``task``."""
+        """Return the id of the task, or a star and an error; see ``task``."""
         return _text(self.task.get("id"))
 
     @shown_as(_("Name"))
@@ -212,7 +212,7 @@ class OrmQ(models.Model):
 
     @shown_as(_("Queue options"))
     def q_options(self) -> dict[str, Any]:
-        """All else that the package holds, by name."""
+        """Return the package's other options, by name."""
         return {name: value for name, value in self.task.items() if name not in _OWN_COLUMNS}
 
 

@@ -1,16 +1,16 @@
-"""recurrence: when a schedule is due after it was due.
+"""recurrence: computes when a schedule is due next.
 
 Comes from:  the model Schedule.
-Goes to:     ``wall_clock`` and ``crontab`` of the package beat.
-Thread:      any; nothing here changes, and nothing here knows Django.
+Goes to:     beat's ``wall_clock`` and ``crontab``.
+Thread:      any; pure functions, independent of Django.
 
-Minutes and hours are counted as they pass. Days, weeks, months and years are counted by the clock on the
-wall: a schedule due at noon stays due at noon when the clock is set forward or back. A time that is left out
-when the clock is set forward is due at the end of the gap; one that comes twice is due the first time.
+Minutes and hours are elapsed time. Days, weeks, months and years follow local time: a schedule due at noon
+stays due at noon when daylight saving time begins or ends. A time in the gap when clocks go forward is due at
+the end of the gap; a time that occurs twice is due the first time.
 
-A month that lacks the day has its last day instead, and from then on that day stays: only the last due time
-is stored. Where missed times are skipped, first_after() continues from the last one that was not, so that a
-gap in between leaves no trace.
+In a month without the day, the last day is used, and that day is kept from then on, since only the last due
+time is stored. If missed times are skipped, first_after() continues from the last time that was not, so
+shorter months or gaps in between have no effect.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 ONCE, MINUTES, HOURLY, DAILY, WEEKLY, BIWEEKLY = "O", "I", "H", "D", "W", "BW"
 MONTHLY, BIMONTHLY, QUARTERLY, YEARLY, CRON = "M", "BM", "Q", "Y", "C"
-"""The kinds of schedules, as they are stored."""
+"""The kinds of schedules, as stored."""
 
 LASTS = (59, 23, 31, 12, 6)
-"""The greatest number of each field of a crontab: minute, hour, day of the month, month, day of the week."""
+"""The maximum of each crontab field: minute, hour, day of the month, month, day of the week."""
 DAYS_LAST = (31, 6)
-"""The greatest numbers of the two day fields."""
+"""The maximums of the two day fields."""
 OPEN_STEP = re.compile(r"^(\w+)/(\d+)$")
 
 _MONTHS_OF_EVERY_LENGTH = 48
@@ -45,14 +45,14 @@ def next_run(
 ) -> datetime:
     """Return when a schedule that was due at *due* is due next.
 
-    - kind: one of the letters above; ONCE is due at the same time again.
+    - kind: one of the constants above; for ONCE the result is *due*.
     - due: aware, or naive where *zone* is None.
-    - zone: the time zone that counts; None where the project has no time zones.
-    - minutes: between two runs, for MINUTES; none, or 0, is 1.
-    - cron: five fields, for CRON; as in cron, a match of one of its two day fields is enough.
+    - zone: the schedule's time zone; None if the project does not use time zones.
+    - minutes: between two runs, for MINUTES; None or 0 is 1.
+    - cron: five fields, for CRON; as in cron, one of the two day fields must match.
 
-    The result is aware in UTC, or naive where *zone* is None. Raises InvalidSchedule for another kind, an
-    invalid crontab, and times after the end of the calendar.
+    The result is aware in UTC, or naive if *zone* is None. Raises InvalidSchedule for an unknown kind, an
+    invalid crontab, and results after the year 9999.
     """
     return first_after(kind, due, due, zone, minutes=minutes, cron=cron)
 
@@ -66,11 +66,11 @@ def first_after(
     minutes: int | None = None,
     cron: str | None = None,
 ) -> datetime:
-    """Return the first time after *now* at which a schedule is due that was due at *due*; *due* itself when
-    that is later. It costs as much for a minute as for a century.
+    """Return the first time after *now* at which a schedule that was due at *due* is due; *due* itself if it
+    is later. The cost does not depend on how much time has passed.
 
     now: aware or naive, like *due*. The other arguments, the result and the exceptions are those of
-    next_run(). A schedule that never advances, such as ONCE, stays where it is.
+    next_run(). For a schedule that never advances, such as ONCE, the result is *due*.
     """
     if due > now:
         return due
@@ -104,7 +104,7 @@ def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) ->
         wall += max(0, (today - wall).days // DAYS[kind] - 1) * timedelta(days=DAYS[kind])
     else:
         months = MONTHS[kind]
-        # After so many months, every month has the day of the schedule.
+        # 48 months include the shortest month that the schedule reaches: the day does not change after that.
         for _ in range(_MONTHS_OF_EVERY_LENGTH // months):
             wall = months_later(wall, months)
             if instant(wall) > now:
@@ -117,7 +117,7 @@ def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) ->
 
 
 def months_later(wall: datetime, months: int) -> datetime:
-    """Return *wall* so many months later; on the last day of a month that lacks the day."""
+    """Return *wall* plus *months*; the last day in a month that does not have the day."""
     year, month = divmod(wall.year * 12 + wall.month - 1 + months, 12)
     return wall.replace(year=year, month=month + 1, day=min(wall.day, monthrange(year, month + 1)[1]))
 
@@ -127,9 +127,9 @@ def _stepped(kind: str, wall: datetime) -> datetime:
 
 
 def crontab_of(text: str, zone: tzinfo = UTC) -> crontab:
-    """Parse five fields. Raises InvalidSchedule for text that is not a crontab.
+    """Return the crontab of five fields in *text*. Raises InvalidSchedule if it is invalid.
 
-    As in django-q2, ``5/10`` is ``5-59/10`` in the field of the minutes, and ``?`` any day.
+    As in django-q2, ``5/10`` means ``5-59/10`` in the field of minutes, and ``?`` means any day.
     """
     from qworker.beat.crontab import crontab
 

@@ -1,8 +1,8 @@
-"""schedule: periodic and single calls at set times.
+"""schedule: calls at set times, once or periodically.
 
-Comes from:  people, in the admin and in code.
-Goes to:     the cluster, which sends due calls; ``recurrence`` computes the next time.
-Thread:      any; the database is its owner.
+Comes from:  the admin, and the project's code.
+Goes to:     the cluster, which sends due calls; ``recurrence``, which computes the next time.
+Thread:      any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qworker.errors import InvalidSchedule
 
 
 def validate_cron(value: str) -> None:
-    """Raises ValidationError for an invalid crontab."""
+    """Raise ValidationError for an invalid crontab."""
     try:
         recurrence.crontab_of(value)
     except InvalidSchedule as error:
@@ -37,16 +37,16 @@ def validate_cron(value: str) -> None:
 
 
 def validate_kwarg(value: str) -> None:
-    """Raises ValidationError for what cannot be the name of an argument."""
+    """Raise ValidationError if *value* cannot be the name of an argument."""
     if not value.isidentifier() or iskeyword(value):
         raise ValidationError(_("%(value)s cannot be the name of an argument."), params={"value": value})
 
 
 class Schedule(models.Model):
-    """A call that is made at its times.
+    """A call at set times.
 
-    repeats: how often it is still made; 0 pauses it, and a negative number has no end. args and kwargs are
-    text, read as literals. task is the id of the task that was sent last.
+    repeats: how many more times it is made; 0 pauses it, a negative number is no limit. args and kwargs are
+    literals as text. task is the id of the task that was sent last.
     """
 
     ONCE, MINUTES, HOURLY, DAILY = recurrence.ONCE, recurrence.MINUTES, recurrence.HOURLY, recurrence.DAILY
@@ -150,21 +150,21 @@ class Schedule(models.Model):
         return literals.keywords(self.kwargs)
 
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime:
-        """Return when it is due after *next_run*, by default its own.
+        """Return when it is due after *next_run*, by default its own ``next_run``.
 
-        The clock of its cluster's time zone counts. The result is aware in UTC where USE_TZ is set, else
-        naive, in the project's time zone. Raises InvalidSchedule for an invalid crontab.
+        Times are local to its cluster's time zone. The result is aware in UTC if USE_TZ is set, else naive in
+        the project's time zone. Raises InvalidSchedule for an invalid crontab.
         """
         due = next_run or self.next_run or timezone.now()
         return self._reckoned(recurrence.next_run, due)
 
     def first_run_after(self, due: datetime, now: datetime) -> datetime:
-        """Return when it is first due after *now*, if it was due at *due*; *due* itself when that is later.
-        Otherwise like calculate_next_run()."""
+        """Return when it is first due after *now*, if it was due at *due*; *due* itself if that is later.
+        Like calculate_next_run() otherwise."""
         return self._reckoned(recurrence.first_after, due, now)
 
     def _reckoned(self, reckon: Callable[..., datetime], *instants: datetime) -> datetime:
-        """Return *reckon* of *instants* by the clock of the cluster."""
+        """Return *reckon* of *instants* in the cluster's time zone."""
         named, own = conf.of(self.cluster or None).time_zone, timezone.get_default_timezone()
         zone: tzinfo | None = own if named == settings.TIME_ZONE else ZoneInfo(named)
         elsewhere = not settings.USE_TZ and zone is not own
@@ -176,7 +176,7 @@ class Schedule(models.Model):
         return timezone.make_naive(found, own) if elsewhere else found
 
     def clean(self) -> None:
-        """Raises ValidationError for arguments that cannot be read, and for a type Cron without a crontab."""
+        """Raise ValidationError for invalid arguments, and for the type Cron without a crontab."""
         super().clean()
         mistakes: dict[str, Any] = {}
         readers: dict[str, Callable[[], Any]] = {"args": self.parse_args, "kwargs": self.parse_kwargs}
@@ -191,7 +191,7 @@ class Schedule(models.Model):
             raise ValidationError(mistakes)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save it; a new one of the type Cron is first due by its crontab."""
+        """Save it. For a new one of the type Cron, ``next_run`` is set by the crontab."""
         if self._state.adding and self.schedule_type == self.CRON and self.cron:
             self.next_run = self.calculate_next_run(timezone.now())
         super().save(*args, **kwargs)
@@ -204,8 +204,8 @@ class Schedule(models.Model):
 
     @shown_as(_("Last run"))
     def last_run(self) -> str | None:
-        """Return a link to the last task in the admin; None if there is none. Only its name where there is no
-        admin."""
+        """Return a link to the last task in the admin, or only its name without the admin; None if there is
+        no task."""
         task = self._last_task()
         return None if task is None else link_to(task.pk, task.name, task.success)
 
@@ -217,9 +217,9 @@ class Schedule(models.Model):
 
 
 def link_to(task_id: str, name: str, success: bool, site: str | None = None) -> str:
-    """A link to a task in the admin, as HTML: its name in brackets. No link where there is no admin.
+    """Return an HTML link to a task in the admin, its name in brackets; without the admin, only the name.
 
-    site: the name of the admin's site that the page is of; None for the usual one.
+    site: the name of the admin site; None for the default one.
     """
     page = f"admin:{Task._meta.app_label}_{'success' if success else 'failure'}_change"
     try:

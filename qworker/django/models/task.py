@@ -2,7 +2,7 @@
 
 Comes from:  the cluster, which saves a row when a task has ended.
 Goes to:     the functions of ``tasks.py``, the admin, and other readers of results.
-Thread:      any; the database is its owner.
+Thread:      any.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from picklefield import PickledObjectField
 from qworker.django.labels import SUCCESS, index_name
 from qworker.safe_repr import storable
 
-# -- display: how the result of a model's method is shown in a list --
+# -- display: how a model's method is shown in a list --
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def shown_as(description: Any, boolean: bool = False) -> Callable[[Method], Method]:
-    """Mark a method: *description* (text, translated late) heads its column. boolean: an icon is shown."""
+    """Decorate a method. description: lazily translated text, its column's heading. boolean: show an icon."""
 
     def mark(method: Method) -> Method:
         method.__dict__["short_description"] = description
@@ -36,7 +36,7 @@ def shown_as(description: Any, boolean: bool = False) -> Callable[[Method], Meth
 
 
 ID_LENGTH = 32
-"""Length of a task's id, which is a UUID in hexadecimal."""
+"""Length of a task's id, a UUID in hexadecimal."""
 SHORT = 100
 """Characters of a result that a list shows."""
 
@@ -44,8 +44,8 @@ SHORT = 100
 class Task(models.Model):
     """A task that has ended.
 
-    args, kwargs and result are any objects that can be pickled. started is when it was sent. func and hook
-    are dotted paths.
+    args, kwargs and result are any picklable objects. started is when it was sent. func and hook are dotted
+    paths.
     """
 
     id = models.CharField(
@@ -109,9 +109,8 @@ class Task(models.Model):
         default=0, verbose_name=_("Attempts"), help_text=_("How often it was run.")
     )
     package = models.TextField(null=True, default=None, editable=False)
-    """The signed package that was run, for sending it again, where the other fields are not sufficient: for
-    failures, and for successes with options. "" where it could not be stored; None: the fields are
-    sufficient."""
+    """The signed package that was run, for resubmitting it: stored for failures, and for successes with
+    options. "" if it could not be stored; None if the other fields are sufficient."""
 
     class Meta:
         verbose_name = _("Task")
@@ -121,7 +120,7 @@ class Task(models.Model):
             models.Index(
                 name=index_name(SUCCESS), fields=["group", "name", "func"], condition=models.Q(success=True)
             ),
-            # The lists of the admin are in this order, backwards.
+            # The admin's lists are in the reverse order.
             models.Index(name=index_name("task_stopped"), fields=["success", "stopped", "id"]),
             models.Index(name=index_name("task_group"), fields=["group", "stopped"]),
             models.Index(name=index_name("task_name"), fields=["name"]),
@@ -133,7 +132,7 @@ class Task(models.Model):
 
     @staticmethod
     def get_task(task_id: str) -> Task | None:
-        """Return the task with this id or name; of several with one name, the one that stopped last. None if
+        """Return the task with this id or name; of several with a name, the one that stopped last. None if
         there is none."""
         return _found(Task.objects.all(), task_id)
 
@@ -155,14 +154,14 @@ class Task(models.Model):
 
     @staticmethod
     def get_group_count(group_id: str, failures: bool = False) -> int:
-        """Return how many tasks a group has. failures: count only failed ones."""
+        """Return the number of tasks in a group. failures: count only failed ones."""
         tasks = _in_group(group_id)
         return int((tasks.filter(success=False) if failures else tasks).count())
 
     @staticmethod
     def delete_group(group_id: str, objects: bool = False) -> Any:
-        """Remove the tasks of a group from it; return their number. objects: delete the tasks instead, and
-        return the result of a queryset's delete()."""
+        """Remove a group from its tasks; return their number. objects: delete the tasks instead, and return
+        what a queryset's delete() returns."""
         tasks = _in_group(group_id)
         return tasks.delete() if objects else tasks.update(group=None)
 
@@ -180,7 +179,7 @@ class Task(models.Model):
 
     @shown_as(_("Time taken"))
     def time_taken(self) -> float:
-        """Seconds from sending to the end."""
+        """Return the seconds from sending to the end."""
         return float((self.stopped - self.started).total_seconds())
 
     @property
@@ -190,9 +189,9 @@ class Task(models.Model):
 
 
 def _found(tasks: Any, task_id: str) -> Task | None:
-    if storable(task_id) != task_id:  # no database takes it
+    if storable(task_id) != task_id:  # no database accepts it
         return None
-    if len(task_id) != ID_LENGTH:  # most tasks are requested by their ids
+    if len(task_id) != ID_LENGTH:  # most tasks are looked up by their ids
         named: Task | None = tasks.filter(name=task_id).first()
         return named
     either = tasks.filter(models.Q(id=task_id) | models.Q(name=task_id))
@@ -202,7 +201,8 @@ def _found(tasks: Any, task_id: str) -> Task | None:
 
 
 def _of_group(group_id: str, failures: bool) -> Any:
-    """In the order in which they ended, as in the cache: that of a chain's links."""
+    """Return a group's tasks in the order in which they ended, like the cache: for a chain, that of its
+    links."""
     tasks = _in_group(group_id).order_by("stopped", "id")
     return tasks if failures else tasks.filter(success=True)
 
@@ -213,8 +213,8 @@ def _in_group(group_id: str) -> Any:
 
 
 class SuccessManager(models.Manager):
-    """Only tasks that succeeded. It does not compare ``success=True``: for that SQLite reads and sorts the
-    whole table, as it uses an index only for comparisons with a value, and Django's SQL has none there."""
+    """Selects tasks that succeeded. Not by ``success=True``, for which Django's SQL has no comparison with a
+    value: SQLite would not use the index, and would read and sort the whole table."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().filter(success__in=[True])
@@ -233,7 +233,7 @@ class Success(Task):
 
 
 class FailureManager(models.Manager):
-    """Only tasks that failed; as SuccessManager."""
+    """Selects tasks that failed; see SuccessManager."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().filter(success__in=[False])
@@ -252,13 +252,13 @@ class Failure(Task):
 
 
 class Part(models.Model):
-    """A call of an iterable that has ended while others have not, or, where id and whole are the same, the
-    iterable itself. Parts are not tasks: no list shows them, and limits for tasks do not count them.
+    """An ended call of an iterable whose other calls have not all ended or, if id and whole are the same, the
+    iterable itself. Parts are not tasks: lists and ``save_limit`` ignore them. A part also locks a schedule's
+    name: see ``tasks.schedule()``.
 
     - whole: the id of the iterable. started: when the call was sent. changed: when the row was written.
-    - row: the call as packed by ``task_rows``. Of the iterable it is the whole's signed package, without
-      arguments.
-    - needed, ended: of the iterable: how many calls it has, and how many have ended; COLLECTED after that.
+    - row: the call as packed by ``task_rows``; for the iterable, its signed package without arguments.
+    - needed, ended: for the iterable, how many calls it has, and how many have ended; then COLLECTED.
     """
 
     COLLECTED = -1

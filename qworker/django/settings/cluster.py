@@ -1,9 +1,9 @@
-"""cluster: the configuration of a cluster, live.
+"""cluster: the configuration of a cluster, read on access.
 
 Comes from:  ``layers.py``, the environment's Q_CLUSTER_NAME, and the table ``keys.KEYS``.
 Goes to:     everything in this package, as attributes of ``conf``.
-Thread:      any. A value is read on first access. All are forgotten on Django's signal for changed settings,
-             which only tests send.
+Thread:      any. Values are cached on first access, until Django's signal for changed settings, which only
+             tests send.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ ENVIRONMENT = "Q_CLUSTER_NAME"
 _DERIVED_FROM = frozenset({SETTING, "TIME_ZONE", "SECRET_KEY", "SECRET_KEY_FALLBACKS"})
 
 _overrides: dict[str, Any] = {}
-"""Values that were set on Conf, by attribute; by tests, in the main thread."""
+"""Values set on Conf, by attribute; set only by tests, in the main thread."""
 _told: set[str] = set()
-"""The unknown keys in the log, and SETTING when all were checked."""
+"""Messages that were logged, and SETTING once all keys were checked."""
 
 
 class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, WatchingKeys):
-    """The configuration of one cluster: an attribute for each key of ``keys.KEYS``, in lower case, and
+    """The configuration of one cluster, with an attribute in lower case for each key of ``keys.KEYS``, and
 
-    - broker (str): "orm", "redis", "sqs", "disque", "ironmq", "mongo" or "custom"; ConfigurationError
+    - broker (str): "orm", "redis", "sqs", "disque", "ironmq", "mongo" or "custom". Raises ConfigurationError
       for a key of another broker.
-    - prefix (str): the project's name, which is the salt of packages.
+    - prefix (str): the project's name, the salt of packages' signatures.
     - secret_key, secret_key_fallbacks: Django's.
 
-    Reading an invalid value raises ConfigurationError, which names the key, the value and the permitted
-    values. An attribute that is not a key is an AttributeError.
+    Reading an invalid value raises ConfigurationError with the key, the value and the permitted values.
+    Raises AttributeError for other names.
     """
 
-    __slots__ = ("_cluster", "_others")  # outside of __dict__, which holds the values that were read
+    __slots__ = ("_cluster", "_others")  # not in __dict__, which has the cached values
 
     def __init__(self, cluster: str | None = None) -> None:
         self._cluster = cluster
@@ -72,26 +72,24 @@ class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, W
         return [*super().__dir__(), *KEYS, *DERIVED]
 
     def of(self, cluster: str | None) -> ClusterConf:
-        """Return the configuration of the cluster of this name: ALT_CLUSTERS[cluster] laid over the outer
-        settings.
-
-        Where ALT_CLUSTERS has no such cluster it is the outer settings, with that queue. None is this one.
+        """Return the configuration of the cluster with this name: ALT_CLUSTERS[cluster] overrides the outer
+        settings, if it exists. None returns this one.
         """
         if cluster is None:
             return self
         return self._others.setdefault(cluster, ClusterConf(cluster))
 
     def reset(self) -> None:
-        """Forget all values; each is read again on the next access.
+        """Clear all cached values.
 
-        For changes of the environment's Q_CLUSTER_NAME, or of Q_CLUSTER without Django's knowledge.
+        For changes of Q_CLUSTER_NAME in the environment, or of Q_CLUSTER without Django's signal.
         """
         self.__dict__.clear()
         for other in self._others.values():
             other.reset()
 
     def is_given(self, name: str) -> bool:
-        """Return whether this key has a value, even if it equals the default."""
+        """Return whether this key is set, even to its default."""
         return name in _overrides or self._given(KEYS[name]) is not None
 
     def _resolve(self, name: str) -> Any:
@@ -111,7 +109,7 @@ class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, W
         return default.make(self) if isinstance(default, Derived) else default
 
     def _given(self, key: Setting) -> tuple[str, Any] | None:
-        """Return the place of the raw value of *key*, and the value; None when it is not set."""
+        """Return where *key* is set, and its raw value; None if it is not set."""
         layers = layers_of(self._cluster or os.environ.get(ENVIRONMENT))
         return next((found for layer in layers if (found := layer.find(key))), None)
 
@@ -122,7 +120,7 @@ DERIVED: dict[str, Callable[[ClusterConf], Any]] = {
     "secret_key": lambda _: settings.SECRET_KEY,
     "secret_key_fallbacks": lambda _: tuple(settings.SECRET_KEY_FALLBACKS),
 }
-"""Attributes that are not keys, and their functions."""
+"""Attributes that are not keys, and the functions that compute them."""
 
 conf = ClusterConf()
 """The configuration of this process's cluster."""
@@ -135,15 +133,15 @@ def override(attribute: str, value: Any) -> None:
 
 
 def restore(attribute: str) -> None:
-    """Undo what ``override`` did; it may be called twice."""
+    """Undo ``override()``. Safe to call twice."""
     _overrides.pop(attribute, None)
     conf.reset()
 
 
 def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
-    """Return every value of a configuration by its name in upper case, in order, with secrets masked.
+    """Return all values of a configuration by name in upper case, sorted, with secrets masked.
 
-    An invalid value is shown as its error, in parentheses.
+    An invalid value is replaced by its error in parentheses.
     """
     found = {}
     for name in sorted((*KEYS, *DERIVED), key=str.upper):
@@ -156,7 +154,7 @@ def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
 
 
 def _tell_unknown() -> None:
-    """Log each unknown key, once in this process."""
+    """Log each unknown key once in this process."""
     if SETTING in _told:
         return
     _told.add(SETTING)
@@ -175,16 +173,16 @@ def _forget(*, setting: str, **_: Any) -> None:
 setting_changed.connect(_forget, dispatch_uid="qworker.django.conf")
 
 
-# -- broker: which broker a configuration means --
+# -- broker: the broker of a configuration --
 
 
 class Choice(NamedTuple):
     """A key that configures a broker.
 
-    - broker: the value of ``conf.broker`` then.
+    - broker: the value of ``conf.broker`` for it.
     - title: the server's name.
-    - package, extra: the client library to import, and what to install to get it; "" for none.
-    - beside: more keys that are this broker's, and no other's.
+    - package, extra: the client library to import, and how to install it; "" for none.
+    - beside: other keys of this broker only.
     """
 
     key: str
@@ -212,22 +210,22 @@ CHOICES = (
     Choice("mongo", "mongo", "MongoDB", "pymongo", install_command("mongodb"), ("mongo_db",)),
 )
 ORDER = ("disque_nodes", "iron_mq", "sqs", "orm", "mongo", "django_redis", "redis")
-"""Keys in the order in which django-q2, and Django-Q before it, look for a broker."""
+"""Keys in the order in which Django-Q and django-q2 look for a broker."""
 CUSTOM = Choice("broker_class", "custom", "a class of your own")
 
 
 def choose(conf: Any) -> Choice:
-    """Return the broker of *conf*, the configuration of a cluster.
+    """Return the broker of the configuration *conf*.
 
-    If several are named, django-q2's choice is used. Without any it is the database. ConfigurationError when
-    a key belongs to another broker that is not named.
+    If several are configured, the same one as in django-q2 is used; if none is, the database. Raises
+    ConfigurationError for a key of another broker that is not configured.
     """
     if conf.broker_class is not None:
         return CUSTOM
     named = named_by(conf)
     choice = named[0] if named else CHOICES[0]
     for other in CHOICES:
-        # Without a value (None, "", False) it may be present.
+        # Empty values (None, "", False) are ignored.
         lone = [key for key in other.beside if other not in (choice, *named) and getattr(conf, key)]
         if lone:
             raise ConfigurationError(
@@ -239,16 +237,16 @@ def choose(conf: Any) -> Choice:
 
 
 def named_by(conf: Any) -> list[Choice]:
-    """Return every broker that *conf* names, except a custom class: the first is used."""
+    """Return the brokers that *conf* configures, except a custom class; the first is used."""
     by_key = {choice.key: choice for choice in CHOICES}
-    # None names no broker. An empty mapping is one with all its defaults, which django-q2 passes over when
-    # there is another, except that of SQS.
+    # None configures no broker. An empty mapping means all defaults; except for SQS, django-q2 prefers
+    # another configured broker to it.
     named = [by_key[key] for key in ORDER if getattr(conf, key) is not None]
     return sorted(named, key=lambda choice: not getattr(conf, choice.key) and choice.key != "sqs")
 
 
 def missing_client(choice: Choice) -> str | None:
-    """Return what to install for *choice*, in one sentence; None when its client library is installed."""
+    """Return a sentence about what to install for *choice*; None if its client library is installed."""
     if not choice.package or find_spec(choice.package) is not None:
         return None
     return f"Q_CLUSTER['{choice.key}'] needs the package {choice.package}: {choice.extra}"

@@ -1,9 +1,9 @@
-"""keys: every key of Q_CLUSTER, declared once, as ``qworker.conf`` declares its settings.
+"""keys: declares every key of Q_CLUSTER.
 
-Comes from:  Django-Q's manual, and what django-q2 added to it.
-Goes to:     ``cluster.py``, which has them as attributes; ``layers.py``, which reads values by them; the
-             reference page, by docs/generate.py.
-Thread:      any; never changed.
+Comes from:  Django-Q's manual, and django-q2's additions.
+Goes to:     ``cluster.py``, for its attributes; ``layers.py``, which reads values; docs/generate.py, for the
+             reference page.
+Thread:      any; constants.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from qworker.conf.kinds import BOOLEAN, INTEGER, MAPPING, NAMES, TEXT, TIMEZONE,
 from qworker.conf.setting import collect, declare
 from qworker.naming import did_you_mean
 
-# -- kinds: what values of Q_CLUSTER may be, beside the kinds that all of qworker has --
-# Thread: pure functions, any thread.
+# -- kinds: types of values, in addition to those of ``qworker.conf.kinds`` --
+# Thread: any; pure functions.
 
 
 def whole(least: int) -> Kind:
-    """Whole numbers from *least* on."""
+    """Whole numbers, *least* or more."""
 
     def read(value: Any) -> int:
         try:
@@ -43,7 +43,7 @@ def whole(least: int) -> Kind:
 
 
 def seconds(below: float = math.inf) -> Kind:
-    """Seconds, more than 0; less than *below* if set. A whole number stays one."""
+    """Seconds, more than 0 and less than *below*. An int stays an int."""
     label = "seconds, more than 0" + ("" if below == math.inf else f" and less than {below:g}")
 
     def read(value: Any) -> float:
@@ -56,7 +56,7 @@ def seconds(below: float = math.inf) -> Kind:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number from a number, text, or a timedelta; None otherwise."""
+    """Return the number in a number, text or timedelta; None if there is none."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -159,7 +159,7 @@ _IRON: dict[str, tuple[str, Any]] = {
     "token": ("text", lambda value: isinstance(value, str)),
     "api_version": ("3, the only supported version of IronMQ", lambda value: str(value) == "3"),
 }
-"""The options of IronMQ: the requirement, and its check."""
+"""The options of IronMQ, with their requirement and its check."""
 
 
 def _iron(value: Any) -> dict[str, Any]:
@@ -196,14 +196,14 @@ LABEL = Kind("text, also one to be translated", _label)
 
 
 FALLBACK_WORKERS = 4
-"""The number of workers where the number of processors is unknown."""
+"""The number of workers if the number of processors is unknown."""
 
 
-# -- defaults that depend on something --
+# -- computed defaults --
 
 
 class Derived(NamedTuple):
-    """A default that *make* makes of the configuration. shown: how the reference tells it."""
+    """A default computed from the configuration by *make*. shown: its text in the reference."""
 
     shown: str
     make: Callable[[Any], Any]
@@ -212,8 +212,8 @@ class Derived(NamedTuple):
 def processors(ask: Iterable[Callable[[], int | None]] | None = None) -> int:
     """Return how many processors this machine has.
 
-    ask: functions that may know, and give None or raise when they do not. The first that knows is believed;
-    where none does it is FALLBACK_WORKERS.
+    ask: functions that return the number, or return None or raise if it is unknown. The first number is used;
+    without any, FALLBACK_WORKERS.
     """
     for count in (os.cpu_count, _psutil_count) if ask is None else ask:
         try:
@@ -229,7 +229,7 @@ def _psutil_count() -> int | None:
 
 
 # -- the declarations --
-# Names and types; the declarations themselves are in SECTIONS.
+# SECTIONS collects the declarations from the classes.
 
 
 class ClusterKeys:
@@ -451,10 +451,10 @@ SECTIONS = {
     "Brokers": collect(BrokerKeys),
     "Watching": collect(WatchingKeys),
 }
-"""The declarations by name, by their heading in the reference."""
+"""The declarations by name, for each heading in the reference."""
 KEYS = {name.lower(): key for section in SECTIONS.values() for name, key in section.items()}
-"""Every key, by its attribute of ``conf``."""
+"""All keys, by their attribute in ``conf``."""
 SAME_FOR_ALL = ("name", "cluster_name", "ALT_CLUSTERS")
 """Keys that have no effect in ALT_CLUSTERS."""
 SPELLINGS = {"ack_failure": "ack_failures", "compressed": "compress", "alt_clusters": "ALT_CLUSTERS"}
-"""Other spellings that are read, and how the key is spelled."""
+"""Alternative spellings that are accepted, and the key's own."""

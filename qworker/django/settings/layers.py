@@ -2,7 +2,7 @@
 
 Comes from:  the setting Q_CLUSTER, and the ALT_CLUSTERS in it.
 Goes to:     ``cluster.py``, which takes values from them; ``checks.py``, which reports mistakes.
-Thread:      any; nothing is kept.
+Thread:      any; no state.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SETTING = "Q_CLUSTER"
 
 
 class Mistake(NamedTuple):
-    """Something in Q_CLUSTER that is wrong. key: its name; message: one sentence or two for people."""
+    """An error in Q_CLUSTER. key: its name. message: one or two sentences for users."""
 
     key: str
     message: str
 
 
 class Layer(NamedTuple):
-    """Keys and raw values that were given in one place. where: how that place is written."""
+    """Keys and raw values from one source. where: the source as written in Python."""
 
     where: str
     values: Mapping[str, Any]
 
     def find(self, key: Setting) -> tuple[str, Any] | None:
-        """Return where the raw value of *key* is written here, and the value; None when it is not."""
+        """Return where *key* is set in this layer, and its raw value; None if it is not set."""
         spellings = (key.name, *(old for old, name in SPELLINGS.items() if name == key.name))
         for name in spellings:
             if name in self.values:
@@ -44,12 +44,12 @@ class Layer(NamedTuple):
         return None
 
     def written(self, name: str) -> str:
-        """Return how the value of this name is written."""
+        """Return how the key *name* of this layer is written in Python."""
         return f"{self.where}[{name!r}]"
 
 
 def root() -> Layer:
-    """Return the content of Q_CLUSTER itself; empty without the setting."""
+    """Return the layer of Q_CLUSTER itself; empty without the setting."""
     given = getattr(settings, SETTING, None)
     if given is None:
         given = {}
@@ -62,8 +62,8 @@ def root() -> Layer:
 
 
 def alternatives() -> dict[str, Layer]:
-    """Return the settings in ALT_CLUSTERS, by cluster; {} without any. ConfigurationError when it is not such
-    a mapping."""
+    """Return the layers of ALT_CLUSTERS by cluster; {} without any. Raises ConfigurationError if it is
+    invalid."""
     key = KEYS["alt_clusters"]
     found = root().find(key)
     if found is None:
@@ -75,7 +75,7 @@ def alternatives() -> dict[str, Layer]:
 
 
 def layers_of(cluster: str | None) -> list[Layer]:
-    """Return the sources of values for this cluster, the strongest first; None is the outer one."""
+    """Return the layers for this cluster, in order of precedence; None is the outer cluster."""
     layer = alternatives().get(cluster) if cluster else None
     if layer is None:
         return [root()]
@@ -84,8 +84,8 @@ def layers_of(cluster: str | None) -> list[Layer]:
 
 
 def read(key: Setting, where: str, value: Any) -> Any:
-    """Return the meaning of a raw value. ConfigurationError, with the place, the value and the permitted
-    values."""
+    """Return the value that a raw value stands for. Raises ConfigurationError with the place, the value and
+    the permitted values."""
     try:
         return None if value is None and key.nullable else key.kind.read(value)
     except ValueError as error:
@@ -94,7 +94,7 @@ def read(key: Setting, where: str, value: Any) -> Any:
 
 
 def _key(name: object) -> Setting | None:
-    """Return the key with this spelling."""
+    """Return the key with this spelling; None if there is none."""
     spelled = SPELLINGS.get(name, name) if isinstance(name, str) else ""
     key = KEYS.get(spelled.lower())
     return key if key is not None and key.name == spelled else None
@@ -109,7 +109,7 @@ def _may_differ(name: str) -> bool:
 
 
 def wrong_values() -> list[Mistake]:
-    """Every value that a key cannot have, in Q_CLUSTER and in its ALT_CLUSTERS; [] when all is well."""
+    """Return the invalid values in Q_CLUSTER and its ALT_CLUSTERS."""
     try:
         root()
     except ConfigurationError as error:
@@ -125,7 +125,7 @@ def wrong_values() -> list[Mistake]:
 
 
 def unknown_keys() -> list[Mistake]:
-    """Every key that nothing reads, with the one that may be meant."""
+    """Return the unknown keys, each with a suggestion."""
     found = []
     for layer, name, _ in _entries():
         if _key(name) is None:
@@ -137,7 +137,7 @@ def unknown_keys() -> list[Mistake]:
 
 
 def other_spellings() -> list[Mistake]:
-    """Every key in a spelling that is not its own."""
+    """Return the keys in an alternative spelling."""
     return [
         Mistake(SPELLINGS[name], f"{layer.written(name)} is spelled {SPELLINGS[name]!r} now")
         for layer, name, _ in _entries()
@@ -146,7 +146,7 @@ def other_spellings() -> list[Mistake]:
 
 
 def ignored_keys() -> list[Mistake]:
-    """Every key in ALT_CLUSTERS that only the outside may give."""
+    """Return the keys in ALT_CLUSTERS that have an effect only outside it."""
     return [
         Mistake(key.name, f"{layer.written(name)} has no effect: {key.name!r} is the same for all clusters")
         for layer, name, _ in _entries()
@@ -155,19 +155,19 @@ def ignored_keys() -> list[Mistake]:
 
 
 def _entries() -> Iterator[tuple[Layer, str, Any]]:
-    """Every key and value as it was given; of what cannot be read, nothing."""
+    """Yield all keys and raw values, each with its layer. Layers that cannot be read are skipped."""
     found: list[Layer] = []
     try:
         found.append(root())
         found.extend(alternatives().values())
     except ConfigurationError:
-        pass  # it is among the wrong values
+        pass  # wrong_values() reports it
     for layer in found:
         for name, value in layer.values.items():
             yield layer, name, value
 
 
-# -- masking: what a configuration looks like to people --
+# -- masking: displays a configuration without secrets --
 
 _ADDRESSES = frozenset({"disque_nodes", "host"})
 
@@ -175,8 +175,8 @@ _ADDRESSES = frozenset({"disque_nodes", "host"})
 def masked(name: str, value: Any) -> Any:
     """Return the value of a setting for display.
 
-    name: of the setting, or of the option in it. Secrets, and passwords in URLs, become asterisks; of an
-    object that may hold one only the type is shown.
+    name: of the setting, or of the option in it. Secrets, and passwords in URLs, become asterisks. Objects
+    that may contain secrets are replaced by their type.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -184,7 +184,7 @@ def masked(name: str, value: Any) -> Any:
         return MASK
     if isinstance(value, str):
         if name.lower() in _ADDRESSES and "@" in value and "://" not in value:
-            return f"{MASK}@{value.rpartition('@')[2]}"  # somebody's password, without a URL around it
+            return f"{MASK}@{value.rpartition('@')[2]}"  # a password outside a URL
         return mask_urls(value)
     if isinstance(value, Mapping):
         return {key: masked(str(key), item) for key, item in value.items()}

@@ -1,5 +1,5 @@
-"""The parts of the migrations beside the models.
+"""tables: the parts of the migrations other than the models.
 
-Modules, in reading order: ``operations`` (steps that may be repeated), ``store`` (the broker's tables),
-``predecessor`` (django-q2), ``adoption`` (django-q2's queue), ``migrated`` (checks that all tables exist).
+Modules, in reading order: ``operations`` (repeatable steps), ``store`` (the broker's tables), ``predecessor``
+(django-q2), ``adoption`` (django-q2's queue), ``migrated`` (checks that all tables exist).
 """

@@ -1,7 +1,7 @@
-"""adoption: moves django-q2's queue into qworker's; and back, to leave qworker.
+"""adoption: moves django-q2's queue into qworker's, and back when the migrations are reversed.
 
-Comes from:  the migrations that give up the table of django-q2's queue, and the store's.
-Goes to:     the store's table of messages, through Django's connection; back to that of django-q2.
+Comes from:  the migrations that replace the table of django-q2's queue, and reverse the store's.
+Goes to:     the store's table of messages, or django-q2's table, through Django's connection.
 Thread:      the one that migrates.
 """
 
@@ -31,15 +31,15 @@ VALUES ({NEXT_TAG}, %s, %s, %s, %s, %s, %s, %s, %s)"""
 _SERVERS = """INSERT INTO qworker_message (queue, urgency, due, state, sent, headers, properties, body)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"""
 AT_ONCE = 500
-"""Rows of the old queue that are read at once."""
+"""Rows read at once."""
 
 
 def move_queue(apps: Any, schema_editor: Any) -> None:
-    """Put the messages of django-q2's table into the store, oldest first, each in the queue of its key; then
+    """Move the messages of django-q2's table into the store, oldest first, each to the queue of its key; then
     drop the table.
 
-    Messages locked by a cluster of django-q2 wait again: otherwise nobody would run them. Where the database
-    is not the broker, waiting messages are left behind, which is logged.
+    Messages locked by a cluster of django-q2 wait again, or they would never be run. If the database is not
+    the broker, waiting messages are dropped, which is logged.
     """
     connection = schema_editor.connection
 
@@ -58,15 +58,15 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
 
 
 def make_old_queue(apps: Any, schema_editor: Any) -> None:
-    """Make the table of django-q2's queue, without anything in it yet."""
+    """Create the empty table of django-q2's queue."""
     model = apps.get_model(PREDECESSOR, "OrmQ")
     if model._meta.db_table not in schema_editor.connection.introspection.table_names():
         schema_editor.create_model(model)
 
 
 def give_back(apps: Any, schema_editor: Any) -> None:
-    """Put the packages that wait in the store, or are held, into django-q2's table, oldest first; then drop
-    the store's tables. Other messages have no place there: they go with the store, which is logged."""
+    """Move waiting and held packages from the store into django-q2's table, oldest first; then drop the
+    store's tables. Other messages are dropped with them, which is logged."""
     connection = schema_editor.connection
     if not is_broker(connection):
         return
@@ -88,20 +88,19 @@ def give_back(apps: Any, schema_editor: Any) -> None:
 
 
 def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> None:
-    """Have *move* move the rows of *table*, and drop it. It is given a cursor, and the name of the table that
-    has them now.
+    """Call *move* with a cursor and the current name of *table*, to move its rows; then drop the table.
 
-    The table is renamed first: that waits for transactions that have written to it, and later writers find no
-    table, and get an error, where their rows would be lost with it. MySQL commits the moved rows, and the new
-    name; so an interrupted migration finds, when it begins anew, either all rows in their old place, or under
-    the other name, or none. An SQLite file has one writer at a time, and rolls everything back.
+    The table is renamed first: this waits for transactions that have written to it, and later writers get an
+    error instead of losing their rows. MySQL commits the new name and the moved rows; so an interrupted
+    migration, when run again, finds all rows under one of the two names, or none. An SQLite file has one
+    writer at a time, and rolls everything back.
     """
     aside = table if connection.vendor == "sqlite" else f"{table}_moving"
     with connection.cursor() as cursor:
-        # Otherwise concurrent commits while we wait would not be visible
+        # Otherwise commits made while RENAME waits would not be visible.
         if connection.vendor == "postgresql":
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        for _ in range(2):  # the table of an interrupted attempt; then the table itself
+        for _ in range(2):  # first the table left by an interrupted attempt
             there = connection.introspection.table_names(cursor)
             if aside not in there:
                 if table not in there:
@@ -113,7 +112,7 @@ def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> Non
 
 
 def _rows(cursor: Any, table: str, key: str, columns: str, more: str = "") -> Iterator[tuple[Any, ...]]:
-    """Yield the *columns* of all rows of *table*, in the order of its *key*, in portions."""
+    """Yield the *columns* of all rows of *table* ordered by *key*, reading AT_ONCE rows at once."""
     last = 0
     while True:
         cursor.execute(
@@ -129,12 +128,12 @@ def _rows(cursor: Any, table: str, key: str, columns: str, more: str = "") -> It
 
 
 def _long_ago() -> datetime:
-    """A lock that is over, however long the setting ``retry`` is."""
+    """Return a lock time that has expired, however long ``retry`` is."""
     return datetime(2000, 1, 1, tzinfo=UTC if settings.USE_TZ else None)
 
 
 def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
-    """Put a signed package into *queue* of the store. vendor: Django's name for the kind of database."""
+    """Put a signed package into the store's *queue*. vendor: Django's name for the database."""
     envelope = packages.envelope_of(package, _described(package), queue)
     is_sqlite = vendor == "sqlite"
     cursor.execute(
@@ -153,12 +152,12 @@ def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
 
 
 def _described(text: str) -> packages.Package:
-    """Return the content of the package *text*; a stub for an unreadable one: a cluster makes a dead letter
-    of it."""
+    """Return the content of the package *text*; for an unreadable one a stub, which a cluster makes a dead
+    letter."""
     try:
         package: packages.Package = SignedPackage.loads(text)
         packages.envelope_of(text, package, "")
-    except Exception as error:  # noqa: BLE001 - it may be anything, and the others are moved
+    except Exception as error:  # noqa: BLE001 - a package may contain anything
         logger.warning("a package is moved that cannot be read: %s", error)
         return {"id": uuid4().hex, "func": "unreadable"}
     return package

@@ -1,6 +1,6 @@
-"""migrated: whether the project's databases have the tables that a cluster needs.
+"""migrated: checks whether the project's databases have the tables that a cluster needs.
 
-Comes from:  the commands, before they begin.
+Comes from:  the commands, when they start.
 Goes to:     Django's connections.
 Thread:      main.
 """
@@ -16,16 +16,16 @@ from qworker.django.transports.opening import broker_alias
 from qworker.errors import BackendError, ConfigurationError
 
 QUEUE = {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker_message"}
-"""The table of the queue, by the kind of database."""
+"""The queue's table, by kind of database."""
 
 
 def require_tables() -> None:
-    """Do nothing if all tables exist.
+    """Check that all tables exist.
 
     Raises ConfigurationError for missing tables, with the command to run, and for a database that cannot be
-    the broker at all; BackendError where a database does not answer.
+    the broker; BackendError if a database does not answer.
     """
-    if conf.broker == "orm" and not is_in_memory(broker_alias()):  # of which a cluster tells
+    if conf.broker == "orm" and not is_in_memory(broker_alias()):  # a cluster reports it
         url_of(broker_alias())
     for alias, tables in _needed().items():
         lacking = sorted(tables - _tables(alias))
@@ -38,7 +38,7 @@ def require_tables() -> None:
 
 
 def _tables(alias: str) -> set[str]:
-    """Return all tables of the database, which is queried once."""
+    """Return all tables of the database *alias*, with one query."""
     try:
         return set(connections[alias].introspection.table_names())
     except DatabaseError as error:
@@ -46,7 +46,7 @@ def _tables(alias: str) -> set[str]:
 
 
 def _needed() -> dict[str, set[str]]:
-    """Return the required tables, by the aliases of their databases."""
+    """Return the required tables by database alias."""
     found: dict[str, set[str]] = {}
     for model in (Task, Schedule, Part):
         found.setdefault(router.db_for_write(model), set()).add(model._meta.db_table)

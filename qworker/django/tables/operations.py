@@ -1,12 +1,12 @@
-"""operations: steps of migrations that may be cut short and repeated on every database.
+"""operations: migration steps that may be interrupted and repeated on every database.
 
 Comes from:  our migrations.
-Goes to:     Django's steps of the same names.
+Goes to:     Django's operations of the same names.
 Thread:      the one that migrates.
 
-MySQL and MariaDB commit each statement about tables at once, and on every database Django records a migration
-only after its changes are committed. An interrupted migration begins anew, and finds the earlier changes: an
-existing table or index is not made again, and a missing one is not dropped again.
+MySQL and MariaDB commit each DDL statement at once, and on every database Django records a migration only
+after its changes are committed. So an interrupted migration may find its earlier changes when it is run
+again: existing tables, columns and indexes are not created again, and missing ones are not dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import migrations
 
 
 class CreateModel(migrations.CreateModel):
-    """Like Django's. Indexes are separate steps: Django makes them after the table, and they may be
+    """Like Django's. Indexes are separate steps: Django creates them after the table, so they may be
     missing."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
@@ -66,8 +66,8 @@ class AddField(migrations.AddField):
 
 
 def _has_table(connection: Any, model: Any) -> bool:
-    """Return whether an earlier attempt has made the table of *model*. A table without its columns is
-    foreign: making it anew raises an error that says so."""
+    """Return whether an earlier attempt has created the table of *model*. A table without its columns is
+    another one: creating ours then raises an error."""
     there = _columns_of(connection, model._meta.db_table)
     return bool(there) and there >= {field.column for field in model._meta.local_concrete_fields}
 

@@ -1,7 +1,7 @@
-"""predecessor: django-q2, whose tables are adopted, and the required state of its migrations.
+"""predecessor: checks that django-q2's migrations are complete before its tables are adopted.
 
-Comes from:  Django's signal before it migrates; the first of our migrations.
-Goes to:     the table of migrations that a database has had.
+Comes from:  Django's signal before it migrates; the first migration.
+Goes to:     the table of applied migrations.
 Thread:      the one that migrates.
 """
 
@@ -40,7 +40,7 @@ MIGRATIONS = (
 
 
 def refuse_older(using: str, **_signal: Any) -> None:
-    """Raises ConfigurationError where the database *using* has had some of these migrations and not all."""
+    """Raise ConfigurationError if only some of these migrations were applied to the database *using*."""
     had = {
         name for app, name in MigrationRecorder(connections[using]).applied_migrations() if app == PREDECESSOR
     }

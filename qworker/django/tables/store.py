@@ -1,11 +1,11 @@
-"""store: the tables of the broker in the project's own database, and the views that show its queue.
+"""store: the broker's tables in the project's database, and the views of its queue.
 
 Comes from:  the migrations, with Django's schema editor.
-Goes to:     the database that is the broker: the setting ``orm``; any that is migrated, where none is set.
+Goes to:     the database in the key ``orm``; if it is not set, every database that is migrated.
 Thread:      the one that migrates.
 
-The tables are the same as those made by a worker: ``message`` and its companions in an SQLite file,
-``qworker_message`` and its companions on PostgreSQL and MySQL. Each statement is the transport's.
+The tables are those that a worker creates, ``message`` and others in an SQLite file, ``qworker_message`` and
+others on PostgreSQL and MySQL, made by the transport's statements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qworker.transports.sql.embedded.schema import ADDED_COLUMNS
 from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
 
 QUEUE_MIGRATION = "0004_queue"
-"""The last of the migrations that make them."""
+"""The last migration that creates them."""
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
 ELSEWHERE = "name another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
@@ -34,7 +34,7 @@ _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
 class Kind(NamedTuple):
-    """The statements for one kind of database. message, owner: the tables behind the views."""
+    """The statements for one kind of database. message, owner: the tables of the views."""
 
     tables: Sequence[str]
     views: Sequence[str]
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 def _views(message: str, owner: str, quote: str, create: str = "CREATE OR REPLACE VIEW") -> tuple[str, ...]:
-    """A view may exist already, after an interruption: it is kept."""
+    """Return statements that create the views, or keep those that exist after an interruption."""
     return (
         f"{create} {VIEW} AS SELECT tag AS id, queue AS {quote}key{quote}, {_COLUMNS} FROM {message} "
         "WHERE state IN (0, 1, 2)",
@@ -59,7 +59,7 @@ _TRIGGERS = (
     "BEGIN UPDATE message SET queue = new.key, state = new.state, due = new.due, owner = new.owner "
     "WHERE tag = old.id; END",
 )
-"""SQLite changes no view by itself."""
+"""SQLite's views can only be changed through triggers."""
 
 
 def _kinds() -> Mapping[str, Kind]:
@@ -97,13 +97,13 @@ def is_broker(connection: Any) -> bool:
 
 
 def make_tables(_apps: Any, schema_editor: Any) -> None:
-    """Make the tables that are not there. Raises ConfigurationError where others have their names."""
+    """Create missing tables. Raises ConfigurationError if other tables have their names."""
     connection = schema_editor.connection
     if not is_broker(connection):
         return
     if connection.vendor == "sqlite":
         _refuse_strangers(connection)
-        if _is_made(connection):  # a cluster came first: the store itself brings its tables up to date
+        if _is_made(connection):  # made by a cluster: the store upgrades its tables itself
             return
     _do(connection, _kinds()[connection.vendor].tables)
     if connection.vendor != "sqlite":
@@ -111,8 +111,8 @@ def make_tables(_apps: Any, schema_editor: Any) -> None:
 
 
 def _is_made(connection: Any) -> bool:
-    """Return whether the store has made its tables in an SQLite file already. Raises ConfigurationError where
-    the number by which it knows them is somebody else's."""
+    """Return whether a store has already created its tables in an SQLite file. Raises ConfigurationError if
+    the file's user_version is used by another program."""
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA user_version")
         version = cursor.fetchone()[0]
@@ -125,7 +125,7 @@ def _is_made(connection: Any) -> bool:
 
 
 def _add_columns(connection: Any) -> None:
-    """Add columns that are newer than a server's tables, as the store does it."""
+    """Add columns that older tables lack, as the store does."""
     with connection.cursor() as cursor:
         for number, (table, column, kind) in enumerate(ADDITIONS, 2):
             known = {each.name for each in connection.introspection.get_table_description(cursor, table)}
@@ -137,7 +137,7 @@ def _add_columns(connection: Any) -> None:
 
 
 def drop_tables(_apps: Any, schema_editor: Any) -> None:
-    """Drop the tables, with every message in them."""
+    """Drop the tables with all messages."""
     connection = schema_editor.connection
     if is_broker(connection):
         kind = _kinds()[connection.vendor]
@@ -146,27 +146,27 @@ def drop_tables(_apps: Any, schema_editor: Any) -> None:
 
 
 def make_views(_apps: Any, schema_editor: Any) -> None:
-    """Make the views that the models of the queue read."""
+    """Create the views that the queue's models read."""
     if is_broker(schema_editor.connection):
         _do(schema_editor.connection, _kinds()[schema_editor.connection.vendor].views)
 
 
 def drop_views(_apps: Any, schema_editor: Any) -> None:
-    """Drop them; no message is lost by it."""
+    """Drop the views; the messages remain."""
     if is_broker(schema_editor.connection):
         _do(schema_editor.connection, [f"DROP VIEW IF EXISTS {name}" for name in (VIEW, OWNER_VIEW)])
 
 
 def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
-    """Make tables and views in the database *using*, where it has become the broker since it was migrated.
+    """Create tables and views in the database *using*, if it became the broker after it was migrated.
 
-    For Django's signal after a migration: its migrations are not applied again.
+    A receiver of Django's post_migrate: the migrations themselves are not applied again.
     """
     connection = connections[using]
     if not (is_broker(connection) and router.allow_migrate(using, app_config.label, model_name="ormq")):
         return
     if (app_config.label, QUEUE_MIGRATION) not in MigrationRecorder(connection).applied_migrations():
-        return  # it was migrated backwards
+        return  # it was reversed
     with connection.cursor() as cursor:
         there = {table.name for table in connection.introspection.get_table_list(cursor)}
     if not {VIEW, OWNER_VIEW} <= there:
@@ -188,7 +188,7 @@ def _do(connection: Any, statements: Sequence[str]) -> None:
 
 
 def _refuse_strangers(connection: Any) -> None:
-    """The names in an SQLite file are plain words, which a project may have used for its own tables."""
+    """Raise ConfigurationError if a project's own table in an SQLite file has the name of one of ours."""
     with closing(sqlite3.connect(":memory:")) as memory, connection.cursor() as cursor:
         for statement in schema_statements():
             memory.execute(statement)

@@ -1,11 +1,11 @@
-"""Databases: which database of the project is the broker, as a URL that qworker's transports take.
+"""databases: the URL of a project's database, for qworker's transports.
 
-Comes from:  ``DATABASES``, by Django's connections.
-Goes to:     ``clusters/engine.py``, which opens the broker there.
+Comes from:  ``DATABASES``, through Django's connections.
+Goes to:     ``opening.py`` and ``clusters/engine.py``, which open the broker there.
 Thread:      any; functions.
 
-The URL leads to the same database as Django's own connection does, by a separate connection: claims must not
-wait for a request's transaction, nor end with it.
+The broker uses a separate connection to the same database: taking messages must not wait for a request's
+transaction, or end with it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from qworker.naming import import_object
 from qworker.safe_repr import safe_repr
 
 LINKS = "qworker.transports.sql.links"
-"""The module that only a project with such a server needs."""
+"""Needed only for PostgreSQL, MySQL and MariaDB."""
 VENDORS = ("sqlite", "postgresql", "mysql")
-"""Databases in which messages can be kept."""
+"""Databases that can be the broker."""
 _OF_DJANGOS_CURSORS = frozenset({
     "cursor_factory", "connection_factory", "row_factory", "context", "client_encoding", "autocommit",
     "prepare_threshold", "isolation_level", "assume_role", "pool", "server_side_binding",
 })  # fmt: skip
-"""Options for PostgreSQL that are about statements of Django's, or are seen to by name."""
+"""Options for PostgreSQL that concern Django's own statements, or are handled by name."""
 _OF_DJANGOS_ROWS = frozenset({"conv", "cursorclass", "converter_class", "isolation_level"})
-"""Options for MySQL that are Python's objects, or Django's alone; all others are the URL's to know."""
+"""Options for MySQL that are Python objects, or concern only Django; the others go into the URL."""
 _CONNECTOR_FLAGS = ("client_flags", "raise_on_warnings", "buffered", "use_pure")
-"""Options of MySQL Connector that are about rows."""
+"""Options of MySQL Connector that concern rows."""
 _OF_SQLITE = frozenset({
     "database", "timeout", "check_same_thread", "isolation_level", "detect_types", "factory",
     "cached_statements", "uri", "autocommit", "transaction_mode", "init_command",
 })  # fmt: skip
-"""Options for SQLite: they are about statements, or how long to wait for others, and ours have their own."""
+"""Options for SQLite about statements, or waiting for locks: the broker has its own values."""
 _SSL_FLAG = 2048
-"""CLIENT.SSL, among the flags of MySQL's client."""
+"""CLIENT.SSL, a flag of MySQL's client."""
 
 
 def url_of(alias: str) -> str:
     """Return the URL of the database *alias*.
 
-    Raises ConfigurationError for one that cannot be a broker: another vendor's, one in memory, or one with an
-    option that cannot be carried over.
+    Raises ConfigurationError if it cannot be the broker: for another vendor, a database in memory, or an
+    option that has no equivalent.
     """
     connection = connections[alias]
     vendor = connection.vendor
@@ -71,7 +71,7 @@ def url_of(alias: str) -> str:
 
 
 def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for invalid addresses. An option is checked by its reader."""
+    """Raise ConfigurationError for an invalid address. Options are checked where they are read."""
     told = {name: settings.get(name) for name in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
     for name, value in told.items():
         if name == "PORT":
@@ -89,8 +89,8 @@ def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_options(alias: str) -> None:
-    """Raise ConfigurationError when the database *alias* cannot be the broker because of its options. Does
-    not connect. Databases in memory and of other vendors are reported when a cluster starts."""
+    """Raise ConfigurationError if the database *alias* cannot be the broker because of its options, without
+    connecting. Databases in memory and of other vendors are reported when a cluster starts."""
     if connections[alias].vendor not in VENDORS or is_in_memory(alias):
         return
     url = url_of(alias)
@@ -105,15 +105,15 @@ def check_options(alias: str) -> None:
 
 
 def is_in_memory(alias: str) -> bool:
-    """Tell whether the database *alias* is SQLite's in memory, which no other process can read."""
+    """Return whether *alias* is an SQLite database in memory, which no other process can read."""
     connection = connections[alias]
     return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
 def own_connection(alias: str) -> Any:
-    """Return a new connection of Django's to the database *alias*, which is no thread's and no pool's.
+    """Return a new Django connection to the database *alias*, outside threads' connections and pools.
 
-    Each of its statements is a transaction. The caller closes it.
+    It is in autocommit mode. The caller closes it.
     """
     made = connections[alias].copy(alias)
     made.settings_dict["AUTOCOMMIT"] = True
@@ -144,7 +144,7 @@ def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> s
 
 
 def _matters(name: str, value: str) -> bool:
-    """Return whether a parameter of SQLite's URI requires a separate connection."""
+    """Return whether a parameter of SQLite's URI changes how the file is used."""
     return name != "cache" and (name, value) not in (("mode", "rw"), ("mode", "rwc"))
 
 
@@ -156,7 +156,7 @@ def _postgresql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) 
         escaped = re.sub(r"([\\\s])", r"\\\1", _written(alias, "assume_role", role))
         stated = _written(alias, "options", query.get("options", ""))
         query["options"] = f"{stated} -c role={escaped}".strip()
-    if "prepare_threshold" in options:  # Django's own default suits its ORM
+    if "prepare_threshold" in options:  # Django's own default is for its ORM
         query["prepare_threshold"] = options["prepare_threshold"]
     database = query.pop("dbname", "")
     return _server(alias, "postgresql", database, query, {"host": "host", "port": "port"})
@@ -166,7 +166,7 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
     query = {name: value for name, value in given.items() if name not in _OF_DJANGOS_ROWS}
     options = settings.get("OPTIONS") or {}
     for name in ("charset", "collation", *_CONNECTOR_FLAGS):
-        query.pop(name, None)  # of Django's text and rows; ours has its own
+        query.pop(name, None)  # these concern Django's rows
     tls = query.pop("ssl", None)
     if isinstance(tls, Mapping):
         query |= {name if name.startswith("ssl") else f"ssl_{name}": value for name, value in tls.items()}
@@ -201,7 +201,7 @@ def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
 
 
 def _written(alias: str, option: str, value: Any) -> str:
-    """Return an option's value as written in a URL."""
+    """Return an option's value as text for a URL."""
     if not isinstance(value, str | int | float | bytes | PathLike | None):
         shown = "" if "pass" in option else f" is {safe_repr(value, 80)}, and"
         raise ConfigurationError(
@@ -212,8 +212,8 @@ def _written(alias: str, option: str, value: Any) -> str:
 
 
 def _server(alias: str, scheme: str, database: Any, query: dict[str, Any], names: Mapping[str, str]) -> str:
-    """query: the login, the server's address, and options. names: the parameters for a host and a port that
-    cannot be in the address."""
+    """Return the URL. query: the login, the server's address, and options. names: the parameters for a host
+    and port that cannot be in the URL's address."""
     host, port, user, password, database = (
         _written(alias, name, value or "")
         for name, value in (

@@ -1,4 +1,4 @@
-"""mongo_url: converts options of pymongo's client to a URL that names a database, and remaining options.
+"""mongo_url: converts options of pymongo's client to a URL with a database, and the remaining options.
 
 Comes from:  ``Q_CLUSTER['mongo']`` and ``['mongo_db']``.
 Goes to:     ``urls.py``.
@@ -13,16 +13,16 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 
 DATABASE = "django-q"
-"""Used where neither a key nor the URL names one."""
+"""Used if neither a key nor the URL names one."""
 _OF_DOCUMENTS = frozenset({"connect", "document_class", "tz_aware", "type_registry"})
-"""Options about documents for the client's user, which is not the project here."""
+"""Options for the application's documents, which do not apply here."""
 _SOURCES = {"SCRAM-SHA-1": "admin", "SCRAM-SHA-256": "admin", "DEFAULT": "admin", "PLAIN": "$external"}
-"""The database of a user, by the mechanism, if neither a URL nor an option contains it. Other mechanisms need
+"""The user's database for each mechanism, if neither the URL nor an option sets it. Other mechanisms need
 none."""
 
 
 class Parts(NamedTuple):
-    """The parts of a MongoDB URL. login, hosts, database, query: as written; "" for none."""
+    """The parts of a MongoDB URL, as written; "" if missing."""
 
     scheme: str
     login: str
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
 
 def mongo_url(given: Mapping[str, Any], database: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the URL that the options *given* mean, and the options that are left.
+    """Return the URL for the options *given*, and the remaining options.
 
     database: the name; None for the one in the URL. Raises ConfigurationError for an invalid address.
     """
@@ -52,8 +52,8 @@ def mongo_url(given: Mapping[str, Any], database: str | None) -> tuple[str, dict
 
 
 def check_with_pymongo(url: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for what pymongo does not take. Nothing is connected to, and no name is looked
-    up: only the options of a URL with ``+srv`` are read."""
+    """Raise ConfigurationError if pymongo refuses the options. Does not connect or look up names: for a URL
+    with ``+srv``, only the options are checked."""
     from pymongo import MongoClient
     from pymongo.errors import PyMongoError
 
@@ -84,7 +84,7 @@ def _parts(host: Any) -> Parts:
 
 
 def _with_port(parts: Parts, port: Any) -> str:
-    """Return the hosts, with this port where they have none."""
+    """Return the hosts, adding *port* to those without one."""
     if port is None or parts.scheme != "mongodb":
         return parts.hosts
     return ",".join(
@@ -94,7 +94,7 @@ def _with_port(parts: Parts, port: Any) -> str:
 
 
 def _login(written: str, user: Any, password: Any) -> str:
-    """Return the login. written: in the URL; separate values take precedence, as with pymongo."""
+    """Return the login. written: the URL's; separate values take precedence, as in pymongo."""
     known, colon, secret = written.partition(":")
     if user is not None:
         known = quote(str(user), safe="")
@@ -104,8 +104,7 @@ def _login(written: str, user: Any, password: Any) -> str:
 
 
 def _source(parts: Parts, options: Mapping[str, Any]) -> str | None:
-    """Return the user's database, if it must be set since the URL gets the name of another database; else
-    None."""
+    """Return the user's database if it must be set, since the URL names another database; else None."""
     stated = {name.lower(): value for name, value in options.items()}
     for pair in parts.query.split("&"):
         name, _, value = pair.partition("=")

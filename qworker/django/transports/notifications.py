@@ -1,12 +1,12 @@
-"""notifications: notify waiting callers that tasks have ended.
+"""notifications: notifies waiting callers that tasks have ended.
 
-Comes from:  writers of rows of ``Task``, with their database.
+Comes from:  writers of rows of ``Task``.
 Goes to:     the ``Source`` of ``waiting/watcher.py``, in each process that waits.
 Thread:      any for notify(); a source belongs to the thread that leads the watcher.
 
-In an SQLite file it is the notification pipes beside the file, which also a cluster's acks use; they do not
-contain the ids. PostgreSQL notifies of the ids, names and groups of tasks when the rows are committed, if
-somebody listens. MySQL and MariaDB cannot notify; where Redis is the broker, it does.
+For an SQLite file, these are the notification pipes beside it, which a cluster's acks also use; they do not
+carry ids. PostgreSQL sends the ids, names and groups of tasks when the rows are committed, if anyone listens.
+MySQL and MariaDB cannot notify; if Redis is the broker, it is used.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from qworker.transports.sql.result_upserts import LOOK, channel_of, lock_of
 logger = logging.getLogger(__name__)
 
 CHANNEL = "qworker.django.transports.redis_channel"
-"""The module that needs the client of Redis."""
+"""Needs the Redis client."""
 LISTENING = "qworker.backends.sql.listen"
-"""The module that only waiting with PostgreSQL needs."""
+"""Needed only for waiting with PostgreSQL."""
 MOST_BYTES = 8000
-"""PostgreSQL's notifications are shorter."""
+"""PostgreSQL's limit for a notification's payload."""
 
 _notifiers: dict[str, Notifier] = {}
-"""By the directory of the pipes. Any thread."""
+"""By directory of the pipes. Any thread."""
 
 
 class Notifications(Protocol):
-    """The notifications of a ``Source``. told: ids, names and groups of ended tasks; None: anything."""
+    """The notifications of a ``Source``. told: ids, names and groups of ended tasks; None if unknown."""
 
     def fileno(self) -> int: ...
 
@@ -51,7 +51,7 @@ class Notifications(Protocol):
 
 
 class NoNotifications:
-    """Notifications that never come."""
+    """Used if notifications are not supported."""
 
     def fileno(self) -> int:
         return -1
@@ -66,9 +66,9 @@ class NoNotifications:
 
 
 def notifying(insert: str, table: str) -> str:
-    """Return *insert*, PostgreSQL's statement that stores tasks in *table*, extended by a notification.
+    """Return *insert*, a statement for PostgreSQL that stores tasks in *table*, with a notification added.
 
-    As ``postgresql_upsert()`` does it: only if somebody listens, holding a shared lock that is tried here.
+    Like ``postgresql_upsert()``, it notifies only if a listener holds the shared lock, which is tried here.
     """
     where = f'"{table}"'
     return f"""WITH stored AS ({insert} RETURNING id, name, "group"),
@@ -79,8 +79,8 @@ SELECT CASE WHEN texts IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(wh
 
 
 def notify(connection: Any, texts: Collection[str]) -> None:
-    """Notify of rows that are stored by *connection*, one of Django's, once its transaction is committed;
-    where the statement itself does not. texts: ids, names and groups of the tasks."""
+    """Notify of rows stored through Django's *connection*, once its transaction is committed, if the
+    statement itself does not. texts: ids, names and groups of the tasks."""
     if connection.vendor == "sqlite" and not is_in_memory(connection.alias):
         connection.on_commit(lambda: _notifier(connection.alias).notify())
     elif _by_redis(connection.vendor):
@@ -101,7 +101,7 @@ def _file(alias: str) -> Database:
 
 
 def open_notifications(alias: str, table: str) -> Notifications:
-    """Return the notifications of rows in *table* of the database *alias*: NoNotifications without support.
+    """Return the notifications of *table* in the database *alias*; NoNotifications if not supported.
 
     Raises the errors of the database.
     """
@@ -129,14 +129,14 @@ def _piped(alias: str) -> Notifications:
 
 def _listening(alias: str, table: str) -> Notifications:
     if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        return NoNotifications()  # reported for a pool that assigns another session to each transaction
+        return NoNotifications()  # set for transaction poolers, through which LISTEN does not work
     connection = own_connection(alias)
     try:
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {channel_of(table)}")
             cursor.execute(f"LISTEN {cursor.fetchone()[0]}")
-            # A writer that did not notify us has committed when the lock is had: the look that follows sees
-            # its rows.
+            # A writer that did not notify has committed once the lock is acquired: the next query sees its
+            # rows.
             cursor.execute("BEGIN")
             cursor.execute("SET LOCAL lock_timeout = '5s'")
             cursor.execute(f"SELECT pg_advisory_lock_shared({lock_of(table)})")

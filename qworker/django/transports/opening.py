@@ -1,4 +1,4 @@
-"""opening: the broker of qworker that the settings of a project name.
+"""opening: opens the qworker broker that a project's settings name.
 
 Comes from:  ``clusters/engine.py``, for the worker; ``brokers``, for publishing and reading.
 Goes to:     the project's own database, or the server that the settings name.
@@ -23,14 +23,14 @@ DEFAULT = "default"
 
 
 def broker_alias() -> str:
-    """Return the alias of the database that is the broker, where one is."""
+    """Return the alias of the database that is the broker, if one is."""
     return conf.orm or DEFAULT
 
 
 def database_broker(alias: str, lease_seconds: float = 15.0, clock: Clock = SYSTEM_CLOCK) -> Broker:
-    """Return the broker in the database *alias*, which stores tasks with their acks if ``Task`` is in it.
+    """Return the broker in the database *alias*; it stores tasks with their acks if ``Task`` is there.
 
-    Raises ConfigurationError for a database that cannot be one.
+    Raises ConfigurationError if the database cannot be the broker.
     """
     url, vendor = url_of(alias), connections[alias].vendor
     if vendor == "sqlite":
@@ -54,10 +54,10 @@ def _store_in_file(connection: Any, rows: Any) -> None:
 
 
 def open_transport(kind: str) -> Broker:
-    """Return the broker of this *kind*, for publishing and reading; messages that it takes stay for ``retry``
-    seconds.
+    """Return the broker of this *kind*, for publishing and reading. Messages that it takes are held for
+    ``retry`` seconds.
 
-    Raises ConfigurationError for one that cannot be.
+    Raises ConfigurationError for invalid settings.
     """
     seconds = max(1.0, conf.retry)
     if kind == "orm":

@@ -1,11 +1,11 @@
-"""Packages: a task as Django-Q describes it, a dict, and the message that carries it.
+"""packages: the dict by which Django-Q describes a task, and the message that carries it.
 
-Comes from:  ``async_task`` and its like, with the dict of a task.
-Goes to:     the broker, as the one argument of a call of RUN; back to a dict in the child that runs it.
+Comes from:  ``async_task`` and similar functions, with the dict of a task.
+Goes to:     the broker, as the only argument of the task RUN; back to a dict in the child that runs it.
 Thread:      any; functions.
 
-A package is pickled and signed. Without the key it can be neither read nor made, and messages of other
-clusters are rejected: the cluster's name salts the signature.
+A package is pickled and signed. Packages cannot be made without the key. Those of other projects are
+rejected, since the project's name is the salt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qworker.naming import DJANGO_PACKAGES
 from qworker.transports.lease import Envelope
 
 Package = dict[str, Any]
-"""id, name, func, args, kwargs, started; and the options that were given: hook, group, save, timeout…"""
+"""id, name, func, args, kwargs, started; and given options: hook, group, save, timeout…"""
 
 RUN = DJANGO_PACKAGES
 """The task that runs packages."""
@@ -30,17 +30,18 @@ OPTIONS = (
     "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain", "broker",
     "timeout", "cluster", "task_name",
 )  # fmt: skip
-"""Keywords of async_task() that are its own, and not the function's."""
+"""Keywords of async_task() that are not passed to the function."""
 
 
 UNLIMITED = 1_000_000_000
-"""Seconds, which are thirty years: in a message, no limit means that of the cluster."""
+"""Thirty years in seconds: a message without a limit has the cluster's limit."""
 
 
 def options_apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split *given* into the keywords of a function, and the options of its call.
 
-    Options in ``q_options`` take precedence over a keyword of that name, which is then the function's.
+    Options in ``q_options`` take precedence over keywords with the same names, which are then passed to the
+    function.
     """
     kwargs = dict(given)
     options = dict(kwargs.pop("q_options", None) or {})
@@ -56,7 +57,7 @@ def envelope_of(
     """Return the message that carries the signed package *text*.
 
     - package: the content of *text*.
-    - due: epoch seconds before which it is not to run; None: at once.
+    - due: epoch seconds before which it must not run; None: at once.
     """
     identity = package["id"]
     name = function_name(package["func"])
@@ -77,14 +78,14 @@ def envelope_of(
 
 
 def _limit_of(timeout: float | None) -> float | None:
-    """Return a message's limit for *timeout*, where a negative one means none."""
+    """Return a message's time limit for *timeout*; a negative one means no limit."""
     return min(timeout, UNLIMITED) if timeout and timeout > 0 else UNLIMITED if timeout else None
 
 
 def text_of(body: bytes) -> str:
     """Return the signed package that the *body* of a message carries.
 
-    Raises InvalidTaskMessage for the body of any other message.
+    Raises InvalidTaskMessage for any other body.
     """
     try:
         arguments = json.loads(body)[0]

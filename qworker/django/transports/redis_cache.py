@@ -1,4 +1,4 @@
-"""redis_cache: the server of a cache of django-redis, as a URL and transport options.
+"""redis_cache: the URL and transport options for the server of a django-redis cache.
 
 Comes from:  ``CACHES``, for ``Q_CLUSTER['django_redis']``.
 Goes to:     ``urls.py``.
@@ -20,11 +20,11 @@ _OF_VALUES = frozenset({
     "LOGGER", "PICKLE_VERSION", "REVERSE_KEY_FUNCTION", "CLOSE_CONNECTION", "MAX_ENTRIES", "CULL_FREQUENCY",
     "CACHE_HERD_TIMEOUT", "PARSER_CLASS", "REDIS_CLIENT_KWARGS", "KEY_PREFIX", "VERSION", "TIMEOUT",
 })  # fmt: skip
-"""Options of the cache's values, and of a client that has a pool already."""
+"""Options that concern the cache's values, or a client with its own pool."""
 _OF_ANOTHER = frozenset({
     "DB", "MAX_CONNECTIONS", "CONNECTION_POOL_CLASS_KWARGS", "KEY_FUNCTION",
 })  # fmt: skip
-"""Options of django-redis-cache, which many projects have kept; django-redis ignores them."""
+"""Options of django-redis-cache that many projects still have; django-redis ignores them."""
 _CLASSES = ("CLIENT_CLASS", "CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "REDIS_CLIENT_CLASS")
 _KNOWN_PACKAGES = ("redis.", "django_redis.")
 _CONNECTION = {
@@ -38,10 +38,10 @@ SETTING = "django_redis"
 
 
 def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the URL of the server that the cache *alias* writes to, and the transport options beside it.
+    """Return the URL of the server that the cache *alias* writes to, and transport options.
 
-    factory: Django's setting ``DJANGO_REDIS_CONNECTION_FACTORY``. Raises ConfigurationError for options that
-    cannot be carried over.
+    factory: the setting ``DJANGO_REDIS_CONNECTION_FACTORY``. Raises ConfigurationError for options without an
+    equivalent.
     """
     where = f"CACHES[{alias!r}]"
     cache = _mapping(caches.get(alias), where)
@@ -80,7 +80,7 @@ def _look_at(given: Mapping[str, Any], where: str) -> None:
 def _by_sentinels(
     location: str, sentinels: Any, kwargs: Mapping[str, Any], given: Mapping[str, Any], where: str
 ) -> tuple[str, dict[str, Any]]:
-    """location: ``redis://NAME/0``, where the name is the master's."""
+    """Return a Sentinel URL and options. location: ``redis://NAME/0`` with the master's name."""
     parts = split(location, f"Q_CLUSTER[{SETTING!r}]: {where}")
     if not parts.hostname:
         raise _wrong(f"{where}: LOCATION must name the master, as in redis://mymaster/0")
@@ -97,7 +97,7 @@ def _by_sentinels(
     query = "&".join(filter(None, [tls, asked]))
     url = f"sentinel://{login}{at}{hosts}{parts.path}{'?' * bool(query)}{query}"
     found, options = merged(url, {"ssl": True, **given} if tls else given, f"Q_CLUSTER[{SETTING!r}]: {where}")
-    # urlsplit() gives the name in lower case.
+    # urlsplit() returns the name in lower case.
     name = parts.netloc.rpartition("@")[2].partition(":")[0]
     return found, {**options, "master_name": name, "sentinel_kwargs": dict(kwargs)}
 

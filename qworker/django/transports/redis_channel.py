@@ -1,10 +1,10 @@
-"""redis_channel: the channel on Redis, the broker, for notifications of ended tasks.
+"""redis_channel: notifications of ended tasks on a channel of Redis, if that is the broker.
 
-Comes from:  ``notifications.py``, where the database of the results cannot tell.
+Comes from:  ``notifications.py``, if the database of results cannot notify.
 Goes to:     PUBLISH, SUBSCRIBE and PING, each on its own connection.
 Thread:      any for publish(); a Subscription belongs to the thread that leads the watcher.
 
-The notifications are never required: waiting callers also poll twice a second.
+Notifications may be lost: waiting callers also poll twice a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qworker.transports.redis.url import Endpoint, endpoint
 logger = logging.getLogger(__name__)
 
 _links: dict[tuple[int, Endpoint], Links] = {}
-"""By process and place. Any thread."""
+"""By process id and server. Any thread."""
 
 
 def _place() -> Endpoint:
@@ -35,7 +35,7 @@ def _channel() -> str:
 
 
 def publish(texts: Collection[str]) -> None:
-    """Publish the ids and names of ended tasks and groups. A server that is not available is left alone."""
+    """Publish the ids, names and groups of ended tasks. Does nothing if the server is not available."""
     where = (os.getpid(), _place())
     links = _links.get(where) or _links.setdefault(where, Links(where[1]))
     try:
@@ -46,7 +46,7 @@ def publish(texts: Collection[str]) -> None:
 
 
 def answers(seconds: float) -> bool:
-    """Tell whether the server answers, in a few steps of so many *seconds* at most."""
+    """Return whether the server answers. Each of a few steps may take up to *seconds*."""
     link = Link(_place())
     try:
         checked(link, link.ask(pack(("PING",)), timeout=seconds)[0])
@@ -58,7 +58,7 @@ def answers(seconds: float) -> bool:
 
 
 class Subscription:
-    """A Notifications. Raises BrokerUnavailable."""
+    """The Notifications of the channel. Its methods raise BrokerUnavailable."""
 
     def __init__(self) -> None:
         self._link = Link(_place())

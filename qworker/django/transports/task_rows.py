@@ -1,11 +1,11 @@
-"""Task rows: how finished tasks come into the table of the model ``Task``.
+"""task_rows: stores ended tasks in the table of the model ``Task``.
 
 Comes from:  ``execution/results.py``, in the child that ran the task; the transaction of the ack.
 Goes to:     the table of ``Task``.
 Thread:      any; functions.
 
-A row of a result carries the columns of ``Task`` as values for the database, so that storing it needs no
-model. A recorded success stays; a failure is replaced by later ends.
+A result row carries the columns of ``Task`` as database values, so that storing it does not need the model. A
+stored success stays; a stored failure is replaced by later ends.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from qworker.transports.portions import length_of, portions_by_size
 from qworker.transports.sql import refusals
 
 MARK = b"\x00task"
-"""The beginning of a task row's payload; others are results of qworker's own."""
+"""The beginning of a task row's payload; other rows are qworker's own results."""
 PORTION = 200
-"""Rows of one statement."""
+"""Maximum rows in one statement."""
 COLUMNS = (
     "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped",
     "success", "attempt_count", "package",
@@ -45,18 +45,18 @@ COLUMNS = (
 _KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
 PICKLED = frozenset(["args", "kwargs", "result"])
 PORTION_BYTES = 1_000_000
-"""Size of the rows of one statement; a larger row has its own."""
+"""Maximum size of the rows in one statement; a larger row has its own."""
 LARGE = 500_000
-"""Bytes of a row from which on the maximum length of a statement is checked."""
+"""Rows of at least this many bytes are checked against the maximum statement length."""
 ROOM = 4096
-"""Bytes of a statement beside its values."""
+"""Bytes of a statement other than its values."""
 
 
 def pack(values: Mapping[str, Any], alias: str) -> bytes:
-    """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
+    """Return the row payload with *values*, fields of ``Task``, for the database *alias*.
 
-    Raises EncodeError for a result that cannot be pickled, or is larger than the database accepts. A failure
-    is always stored: oversized texts are cut. The package that was sent is left out first.
+    Raises EncodeError for a result that cannot be pickled, or is larger than the database accepts. If a row
+    is too large, the original package is left out first; a failure's texts are then cut, so it can be stored.
     """
     connection = connections[alias]
     row: list[Any] = []
@@ -71,7 +71,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     payload = MARK + marshal.dumps(tuple(row))
     if len(payload) < LARGE or len(payload) + ROOM < (most := longest(connection)):
         return payload
-    # It contains the arguments once more, and is only needed to send the task again
+    # It contains the arguments again, and is needed only to resubmit the task.
     if values.get("package"):
         return pack({**values, "package": ""}, alias)
     if values["success"]:
@@ -83,7 +83,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
 
 
 def longest(connection: Any) -> float:
-    """Return the maximum bytes of a statement for Django's *connection*."""
+    """Return the maximum length in bytes of a statement on Django's *connection*."""
     if connection.vendor != "mysql":
         return math.inf
     if connection.alias not in _longest:
@@ -97,7 +97,7 @@ _longest: dict[str, int] = {}
 
 
 def refused(payload: bytes, why: str) -> bytes:
-    """Return the replacement of a *payload* that the database refuses: a failure without arguments."""
+    """Return a replacement for a *payload* that the database refuses: a failure without arguments."""
     values = dict(zip(COLUMNS, unpack(payload), strict=True))
     values |= {
         "success": False,
@@ -110,7 +110,7 @@ def refused(payload: bytes, why: str) -> bytes:
 
 
 def _pickled(value: Any) -> str:
-    """*value* as the model's fields keep it."""
+    """Return *value* as stored in the model's pickled fields."""
     try:
         return b64encode(pickle.dumps(value, PROTOCOL)).decode()
     except Exception as error:
@@ -119,18 +119,18 @@ def _pickled(value: Any) -> str:
 
 
 def unpack(payload: bytes) -> tuple[Any, ...]:
-    """Return the columns that pack() has put into *payload*."""
+    """Return the columns in a *payload* made by pack()."""
     columns: tuple[Any, ...] = marshal.loads(payload[len(MARK) :])
     return columns
 
 
 def is_success(payload: bytes) -> bool:
-    """Tell whether the task that pack() has made *payload* of is a success."""
+    """Return whether a *payload* made by pack() is a success."""
     return bool(unpack(payload)[COLUMNS.index("success")])
 
 
 def values_of(payload: bytes) -> dict[str, Any]:
-    """Return the fields that pack() has made *payload* of; instants as the database takes them.
+    """Return the fields in a *payload* made by pack(), with datetimes as database values.
 
     Raises the errors of unpickling.
     """
@@ -141,21 +141,21 @@ def values_of(payload: bytes) -> dict[str, Any]:
 
 
 def is_task(row: ResultRow) -> bool:
-    """Tell whether *row* is one of the table of ``Task``."""
+    """Return whether *row* is for the table of ``Task``."""
     return row[2].startswith(MARK)
 
 
 @cache
 def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
-    """Return a statement that inserts so many rows, or updates existing ones except successes; on PostgreSQL
-    it notifies, too."""
+    """Return a statement that inserts *rows* rows, or updates existing ones except successes; on PostgreSQL
+    it also notifies."""
     quoted = "`{}`" if vendor == "mysql" else '"{}"'
     names = [quoted.format(name) for name in COLUMNS]
     places = ", ".join([f"({', '.join([place] * len(names))})"] * rows)
     where = quoted.format(table)
     insert = f"INSERT INTO {where} ({', '.join(names)}) VALUES {places}"
     changed, success = [name for name in names[1:] if "success" not in name], quoted.format("success")
-    if vendor == "mysql":  # evaluated from left to right: the old success is checked before it is changed
+    if vendor == "mysql":  # evaluated from left to right: success is changed last
         sets = [f"{name} = IF({success}, {name}, VALUES({name}))" for name in changed]
         sets.append(f"{success} = {success} OR VALUES({success})")
         return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
@@ -165,8 +165,8 @@ def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
 
 
 def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
-    """Return the columns of *rows*, of each task once: its success, or else the latest. Sorted, against
-    deadlocks."""
+    """Return the columns of *rows*, one row for each task: its success, or else its latest end. Sorted, to
+    avoid deadlocks."""
     found: dict[str, tuple[Any, ...]] = {}
     place = COLUMNS.index("success")
     for row in rows:
@@ -178,7 +178,7 @@ def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
 
 
 def store(rows: Sequence[ResultRow], alias: str) -> None:
-    """Store *rows* by Django's connection to *alias*, and notify waiting callers, once they are committed."""
+    """Store *rows* through Django's connection to *alias*; waiting callers are notified after the commit."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         for query, values in statements(connection.vendor, rows):
@@ -187,8 +187,8 @@ def store(rows: Sequence[ResultRow], alias: str) -> None:
 
 
 def save(values: Mapping[str, Any]) -> None:
-    """Store the values of one ``Task`` at once, by this process's own connection. Values that the database
-    refuses are stored as a failure."""
+    """Store the values of one ``Task`` at once, through Django's connection. If the database refuses them, a
+    failure is stored."""
     alias = router.db_for_write(Task)
     row = values["id"], states.SUCCESS if values["success"] else states.FAILURE, pack(values, alias), None
     try:
@@ -201,7 +201,7 @@ def save(values: Mapping[str, Any]) -> None:
 
 
 def _told_of(columns: Sequence[Any]) -> list[str]:
-    """Return the keys by which callers wait for a task: its id, its name and its group."""
+    """Return the texts by which callers wait for a task: its id, name and group."""
     return [columns[place] for place in _KNOWN_BY if columns[place] is not None]
 
 
@@ -217,7 +217,7 @@ def statements(
 
 
 def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Store those of *rows* that are tasks by *connection*, one of sqlite3's; return the others."""
+    """Store the tasks in *rows* through *connection*, of the module sqlite3; return the other rows."""
     tasks = [row for row in rows if is_task(row)]
     for query, values in statements("sqlite", tasks, "?"):
         connection.execute(query, values)

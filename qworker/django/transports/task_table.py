@@ -1,6 +1,6 @@
-"""Task table: the results of a broker in a server, where those of packages are rows of the model ``Task``.
+"""task_table: stores results with acks on a database server, those of packages as rows of ``Task``.
 
-Comes from:  ``opening.py``, for a database that is a server.
+Comes from:  ``opening.py``, for PostgreSQL, MySQL and MariaDB.
 Goes to:     ``task_rows.py``, which makes the statements; the transaction of the ack.
 Thread:      the listener's.
 """
@@ -16,7 +16,7 @@ from qworker.transports.sql.results import ResultTable
 
 
 class TaskTable(ResultTable):
-    """The results of a broker in a server: tasks go into the table of ``Task``, others into qworker's.
+    """Stores tasks in the table of ``Task``, and other results in qworker's table.
 
     vendor: postgresql or mysql.
     """

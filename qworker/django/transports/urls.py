@@ -1,6 +1,6 @@
-"""urls: where a broker is that is no database, as a URL that qworker's transports take.
+"""urls: the URL of a broker that is not one of Django's databases, for qworker's transports.
 
-Comes from:  the keys of ``Q_CLUSTER`` that name it.
+Comes from:  the keys of ``Q_CLUSTER`` that configure it.
 Goes to:     ``opening.py`` and ``clusters/engine.py``, which open it; ``redis_channel.py``; the checks.
 Thread:      any; functions.
 """
@@ -26,11 +26,11 @@ REDIS_CACHE = "qworker.django.transports.redis_cache"
 REDIS_OPTIONS = "qworker.transports.redis.client_options"
 REDIS = "qworker.transports.redis.url"
 IRONMQ = "qworker.transports.ironmq.address"
-"""Modules that only a project with that broker needs."""
+"""Modules needed only for their brokers."""
 _DISQUE_KEEPS = 30 * 86400
-"""Seconds after which Disque forgets a job, done or not."""
+"""Seconds after which Disque deletes a job, even if it was not run."""
 _TTL_OF_RETRY = 4
-"""A job must live at least so many times the seconds of retry: see the transport."""
+"""A job's lifetime is at least this many times ``retry``: see the transport."""
 _SQS = (
     "aws_region", "region_name", "aws_access_key_id", "aws_secret_access_key",
     "receive_message_wait_time_seconds", "endpoint_url",
@@ -43,16 +43,16 @@ _NOT_OF_SQS = {
     "botocore_session": "boto3 makes the session; configure it through the environment",
     "aws_account_id": "SQS does not need it: take it out",
 }
-"""Options of boto3's session that cannot be carried over, and what to do."""
+"""Options of boto3's session that are not supported, and what to do instead."""
 _OF_REDIS = ("broker_transport_options", "result_backend_transport_options")
-"""Settings for the same server: it also has the results without a package."""
+"""Both settings get the same options: Redis also stores results without a package."""
 Found = tuple[str, dict[str, Any]]
-"""A URL, and settings of qworker."""
+"""A URL, and qworker settings."""
 
 
 def url_and_options(kind: str, conf: ClusterConf = conf) -> Found:
-    """Return the URL of a broker that is no database of Django's, and the settings of qworker that go with
-    it. Raises ConfigurationError for keys that make no address."""
+    """Return the URL of a broker that is not one of Django's databases, and qworker settings for it. Raises
+    ConfigurationError for invalid keys."""
     return _URLS[kind](conf)
 
 
@@ -109,7 +109,7 @@ def _sqs(conf: ClusterConf) -> Found:
 
 
 def _waits(value: Any) -> int | None:
-    """Return the seconds of SQS's long polling; None for impossible values."""
+    """Return the seconds of SQS's long polling; None for invalid values."""
     text = "" if isinstance(value, bool) else str(value)
     return int(text) if text.isdecimal() and int(text) <= _MOST_OF_SQS else None
 
@@ -166,4 +166,4 @@ _URLS: dict[str, Callable[[ClusterConf], Found]] = {
     "ironmq": _ironmq,
 }
 CHECKED = frozenset({"redis", "sqs", "mongo", "disque", "ironmq"})
-"""Kinds whose keys url_and_options() checks, instead of the server's client."""
+"""Kinds whose keys url_and_options() checks without the server's client."""

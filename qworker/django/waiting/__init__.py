@@ -1,5 +1,5 @@
-"""Tasks and groups that have ended are found, and waited for.
+"""waiting: finds and waits for ended tasks and groups.
 
-Modules, in reading order: ``watcher`` (polls for all waiting callers), ``fetching`` (the functions,
-and django-q2's names for the cache alone).
+Modules, in reading order: ``watcher`` (polls for all waiting callers), ``fetching`` (the functions, and
+django-q2's names for those of the cache).
 """

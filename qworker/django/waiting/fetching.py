@@ -1,11 +1,11 @@
-"""Fetching: tasks and groups that have ended, from the database or the cache; and waiting for them.
+"""fetching: reads ended tasks and groups from the database or the cache, and waits for them.
 
 Comes from:  ``tasks.py``.
 Goes to:     the model ``Task``, or the cache; ``watcher.py`` to wait.
-Thread:      any; what begins with ``a`` is for coroutines.
+Thread:      any; names that begin with ``a`` are for coroutines.
 
-A caller looks once, by the connection of its own thread, and is then notified. The cache does not notify: it
-is polled twice a second.
+A caller queries once, through its own thread's connection, and is then notified. The cache does not notify,
+so it is polled twice a second.
 """
 
 import asyncio
@@ -78,9 +78,9 @@ LOOK_SECONDS = 0.5
 class Look(NamedTuple):
     """A query for tasks.
 
-    - look: runs the query. is_there: whether its result is enough.
-    - key: of the notification of its end; "" without notifications.
-    - load: finds it by its id and the watcher's connection.
+    - look: runs the query. is_there: returns whether its result is complete.
+    - key: the key of its notification; "" without notifications.
+    - load: reads it by id through the watcher's connection.
     """
 
     look: Callable[[], Any]
@@ -90,10 +90,9 @@ class Look(NamedTuple):
 
 
 def found_by(what: Look, wait: int) -> Any:
-    """Return the result of *what*, once it is complete, or *wait* milliseconds have passed: then the current
-    one.
+    """Return the result of *what* once it is complete, or the current one after *wait* milliseconds.
 
-    wait: 0 looks once; FOREVER waits without limit. Raises TypeError when it is not a number.
+    wait: 0 queries once; FOREVER waits without limit. Raises TypeError if it is not a number.
     """
     _check_wait(wait)
     found = what.look()
@@ -111,7 +110,7 @@ def found_by(what: Look, wait: int) -> Any:
 
 
 async def afound_by(what: Look, wait: int) -> Any:
-    """Like found_by(), without blocking the event loop, and without a thread for this alone."""
+    """Like found_by(), without blocking the event loop or occupying a thread."""
     _check_wait(wait)
     look = sync_to_async(what.look)
     found = await look()
@@ -143,15 +142,15 @@ def _seconds(wait: int) -> float | None:
 
 
 def _pauses(wait: int) -> Iterator[float]:
-    """Seconds before each look, until the time is over. The last look is at its end."""
+    """Yield the seconds before each query until the time is over. The last query is at its end."""
     until = None if wait == FOREVER else time.monotonic() + wait / 1000
     while until is None or time.monotonic() < until:
         yield LOOK_SECONDS if until is None else max(0.0, min(LOOK_SECONDS, until - time.monotonic()))
 
 
 def _watcher(what: Look) -> TaskWatcher | None:
-    """Return the watcher for *what*; None without notifications: it is in the cache, or in the memory of this
-    process."""
+    """Return the watcher for *what*; None if there are no notifications: for the cache, or a database in
+    memory."""
     alias = router.db_for_read(Task)
     if not what.key or storable(what.key) != what.key or is_in_memory(alias):
         return None
@@ -159,11 +158,11 @@ def _watcher(what: Look) -> TaskWatcher | None:
 
 
 def _taken(what: Look, where: TaskWatcher, told: Mapping[str, Any] | None) -> Any:
-    """Return the current result, after the notification *told*, or the end of the time."""
+    """Return the current result, after the notification *told*, or a timeout if it is None."""
     found = what.look()
     if told is None or what.load is None or what.is_there(found):
         return found
-    return what.load(where, told["result"])  # the caller's transaction began before its end
+    return what.load(where, told["result"])  # the caller's transaction does not see it
 
 
 # -- queries --
@@ -196,7 +195,7 @@ def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> L
 
 
 def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """Return the task with the id or name *task_id*; None when it has not ended, or is not kept."""
+    """Return the task with the id or name *task_id*; None if it has not ended, or was not stored."""
     found: Task | None = found_by(_task(task_id, cached), wait)
     _look_at_cache(found, wait, cached)
     return found
@@ -212,10 +211,9 @@ async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
 def members(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """Return the tasks of a group: of the database as a queryset, of the cache as a list.
+    """Return the tasks of a group: a queryset, or from the cache a list, None if it is empty.
 
-    count: wait until so many have ended, well or not; without it, until there is something to return. None
-    when there is nothing in the cache.
+    count: wait until this many have succeeded or failed; without it, until there is a task to return.
     """
     if wait or count:
         what = _members(group_id, failures, count, cached)
@@ -243,8 +241,8 @@ async def amembers(
 
 
 def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cached: Any) -> None:
-    """Raise ValueError if this would wait without limit for more successes than are stored; warn if it waits
-    for a time. Not when *what* is complete already: nothing is waited for then."""
+    """Raise ValueError for waiting without limit for more successes than are stored; log a warning for
+    waiting with a limit. Does nothing if *what* is already complete."""
     limit = conf.save_limit
     if not count or not count > limit > 0 or conf.save_limit_per not in (None, "group") or _is_cached(cached):
         return
@@ -285,8 +283,8 @@ def _results_of(found: Any) -> list[Any] | None:
 
 
 def size(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """Return how many tasks of a group have ended; failures: how many of them have failed. None if the cache
-    has no such group."""
+    """Return how many tasks of a group have ended; None if the cache does not have the group. failures: count
+    only failed ones."""
     if not _is_cached(cached):
         return int(Task.get_group_count(group_id, failures))
     if not failures:
@@ -296,7 +294,7 @@ def size(group_id: str, failures: bool = False, cached: Any = None) -> int | Non
 
 
 def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
-    """Take the label of a group from its tasks, or delete them, too; return how many these were."""
+    """Remove a group from its tasks; return how many there were. tasks: delete the tasks, too."""
     if _is_cached(cached):
         return cache.delete_group(group_id, tasks)
     deleted = Task.delete_group(group_id, tasks)
@@ -304,7 +302,7 @@ def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
 
 
 def _look_at_cache(found: Any, wait: int, cached: Any) -> None:
-    """Warn a caller that has waited in vain for a cache that only one process sees."""
+    """Warn a caller that waited without success for a cache that is not shared."""
     if found is None and wait and _is_cached(cached):
         cache.warn_unshared(conf.sync)
 

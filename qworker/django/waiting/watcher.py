@@ -1,11 +1,11 @@
 """watcher: polls for ended tasks and groups, for all waiting callers of this process.
 
-Comes from:  ``fetching.py``, which waits by the watcher of a database.
-Goes to:     the table of ``Task``; ``transports/notifications.py``, which tells when to look.
-Thread:      any; the thread of the watcher looks.
+Comes from:  ``fetching.py``, which waits through the watcher of a database.
+Goes to:     the table of ``Task``; ``transports/notifications.py``, which reports when to query.
+Thread:      any; the watcher's thread queries.
 
-It has its own connections. So callers may be in a transaction, where nothing new would be seen, or in an
-event loop. They are closed soon after nobody waits any more.
+It has its own connections, so callers may be in a transaction, which would not see new rows, or in an event
+loop. They are closed soon after the last caller stops waiting.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from qworker.transports.portions import portions
 from qworker.transports.sql.link import blind
 
 LINGER_SECONDS = 1.0
-"""How long the connections and the thread stay after the last wait."""
+"""Seconds for which the connections and the thread are kept after the last wait."""
 PORTION = 500
-"""Names that one statement asks for."""
+"""Keys queried in one statement."""
 _TASK, _GROUP, _SUCCESSES = "task", "group", "successes"
 
 
 def task_key(text: str) -> str:
-    """Return the key of the task with the id or name *text*."""
+    """Return the key for the task with the id or name *text*."""
     return f"{_TASK}\n{text}"
 
 
 def group_key(group: str, count: int, successes: bool = False) -> str:
-    """Return the key of *count* ended tasks of *group*. successes: that succeeded."""
+    """Return the key for *count* ended tasks of *group*. successes: only those that succeeded."""
     return f"{_SUCCESSES if successes else _GROUP}\n{count}\n{group}"
 
 
@@ -52,10 +52,10 @@ def _text_of(key: str) -> str:
 
 
 class TaskWatcher:
-    """Reads the database *alias*; rows are stored through the database *written*."""
+    """Queries the database *alias*; rows are stored through the alias *written*."""
 
     listens = True
-    """Only one thread polls and listens, and none of the callers: their connections are left to them."""
+    """A separate thread polls and listens: callers' connections are not used."""
 
     def __init__(self, alias: str, written: str) -> None:
         self.clock = SYSTEM_CLOCK
@@ -64,14 +64,14 @@ class TaskWatcher:
         self._idle: list[Any] = []  # any thread: its operations are atomic
         self.watcher = ResultWatcher(self, LINGER_SECONDS)
 
-    # -- looking --
+    # -- querying --
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
-        """Return those of *ids*, keys of tasks and groups, that have ended: a task with its id as the result.
+        """Return which *ids*, keys of tasks and groups, have ended. The result of a task is its id.
 
         Raises the errors of the database.
         """
-        keys = [key for key in ids if "\0" not in key]  # a database refuses such keys
+        keys = [key for key in ids if "\0" not in key]  # databases refuse NUL
         found: dict[str, Found] = {}
         for some in portions((key for key in keys if key.startswith(_TASK)), PORTION):
             found |= self._tasks(some)
@@ -100,7 +100,7 @@ class TaskWatcher:
         return {key: _ended(count) for key, count in enough.items() if count >= int(key.split("\n")[1])}
 
     def load(self, task_id: str) -> Task | None:
-        """Return a task, also where the transaction that the caller is in began before its end."""
+        """Return a task, even if the caller's transaction began before its end and does not see it."""
         names = [field.attname for field in Task._meta.concrete_fields]
         for row in self._rows(Task.objects.filter(pk=task_id)):
             task: Task = Task.from_db(self._alias, names, row)
@@ -108,7 +108,7 @@ class TaskWatcher:
         return None
 
     def _rows(self, query: QuerySet[Any]) -> list[Any]:
-        """Return the rows of *query*. If a kept connection is broken, a new one is used."""
+        """Return the rows of *query*. A broken idle connection is reopened."""
         with self._lent() as kept:
             with suppress(Error):
                 return _asked(query, kept)
@@ -131,11 +131,10 @@ class TaskWatcher:
             else:
                 connection.close()
 
-    # -- hearing --
+    # -- notifications --
 
     def open_source(self) -> TaskSource:
-        """Return the source of notifications of all tasks of the database. Raises the errors of the
-        database."""
+        """Return the source of notifications of the database's tasks. Raises errors of the database."""
         return TaskSource(
             open_notifications(self._written, Task._meta.db_table), self._close_idle, self._abandon_idle
         )
@@ -145,10 +144,10 @@ class TaskWatcher:
             self._idle.pop().close()
 
     def _abandon_idle(self) -> None:
-        """In a forked child: the sessions are the parent's, and must not be used."""
+        """In a forked child, abandon the connections, whose sessions are the parent's."""
         _abandoned.extend(self._idle)
         for connection in self._idle:
-            with suppress(Exception):  # a driver that does not name its file
+            with suppress(Exception):  # a driver without a file descriptor
                 driver = connection.connection
                 blind(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
         self._idle.clear()
@@ -160,11 +159,11 @@ class TaskWatcher:
 
 
 _abandoned: list[Any] = []
-"""Never closed: connections of the parent of a forked child."""
+"""Connections of a forked child's parent, kept so that they are never closed."""
 
 
 class TaskSource:
-    """A Source. notifications: of ids, names and groups. close, abandon: additional steps."""
+    """A Source of keys. notifications: of ids, names and groups. close, abandon: called, too."""
 
     def __init__(
         self, notifications: Notifications, close: Callable[[], None], abandon: Callable[[], None]
@@ -178,7 +177,7 @@ class TaskSource:
         return self._notifications.fileno()
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """All tasks are notified; the keys are noted here."""
+        """Set the keys to report: notifications are of all tasks."""
         keys: dict[str, list[str]] = {}
         for key in ids:
             keys.setdefault(_text_of(key), []).append(key)
@@ -211,14 +210,14 @@ _watchers: dict[tuple[str, str], TaskWatcher] = {}
 
 
 def watcher_of(alias: str, written: str) -> TaskWatcher:
-    """Return this process's watcher of the database *alias*, for tasks stored in the database
-    *written*: the same, or the one that it is a copy of."""
+    """Return this process's watcher of the database *alias*, for tasks stored through *written*: the same
+    alias, or the one that it is a replica of."""
     key = (alias, written)
     return _watchers.get(key) or _watchers.setdefault(key, TaskWatcher(*key))
 
 
 def dismiss() -> None:
-    """Close all connections; the next wait opens them again."""
+    """Close all watchers' connections; the next wait opens new ones."""
     while _watchers:
         _watchers.popitem()[1].close()
 
