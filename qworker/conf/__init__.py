@@ -1,4 +1,4 @@
-"""Configuration: every setting is declared once, every value has a source.
+"""Configuration: the settings, their values, and the source of each value.
 
 Modules, in reading order: ``setting`` (a declaration), ``broker``, ``tasks``, ``results``, ``workers``,
 ``schedules`` and ``spooler`` (the declarations by topic), ``settings`` (all of them), ``kinds`` (types of

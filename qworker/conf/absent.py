@@ -1,11 +1,11 @@
 """Absent: Celery's names that this version does not have, each with an explanation.
 
-Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the front door; the command
-             line.
-Goes to:     the user of the name, as an error at that line.
+Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the package ``qworker``; the
+             command line.
+Goes to:     the user, as an error at the line that uses the name.
 Thread:      constants and pure functions.
 
-A name in no table is a misspelling, and raises Python's plain AttributeError.
+A name that is in no table raises a plain AttributeError.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ OVERRIDES = {
     "retry_on_worker_lost",
                  "request_stack", "from_config", "store_eager_result")
 }  # fmt: skip
-"""Attributes that have no effect when a subclass of Task defines them, so defining one is an error."""
+"""Attributes that would have no effect in a subclass of Task, so defining one is an error."""
 
 RESULT = {
     "revoke_by_stamped_headers": _STAMPS,
@@ -226,7 +226,7 @@ WORKER_OPTIONS = {
     "--pool-start-method": "it is --start-method here",
     "--heartbeat-interval": "a worker renews its lease itself; see worker_lease_seconds",
 }
-"""Options of `celery worker` that would change something."""
+"""Options of `celery worker` that are not supported."""
 
 BEAT_OPTIONS = {
     "-s/--schedule": _SCHEDULES,
@@ -238,10 +238,10 @@ BEAT_OPTIONS = {
     "--executable": _DAEMON,
     "--workdir": _DAEMON,
 }
-"""Options of `celery beat` that would change something."""
+"""Options of `celery beat` that are not supported."""
 
 BEAT_OPTIONS_WITHOUT_EFFECT = {"--max-interval": True}
-"""Options of `celery beat` that are not needed: the scheduler sleeps until something is due."""
+"""Options of `celery beat` that are accepted and not needed. True for those that take a value."""
 
 OPTIONS_WITHOUT_EFFECT = {
     "--without-gossip": False,
@@ -249,13 +249,12 @@ OPTIONS_WITHOUT_EFFECT = {
     "--without-heartbeat": False,
     "-O/--optimization": True,
 }
-"""Options of `celery worker` that describe the only behaviour here: workers do not communicate with each
-other, and tasks go to free processes (`-O fair`). True for those that take a value."""
+"""Options of `celery worker` that are accepted and not needed: workers never communicate with each other, and
+tasks always go to free processes (`-O fair`). True for those that take a value."""
 
 
 def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
-    """Return the error for *name*, missing in *what* (such as "app"), with an explanation if Celery has
-    it."""
+    """Return the error for *name*, missing in *what* (such as "app"), with its explanation in *table*."""
     if name in table:
         return NotAvailable(f"{what}.{name} is not in qworker: {table[name]}")
     return AttributeError(f"{what} has no attribute {name!r}")

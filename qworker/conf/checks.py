@@ -1,4 +1,4 @@
-"""Checks: settings that are valid alone, but not in combination.
+"""Checks: settings that are valid by themselves, but not in combination.
 
 Comes from:  all resolved values, and the source of each.
 Goes to:     Problems, in addition to those of single values, in `resolved.Settings.problems()`.
@@ -16,7 +16,7 @@ _SHORTEST_KEY = 32
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize"})
 _BUILT_IN = frozenset({"json", "application/json"})
 
-# Options of a route: the destination, and options that publishing takes from a route.
+# Options of a route: the destination, and options of the call.
 _ROUTE_OPTIONS = (
     "queue",
     "exchange",
@@ -223,7 +223,7 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
 
 
 def check(values: Values, source: Callable[[str], str]) -> list[Problem]:
-    """Return problems between settings. source(name) returns the source of a value."""
+    """Return the problems of combinations of settings. source: returns the source of a setting's value."""
     return [
         Problem(setting, message, source(setting), severity)
         for function in CHECKS

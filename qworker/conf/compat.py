@@ -1,8 +1,7 @@
-"""Compat: Celery's names of settings, old and new, and their meaning here.
+"""Compat: Celery's old and new names of settings, and their meaning here.
 
 Comes from:  a name as written in any source.
-Goes to:     `sources.translate`, which stores the value under the name used here, or reports why it has no
-             effect.
+Goes to:     `sources.translate`, which stores the value under our name, or reports why it has no effect.
 Thread:      constants and one pure function.
 """
 
@@ -78,7 +77,7 @@ OLD_NAMES = {
     "CELERYBEAT_MAX_LOOP_INTERVAL": "beat_max_loop_interval",
 }
 
-# Common short names of the two most important settings, and renamings between Celery's new names.
+# Common short names of the two most important settings, and variants of Celery's new names.
 ALIASES = {
     "broker": "broker_url",
     "backend": "result_backend",
@@ -202,18 +201,18 @@ WITHOUT_EFFECT = {
 
 
 SILENCING = frozenset(["beat_scheduler"])
-"""Those whose loss means missing calls: entries stored by another scheduler are not called."""
+"""Settings reported as a warning, not a note: entries stored by another scheduler are not called."""
 
 
 class Known(NamedTuple):
-    """The meaning of a name: a setting, or why Celery's setting has no effect here."""
+    """The meaning of a name. name: of the setting. without_effect: why it has no effect; None: it has."""
 
     name: str
     without_effect: str | None = None
 
 
 def understand(spelling: str) -> Known | None:
-    """Return the setting for a name in upper or lower case: ours, or Celery's new or old one. None if
+    """Return the meaning of a name in upper or lower case: ours, or Celery's new or old name. None if
     unknown."""
     name = OLD_NAMES.get(spelling) or spelling.lower()
     if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
@@ -234,6 +233,6 @@ def _meaning(name: str) -> Known | None:
         return Known(name, WITHOUT_EFFECT[name])
     for known, reason in WITHOUT_EFFECT.items():
         if known.endswith("_") and name.startswith(known):
-            # A misspelling of one of our names is not a setting of Celery, even with the same prefix.
+            # A misspelt name of ours is not a setting of Celery's, even with the same prefix.
             return None if near(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
     return None

@@ -1,8 +1,9 @@
 """Kinds: strict conversion of the values of settings.
 
 Comes from:  a raw value from any source: Python objects, TOML, environment text, command-line text.
-Goes to:     the value of a setting, or `ValueError` with words that complete the sentence "NAME must be …".
-Thread:      pure functions, any thread.
+Goes to:     the value of a setting, or a ValueError whose text follows the setting's name: "must be …".
+Thread:      any; pure functions.
+
 Only unambiguous values are converted: "10" is ten and "false" is False, but 1.5 is not an integer and "maybe"
 is not a boolean.
 """
@@ -83,7 +84,7 @@ def _bytes(value: Any, unit: int = 1) -> int:
     number, power, _ = match.groups()
     if not power and not value.strip().lower().endswith("b"):
         return int(float(number))
-    # MB is commonly used for what system monitors show, so both MB and MiB are 1024².
+    # Both MB and MiB are 1024², because many tools write MB for MiB.
     return int(float(number) * 1024 ** _POWERS[power.lower()]) // unit
 
 
@@ -99,7 +100,7 @@ def _url(value: Any) -> str:
         raise ValueError('must be a URL such as "sqlite:///path/to/file.db"')
     host = text[match.end() :].partition("/")[0].rpartition("@")[2].partition("?")[0]
     if text.startswith(("sqlite:", "db+sqlite:")) or host.endswith("]") or "," in host or ";" in host:
-        return text  # a path, an address without a port, or several hosts: not checked here
+        return text  # a path, an IPv6 address without a port, or several hosts: not checked here
     _, colon, port = host.rpartition(":")
     if colon and not (port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError("has a port that is not a number between 1 and 65535")
@@ -107,7 +108,7 @@ def _url(value: Any) -> str:
 
 
 def _broker_url(value: Any) -> str:
-    """Read one URL, or several in a list or separated by ";", which is the stored form."""
+    """Read one URL, or several in a list or separated by ";". Return them separated by ";"."""
     parts = (
         _text(value).split(";") if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     )
@@ -129,7 +130,7 @@ def _address(value: Any) -> str:
 
 
 def _backend_url(value: Any) -> str:
-    """Celery also accepts two backends by name alone."""
+    """Read a URL, or one of the two names that Celery accepts too."""
     return {"disabled": "disabled://", "rpc": "rpc://"}.get(_text(value)) or _url(value)
 
 
@@ -170,7 +171,7 @@ def _path(value: Any) -> str:
 
 
 def _paths(value: Any) -> tuple[str, ...]:
-    """One path, or several in a list; as text separated by commas, or as JSON."""
+    """Read one path, or several: as a list, as text separated by commas, or as JSON."""
     return tuple(map(_path, [value] if isinstance(value, os.PathLike) else _list(value)))
 
 
@@ -208,8 +209,8 @@ def _networks(value: Any) -> tuple[str, ...]:
 def _secrets(value: Any) -> tuple[str, ...]:
     """Read one key, or several: the first signs and all verify, so that keys can be rotated.
 
-    Text is one key or a JSON list. Quotes, spaces, commas and semicolons are refused: they suggest several
-    keys, or characters that a shell would have removed, and then signatures would not verify elsewhere.
+    Text is one key or a JSON list. Quotes, spaces, commas and semicolons are refused: they may separate
+    several keys, or be left from quoting in a shell, and signatures would not verify elsewhere.
     """
     text = value.strip() if isinstance(value, str) else ""
     if isinstance(value, str) and not text:
@@ -253,7 +254,7 @@ def _queue(value: Any) -> str:
 
 
 def _queue_within(value: Any) -> str:
-    """Check one of the queue names in a value."""
+    """Check a queue name that is part of a value."""
     name = _text(value)
     if not valid_queue_name(name):
         raise ValueError(f"has the queue name {name[:80]!r}; use letters, digits, dot, dash, underscore")
@@ -266,12 +267,12 @@ def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(queue, Mapping) and "name" in queue:
         options = dict(queue)
         return options.pop("name"), options
-    name = getattr(queue, "name", None)  # a kombu.Queue from a configuration of Celery
+    name = getattr(queue, "name", None)  # a kombu.Queue
     if not isinstance(name, str):
         raise ValueError('must name each queue: "mail", or {"name": "mail", "routing_key": "mail.#"}')
     exchange = getattr(queue, "exchange", None)
     if getattr(exchange, "type", None) == "fanout":
-        name = getattr(queue, "alias", None) or name  # the name of a broadcast queue is an id
+        name = getattr(queue, "alias", None) or name  # a broadcast queue is named by a random id
     bindings = [(binding.exchange, binding.routing_key) for binding in getattr(queue, "bindings", None) or ()]
     if len(bindings) == 1:
         exchange, key = bindings.pop()
@@ -298,17 +299,17 @@ _QUEUE_ARGUMENTS = (
     ("x-max-length", "max_length", 1),
     ("x-max-length-bytes", "max_length_bytes", 1),
 )
-"""RabbitMQ's names for attributes of kombu.Queue, and the conversion of units."""
+"""RabbitMQ's queue arguments, the attributes of kombu.Queue for them, and the factor between their units."""
 
 
 def _to_all(options: Mapping[str, Any]) -> bool:
-    """Whether a queue is bound to an exchange that copies each message to every queue."""
+    """Tell whether a queue is bound to an exchange that may copy a message to several queues."""
     kinds = [options.get("exchange_type"), *(kind for _, kind, _ in options.get("bindings") or ())]
     return not {"fanout", "headers"}.isdisjoint(kinds)
 
 
 def _queues(value: Any) -> dict[str, dict[str, Any]]:
-    """{name: options} from a mapping, a list of names, of mappings with "name", or of kombu.Queue."""
+    """Return {name: options} for a mapping, or a list of names, mappings with "name", or kombu.Queue."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
     pairs = (
@@ -344,7 +345,7 @@ def _pairs(router: Sequence[Any]) -> dict[Any, Any]:
 
 
 def _routes(value: Any) -> list[Any]:
-    """Read a list of routers, each a mapping pattern → queue name or options, a list of such pairs, a
+    """Read one router or a list of them: a mapping pattern → queue name or options, a list of such pairs, a
     callable, an object with ``route_for_task``, or the dotted name of one."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
@@ -398,7 +399,7 @@ def _timezone(value: Any) -> str:
     try:
         ZoneInfo(_text(name))
     except Exception:  # noqa: BLE001
-        # Zoneinfo raises various errors for names that are paths, directories or invalid.
+        # ZoneInfo raises various errors for names that are paths, directories or invalid.
         raise ValueError('must be a time zone such as "UTC" or "Europe/Zurich"') from None
     return _text(name)
 

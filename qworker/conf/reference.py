@@ -1,8 +1,8 @@
 """Reference: the page of all settings, generated from their declarations.
 
-Comes from:  `settings.SETTINGS` and `compat.OLD_NAMES`.
+Comes from:  `settings.SETTINGS`, and Celery's old names in `compat.OLD_NAMES`.
 Goes to:     docs/reference/settings.md, with `python -m qworker.conf.reference > docs/reference/settings.md`.
-Thread:      none; run by hand, and by the test that compares the committed page.
+Thread:      none; run manually, and by a test that compares the committed page.
 """
 
 from typing import Any

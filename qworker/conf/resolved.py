@@ -3,7 +3,7 @@
 Comes from:  sources, in this order: defaults, [tool.qworker], code (`config_from_object`, `update`),
              QWORKER_*, command line.
 Goes to:     all modules, as plain attributes of `app.conf`.
-Thread:      resolved once, by the first reader of a setting; then reading is an ordinary attribute look-up.
+Thread:      any; the first read of a setting resolves all. Later reads are plain attribute look-ups.
 """
 
 import os
@@ -38,7 +38,7 @@ DEFAULT_SOURCE = "default"
 
 
 class Row(NamedTuple):
-    """One setting for display: value and default are masked."""
+    """One setting for display. Secrets in value and default are masked."""
 
     name: str
     value: Any
@@ -58,8 +58,8 @@ class Settings(
 ):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
-    Sources are read on first use. From then on invalid values raise ConfigurationError, which lists all of
-    them. `problems()` never raises.
+    Sources are read on first use. Invalid values then raise one ConfigurationError that lists all of them.
+    `problems()` never raises.
     """
 
     revision: object
@@ -75,14 +75,14 @@ class Settings(
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
-        """Store the values given in code, and read nothing yet.
+        """Create settings without reading any source.
 
         - values (mapping): settings given in code.
         - label (text): the name of that source.
         - before: called once before the first read; it may give values.
         - after: called once after the first read.
-        - environ (mapping): the environment; None for the process's.
-        - directory: of pyproject.toml; None for the working directory.
+        - environ (mapping): environment variables; None: os.environ.
+        - directory: of pyproject.toml; None: the working directory.
         """
         hidden = self.__dict__
         hidden["_before"], hidden["_after"] = before, after
@@ -100,16 +100,17 @@ class Settings(
         self._add("_code", from_mapping({**(values or {}), **more}, "app.conf"))
 
     def load(self, origin: Any, namespace: str | None = None, silent: bool = False) -> None:
-        """Give the values of an object, a mapping, a module, or the dotted name of one, read when needed.
+        """Give the values in an object, a mapping, a module, or the dotted name of one, which is read when
+        needed.
 
         - namespace (text): as for config_from_object.
-        - silent (bool): a missing module gives none.
+        - silent (bool): ignore a missing module.
         """
         self._add("_code", from_object(origin, namespace, silent))
 
     def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-        """Give values that every other source overrides; later calls win. A function is called when they are
-        needed."""
+        """Give values that all other sources override; later calls override earlier ones. A function is
+        called when its values are needed."""
         self._add(
             "_defaults", lambda: from_mapping(values() if callable(values) else values, "add_defaults")()
         )
@@ -121,8 +122,7 @@ class Settings(
         return self[name]
 
     def command_line(self, values: Mapping[str, Any], label: str = "command line") -> None:
-        """Give values that override all others, except those that are None. label: the name of this
-        source."""
+        """Give values that override all others. None means not given. label: the name of this source."""
         chosen = {name: value for name, value in values.items() if value is not None}
         self._add("_command_line", from_mapping(chosen, label))
 
@@ -134,7 +134,7 @@ class Settings(
         try:
             self._resolve()
         except ConfigurationError:
-            sources.remove(source)  # the earlier values stay in force
+            sources.remove(source)  # keep the earlier values
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -181,7 +181,7 @@ class Settings(
         return len(SETTINGS)
 
     def keys(self) -> list[str]:
-        """The names of all settings."""
+        """Return the names of all settings."""
         return list(SETTINGS)
 
     def items(self) -> ItemsView[str, Any]:
@@ -196,7 +196,7 @@ class Settings(
         changed = {row.name: row.value for row in self.rows() if row.source != DEFAULT_SOURCE}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
-    # -- telling about values
+    # -- describing values
 
     def source(self, name: str) -> str:
         """Return the source of a setting's value: "default", "environment variable QWORKER_…", …"""
@@ -211,11 +211,11 @@ class Settings(
         return sorted(self._looked_up().problems, key=lambda problem: order.index(problem.severity))
 
     def validate(self) -> None:
-        """Raise one ConfigurationError with all errors. Warnings and notes are ignored."""
+        """Raise one ConfigurationError for all errors. Warnings and notes are ignored."""
         _refuse_errors(self.problems())
 
     def rows(self, changed_only: bool = False) -> list[Row]:
-        """Return every setting with its value and source, secrets masked."""
+        """Return all settings with value and source, secrets masked. changed_only: omit defaults."""
         resolution = self._looked_up()
         return [
             Row(name, mask(name, resolution.values[name]), mask(name, setting.default), self.source(name))
@@ -224,14 +224,13 @@ class Settings(
         ]
 
     def as_dict(self, mask: bool = True) -> dict[str, Any]:
-        """Return all values by name. mask=False shows secrets."""
+        """Return all values by name. mask=False includes secrets."""
         if mask:
             return {row.name: row.value for row in self.rows()}
         return dict(self._looked_up().values)
 
     def table(self, with_defaults: bool = False, censored: bool = True) -> dict[str, Any]:
-        """Return the settings that were given, by name. with_defaults: all of them. censored: passwords
-        masked."""
+        """Return the values that were given, by name. with_defaults: all values. censored: mask secrets."""
         given = self._looked_up().given
         values = self.as_dict(mask=censored)
         return {name: value for name, value in values.items() if with_defaults or name in given}
@@ -247,7 +246,7 @@ class Settings(
         return self.__dict__["_resolution"] or self._read()
 
     def resolve(self) -> None:
-        """Read all sources, unless that was done. Raises ConfigurationError for invalid values."""
+        """Read all sources, if that was not done yet. Raises ConfigurationError for invalid values."""
         if self.__dict__["_resolution"] is None:
             self._resolve()
 
@@ -262,7 +261,7 @@ class Settings(
         _refuse_errors(resolution.problems)
         hidden.update(resolution.extra)
         hidden.update(resolution.values)
-        # Last, so that any thread that sees it finds the values in place.
+        # Last, because other threads then expect the values to be set.
         hidden["_resolution"] = hidden["revision"] = resolution
         after, hidden["_after"] = hidden["_after"], None
         if after is not None:

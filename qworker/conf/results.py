@@ -1,4 +1,4 @@
-"""Settings of result stores: where they are, and what they keep.
+"""Settings of result stores.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.
@@ -78,7 +78,6 @@ class ResultSettings:
 
 
 def options_beside(conf: Any) -> dict[str, Any]:
-    """Return the options of results kept by the broker: the broker's own options win if no setting says where
-    results are."""
+    """Return the transport options for results: those of the broker too, if ``result_backend`` is unset."""
     own: dict[str, Any] = conf.result_backend_transport_options
     return {**conf.broker_transport_options, **own} if conf.result_backend is None else own

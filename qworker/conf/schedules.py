@@ -1,4 +1,4 @@
-"""Settings of schedules: the entries, and where their states are kept.
+"""Settings of schedules.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.

@@ -1,8 +1,8 @@
-"""Secrets: which values are never shown, and how they are masked.
+"""Secrets: which values are secret, and how they are masked for display.
 
-Comes from:  names and values of settings, URLs, text that may hold a URL.
-Goes to:     everything displayed: logs, `qworker config`, `qworker report`, repr(app.conf), error messages.
-Thread:      pure functions, any thread.
+Comes from:  names and values of settings, URLs, text that may contain URLs.
+Goes to:     logs, `qworker config`, `qworker report`, repr(app.conf), error messages.
+Thread:      any; pure functions.
 """
 
 import re
@@ -17,15 +17,15 @@ _SECRET_NAME = re.compile(
 _NOT_SECRET = re.compile(r"routing_key|key_prefix|primary_key", re.IGNORECASE)
 _USER = re.compile(r"://[^\s:/@?#]*:")
 _TOKEN = re.compile(r"\b((?:nats|tls)://)[^\s:/@?#\"'<>]+@")
-"""NATS has a token in place of a user, without a password."""
+"""URLs of NATS may contain a token instead of a user and password."""
 _END = re.compile(r"[\s\"'<>]")
-_NAME = re.compile(r"([^=&\s]++)(=?)")  # possessive: each character is examined once, whatever follows
+_NAME = re.compile(r"([^=&\s]++)(=?)")  # possessive, for linear time
 _VALUE = re.compile(r"[^&\s;]+")
 _SECRET_PARAMETER = re.compile(r"pass|secret|token|key", re.IGNORECASE)
 
 
 def mask_urls(text: str) -> str:
-    """Return the same text with the password of every URL replaced by asterisks."""
+    """Return *text* with passwords and secret parameters of URLs replaced by asterisks."""
     if "://" not in text:
         return text
     return _without_parameters(_without_passwords(_TOKEN.sub(rf"\1{MASK}@", text)))
@@ -39,7 +39,7 @@ def _without_passwords(text: str) -> str:
         if user.end() > stop:
             end = _END.search(text, user.end())
             stop = len(text) if end is None else end.start()
-            # The last "@": a password may contain unescaped "/" or "@"; masking too much is safe.
+            # The last "@", because a password may contain unescaped "/" or "@"; masking too much is safe.
             last = text.rfind("@", user.end(), stop)
         if last < user.end():
             at = user.start() + 3
@@ -75,7 +75,7 @@ def is_secret(name: str) -> bool:
 
 
 def mask(name: str, value: Any) -> Any:
-    """Return the value for display: secrets as asterisks, URLs without passwords, also in containers."""
+    """Return *value* for display: secrets and passwords in URLs, also in containers, become asterisks."""
     if value is None or isinstance(value, bool):
         return value
     if is_secret(name) and not isinstance(value, (int, float)):

@@ -1,7 +1,7 @@
 """Setting: the declaration of one setting, and the conversion of a raw value.
 
 Comes from:  the modules of the topics, and `django.settings.keys`.
-Goes to:     `settings`, which collects them; what reads values; the reference.
+Goes to:     `settings`, which collects them; `resolved`; the reference.
 Thread:      any; immutable.
 """
 
@@ -14,10 +14,10 @@ from qworker.conf.kinds import Kind
 class Setting(NamedTuple):
     """The declaration of one setting.
 
-    - kind, default, doc: its type, its default value, and its description.
+    - kind, default, doc: its type, default value and description.
     - choices: the allowed values; () for any.
     - minimum, maximum: inclusive limits.
-    - nullable (bool): None may be given. It means *none* if that is set, else the default.
+    - nullable (bool): None may be given. It means *none*, or the default if *none* is None.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     none: Any = None
 
     def read(self, value: Any) -> Any:
-        """Return the value for a raw value of any source. Raises ValueError, which says what is expected."""
+        """Convert a raw value of any source. Raises ValueError, which says what is expected."""
         if value is None or (
             self.nullable and isinstance(value, str) and value.strip().lower() in ("none", "null")
         ):
@@ -53,14 +53,13 @@ class Setting(NamedTuple):
 
 
 def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
-    """Declare a setting. *bounds* are the other fields of Setting."""
+    """Declare a setting in a class for collect(). bounds: other fields of Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)
 
 
 def collect(*topics: type) -> dict[str, Setting]:
-    """Return the declarations in these classes, and remove them there, so that instances hold plain
-    attributes."""
+    """Return the declarations in these classes, and delete them there: values are attributes of instances."""
     settings = {}
     for topic in topics:
         for name in topic.__annotations__:

@@ -1,10 +1,11 @@
-"""Settings: one typed declaration for each, with its default, its kind, its bounds and its description.
+"""Settings: all declarations.
 
 Comes from:  the modules of the topics.
-Goes to:     `resolved.Settings`, which inherits the names and types and holds the values; the documentation,
-          the checks and `qworker config`.
-Thread:      built once at import, immutable. Names are Celery's wherever Celery has one. Durations are float
-             seconds, sizes are bytes unless the description says KiB.
+Goes to:     `resolved.Settings`, which has the values; the documentation, the checks and `qworker config`.
+Thread:      built once at import, immutable.
+
+Names are Celery's if Celery has the setting. Durations are float seconds; sizes are bytes unless the
+description says KiB.
 """
 
 from qworker.conf.broker import BrokerSettings

@@ -1,10 +1,11 @@
-"""Sources: where settings are given, and under which names.
+"""Sources: read settings from the places where they are given, and translate their names.
 
 Comes from:  `[tool.qworker]` in pyproject.toml, a configuration object or module, code, `QWORKER_*`, the
              command line.
 Goes to:     `resolved.Settings`, as layers; later ones override earlier ones.
-Thread:      read once, by the first user of a setting.
-A source never raises because of its contents: errors become Problems, so that all are reported at once.
+Thread:      that of the first reader of a setting.
+
+Reading a source never raises: errors become Problems, so that all are reported at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ PYPROJECT_RESERVED = frozenset({"app"})
 
 
 class Problem(NamedTuple):
-    """A problem. severity: "error" stops, "warning" is a likely mistake, "note" is advice."""
+    """A problem. severity: "error" raises, "warning" is a likely mistake, "note" is advice."""
 
     setting: str
     message: str
@@ -37,7 +38,7 @@ class Problem(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A raw value from a source, with the source's name for display."""
+    """A raw value, with the name of its source for display."""
 
     value: Any
     source: str
@@ -55,14 +56,14 @@ Source = Callable[[], Layer]
 
 
 def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: bool = False) -> Layer:
-    """Make a layer of names as users write them.
+    """Make a layer from names as users write them.
 
-    - label: returns the source of the value with that name.
-    - guess (bool): treat a name as a mistake only if it looks like a setting, because a module also contains
-      imports, helpers and unrelated constants.
+    - label: returns the source for a name.
+    - guess (bool): ignore names that do not resemble a setting, because a module also contains imports,
+      helpers and unrelated constants.
 
-    A name that is almost a setting is an error. Any other is the user's own and can be read
-    back: Kubernetes sets variables with our prefix in all containers beside a service "qworker".
+    A name that is almost that of a setting is an error. Any other unknown name is a setting of the user, with
+    a warning: Kubernetes sets variables with our prefix in all containers beside a service "qworker".
     """
     values: dict[str, Given] = {}
     extra: dict[str, Any] = {}
@@ -76,7 +77,7 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
             if guess and not nearest:
                 continue
             extra[spelling] = value
-            # A module may name one queue in addition to `task_queues`, and Django a time zone.
+            # A module may have its own similar names beside settings, such as Django's TIME_ZONE.
             own = guess and (spelling.isupper() or nearest[0] in raw)
             misspelt = not own and near(spelling.lower(), nearest, 1, MISSPELT)
             severity = "error" if misspelt else "warning"
@@ -96,7 +97,7 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise ConfigurationError for the first of the *names* of arguments that is no setting, ours or
+    """Raise ConfigurationError for the first of the argument *names* that is not a setting of ours or
     Celery's."""
     for name in names:
         if understand(name) is None:
@@ -118,8 +119,8 @@ def from_mapping(raw: Mapping[str, Any], label: str) -> Source:
 def from_object(origin: Any, namespace: str | None = None, silent: bool = False) -> Source:
     """Make a source that reads an object, a mapping, a module, or the dotted name of one, on first use.
 
-    namespace "CELERY" only takes names that start with CELERY_, as in Django's settings.
-    silent: a missing module is an empty source.
+    namespace: "CELERY" only reads names that start with CELERY_, as in Django's settings. silent: ignore a
+    missing module.
     """
     return lambda: _read_object(origin, namespace, silent)
 
@@ -129,7 +130,7 @@ def _read_object(origin: Any, namespace: str | None, silent: bool) -> Layer:
     if isinstance(origin, str):
         try:
             origin = import_object(origin)
-        except ConfigurationError as error:  # there is none
+        except ConfigurationError as error:  # it does not exist
             return Layer({}, {}, [] if silent else [_unreadable(label, error)])
         except Exception as error:  # noqa: BLE001
             # A configuration module is user code, and may raise anything.
@@ -149,7 +150,7 @@ def _unreadable(label: str, error: Exception) -> Problem:
 
 
 def _place(error: Exception) -> str:
-    """Return the line of the user's file that raised an error, as " (file, line 3)"; "" if there is none."""
+    """Return the line of the user's file where *error* was raised, as " (file, line 3)"; "" if none."""
     frame, location = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -192,10 +193,8 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
 
 def read_tool_table(directory: Path) -> dict[str, Any]:
-    """Return the table [tool.qworker] of pyproject.toml in *directory*; {} if there is none.
-
-    Raises ValueError for bad TOML.
-    """
+    """Return the table [tool.qworker] of pyproject.toml in *directory*; {} if there is none. Raises
+    ValueError for invalid TOML."""
     try:
         text = (directory / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:
@@ -211,7 +210,7 @@ def read_tool_table(directory: Path) -> dict[str, Any]:
 
 
 def from_pyproject(directory: Path | None = None) -> Source:
-    """Make a source of [tool.qworker] in pyproject.toml of *directory*; None is the working directory."""
+    """Make a source of [tool.qworker] in pyproject.toml of *directory*; None: the working directory."""
 
     def read() -> Layer:
         label = "pyproject.toml"

@@ -1,8 +1,10 @@
-"""Settings of the spooler: its directories, its processes, and its sockets.
+"""Settings of the spooler.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them; the spooler derives its options from them.
-Thread:      built once at import, immutable. Names are uWSGI's wherever uWSGI has one.
+Thread:      built once at import, immutable.
+
+Names are uWSGI's if uWSGI has the option.
 """
 
 from qworker.conf import kinds

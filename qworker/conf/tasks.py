@@ -1,4 +1,4 @@
-"""Settings of tasks: how they are called, run and acknowledged.
+"""Settings of tasks.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.

@@ -1,4 +1,4 @@
-"""Settings of workers: how many run, for how long, and what they log.
+"""Settings of workers.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them; `worker` and `cli/start`, which have options for some of them.
@@ -21,7 +21,7 @@ OPTIONS = {
     "soft_time_limit": "task_soft_time_limit",
     "start_method": "worker_start_method",
 }
-"""Arguments of a worker, and the settings that they override."""
+"""Arguments of Worker, and the settings that they override."""
 
 
 class WorkerSettings:
