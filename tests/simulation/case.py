@@ -1,10 +1,10 @@
-"""Cases: a world, a program and faults as plain data.
+"""case: a world, a program and faults as plain data.
 
-Comes from:  ``drawing`` (from a seed), ``shrinking``, and tests that somebody pasted.
+Comes from:  ``drawing`` (from a seed), ``shrinking``, and pasted tests.
 Goes to:     ``run``.
 Thread:      any; pure.
 
-``repr()`` of a case leaves out what is as usual, so that a case that was made smaller can be read.
+The repr() of a case leaves out default values, so that shrunk cases are readable.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class World(Short):
-    """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (all
-    processes are started anew with it when the first half of the orders has been called). segment: so many
-    steps of a chain go into one message. pauses: how often others step between two calls of a store. long:
-    how often a run takes ``nodes.LONG_RUN``."""
+    """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (all processes
+    are restarted with the key once the first half of the orders has been called). segment: how many steps of
+    a chain go into one message. pauses: the probability of a pause before a store call. long: the probability
+    that a run takes ``nodes.LONG_RUN``."""
 
     stores: str = "memory"
     workers: int = 2
@@ -49,14 +49,14 @@ class World(Short):
 
     @property
     def forgets(self) -> bool:
-        """Whether results are gone before all calls are made."""
+        """Whether results expire before all calls are made."""
         return self.result_expires < 100.0
 
 
 @dataclass(frozen=True, repr=False)
 class Order(Short):
-    """A call of *flow* at second *at*. how: see ``nodes.HOW``. ask: see ``nodes.ASK``. options: of
-    apply_async(). stamped: whether all of it has a stamp. revoke_at: seconds after the call."""
+    """A call of *flow* at second *at*. how: see ``nodes.HOW``. ask: see ``nodes.ASK``. options: for
+    apply_async(). stamped: whether the whole flow has a stamp. revoke_at: seconds after the call."""
 
     flow: Any
     at: float = 0.0
@@ -70,9 +70,9 @@ class Order(Short):
 
 @dataclass(frozen=True, repr=False)
 class Fault(Short):
-    """What goes wrong. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
+    """A fault. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
 
-    node, method, nth: at which call. at, seconds: when, and for how long, of what happens at a time.
+    node, method, nth: the call that fails. at, seconds: the time and duration of timed faults.
     """
 
     kind: str
@@ -85,9 +85,9 @@ class Fault(Short):
 
 @dataclass(frozen=True, repr=False)
 class Entry(Short):
-    """An entry of a schedule. when: see ``schedules.schedule_of``. task: see ``schedules.define``. source:
-    "settings", "code", or "hand" for one that an edit adds. fields: what else it says; start and end are
-    seconds of the world. wrong: what is wrong with it; see ``schedules.WRONG``."""
+    """A schedule entry. when: see ``schedules.schedule_of``. task: see ``schedules.define``. source:
+    "settings", "code", or "hand" if an edit adds it. fields: its other fields; start and end are seconds of
+    the world. wrong: a key of ``schedules.WRONG``."""
 
     name: str = "e0"
     when: tuple[Any, ...] = ("every", 10.0)
@@ -99,9 +99,9 @@ class Entry(Short):
 
 @dataclass(frozen=True, repr=False)
 class Edit(Short):
-    """Somebody changes the entry *name* at second *at*. what: a method of ``app.schedules``; "stranger", who
-    writes into the store by himself; or "damage", of the result of the last call. entry: of "add" and
-    "stranger". fields: of "set"."""
+    """A change of the entry *name* at second *at*. what: a method of ``app.schedules``; "stranger" to write
+    into the store without the key; or "damage" to overwrite the result of the last call. entry: for "add" and
+    "stranger". fields: for "set"."""
 
     what: str = "pause"
     name: str = "e0"
@@ -112,9 +112,8 @@ class Edit(Short):
 
 @dataclass(frozen=True, repr=False)
 class Timetable(Short):
-    """Schedules, which *beats* processes look after for so many *seconds*. store: "" for where the settings
-    say without a word of it, "other" for a file of its own. start: what wall clocks show at first, in seconds
-    since ``world.START``."""
+    """Schedules that are run by *beats* processes for *seconds*. store: "" for the default, "other" for a
+    separate file. start: the initial time of wall clocks, in seconds since ``world.START``."""
 
     beats: int = 2
     store: str = ""
@@ -126,21 +125,20 @@ class Timetable(Short):
 
     @property
     def calls_nobody(self) -> bool:
-        """Whether there are messages for a task that no worker knows, which come back for long."""
+        """Whether entries call an unknown task, whose messages are redelivered for a long time."""
         entries = (*self.entries, *(each.entry for each in self.edits))
         return any(each is not None and each.task == "nobody" for each in entries)
 
 
 @dataclass(frozen=True, repr=False)
 class Job(Short):
-    """What a Django project asks for at second *at*. kind: see ``django_world.JOBS``. size: how many calls.
-    fails: which of them raises an error, -1 for none; of a task: in how many of its attempts. ask: "later",
-    or "wait" for who waits for the result. atomic: "", or how the transaction of the call ends: "commit" or
-    "rollback".
+    """A request of a Django project at second *at*. kind: see ``django_world.JOBS``. size: how many calls.
+    fails: the number of the call that fails, or -1; for a task, how many attempts fail. ask: "later", or
+    "wait" to wait for the result. atomic: "", or how the call's transaction ends: "commit" or "rollback".
 
-    Of schedules: size is the number of runs. every: a letter of ``Schedule.TYPE``, or a crontab. due: seconds
-    from *at* to the first run; a crontab says that itself. change: "", "delete" or "now", which makes it due
-    at once, *change_at* seconds after the call."""
+    For schedules, size is the number of runs. every: a letter of ``Schedule.TYPE``, or a crontab. due:
+    seconds from *at* to the first run, unless a crontab sets it. change: "", "delete" or "now" (make it due
+    at once), *change_at* seconds after the call."""
 
     kind: str = "task"
     at: float = 0.0
@@ -167,7 +165,7 @@ class Job(Short):
 
 @dataclass(frozen=True, repr=False)
 class Django(Short):
-    """A Django project: settings of its clusters, and *jobs*."""
+    """A Django project: its clusters' settings, and *jobs*."""
 
     jobs: tuple[Job, ...] = ()
     save_limit: int = 250
@@ -180,8 +178,8 @@ class Django(Short):
 
 @dataclass(frozen=True, repr=False)
 class Case(Short):
-    """seed: of who steps next. linger: afterwards time passes until everything has expired. django: what a
-    Django project does; then there are no orders."""
+    """A case. seed: determines the order of steps. linger: let time pass at the end until everything has
+    expired. django: a Django project, instead of orders."""
 
     world: World = World()
     orders: tuple[Order, ...] = ()

@@ -1,7 +1,7 @@
-"""What must hold when everything is quiet.
+"""checks: what must hold when everything is quiet.
 
 Comes from:  ``run``.
-Goes to:     whoever ran the case: a list of sentences, [] when all is well.
+Goes to:     the caller: a list of problems, [] if there are none.
 Thread:      any; pure.
 """
 
@@ -35,26 +35,26 @@ from tests.support.flows import (
 LOSSES = frozenset(
     {"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable", "TimeLimitExceeded"}
 )
-"""Errors of tasks that were acknowledged first, and that a fault cut short; or whose time is over."""
+"""Errors of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
 UNREAD = frozenset({"DamagedResult", "ChordError"})
-"""Errors of results that are not signed, and of the joins that wait for these."""
+"""Errors of unsigned results, and of joins that wait for them."""
 HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
-"""Faults after which nothing may run twice."""
+"""Faults that must not make anything run twice."""
 PROMPT = 3.0
-"""Seconds within which nothing is left to do, where all goes well. A part that nobody wakes waits longer."""
+"""Seconds within which all work ends without faults. A component that is not woken takes longer."""
 LIMITS = frozenset({"limit before", "limit after"})
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
-"""Faults of connections, after which the broker still knows who had what; and ends that the worker sees."""
+"""Connection faults, after which the broker still knows who holds what; and ends that the worker notices."""
 
 OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
 """Errors expected of schedules: invalid entries and unknown tasks."""
 
 
 def problems(seen: Seen) -> list[str]:
-    """What is wrong with a run. An error of the checks is a problem of its own, which ends no search."""
+    """Return the problems of a run. An error in the checks is a problem, too, and does not end the search."""
     try:
         return _problems(seen)
-    except Exception:  # noqa: BLE001 - a case that was made smaller may be one that is never drawn
+    except Exception:  # noqa: BLE001 - a shrunk case may be one that is never drawn
         return [f"the checks failed: {traceback.format_exc()}"]
 
 
@@ -66,12 +66,12 @@ def _problems(seen: Seen) -> list[str]:
         return found + django_problems(seen)
     if seen.stuck and not _may_vanish(seen):
         found.append(f"it does not end: {seen.stuck}")
-    if any(fault.kind == "forge" for fault in seen.fired):  # what a stranger can do is let joins fail
+    if any(fault.kind == "forge" for fault in seen.fired):  # a stranger can make joins fail
         return found + seen.record.wrong
     exact = all(fault.kind in HARMLESS for fault in seen.fired)
     sent_again = any(fault.kind == "retry dead" for fault in seen.fired)
     moved = any(fault.kind == "move" for fault in seen.fired)
-    dead = range(1)  # how many dead letters there may be: a task that is revoked need not run
+    dead = range(1)  # possible numbers of dead letters: a revoked task need not run
     for asked in seen.asked:
         if asked.name in seen.record.unsigned:
             found += [f"{asked.name}: {text}" for text in _unsigned(seen, asked)]
@@ -112,7 +112,7 @@ def _problems(seen: Seen) -> list[str]:
         found += figures.wrong(
             seen.record.figures, seen.asked, seen.record, not seen.case.world.stores.endswith("disabled")
         )
-        # Of two calls with the same ids one may be revoked, which then finds the success of the other.
+        # Of two calls with the same ids, one may be revoked and then see the success of the other.
         halves = [repr(each.name) for each in seen.asked if each.revoked and each.order.how == "twice"]
         found += [text for text in seen.record.unseen if not any(name in text for name in halves)]
         found += [
@@ -140,7 +140,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"ran {dict(ran)}, though it was refused")
         return found
     if seen.case.world.stores.endswith("disabled") and not is_line(asked.order.flow):
-        return found  # what needs joins fails where its members would run
+        return found  # flows that need joins fail
     if asked.refused and exact:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
@@ -149,7 +149,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found += _too_early(asked, want, ran)
     if asked.revoked or (seen.case.world.forgets and seen.fired):
         return found
-    # Two calls have their results in common: what was lost in one may have succeeded in the other.
+    # Two calls share their results: one may have lost what succeeded in the other.
     unsure = _after_losses(asked.order.flow) if calls == 2 and seen.may_lose else frozenset()
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
@@ -172,7 +172,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         raises = asked.order.ask in ("await", "raise")
         right = (raises and _errors(want.value, want)) or [want.value]
         if raises and want.causes and any(fault.kind == "retry failed" for fault in seen.fired):
-            right = [*right, Failed("ChordError")]  # the error of a member is forgotten while that runs again
+            right = [*right, Failed("ChordError")]  # a member's error is gone while it runs again
         sure = [_but(each, unsure) for each in right]
         if _but(value, unsure) not in sure and not (_lost(value) and seen.may_lose):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
@@ -211,9 +211,9 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         faults = len(seen.fired)
         away = sum(
             fault.seconds for fault in seen.fired if fault.kind in ("away", "full")
-        )  # each second they try again
-        # When a worker dies before it has settled a chain of messages, each comes again and sends the next
-        # again: the n-th runs up to n + 1 times more. Calls before a call have lower numbers.
+        )  # retried each second
+        # If a worker dies before it has settled a chain of messages, each is redelivered and sends the next
+        # one again, so the n-th runs up to n + 1 more times. Earlier calls have lower numbers.
         earlier = {number: sum(runs[each] for each in runs if each < number) for number in runs}
         found += [
             f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
@@ -226,7 +226,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 
 
 def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:
-    """What ran, although a call that it waits for never did: a lost member of a chord, for one."""
+    """Return calls that ran although a call that they wait for did not, such as a lost member of a chord."""
     flow = asked.order.flow
     if isinstance(flow, Graph) and any(node.always for node in flow.nodes):
         return []
@@ -238,15 +238,16 @@ def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:
 
 
 def _repeats_nothing(fault: Fault) -> bool:
-    """Whether *fault* has no message sent twice: it meets a worker, or what a listener asks the broker."""
+    """Return whether *fault* does not make anything be sent twice: it affects a worker, or a listener's
+    call."""
     if fault.method:
         return fault.method in OF_LISTENERS and fault.kind not in ("twice", "late")
     return fault.kind in ("freeze", "jump", "kill", "restart")
 
 
 def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:
-    """What is wrong with what was called before there was a key: nothing of it runs any more, see Record, and
-    nothing of it can be read; what has failed since then has a signed result."""
+    """Yield problems of an order called before the key was set: its tasks must not run any more, see Record,
+    and its results must not be readable, except signed results of later failures."""
     want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
     yield from (
         f"{number} ran, which must not"
@@ -264,31 +265,30 @@ def _is_unread(value: Any) -> bool:
 
 
 def _puts_back(flow: Any) -> bool:
-    """Whether a task in *flow* puts its message back once, which it knows by its tag: another when moved."""
+    """Return whether a task in *flow* requeues its message once, by its tag, which a move changes."""
     return any(getattr(part, "does", "") == "requeue" for part in parts_of(flow))
 
 
 def _may_end_early(seen: Seen, asked: Asked) -> bool:
-    """Whether calls of *asked* need not run: it is revoked, or what they wait for may be gone, or is not
-    kept."""
+    """Return whether calls of *asked* may not run: it is revoked, or what they wait for may be gone or is not
+    stored."""
     world = seen.case.world
     no_joins = world.stores.endswith("disabled") and not is_line(asked.order.flow)
     return asked.revoked or no_joins or (world.forgets and bool(seen.fired))
 
 
 def _may_vanish(seen: Seen) -> bool:
-    """Whether nothing may be known of tasks that are lost: of those whose worker died, or was taken for
-    dead."""
+    """Return whether lost tasks may leave no trace: if their worker died, or was considered dead."""
     return seen.may_lose and any(fault.kind not in CUT for fault in seen.fired)
 
 
 def _errors(value: Any, want: Expected) -> list[Any]:
-    """What may be raised in the place of *value*: the error of any member, and of a body what a member of its
-    header has raised. Of what runs before members nothing is raised, as in Celery, but for that before all of
-    them."""
+    """Return what may be raised instead of *value*: the error of any member and, for a body, the error of a
+    member of its header. As in Celery, errors of tasks before members are not raised, except of those before
+    all members."""
     if isinstance(value, list):
         found = [error for each in value for error in _errors(each, want)]
-        if any(map(has_failed, value)):  # with the error of a member of a header, of which several may fail
+        if any(map(has_failed, value)):  # with the error of any failed member of a header
             found += [Failed(error) for error in sorted(want.causes)]
         return found if want.early else [*found, *(each for each in value if isinstance(each, Failed))]
     if value == Failed("ChordError"):
@@ -303,8 +303,8 @@ def _lost(value: Any) -> bool:
 
 
 def _in_segments(value: Any, want: Any, seen: Seen) -> Any:
-    """*value*; PENDING where a segment of a chain has failed, since the last call before it was ignored. In
-    one message nobody hears of that."""
+    """Return *value*, with PENDING for a chain segment that failed because the last call before it was
+    ignored. In a single message that failure is not visible."""
     if isinstance(value, list) and isinstance(want, list) and len(value) == len(want):
         return [_in_segments(*each, seen) for each in zip(value, want, strict=True)]
     short = seen.case.world.segment < SEGMENT
@@ -312,8 +312,8 @@ def _in_segments(value: Any, want: Any, seen: Seen) -> Any:
 
 
 def _linked(flow: Any) -> Iterator[int]:
-    """The calls that are linked to those of which the value of *flow* comes."""
-    if isinstance(flow, Graph) or getattr(flow, "ignored", False):  # of which some failures do not show
+    """Yield the links of the calls that the value of *flow* comes from."""
+    if isinstance(flow, Graph) or getattr(flow, "ignored", False):  # some failures do not show
         return
     yield from (link.number for link in getattr(flow, "links", ()) if isinstance(link, Call))
     for name in ("members", "steps", "header"):
@@ -323,12 +323,12 @@ def _linked(flow: Any) -> Iterator[int]:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a call has ended; what is ignored has no value."""
+    """Return whether a call has ended; ignored calls have no value."""
     return any(map(_is_known, value)) if isinstance(value, list) else value not in (None, PENDING)
 
 
 def _after_losses(flow: Any) -> frozenset[int]:
-    """The places of the nodes of a graph whose values may come of a loss that their own states do not
+    """Return the indexes of a graph's nodes whose values may depend on a loss that their own states do not
     show."""
     places: set[int] = set()
     for place, (node, others) in enumerate(flow.waits() if isinstance(flow, Graph) else ()):
@@ -338,7 +338,7 @@ def _after_losses(flow: Any) -> frozenset[int]:
 
 
 def _but(value: Any, places: frozenset[int]) -> Any:
-    """*value*; of a list, without what stands at these *places*."""
+    """Return *value*; a list without the items at *places*."""
     if not places or not isinstance(value, list):
         return value
     return [each for place, each in enumerate(value) if place not in places]

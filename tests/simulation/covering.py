@@ -1,11 +1,11 @@
-"""What cases were about, and which pairs of that never met in one.
+"""covering: which features cases had, and which pairs were never in one case.
 
-Comes from:  ``search``, with what each run showed.
-Goes to:     its table.
+Comes from:  ``search``, with the features of each run.
+Goes to:     the search's table.
 Thread:      any; pure.
 
 A label is ``(group, dimension, value)``. The groups are "world", "fault" and "program". Two values of one
-dimension of a world do not meet; all others can.
+dimension of a world exclude each other; all other pairs are possible.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tests.support.flows import Short
 
 Label = tuple[str, str, str]
 DETAILS = frozenset({"at", "faults", "given", "name", "number", "seed", "seconds", "start", "world"})
-"""Fields that are not what a case is about, or that have labels of their own."""
+"""Fields that are not features, or have their own labels."""
 
 
 def labels(case: Case, fired: Iterable[Fault]) -> frozenset[Label]:
-    """What *case* is about; of its faults those that *fired*."""
+    """Return the labels of *case*, with the faults that *fired*."""
     found = {("world", name, repr(getattr(case.world, name))) for name in CHOICES}
     return frozenset(found | {("fault", fault.kind, "") for fault in fired} | set(_features(case)))
 
 
 def _features(value: Any) -> Iterator[Label]:
-    """The kinds of things that stand in *value*, and which of their fields are not as usual: of a word which
-    it is, of a dictionary which keys it has."""
+    """Yield the kinds of objects in *value*, and their fields that differ from the default: text with its
+    value, dictionaries with their keys."""
     if isinstance(value, tuple | list):
         for each in value:
             yield from _features(each)
@@ -59,7 +59,7 @@ def _features(value: Any) -> Iterator[Label]:
 
 
 def all_labels() -> frozenset[Label]:
-    """All that a case can be about, as far as the simulator tells without drawing one."""
+    """Return all labels that are known without drawing cases."""
     found = {("world", name, repr(value)) for name, values in CHOICES.items() for value in values}
     found |= {("fault", kind, "") for kind in (*KINDS, *HAPPENINGS)}
     found |= {("program", "Order.how", how) for how in set(HOW) - {"call"}}
@@ -78,7 +78,7 @@ def _told(kind: Any) -> Iterator[Field[Any]]:
 
 
 def meeting(found: Iterable[Label]) -> Iterator[tuple[Label, Label]]:
-    """The pairs of *found* that can meet in one case."""
+    """Yield the pairs of *found* that are possible in one case."""
     for one, other in combinations(sorted(found), 2):
         if one[0] != "world" or one[:2] != other[:2]:
             yield one, other
@@ -97,7 +97,7 @@ class Covered:
         self.pairs.update(meeting(found))
 
     def table(self, most: int = 40) -> str:
-        """How many of the pairs met, and which did not, at most so many of them."""
+        """Return a table of covered pairs, with at most *most* of those that are missing."""
         wanted = all_labels() | self.labels.keys()
         never = sorted(wanted - self.labels.keys())
         total: Counter[tuple[str, str]] = Counter()

@@ -1,6 +1,6 @@
-"""Cases at random.
+"""drawing: random cases.
 
-Comes from:  a seed, or hypothesis, by a ``random.Random``.
+Comes from:  a seed or hypothesis, through a ``random.Random``.
 Goes to:     ``run``.
 Thread:      any; pure.
 """
@@ -64,7 +64,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 BLOCK = 100
-"""So many consecutive seeds cover all pairs of dimensions of worlds."""
+"""This many consecutive seeds cover all pairs of values of two dimensions of worlds."""
 
 
 def world(random: Random) -> World:
@@ -72,14 +72,14 @@ def world(random: Random) -> World:
 
 
 def world_of(seed: int) -> World:
-    """The world of *seed*."""
+    """Return the world of *seed*."""
     block, place = divmod(seed, BLOCK)
     return worlds(block)[place]
 
 
 @lru_cache(4)
 def worlds(block: int) -> tuple[World, ...]:
-    """A hundred worlds in which any two values of two dimensions meet."""
+    """Return BLOCK worlds that together have all pairs of values of two dimensions."""
     random = Random(f"worlds {block}")
     wanted = set(pairs(CHOICES))
     rows: list[dict[str, Any]] = []
@@ -94,14 +94,14 @@ def worlds(block: int) -> tuple[World, ...]:
 
 
 def pairs(choices: dict[str, tuple[Any, ...]]) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
-    """Any two values of any two of *choices*, with their names."""
+    """Yield all pairs of values of two of *choices*, with their names."""
     for (one, first), (other, second) in combinations(choices.items(), 2):
         for values in product(dict.fromkeys(first), dict.fromkeys(second)):
             yield (one, values[0]), (other, values[1])
 
 
 def _row(random: Random, wanted: set[tuple[tuple[str, Any], tuple[str, Any]]]) -> dict[str, Any]:
-    """A value of each dimension, one after another so that most of *wanted* meet."""
+    """Return a value of each dimension, chosen in turn to cover most of *wanted*."""
     row = dict(min(wanted, key=repr))
     names = [name for name in CHOICES if name not in row]
     random.shuffle(names)
@@ -125,7 +125,7 @@ def errbacks(random: Random, chance: float = 0.4) -> list[Errback]:
 
 
 def call(random: Random, depth: int = 0) -> Any:
-    """A call. depth: in how many calls it stands, as what these call or are replaced by."""
+    """Return a call. depth: how many calls it is nested in, as what they call or are replaced by."""
     kind = random.random()
     if kind < 0.12:
         return Mapping(random.randint(0, 3), random.random() < 0.5, random.random() < 0.1)
@@ -158,7 +158,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def special(random: Random, made: Call, depth: int) -> None:
-    """Have some calls do something that is not usual."""
+    """Make some calls do something unusual."""
     kind = random.random()
     if kind < 0.12:
         made.does, made.retries = random.choice(DOES), 0
@@ -172,12 +172,12 @@ def special(random: Random, made: Call, depth: int) -> None:
 
 
 NOT_EAGER = {*ENDS, "requeue", "result"}
-"""What fails, or has to do with messages: calls that are made eagerly raise that, or know nothing of it."""
+"""Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "expired")
 
 
 def flow(random: Random, leaves: int, depth: int = 0) -> Any:
-    """A flow of about so many calls."""
+    """Return a flow of about *leaves* calls."""
     if leaves <= 1 or random.random() < 0.2:
         return call(random, depth)
     count = random.randint(1, min(4, leaves))
@@ -193,8 +193,8 @@ def flow(random: Random, leaves: int, depth: int = 0) -> Any:
 
 
 def plain_errbacks(flow: Any) -> None:
-    """Give no chord within *flow* an errback by set(): as in Celery, it is told of what follows the chord,
-    too, for that becomes part of the body; ``link_error()`` gives it to the body as it is."""
+    """Do not use set() for errbacks of chords within *flow*: as in Celery, such an errback is also called for
+    what follows the chord, which becomes part of the body; with ``link_error()``, only for the body."""
     for part in parts_of(flow):
         is_chord = isinstance(part, Chord) or (
             isinstance(part, Chain) and isinstance(next(iter(built(part).stages), None), Beside)
@@ -204,7 +204,7 @@ def plain_errbacks(flow: Any) -> None:
 
 
 def graph(random: Random) -> Graph:
-    """A graph of some calls."""
+    """Return a graph of a few calls."""
     nodes = []
     for place in range(random.randint(2, 6)):
         call = Call(
@@ -232,7 +232,7 @@ def order(random: Random) -> Order:
         options["headers"] = {"h": 1}
     if random.random() < 0.1:
         options["countdown"] = random.choice((0.5, 3, 20.0))
-    if random.random() < 0.1 and not want.refused:  # which may be for a priority that this would replace
+    if random.random() < 0.1 and not want.refused:  # it may be refused for its priority
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
     ask = random.choice(ASK)
@@ -265,17 +265,17 @@ METHODS = (
     "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store", "store_rows", "get",
     "read_many", "join.open", "join.add", "join.claim", "join.finish", "join.hold", "failed.send_again",
 )  # fmt: skip
-"""Those whose calls faults meet."""
+"""Methods that faults affect."""
 
 
 def fault(random: Random, workers: int) -> Fault:
     node = f"worker{random.randrange(workers)}"
     at = round(random.random() * 6.0, 2)
     kind = random.random()
-    if kind < 0.06:  # whether a call that must not run twice may begin is answered there
+    if kind < 0.06:  # the answer says whether an early acknowledged task may start
         what, method = random.choice((("after", "settle"), ("after", "confirm"), ("before", "confirm")))
         return Fault(what, node, method, random.choice((1, 2, 3)))
-    if kind < 0.1:  # the time of a task is over, perhaps when it has ended
+    if kind < 0.1:  # the time limit expires, perhaps after the end of the task
         what, method = random.choice(("limit before", "limit after")), random.choice(("push", "store", "get"))
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5)))
     if kind < 0.5:
@@ -283,7 +283,7 @@ def fault(random: Random, workers: int) -> Fault:
         if method == "lease" and what in (
             "after",
             "child after",
-        ):  # a consumer whose claim is not answered finds what it took
+        ):  # a consumer without an answer finds what it has taken
             what = "before"
         if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
             node = random.choice(("caller0", "caller1"))
@@ -316,7 +316,7 @@ def fault(random: Random, workers: int) -> Fault:
 
 
 def of_stranger(random: Random) -> Fault:
-    """What somebody without the key does; among failed tasks until an operator sends them again."""
+    """Return a fault by someone without the key; failed tasks are then resent by an operator."""
     kind = random.choice(("forge", "stranger", "retry failed"))
     if kind == "forge":
         return Fault(kind, random.choice(("caller0", "caller1", "worker0")), "join.open")
@@ -324,7 +324,7 @@ def of_stranger(random: Random) -> Fault:
 
 
 DJANGO = 0.08
-"""So often a case is one of a Django project."""
+"""The probability that a case is one of a Django project."""
 DJANGO_FAULTS = tuple(kind for kind in CALL_FAULTS if kind != "twice")
 DJANGO_METHODS = (
     "push", "lease", "settle", "extend", "register", "reclaim", "store_rows", "orm.read", "orm.read",
@@ -349,7 +349,7 @@ def django_fault(random: Random, workers: int) -> Fault:
 
 
 PERIODS = {"H": 1 / 24, "D": 1, "W": 7, "BW": 14, "M": 31, "BM": 62, "Q": 92, "Y": 366}
-"""Days from one run to the next, of schedules that nobody has the time to wait for."""
+"""Days between runs, for schedules that are too long to wait for."""
 
 
 def job(random: Random, django: Django) -> Job:
@@ -369,7 +369,7 @@ def job(random: Random, django: Django) -> Job:
         every = random.choice(("I",) * 6 + ("* * * * *", "*/2 * * * *", *PERIODS))
         if every not in PERIODS:
             return replace(made, every=every)
-        size = made.size if django.catch_up else 1  # all runs are due when it is made
+        size = made.size if django.catch_up else 1  # all runs are due when it is created
         due = -86400.0 * (PERIODS[every] * size + random.randrange(48 * 250) / 48)
         return replace(
             made, every=every, size=size, due=due, change="" if made.change == "now" else made.change
@@ -381,7 +381,7 @@ def job(random: Random, django: Django) -> Job:
         sync=random.random() < 0.1,
         atomic=random.choice(("",) * 6 + ("commit", "rollback")),
     )
-    if made.atomic and (made.cached or made.sync):  # which do not roll back
+    if made.atomic and (made.cached or made.sync):  # these are not rolled back
         made = replace(made, atomic="")
     if kind == "task":
         ack = random.choice((None, None, True, False))
@@ -401,7 +401,7 @@ def job(random: Random, django: Django) -> Job:
 
 
 def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
-    """A case of a Django project."""
+    """Return a case of a Django project."""
     made = early_key(made)
     django = Django(
         save_limit=random.choice((250, 250, 1, 2, 0, -1)),
@@ -424,11 +424,11 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
 
 
 def lossless(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
-    """What may cost a worker its lease while one of *orders* is at work, and lets nobody lose a task that is
-    acknowledged first."""
+    """Return a fault that may cost a worker its lease during one of *orders*, without losing tasks that are
+    acknowledged early."""
     kind, node = random.choice(("restart", "freeze", "stall", "stall")), f"worker{random.randrange(workers)}"
     if kind == "stall":
-        method = random.choice((*STALLED, "settle", "settle"))  # which tells what was lost meanwhile
+        method = random.choice((*STALLED, "settle", "settle"))  # its answer says what was lost meanwhile
         return Fault(kind, node, method, random.choice((1, 2, 3, 5, 8, 13)), seconds=6.0)
     seconds = random.choice((3.0, 6.0, 15.0)) if kind == "freeze" else 0.0
     at = round(random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01)), 3)
@@ -436,20 +436,20 @@ def lossless(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
 
 
 def killed(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
-    """What has a worker lose tasks that are acknowledged first, of one of *orders*."""
+    """Return a fault that makes a worker lose early acknowledged tasks of one of *orders*."""
     at = random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01))
     return Fault("kill", f"worker{random.randrange(workers)}", at=round(at, 3))
 
 
 def amid(random: Random, fault: Fault, orders: Sequence[Order]) -> Fault:
-    """*fault*; if it comes at a time, perhaps while one of *orders* is at work, which is soon over."""
+    """Return *fault*; if it is timed, perhaps moved into one of *orders*, which run for a short time."""
     if not fault.at or random.random() < 0.5:
         return fault
     return replace(fault, at=round(random.choice(orders).at + random.choice((0.001, 0.003, 0.01, 0.03)), 3))
 
 
 def outlast(random: Random, orders: Sequence[Order]) -> None:
-    """Have a call in *orders* be due when the results of others are gone; not one that a task makes."""
+    """Delay a call in *orders*, not made by a task, until the results of others have expired."""
     later = {id(part) for order in orders for each in parts_of(order.flow) for part in _called_by(each)}
     calls = [part for order in orders for part in parts_of(order.flow) if isinstance(part, Call)]
     made = [each for each in calls if id(each) not in later and not each.options]
@@ -466,36 +466,36 @@ def _called_by(call: Any) -> Iterator[Any]:
 
 
 def early_key(world: World) -> World:
-    """*world*, with its key from the start: for what calls all the time."""
+    """Return *world* with its key from the start, for cases that make calls all the time."""
     return replace(world, key="signed") if world.key == "late" else world
 
 
 def callable_in(world: World, order: Order) -> Order:
-    """*order*, without a transaction where *world* has no database for messages."""
+    """Return *order*, without a transaction if the broker of *world* is not a database."""
     in_database = STORES[world.stores][0] == "sqlite"
     return order if in_database or order.how not in IN_TRANSACTIONS else replace(order, how="call")
 
 
 def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
-    """A case at random. made: its world."""
+    """Return a random case. made: its world."""
     made = made or world(random)
     if made.stores == "django":
         return django_case(random, made, orders)
     count = orders or random.choice((1, 2, 4, 8))
     faults = (
         ()
-        if random.random() < (0.8 if made.forgets else 0.3)  # else hardly anything must hold there
+        if random.random() < (0.8 if made.forgets else 0.3)  # with both, little can be checked
         else tuple(fault(random, made.workers) for _ in range(random.choice((1, 1, 2, 4))))
     )
     if made.key and random.random() < 0.3:
         faults = (of_stranger(random), *faults)
     orders = tuple(callable_in(made, order(random)) for _ in range(count))
     kind, linger = random.random(), random.random() < 0.1
-    if not made.acks_late and kind > 0.85:  # what waits for lost members fails when it is overdue
+    if not made.acks_late and kind > 0.85:  # flows that wait for lost members fail when overdue
         faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
     elif kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
-        if made.acks_late:  # what ended after its lease was lost may come back: all others are busy
+        if made.acks_late:  # a task that outlives its lease may come back if other workers are busy
             made = replace(made, concurrency=1, long=1.0)
     faults = tuple(amid(random, fault, orders) for fault in faults)
     if made.forgets and random.random() < 0.5:
@@ -510,12 +510,12 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
 
 
 def is_django(seed: int) -> bool:
-    """Whether the case of *seed* is one of a Django project."""
+    """Return whether the case of *seed* is one of a Django project."""
     return Random(f"django {seed}").random() < DJANGO
 
 
 def case_of(seed: int, orders: int | None = None, **dimensions: Any) -> Case:
-    """The case of *seed*; of its world with these *dimensions*."""
+    """Return the case of *seed*, with these *dimensions* of its world."""
     made = replace(world_of(seed), **dimensions)
     if "stores" not in dimensions and is_django(seed):
         made = replace(made, stores="django")

@@ -1,6 +1,6 @@
-"""Figures: what signals and metrics tell of the runs of a world, which must add up with what ran.
+"""figures: counts from signals and metrics, which must match what ran in a world.
 
-Comes from:  the signals of all processes of the world, and the counters of its workers.
+Comes from:  signals of all processes of the world, and its workers' counters.
 Goes to:     ``checks``.
 Thread:      the world's.
 """
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
     from tests.simulation.program import Record
 
 TOLD = {states.SUCCESS: "success", states.FAILURE: "failure", states.RETRY: "retry"}
-"""What metrics call the states that have a signal."""
+"""The names in metrics of the states that have a signal."""
 UNTOLD = ("hard", "requeue")
-"""Ends of which ``task_failure`` tells in the worker, where nothing is known of a call, or not at all."""
+"""Ends for which ``task_failure`` is sent in the worker, without the call, or not at all."""
 Which = tuple[str, int]
-"""The name of an order, and the number of a call in its flow."""
+"""An order's name, and the number of a call in its flow."""
 
 
 class Figures:
-    """began, ended: of each call, how often ``task_prerun`` and ``task_postrun`` were sent; by state, too."""
+    """began, ended: how many ``task_prerun`` and ``task_postrun`` were sent for each call; ended also by
+    state."""
 
     def __init__(self) -> None:
         self.began: Counter[Which] = Counter()
         self.ended: Counter[tuple[Which, str]] = Counter()
         self.told: Counter[tuple[Which, str]] = Counter()
-        """By the signal of that state."""
+        """How many signals of each state were sent for each call."""
         self.eager: Counter[str] = Counter()
-        """Of those that ran in their caller, which no metrics count."""
+        """By state, calls that ran in their caller, which metrics do not count."""
         self.counters: list[Counters] = []
-        """Of each worker."""
+        """One for each worker."""
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Within the block signals are counted."""
+        """Count signals within the block."""
         with ExitStack() as stack:
             for signal, receiver in (
                 (signals.task_prerun, self._begins),
@@ -70,7 +71,7 @@ class Figures:
         return receiver
 
     def counted(self, how: str) -> int:
-        """How many calls of flows have ended so, by the metrics of the workers."""
+        """Return how many calls of flows ended as *how*, by the workers' metrics."""
         return sum(
             count for each in self.counters for (name, end), count in each.ends().items()
             if end == how and name in ("call", "acall")
@@ -78,7 +79,8 @@ class Figures:
 
 
 def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool) -> Iterator[str]:
-    """Which figures do not add up, of a run without faults. joins: whether results are kept, for groups."""
+    """Yield figures of a run without faults that do not match. joins: whether results are stored, for
+    groups."""
     killed = 0
     for each in asked:
         flow, ran = record.flow(each.name), record.ran(each.name)
@@ -89,7 +91,7 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
             ended = {state: count for (which, state), count in figures.ended.items() if which == call}
             told = {state: figures.told[call, state] for state in TOLD if figures.told[call, state]}
             began = figures.began[call]
-            unrun = began - ran[number]  # a body whose header failed only fails
+            unrun = began - ran[number]  # a body whose header failed fails without running
             if not 0 <= unrun <= ended.get(states.FAILURE, 0) or sum(ended.values()) != began:
                 yield f"{each.name}: {number} ran {ran[number]} times, of which signals tell {began}, {ended}"
             want = Counter(
@@ -101,7 +103,7 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
             calls = joins or part.calls is None or is_line(part.calls)
-            if part.does == "hard" and calls and not part.fails:  # what is killed does not count as a failure
+            if part.does == "hard" and calls and not part.fails:  # metrics do not count killed tasks
                 killed += ran[number]
     if not any(each.revoked for each in asked):
         for state, how in TOLD.items():
@@ -112,6 +114,6 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
 
 
 def _call(kwargs: Any) -> list[Which]:
-    """The call of a flow that has *kwargs*; of anything else none."""
+    """Return the call of a flow with *kwargs* in a list; [] for anything else."""
     known = isinstance(kwargs, dict) and {"flow", "number", "fails"} <= kwargs.keys()
     return [(kwargs["flow"], kwargs["number"])] if known else []

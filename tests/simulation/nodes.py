@@ -1,7 +1,7 @@
-"""The nodes of a world: workers, and callers.
+"""nodes: the nodes of a world: workers and callers.
 
 Comes from:  ``run``.
-Goes to:     the actors of the world's time.
+Goes to:     actors in the world's time.
 Thread:      the world's.
 """
 
@@ -40,19 +40,19 @@ from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
 IN_TRANSACTIONS = ("commit", "rollback")
-"""Made in a transaction of the caller's in the database of the messages, which ends so."""
+"""Called in a transaction on the broker's database, which ends in this way."""
 HOW = ("call", "call", "dicts", "twice", "many", "eager", *IN_TRANSACTIONS)
 AT_ONCE = 0.001
-"""Seconds until the next step of who need not rest."""
+"""Seconds until the next step of an actor that is not idle."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
-"""Seconds that a run is said to have taken: by that a worker fetches ahead."""
+"""Runtimes reported for a run, by which a worker decides how far to prefetch."""
 LONG_RUN = 1.6
-"""Seconds of a run that takes long: so long that what was fetched ahead is given back."""
+"""Seconds of a long run, after which prefetched messages are returned."""
 ASK = ("later", "get", "raise", "await", "then", "other", "all")
 
 
 def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
-    """The settings of an app of *world*."""
+    """Return the settings of an app of *world*."""
     settings: dict[str, Any] = {
         "task_acks_late": world.acks_late,
         "task_keep_failed": world.keep_failed,
@@ -72,7 +72,7 @@ def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
 
 
 class Node:
-    """A process with an app. key: whether it has a security_key."""
+    """A process with an app. key: whether it has the ``security_key``."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Node:
 
 
 class Bell:
-    """Stands for what the thread of a part waits on: whoever rings it has *actor* step."""
+    """Replaces the event or condition that a component's thread waits on: set() makes *actor* step."""
 
     def __init__(self, time: Time, actor: Actor) -> None:
         self._time = time
         self._actor = actor
         self.rest: float | None = None
-        """How long the part would have waited in its step."""
+        """How long the component would have waited in its step."""
 
     def set(self) -> None:
         self._actor.due = min(self._actor.due, self._time.now)
@@ -127,16 +127,16 @@ class Bell:
 
 
 class Terminated(Exception):
-    """A run that took its time was ended meanwhile."""
+    """A long run was terminated."""
 
 
 class Pool(InlinePool):
-    """A pool whose children die when a fault says so. process: of the worker."""
+    """A pool whose children die if a fault requires it. process: the worker's."""
 
     process: Process
     bell: Bell
     until: dict[Key, float]
-    """When runs that take long end."""
+    """When long runs end."""
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         self.bell.set()
@@ -165,7 +165,7 @@ class Pool(InlinePool):
         return outcome
 
     def execute(self, request: Request) -> None:
-        with suppress(Terminated):  # while the worker is told to end, too
+        with suppress(Terminated):  # also while the worker shuts down
             super().execute(request)
 
     def busy_beyond(self, seconds: float) -> int:
@@ -173,7 +173,7 @@ class Pool(InlinePool):
         return sum(self.until.get(each.key, 0.0) > now for each in self.started)
 
     def turn(self, time: Time) -> float | None:
-        """Begin a run, or end one."""
+        """Start a run, or end one."""
         now, until = time.now, self.until
         if not self.held:
             return None
@@ -202,11 +202,11 @@ class Stepping(StepWorker):
 
 
 class WorkerNode(Node):
-    """A worker whose parts step when the world says so."""
+    """A worker whose components step in the world's time."""
 
     queues: Any = QUEUES
     built = False
-    """Whether its parts may step: others do while it registers."""
+    """Whether its components may step: other nodes step while it registers."""
 
     def __init__(
         self,
@@ -244,17 +244,17 @@ class WorkerNode(Node):
         self.built = True
 
     def _actor(self, name: str, step: Callable[[], float | None]) -> Bell:
-        """Have *step* done as a part of the worker; return what wakes it."""
+        """Add *step* as an actor of the worker; return the bell that wakes it."""
         actor = Actor(self.name, name, self._stepping(step), self.time.now)
         self.time.actors.append(actor)
         return Bell(self.time, actor)
 
     def _besides(self) -> Sequence[Any]:
-        """What makes more parts of the worker."""
+        """Return factories for additional components of the worker."""
         return ()
 
     def _more_parts(self) -> Sequence[Any]:
-        """These parts."""
+        """Return the additional components."""
         return ()
 
     def _part(self, part: Any) -> float | None:
@@ -287,14 +287,14 @@ class WorkerNode(Node):
         return turn
 
     def stop(self) -> None:
-        """End as one that is told to. While that waits, its parts do not step as others do."""
+        """Shut down. Its actors do not step meanwhile."""
         self.time.remove(self.name)
         self.worker.stop()
 
     @property
     def idle(self) -> bool:
         parts = self.worker.parts
-        holdings = getattr(self.app.broker.consumer, "_holdings", None)  # where the server has no due times
+        holdings = getattr(self.app.broker.consumer, "_holdings", None)  # for servers without due times
         return not (
             (holdings is not None and holdings.everything())
             or parts.listener.unsettled
@@ -304,7 +304,7 @@ class WorkerNode(Node):
 
 
 class Asked:
-    """An order that was called: its results, one for each call, and what its callers were told."""
+    """An order that was called: its results, one for each call, and what its callers received."""
 
     def __init__(self, order: Order, name: str) -> None:
         self.order = order
@@ -313,18 +313,18 @@ class Asked:
         self.refused: list[BaseException] = []
         self.begun = self.called = False
         self.forgotten = False
-        """The stores may not know it any more: a part of it was called just before a crash."""
+        """Whether the stores may have lost it: it was called just before a crash."""
         self.revoked = False
         self.told: list[Any] = []
         self.promised = 0
-        """How often a caller has to be told of a single call, without having waited."""
+        """How many callbacks are expected for single calls."""
         self.rolled_back = getattr(order, "how", "") == "rollback"  # a job has none
         self.unanswered: list[BaseException] = []
-        """Why a caller could not ask for a result."""
+        """Errors of callers that asked for a result."""
 
 
 class Caller(Node):
-    """A process that calls, waits and revokes."""
+    """A process that calls tasks, waits for them and revokes them."""
 
     def call(self, asked: Asked) -> None:
         order = asked.order
@@ -357,7 +357,7 @@ class Caller(Node):
 
     @contextmanager
     def within(self, how: str) -> Iterator[None]:
-        """A transaction, where *how* is one of IN_TRANSACTIONS."""
+        """Open a transaction, if *how* is one of IN_TRANSACTIONS."""
         if how not in IN_TRANSACTIONS:
             yield
             return
@@ -372,7 +372,7 @@ class Caller(Node):
         return awaited(self.time, coroutine)
 
     def ask(self, asked: Asked, other: Node) -> None:
-        """Wait for the results as the order says; what is told is kept."""
+        """Wait for the results as the order requires, and keep what is received."""
         for result in asked.results:
             try:
                 self._ask(asked, result, other)
@@ -385,7 +385,7 @@ class Caller(Node):
             asked.told.append(value_of(result))
             if not isinstance(result, GroupResult) and not getattr(result, "ignored", False):
                 asked.promised += 1
-                self._promise(asked, result)  # of what has ended
+                self._promise(asked, result)  # for an ended call, too
         elif asked.order.ask == "raise":
             asked.told.append(raised(result))
         elif asked.order.ask == "await":
@@ -406,12 +406,12 @@ class Caller(Node):
 
 
 def _of_graph(result: Any) -> Any:
-    """*result*, or that of a graph as a GroupResult."""
+    """Return *result*; for a graph its GroupResult."""
     return result.members if isinstance(result, GraphResult) else result
 
 
 def _has_ignored(result: Any) -> bool:
-    """Whether there is a call in *result* that has none; which only who called knows."""
+    """Return whether *result* includes a call without a result, which only the caller knows."""
     return any(map(_has_ignored, result.results)) if isinstance(result, GroupResult) else bool(result.ignored)
 
 
@@ -425,7 +425,7 @@ async def _value(result: Any) -> Any:
 
 
 def raised(result: Any) -> Any:
-    """What get() returns, with a Failed for what it raises."""
+    """Return what get() returns, or a Failed for its exception."""
     try:
         return without_ids(result.get())
     except (BackendError, BrokerUnavailable, Stuck):
@@ -435,7 +435,7 @@ def raised(result: Any) -> Any:
 
 
 def all_of(result: Any) -> Any:
-    """What one get() says of all that is in *result*, with a Failed for each error."""
+    """Return what a single get() of *result* returns, with a Failed for each error."""
     return _shown(result.get(propagate=False))
 
 
@@ -468,7 +468,7 @@ def value_of(result: Any, app: QWorker | None = None) -> Any:
 
 
 def is_ready(result: Any, app: QWorker) -> bool:
-    """Whether *result*, and all before it and in it, has ended, as *app* sees it."""
+    """Return whether *result*, its parents and its members have ended, as seen by *app*."""
     waiting = [result]
     while waiting:
         each = waiting.pop()

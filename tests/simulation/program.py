@@ -1,10 +1,10 @@
-"""The tasks that the workers of a world run, and the record of what ran.
+"""program: the tasks that the workers of a world run, and the record of what ran.
 
 Comes from:  ``nodes``, which define them in each app.
-Goes to:     the Record, which ``checks`` holds against the oracle.
+Goes to:     the Record, which ``checks`` compares to the oracle.
 Thread:      the world's.
 
-A task knows by its number what it is to do; the record outlives every process.
+A task looks up by its number what to do. The record outlives all processes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
 
 
 class Again(Exception):
-    """Tasks are retried for this."""
+    """Raised by tasks to be retried."""
 
 
 class Expected(Exception):
-    """Tasks may throw this."""
+    """Raised by tasks that list it in ``throws``."""
 
 
 class Flow:
-    """A *flow* that was called: its parts by their numbers, by which a task looks up what it is to do; the
-    numbers of the calls that are linked to others, and of those that carry the stamp. eager: it runs in its
-    caller. keeps: each call leaves a result in the store."""
+    """A called *flow*: its parts by number, and the numbers of calls that are links, and of calls with the
+    stamp. eager: it runs in its caller. keeps: whether each call leaves a result in the store."""
 
     def __init__(self, flow: Any, stamped: bool, eager: bool) -> None:
         every = list(parts_of(flow))
@@ -53,12 +52,12 @@ class Flow:
         self.eager = eager
         self.keeps = not eager and not any(getattr(part, "ignored", False) for part in every)
         inner = [each for part in every if getattr(part, "calls", None) for each in parts_of(part.calls)]
-        without = {getattr(each, "number", -1) for each in inner}  # what tasks call has no stamp
+        without = {getattr(each, "number", -1) for each in inner}  # calls made by tasks have no stamp
         self.stamped = self.parts.keys() - without if stamped else set()
 
 
 class Record:
-    """What ran, by the name of the order: ``(number, start, end)`` of each run; told: of each errback."""
+    """What ran, by order name. runs: ``(number, start, end)`` of each. told: calls of each errback."""
 
     def __init__(self) -> None:
         self.tick = itertools.count()
@@ -66,40 +65,40 @@ class Record:
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
-        """The results of what tasks called, by the number of who called."""
+        """The results of calls made by tasks, by the caller's number."""
         self.keeps_all: bool = True
         """Whether each call leaves a result, and keeps it."""
         self.unseen: list[str] = []
-        """Ends that were not stored yet when they were told."""
+        """Ends that were reported before they were stored."""
         self.requeued: set[Any] = set()
-        """The messages that their tasks have put back."""
+        """Messages that their tasks have requeued."""
         self.ended: set[Any] = set()
-        """Deliveries that a process has run to their end."""
+        """Deliveries that a process has run to the end."""
         self.again: list[str] = []
-        """What the same process ran again then."""
+        """Ended deliveries that the same process ran again."""
         self.slots: dict[str, list[str]] = defaultdict(list)
-        """Due times that tasks of schedules were told."""
+        """Due times passed to tasks of schedules."""
         self.jobs: dict[str, Any] = {}
         self.wrong: list[str] = []
-        """What a task saw that it must not see."""
+        """Complaints of tasks about what they saw."""
         self.unsigned = {"stranger"}
-        """What was called without the key, by a stranger or before it was set."""
+        """Orders called without the key, by a stranger or before it was set."""
         self.headers: dict[tuple[str | None, int], dict[str, Any]] = {}
-        """Those of the last attempt, by the ids of calls and their numbers."""
+        """The headers of the last attempt, by task id and number."""
         self.figures = Figures()
         self.equip: Callable[[QWorker, Process], None] = lambda app, process: None
-        """Gives each app what else it has."""
+        """Called with each app to add to it."""
 
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])
 
     def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
-        """Keep the *flow* of the order *name* for the tasks; see Flow."""
+        """Store the *flow* of the order *name* for its tasks; see Flow."""
         self._flows[name] = kept = Flow(flow, stamped, eager)
         self.keeps_all = self.keeps_all and kept.keeps
 
     def flow(self, name: str) -> Flow | None:
-        """That of the order *name*; None where there is none."""
+        """Return the flow of the order *name*; None if there is none."""
         return self._flows.get(name)
 
     def of(self, name: str) -> Flow:
@@ -108,7 +107,7 @@ class Record:
         return flow
 
     def keeps(self, flow: str) -> bool:
-        """Whether each call of *flow* leaves a result, and keeps it."""
+        """Return whether each call of *flow* leaves a result, and keeps it."""
         return self.keeps_all
 
     def miss(self, text: str) -> None:
@@ -116,7 +115,7 @@ class Record:
 
     @contextmanager
     def running(self, flow: str, number: int, delivery: Any = None) -> Iterator[None]:
-        """delivery: what says which message this is, in which attempt and process."""
+        """Record a run. delivery: identifies the message, the attempt and the process."""
         start = next(self.tick)
         if delivery in self.ended:
             self.again.append(f"{flow}: {number} ran again where it had ended")
@@ -134,7 +133,7 @@ class Record:
         self.called[flow].append((number, made))
 
     def is_first(self, request: Any) -> bool:
-        """Whether the message of *request* was never put back."""
+        """Return whether the message of *request* was never requeued."""
         message = request.id, request.delivery_info["delivery_tag"]
         new = message not in self.requeued
         self.requeued.add(message)
@@ -145,7 +144,7 @@ class Record:
 
 
 class Overriding(Task):
-    """A base class as many projects have one."""
+    """A base class as in many projects."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         options["headers"] = {"tenant": "one"}
@@ -161,7 +160,7 @@ class OverridingAsync(Overriding):
 
 
 class Merging(Task):
-    """One that adds to the headers of the call."""
+    """A base class that adds to the call's headers."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         options["headers"] = {**(options.get("headers") or {}), "tenant": "one"}
@@ -169,7 +168,7 @@ class Merging(Task):
 
 
 class Hooked(Task):
-    """One that looks for its state when it hears how it ended."""
+    """A base class that reads its state in the hooks for its end."""
 
     look: Callable[[Any, str | None, str, Any], None]
 
@@ -191,11 +190,11 @@ BASES: dict[str, tuple[Any, Any]] = {
     "merging": (Merging, Merging),
     "hooked": (Hooked, Hooked),
 }
-"""Of tasks that are plain functions, and of coroutines."""
+"""Base classes for functions, and for coroutines."""
 
 
 class Noting(Middleware):
-    """Middleware that puts a header into each message, and looks for it in each run."""
+    """Middleware that adds a header to each message, and checks it in each run."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -212,10 +211,10 @@ class Noting(Middleware):
 
 
 SHOWN = {"h": 1, "tenant": "one", "own": 2, "noted": 1, "by": "me"}
-"""The headers that tasks may see."""
+"""Headers that tasks may have."""
 STAMPS = {"by": "me"}
 THEIRS = "somebody else's"
-"""A result that no call of a flow has."""
+"""A result that no call of a flow returns."""
 RAISED: dict[str, BaseException] = {
     "ignore": Ignore(),
     "reject": Reject("never", requeue=False),
@@ -227,12 +226,12 @@ RAISED: dict[str, BaseException] = {
 
 
 def define(app: QWorker, process: Process, record: Record, base: str) -> None:
-    """Define the tasks in *app*, which is that of *process*."""
+    """Define the tasks in *app*, the app of *process*."""
     kind, of_coroutines = BASES[base]
 
     def look_back(task: Any, task_id: str | None, state: str, flow: Any) -> None:
-        """Note it when *state* is not stored of a task that hears of it. flow: or the arguments, of which it
-        is one."""
+        """Record it if *state* is not stored when a task's hook is called for it. flow: or the arguments that
+        include it."""
         process.step()
         request = task.request if task is not None else None
         if request is not None and (request.is_eager or request.ignore_result):
@@ -245,11 +244,11 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             now = meta and meta["status"]
             record.miss(f"{task_id} of {flow!r} was told to be {state}, and it is {now}")
 
-    if kind is Hooked:  # this process's own
+    if kind is Hooked:  # separate for each process
         kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})
 
     def refuse(flow: str, number: int) -> None:
-        """Complain of what was called without the key, where there is one."""
+        """Complain about calls without the key, if there is a key."""
         if flow in record.unsigned and app.signer is not None:
             record.complain(f"{flow}: {number} ran, or was told, and is not signed")
 
@@ -283,7 +282,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
                 try:
                     made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
                 except (BackendError, BrokerUnavailable) as away:
-                    if not task.acks_late:  # there is no message to put back
+                    if not task.acks_late:  # the message is already acknowledged
                         raise
                     raise Reject(str(away), requeue=True) from away
                 record.call(flow, number, made)
@@ -294,17 +293,17 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         return task.replace(canvas(part.instead, app.tasks, flow))
 
     def look(flow: str, id: Any, state: str) -> None:
-        """Who is called since the task *id* has ended sees that."""
+        """Check that a task called because the task *id* has ended sees that end."""
         if record.keeps(flow) and not process.fired:
             try:
                 seen = app.AsyncResult(id).state
-            except QWorkerError:  # of a store that is away since just now
+            except QWorkerError:  # the store is unavailable
                 return
             if seen != state:
                 record.complain(f"{flow}: who hears of the end of {id} finds it {seen}")
 
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
-        """How the call *number* ends."""
+        """End the call *number* as *does* requires."""
         if does == "result":
             return app.tasks["nothing"].delay()
         if does in VALUES:

@@ -1,8 +1,8 @@
-"""One case, from its start until everything is quiet.
+"""run: runs a case from its start until everything is quiet.
 
 Comes from:  tests and ``search``, with a case.
 Goes to:     ``checks``, with what was seen.
-Thread:      the caller's; nothing else runs.
+Thread:      the caller's, the only one.
 """
 
 from __future__ import annotations
@@ -44,39 +44,38 @@ from tests.support.flows import is_line, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
-"""Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
-answer, or is full; a wall clock is set; the machine dies, and the stores forget their last seconds; a
-stranger writes; an operator moves what waits to another broker and back, or sends failed tasks or dead
-letters again."""
+"""Timed faults: a worker is killed, frozen or restarted; a store does not answer, or is full; a wall clock is
+set; the machine crashes, and the stores lose the last seconds; a stranger writes; an operator moves waiting
+messages to another broker and back, or resends failed tasks or dead letters."""
 LOSES_NOTHING = frozenset({"freeze", "jump", "move", "restart", "retry dead", "stranger"})
-"""Faults after which whoever has acknowledged a task first still runs it."""
+"""Faults after which a worker still runs a task that it acknowledged early."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
-"""Calls of the broker that a listener makes again when no answer has come."""
+"""Calls of the broker that a listener repeats if it receives no answer."""
 STALLED = ("confirm", "extend", "lease", "settle")
-"""Those during which a listener may stand still, and loses no task."""
+"""Calls during which a listener may stall without losing a task."""
 CALLERS = ("caller0", "caller1")
 AMID = 0.003
-"""Seconds after a call at which the key is set: some of its tasks have run."""
+"""Seconds after a call at which the key is set, when some of its tasks have run."""
 PATIENCE = 400.0
-"""Virtual seconds after the last fault and call within which everything is quiet."""
+"""Virtual seconds after the last fault and call within which everything must be quiet."""
 SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
-"""Virtual seconds within which a join that can be finished is: its claim has to end first, by the clock of
-who made it."""
+"""Virtual seconds within which a complete join is finished, after its claim has expired by the claimer's
+clock."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
-"""Errors in the log that the program asks for."""
+"""Errors in the log that the program causes."""
 LONG = 40 * 86400.0
-"""Seconds after which nothing is kept any more, by the settings."""
+"""Seconds after which everything has expired, by the settings."""
 ROUNDS = 3
-"""Times that so long passes: what is overdue fails then, and that is kept as long again."""
+"""How many times that passes: what is overdue fails, and the failure is kept just as long."""
 SWEPT = 200.0
-"""Seconds within which workers sweep everything."""
+"""Seconds within which workers have swept everything."""
 MEMORY = Path("/dev/shm")
 
 
 @dataclass
 class Seen:
-    """What a run showed. broken: why the simulator gave up, then nothing else is known. stuck: why it did not
-    come to rest."""
+    """What a run showed. broken: why the simulator failed; then nothing else is set. stuck: why the run did
+    not end."""
 
     case: Case
     record: Record
@@ -84,7 +83,7 @@ class Seen:
     fired: list[Fault] = field(default_factory=list)
     broken: str = ""
     fired_at: list[float] = field(default_factory=list)
-    """The seconds of the world at which these were met."""
+    """When they were triggered, in seconds of the world."""
     stuck: str = ""
     crashed: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -99,40 +98,40 @@ class Seen:
     seconds: float = 0.0
     """Virtual seconds."""
     rested: float = 0.0
-    """Virtual seconds from the last call, and all that is due later, until everything was quiet."""
+    """Virtual seconds from the last call or due time until everything was quiet."""
     schedules: Story | None = None
     unsigned: int = 0
-    """How many messages, and dead letters, there were when the key was set late."""
+    """The number of messages and dead letters when the key was set late."""
 
     @property
     def may_lose(self) -> bool:
-        """Whether tasks may be lost: those that are acknowledged first, or whose time is over."""
+        """Whether tasks may be lost: those acknowledged early, or over their time limit."""
         if any(fault.kind.startswith("limit") for fault in self.fired):
             return True
         return not self.case.world.acks_late and any(map(self._loses, self.fired))
 
     def _loses(self, fault: Fault) -> bool:
-        known = not self.case.world.stores.startswith("kombu")  # whether the broker tells what it has heard
+        known = not self.case.world.stores.startswith("kombu")  # whether it can report what it received
         answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
         answer_lost |= fault.kind == "stall" and fault.method in STALLED
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
     @property
     def excused(self) -> bool:
-        """Whether joins may be left until they expire: of calls that failed, also in tasks, which make them
-        anew when their message comes again; or of members that were lost."""
+        """Whether joins may be left until they expire: of failed calls, also in tasks, which open new ones
+        when they are redelivered; or of lost members."""
         return self.may_lose or any(
             asked.refused
             or asked.revoked
             or asked.forgotten
             or asked.name in self.record.unsigned
-            or (asked.rolled_back and self.case.world.stores != "sqlite")  # nobody knows that it was
+            or (asked.rolled_back and self.case.world.stores != "sqlite")  # unknown in the results
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
             for asked in self.asked
         )
 
     def look(self, app_of: Callable[[Asked], QWorker]) -> None:
-        """Keep what has become of all calls, as the app of each sees it."""
+        """Record the results of all calls, as seen by the app of each."""
         for asked in self.asked:
             app = app_of(asked)
             self.ready[asked.name] = [is_ready(result, app) for result in asked.results]
@@ -143,13 +142,13 @@ class Seen:
 
 
 def _calls_joins(flow: Any) -> bool:
-    """Whether a task in *flow* calls what needs a join."""
+    """Return whether a task in *flow* makes a call that needs a join."""
     calls = (getattr(part, "calls", None) for part in parts_of(flow))
     return any(call is not None and not is_line(call) for call in calls)
 
 
 class Errors(logging.Handler):
-    """Keeps what the log says at ERROR and above."""
+    """Collects log messages of level ERROR and above."""
 
     def __init__(self, kept: Any) -> None:
         super().__init__(logging.ERROR)
@@ -159,7 +158,7 @@ class Errors(logging.Handler):
         if getattr(record, "event", "") in EXPLAINED:
             return
         if record.exc_info and isinstance(record.exc_info[1], Killed):
-            return  # who says so is dead
+            return  # logged by a dead process
         text = record.getMessage()
         if record.exc_info:
             text += f" [{record.exc_info[1]!r}]"
@@ -168,7 +167,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def heard(name: str, kept: Any) -> Iterator[None]:
-    """Within the block what the logger *name* says at ERROR and above is kept, and goes nowhere else."""
+    """Within the block, only collect the messages of the logger *name* of level ERROR and above."""
     logger, handler = logging.getLogger(name), Errors(kept)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -188,7 +187,7 @@ class Running:
     caller_class: type[Node] = Caller
     worker_class: type[WorkerNode] = WorkerNode
     settled = 1.0
-    """Virtual seconds for which it is quiet at the end."""
+    """Virtual seconds for which it must be quiet at the end."""
 
     def __init__(self, case: Case, directory: Path, trace: Trace | None) -> None:
         self.case = case
@@ -230,7 +229,7 @@ class Running:
         self.time.limit = self.last + 2 * PATIENCE
 
     def _plan(self) -> float:
-        """Put all that is asked for into the world; return when the last of it happens."""
+        """Add the orders to the world; return the time of the last one."""
         orders = self.case.orders
         for number, order in enumerate(orders):
             asked = Asked(order, f"f{number}")
@@ -288,11 +287,11 @@ class Running:
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
-        except BackendError as error:  # the first look tells at once that the store is away
+        except BackendError as error:  # the first query fails at once if the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
 
     def _set_key(self) -> None:
-        """Start all processes anew, with the key. Nobody is in the midst of a call or step then."""
+        """Restart all processes with the key, once no call or step is in progress."""
         calling = any(asked.begun and not asked.called for asked in self.seen.asked)
         if (
             calling
@@ -308,7 +307,7 @@ class Running:
             if worker not in self.removed:
                 self._restart(worker)
         for caller in (*self.callers, self.observer):
-            caller.process.alive = False  # what is to be called later is called by the next one
+            caller.process.alive = False  # later calls are made by the new process
         self.callers = [self._node(self.caller_class, name) for name in CALLERS]
         self.observer = self._node(self.caller_class, "observer")
         admin = self.observer.app.broker.admin
@@ -316,11 +315,11 @@ class Running:
         self.seen.unsigned = waiting + len(admin.dead(None, 1000))
 
     def _is_amid(self, node: Node) -> bool:
-        """Whether *node* is in the midst of a step, in which others go on."""
+        """Return whether *node* is within a step in which other nodes step."""
         return any(actor.busy for actor in self.time.actors if actor.node == node.name)
 
     def between(self, node: Node, act: Callable[[], None]) -> None:
-        """Do *act* between two steps of *node*, unless it dies before."""
+        """Do *act* between two steps of *node*, unless it dies first."""
         if self._is_amid(node):
             self._at(self.time.now + AMID, "world", lambda: self.between(node, act))
         elif node.process.alive:
@@ -334,8 +333,8 @@ class Running:
         self._replace(node, kill=False)
 
     def _is_forgotten_soon(self) -> bool:
-        """Whether nobody is to wait: a crash is to come that takes the stores back to before now, or this
-        process is to be started anew."""
+        """Return whether callers must not wait: a crash will undo the present, or this process will be
+        restarted."""
         if self.case.world.key == "late" and not self.keyed:
             return True
         crashes = [fault for fault in self.case.faults if fault.kind == "crash"]
@@ -346,7 +345,7 @@ class Running:
         for result in asked.results:
             try:
                 result.revoke()
-            except Exception as error:  # noqa: BLE001 - of a store that is away
+            except Exception as error:  # noqa: BLE001 - the store may be away
                 self.time.note("cannot revoke", type(error).__name__)
 
     def _happen(self, fault: Fault) -> None:
@@ -379,11 +378,11 @@ class Running:
             meddle(fault.kind, self.observer.app, time.note)
 
     def _move(self) -> None:
-        """Move what waits to another broker, and back."""
+        """Move waiting messages to another broker, and back."""
         here, clock, ticks = self.observer.app.broker, self.observer.clock, count()
         file = f"sqlite:///{self.directory}/elsewhere/q.db"
         there: Any = MemoryStore(clock)
-        if isinstance(here, MemoryStore):  # it takes a while to tell two of one kind from one
+        if isinstance(here, MemoryStore):  # two stores of one kind are slow to tell apart
             there = SQLiteBroker(file, synchronous="OFF", clock=clock)
         try:
             for source, target in ((here, there), (there, here)):
@@ -423,7 +422,7 @@ class Running:
         self._at(self.time.now + 1.0, "world", lambda: self._start_worker(node.name))
 
     def _mind(self) -> float:
-        """Start workers that are dead anew."""
+        """Restart dead workers."""
         for name, node in list(self.workers.items()):
             if not node.process.alive and node not in self.removed:
                 self._replace(node, kill=True)
@@ -433,7 +432,7 @@ class Running:
         return 0.5
 
     def quiet(self) -> bool:
-        """Whether nothing is to be done any more. Looks past the seams."""
+        """Return whether no work is left. Bypasses the seams."""
         if self.open or any(actor.name in ("event", "late") for actor in self.time.actors):
             return False
         if not all(node.process.alive and node.idle for node in self.workers.values()):
@@ -448,23 +447,22 @@ class Running:
         return self.seen.excused or self.joins() == 0
 
     def _waits(self, queue: str) -> bool:
-        """Whether a delayed message of *queue* will run: one for a task that no worker knows comes back for
-        long."""
+        """Return whether a delayed message of *queue* will run: messages of unknown tasks are redelivered for
+        a long time."""
         if self.schedules is None or not self.schedules.table.calls_nobody:
             return True
         delayed = self.observer.app.broker.admin.peek(queue, "delayed", 1000)  # type: ignore[attr-defined]
         return any(json.loads(each.headers).get("task") != "nobody" for each in delayed)
 
     def joins(self) -> int:
-        """How many joins are open."""
+        """Return the number of open joins."""
         return 0 if self.stores.disabled else self.observer.app.backend.joins.count()
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
         time.actors.append(Actor("world", "supervisor", self._mind))
-        if (
-            self.case.django is None and self.case.schedules is None
-        ):  # a transaction may be open; edits are made in turn
+        # Django may have an open transaction, and edits must not overlap.
+        if self.case.django is None and self.case.schedules is None:
             time.pauses, time.long = self.case.world.pauses, self.case.world.long
         try:
             since = None
@@ -489,12 +487,12 @@ class Running:
         return seen
 
     def _ahead(self) -> float:
-        """Seconds that the clock of a process may have been ahead of another."""
+        """Return the seconds by which the clock of a process may be ahead of another."""
         jumps = sum(abs(fault.seconds) for fault in self.seen.fired if fault.kind == "jump")
         return jumps + self.case.world.skew * len(self.processes)
 
     def _linger(self) -> None:
-        """Let time pass until everything has expired and was swept; see what is left."""
+        """Let time pass until everything has expired and been swept; record what is left."""
         time, record = self.time, self.seen.record
         told = {name: Counter(each) for name, each in record.told.items()}
         left: dict[str, int] = {}
@@ -505,7 +503,7 @@ class Running:
             while time.now < until and (left := self.stores.left()):
                 time.pump(time.now + SWEPT / 20)
         self.seen.left_for_ever = left and self.stores.left()
-        if self.seen.excused:  # joins that were left have failed by now, and their errbacks were told
+        if self.seen.excused:  # remaining joins have failed by now and called their errbacks
             rolled_back = {asked.name for asked in self.seen.asked if asked.rolled_back}
             told |= {name: each for name, each in record.told.items() if name in rolled_back}
             record.told = defaultdict(Counter, told)
@@ -535,7 +533,7 @@ class Running:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
 
     def close(self) -> None:
-        for process in self.begun:  # whoever closes an app that was left must not meet a dead process
+        for process in self.begun:  # an app that is closed must not call a dead process
             process.alive = True
             process.away.clear()
             process.full.clear()
@@ -545,7 +543,7 @@ class Running:
 
 
 def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
-    """Do what an operator or a stranger does: one of OF_OPERATORS."""
+    """Do one of OF_OPERATORS."""
     try:
         if kind == "retry failed":
             app.failed.retry()
@@ -558,11 +556,11 @@ def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
 
 
 STRANGERS = {"flow": "stranger", "number": 0, "fails": False, "retries": 0}
-"""The arguments of a call that only somebody with the key may make."""
+"""The arguments of a call that requires the key."""
 
 
 def of_stranger() -> tuple[dict[str, str], str, bytes]:
-    """The headers, properties and body of that call."""
+    """Return the headers, properties and body of that call, unsigned."""
     headers = {
         "lang": "py", "task": "call", "id": "stranger", "root_id": "stranger", "argsrepr": "()",
         "kwargsrepr": "{}",
@@ -572,7 +570,7 @@ def of_stranger() -> tuple[dict[str, str], str, bytes]:
 
 
 def fail_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
-    """Put that call among the failed tasks, which an operator sends again."""
+    """Add that call to the failed tasks, which an operator resends."""
     if app.signer is None or "failed" not in app.broker.letters:
         return
     headers, properties, body = of_stranger()
@@ -588,7 +586,7 @@ def fail_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
 
 
 def forge(app: QWorker, joins: Sequence[Join]) -> None:
-    """Say, as somebody without the key does, that other calls have ended than those that *joins* wait for."""
+    """Record, without the key, ends of other calls as parts of *joins*."""
     if app.signer is None:
         return
     backend = app.backend
@@ -600,7 +598,7 @@ def forge(app: QWorker, joins: Sequence[Join]) -> None:
 
 
 def changed(app: QWorker) -> Envelope:
-    """That call, signed with the key, and made a member of a chord by somebody who has none."""
+    """Return that call, signed with the key, and then changed into a member of a chord without the key."""
     with holding_back(app) as held:
         app.send_task("call", kwargs=STRANGERS, task_id="changed")
     headers = json.loads(held[0].headers) | {"qworker_joins": [["theirs", 0]]}
@@ -608,7 +606,7 @@ def changed(app: QWorker) -> Envelope:
 
 
 def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
-    """Push messages that nobody sends, and two that only somebody with the key may send."""
+    """Push malformed messages, and two that require the key."""
     headers, properties, body = of_stranger()
     for envelope in (
         *(
@@ -630,7 +628,7 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
 
 
 def delays_of(order: Order) -> float:
-    """The seconds of all countdowns in *order*."""
+    """Return the sum of all countdowns in *order*, in seconds."""
     given = (order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow)))
     return float(sum(options.get("countdown") or 0.0 for options in given))
 
@@ -638,13 +636,13 @@ def delays_of(order: Order) -> float:
 def _kind_of(case: Case) -> type[Running]:
     if case.django is None:
         return Running
-    from tests.simulation.django_world import DjangoRunning  # Django is set up only where it is needed
+    from tests.simulation.django_world import DjangoRunning  # sets up Django
 
     return DjangoRunning
 
 
 def run(case: Case, trace: Trace | None = None) -> Seen:
-    """Run *case*; return what was seen. trace: has the log say which tasks the calls of stores are about."""
+    """Run *case*; return what was seen. trace: adds to the log which tasks store calls are about."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
     errors: list[str] = []
     collecting = gc.isenabled()
@@ -659,7 +657,7 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
                     seen = running.seen
                     with seen.record.figures.heard():
                         running.go()
-                except Exception:  # noqa: BLE001 - the other cases of a search run
+                except Exception:  # noqa: BLE001 - a search continues with other cases
                     seen.broken = f"the simulator failed: {traceback.format_exc()}"
                     if running is not None:
                         seen.log = running.time.log

@@ -1,11 +1,11 @@
-"""The calls of stores, where they are counted, and where they fail.
+"""seams: counts calls of stores, and lets them fail.
 
 Comes from:  ``stores``, which makes a broker and a result store for each node; the faults of the case.
-Goes to:     the store, or the error that it raises.
+Goes to:     the store, or an error.
 Thread:      the world's.
 
-Only the outermost call of a store is one: what it calls of itself is the store's own business. A call into
-another store, as from ``joins.finish()`` to the sender, is one by itself.
+Only the outermost call of a store counts, not calls that the store makes of itself. A call of another store,
+such as the sender's by ``joins.finish()``, counts separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = (
 )  # fmt: skip
 MOMENT = 1e-6
 FORGETS = "forgets"
-"""A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
+"""A kind that is never drawn: a broken store that answers but does nothing. Checks must notice it."""
 
 BROKER = (
     "push", "revoke", "register", "lease", "look", "settle", "confirm", "extend", "reclaim", "revoked_since",
@@ -43,43 +43,43 @@ REPEATABLE = frozenset(
     {"push", "store", "store_rows", "join.open", "join.add", "join.grow", "extend", "get", "read_many",
      "revoke"}
 )  # fmt: skip
-"""What a driver may send twice when it has heard no answer."""
+"""Calls that a driver may repeat if it received no answer."""
 WRITES = frozenset(
     {"push", "revoke", "register", "store", "store_rows", "join.open", "join.add", "join.grow", "join.finish",
      "join.hold", "orm.write", "orm.commit", "schedules.fire"}
 )  # fmt: skip
-"""What a full store refuses."""
+"""Calls that a full store refuses."""
 TELLS = frozenset(
     {"push", "settle", "revoke", "dead.retry", "dead.send_again", "failed.send_again", "deregister",
      "reclaim", "orm.commit", "schedules.fire", "join.finish"}
 )  # fmt: skip
-"""After these there may be something for every listener; see tells()."""
+"""Calls after which listeners may have work; see tells()."""
 JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})
-"""After these there may be a join for every joiner. Who records the last part wakes its own; others look now
-and then, and sometimes at once."""
+"""Calls after which joiners may have work. The process that records the last part wakes its own joiner;
+others poll, and are sometimes woken at random."""
 
 
 def tells(method: str, args: Any, value: Any) -> bool:
-    """Whether a call that tells listeners of something has done so."""
+    """Return whether a call in TELLS has made work for listeners."""
     if method == "settle":
         return any(type(settlement) is Release for settlement in args[1])
     return method != "reclaim" or bool(value)
 
 
 class Process:
-    """One process of the world, as its stores see it. faults: those that are still to meet a call, of all
-    processes; fired: those that have."""
+    """A process of the world, as its stores see it. faults: pending faults of all processes. fired: triggered
+    ones."""
 
     def __init__(self, name: str, time: Time, faults: list[Fault], fired: list[Fault]) -> None:
         self.name = name
         self.time = time
         self.alive = True
         self.child_lost = ""
-        """How the child that runs has died: a kind of Outcome."""
+        """How the running child has died: a kind of Outcome."""
         self.in_child = False
         self.calls: Counter[str] = Counter()
         self.given: dict[str, float] = {}
-        """When its pool was given tasks, by their ids."""
+        """When tasks were given to its pool, by id."""
         self.stack: list[str] = []
         self.faults = faults
         self.fired = fired
@@ -87,13 +87,13 @@ class Process:
         self.away: set[str] = set()
         """Stores that do not answer."""
         self.full: set[str] = set()
-        """Stores that take nothing."""
+        """Stores that refuse writes."""
         self.amid = False
-        """Whether it stands still in the midst of a step."""
+        """Whether it is paused within a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
-        """A stranger writes into these joins."""
+        """Writes into joins as someone without the key."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
-        """What stores raise that are away."""
+        """The errors of stores that are away."""
 
     def die(self) -> None:
         self.alive = False
@@ -103,7 +103,7 @@ class Process:
             act()
 
     def pause(self, seconds: float) -> None:
-        """Stand still in the midst of a step, in which others go on."""
+        """Pause within a step, while other processes continue."""
         before, self.amid = self.amid, True
         self.time.frozen[self.name] = self.time.now + seconds
         self.time.pump(self.time.now + seconds)
@@ -112,12 +112,12 @@ class Process:
             raise Killed(self.name)
 
     def end_child(self, why: str) -> None:
-        """The child that runs is killed. why: LOST or TIME_LIMIT."""
+        """Kill the running child. why: LOST or TIME_LIMIT."""
         self.child_lost = why
         self.step()
 
     def step(self) -> None:
-        """Go no further where the process is dead."""
+        """Raise Killed if the process, or its running child, is dead."""
         if not self.alive:
             raise Killed(self.name)
         if self.child_lost and self.in_child:
@@ -212,7 +212,7 @@ def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs
 
 
 def watch(process: Process, store: str, thing: Any, methods: Collection[str], prefix: str = "") -> None:
-    """Have the *methods* of *thing* counted as calls of *store*, and let faults meet them."""
+    """Count calls of *methods* of *thing* as calls of *store*, and apply faults to them."""
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Looking for cases that fail: many seeds, in several processes.
+"""search: looks for failing cases, with many seeds in several processes.
 
 Comes from:  the command line: ``python -m tests.simulation``; ``make simulate``.
 Goes to:     a report on the terminal and, with ``--out``, in a file.
-Thread:      one here; each of the other processes runs one case after another.
+Thread:      one here; each worker process runs one case after another.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.simulation.timetables import scheduled_of
 from tests.simulation.tracing import Trace
 
 PATIENCE = 120
-"""Seconds of the processor in which a case must end: others may keep the machine busy."""
+"""CPU seconds in which a case must end; not wall time, since the machine may be busy."""
 MOST_SHRUNK = 2
-"""Cases made smaller of each kind of problem; of others the seeds are told."""
+"""Cases to shrink for each kind of problem; for others, only the seed is reported."""
 MOST_TRACED = 400
 ORDER = re.compile(r"\bf\d+(?=:)")
 EPILOG = """examples:
@@ -47,7 +47,7 @@ EPILOG = """examples:
 
 @dataclass(frozen=True)
 class Found:
-    """What is left of a run when its process is done with it."""
+    """The summary of a run, sent by its process."""
 
     seed: int
     problems: tuple[str, ...]
@@ -55,7 +55,7 @@ class Found:
     tasks: int
     turns: int
     seconds: float
-    """Of the processor."""
+    """CPU seconds."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -64,15 +64,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a seed becomes a case: a negative one becomes schedules. orders: how many; None for as many as it
-    draws. only: "django" or "schedules", for cases of one kind."""
+    """How a seed becomes a case; a negative one becomes schedules. orders: how many; None for a random
+    number. only: "django" or "schedules" for cases of one kind."""
 
     world: tuple[tuple[str, Any], ...] = ()
     orders: int | None = None
     only: str = ""
 
     def seeds(self, first: int) -> Iterator[int]:
-        """Those from *first*, and for each fifth of them a case of schedules."""
+        """Yield the seeds from *first*, and after every fifth a case of schedules."""
         for seed in count(first):
             if self.only == "schedules":
                 yield -seed
@@ -87,7 +87,7 @@ class Drawing:
 
 
 class TooLong(BaseException):
-    """A case does not end."""
+    """A case did not end in time."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _patience(seconds: int) -> Iterator[None]:
 
 
 def look(case: Case) -> tuple[Seen, list[str]]:
-    """Run *case*; return what was seen and its problems, of which one may be that it takes for ever."""
+    """Run *case*; return what was seen and its problems, which may include that it does not end."""
     try:
         with _patience(PATIENCE):
             seen = run(case)
@@ -130,7 +130,7 @@ def find(drawing: Drawing, seed: int) -> Found:
 
 
 def report(drawing: Drawing, found: Found, seconds: float) -> str:
-    """What somebody needs to know of a case that fails: its problems, the case made smaller, its log."""
+    """Return a report of a failing case: its problems, the shrunk case, and its log."""
     case = drawing.case(found.seed)
     smallest = shrunk(case, seconds, lambda case: look(case)[0], tuple(found.kinds))
     name = f"seed_{found.seed}".replace("-", "of_schedules_")
@@ -154,7 +154,7 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
 
 
 def trace(case: Case, found: Sequence[str]) -> list[str]:
-    """The lines of the log of *case* about the orders that *found* names; of all where it names none."""
+    """Return the log lines of *case* about the orders named in *found*, or all if it names none."""
     told = Trace()
     try:
         with _patience(PATIENCE):
@@ -169,7 +169,7 @@ def trace(case: Case, found: Sequence[str]) -> list[str]:
 
 
 class Search:
-    """Cases of *seeds*, one after another, in *jobs* processes. say: where to tell of them."""
+    """Runs cases in *jobs* processes. say: called with each line to report."""
 
     def __init__(self, drawing: Drawing, jobs: int, shrink: float, say: Callable[[str], None]) -> None:
         self.drawing = drawing
@@ -184,7 +184,7 @@ class Search:
         self._told = 0.0
 
     def run(self, seeds: Iterator[int], seconds: float) -> None:
-        """Run cases for so many *seconds*, and make smaller what failed."""
+        """Run the cases of *seeds* for *seconds*, and shrink those that fail."""
         start = time.monotonic()
         with ProcessPoolExecutor(self.jobs) as pool:
             waiting: dict[Future[Any], int] = {}
@@ -217,7 +217,7 @@ class Search:
             sums[place] += value
 
     def _failed(self, found: Found) -> Found | None:
-        """Tell of *found*; return it when it is to be made smaller."""
+        """Report *found*; return it if it is to be shrunk."""
         self.failed.append(found)
         self.say(f"seed {found.seed} fails: {found.problems[0]}")
         count = self._shrunk[found.kinds] = self._shrunk.get(found.kinds, 0) + 1
@@ -236,7 +236,7 @@ class Search:
             )
 
     def table(self) -> str:
-        """How fast it went, and what was covered."""
+        """Return a table of the speed and the coverage."""
         rows = [
             f"{'stores':<20}{'cases':>8}{'tasks':>9}{'turns':>10}{'cpu s':>8}{'cases/s':>9}{'tasks/s':>9}"
         ]
@@ -254,7 +254,7 @@ class Search:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 when a case failed."""
+    """Run the command line; return 1 if a case failed."""
     options = _parsed(arguments)
     if options.only == "schedules" and options.case is not None:
         options.case = -abs(options.case)
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         if options.real:
-            from tests.simulation.real import search  # which needs drivers of servers
+            from tests.simulation.real import search  # needs the servers' drivers
 
             first = options.case if options.seed is None else options.seed
             seed = SystemRandom().randrange(10**7) if first is None else first
@@ -347,7 +347,7 @@ def _dimension(text: str) -> tuple[str, Any]:
 
 
 def same_hashes() -> None:
-    """Start this process anew with hashes that are the same in each, as its logs are then."""
+    """Restart this process with fixed hashes, so that logs are the same in each process."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])

@@ -1,11 +1,11 @@
-"""Making a failing case smaller.
+"""shrinking: makes a failing case smaller.
 
 Comes from:  ``search``, with a case that fails.
-Goes to:     whoever reads it: the smallest case that was found to fail in the same way.
+Goes to:     the caller: the smallest case found that fails in the same way.
 Thread:      the caller's.
 
-Nothing here knows the fields of a case: whatever is a dataclass, a tuple, a list or a dictionary becomes
-smaller, so a new kind of flow or fault needs no line here.
+The fields of a case are not known here: any dataclass, tuple, list or dictionary is made smaller, so new
+kinds of flows and faults need no changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.flows import is_plain, numbered, parts_of
 
 SECONDS = 60.0
 OTHER_SEEDS = 4
-"""Schedulers that are tried for a smaller case which does not fail with its own."""
+"""Other seeds tried for a smaller case that does not fail with its own."""
 FLOWS = tuple(
     kind
     for name in cases.__all__
@@ -35,7 +35,7 @@ DETAILS = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{8}-[0-9a-f-]{27}|\w*\d\w*|[^A
 
 
 def kind_of(problem: str) -> str:
-    """What kind of problem the sentence *problem* tells: its words, without values, names and numbers."""
+    """Return the kind of *problem*: its words, without values, names and numbers."""
     lines = problem.strip().splitlines()
     text = " ".join((lines[0], lines[-1]) if len(lines) > 1 else lines)
     while (inner := re.sub(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}", " ", text)) != text:
@@ -45,8 +45,8 @@ def kind_of(problem: str) -> str:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """problems: those of *case*. runs: how many cases were run. finished: whether no smaller case fails, as
-    far as was looked; False when the time was over."""
+    """problems: those of *case*. runs: how many cases were run. finished: False if the time was over before
+    all smaller cases were tried."""
 
     case: Case
     problems: tuple[str, ...]
@@ -57,8 +57,8 @@ class Shrunk:
 def shrunk(
     case: Case, seconds: float = SECONDS, run: Callable[[Case], Seen] = run, kinds: Sequence[str] = ()
 ) -> Shrunk:
-    """The smallest case found within *seconds* that fails as *case* does: with a problem of the same kind, or
-    of one of *kinds*."""
+    """Return the smallest case found within *seconds* that fails like *case*: with a problem of the same
+    kind, or of one of *kinds*."""
     until = time.monotonic() + seconds
     seen = run(case)
     found = problems(seen)
@@ -92,7 +92,7 @@ def shrunk(
 
 
 def _candidates(case: Case) -> Iterator[Case]:
-    """Cases that are smaller than *case*, the smallest first as a rule."""
+    """Yield cases that are smaller than *case*, usually the smallest first."""
     shown = repr(case)
     size, tried = (len(shown), shown), set()
     for candidate in _smaller(case):
@@ -104,12 +104,12 @@ def _candidates(case: Case) -> Iterator[Case]:
 
 
 def _plain(case: Case) -> Case | None:
-    """*case* as it would be drawn; None where a flow of it would not."""
+    """Return *case* as it would be drawn; None if one of its flows would never be drawn."""
     orders = []
     for order in case.orders:
         try:
             flow = is_plain(copy.deepcopy(order.flow))
-        except (LookupError, ValueError):  # a pipe of nothing
+        except (LookupError, ValueError):  # an empty pipe
             flow = None
         if flow is None:
             return None
@@ -118,7 +118,7 @@ def _plain(case: Case) -> Case | None:
 
 
 def _smaller(value: Any) -> Iterator[Any]:
-    """What *value* may become."""
+    """Yield smaller replacements of *value*."""
     if is_dataclass(value) and not isinstance(value, type):
         yield from _smaller_fields(value)
     elif isinstance(value, tuple | list):
@@ -155,7 +155,7 @@ def _smaller_fields(value: Any) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What a flow may be replaced with: what stands in it and can be called, or any call."""
+    """Yield replacements of a flow: its callable parts, or a plain call."""
     if isinstance(value, FLOWS):
         yield Call()
     for part in parts_of(value):
@@ -164,12 +164,12 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def usual(field: Field[Any]) -> Any:
-    """The default of *field*; MISSING where it has none."""
+    """Return the default of *field*; MISSING if it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _shorter(members: tuple[Any, ...] | list[Any]) -> Iterator[Any]:
-    """*members* without some of them: halves first, then each."""
+    """Yield *members* without some of them: first without large portions, then without each one."""
     size = len(members)
     while size:
         for start in range(0, len(members), size):
@@ -178,7 +178,7 @@ def _shorter(members: tuple[Any, ...] | list[Any]) -> Iterator[Any]:
 
 
 def written(value: Any, indent: int = 0, width: int = 104) -> str:
-    """*value* as Python code, over several lines where it is long."""
+    """Return *value* as Python code, on several lines if it is long."""
     whole = repr(value)
     pad = " " * (indent + 4)
     if len(whole) + indent <= width:
@@ -199,7 +199,7 @@ def written(value: Any, indent: int = 0, width: int = 104) -> str:
 
 
 def as_test(case: Case, name: str, doc: str = "") -> str:
-    """A test module of *case* that runs by itself."""
+    """Return a complete test module for *case*."""
     body = written(case, 4)
     head = f'"""{doc}"""\n\n' if doc else ""
     return f"""\

@@ -1,4 +1,4 @@
-"""The stores of a world: those that need no server, opened anew by each node on its own clock.
+"""stores: the stores of a world, which need no server; each node opens them with its own clock.
 
 Comes from:  ``run``, with the name of a kind of stores.
 Goes to:     the apps of the nodes.
@@ -36,14 +36,14 @@ STORES = {
     "kombu+memory": ("kombu", "memory"),
     "django": ("sqlite", "sqlite"),
 }
-"""Of messages and of results. "other" is another file; "django" is the database of a Django project."""
+"""Stores of messages and results. "other" is another file; "django" a Django project's database."""
 LEASE_SECONDS = 4.0
 LASTING = frozenset({"owner", "highest"})
-"""Tables of the embedded stores whose rows are there as long as workers are."""
+"""Tables of the embedded stores with rows for each live worker."""
 
 
 class Stores:
-    """What all nodes of a world share. directory: for files."""
+    """The stores that all nodes of a world share. directory: for files."""
 
     def __init__(self, kind: str, directory: Path, time: Time) -> None:
         self._messages, self._results = STORES[kind]
@@ -64,7 +64,7 @@ class Stores:
             watch(process, "broker", made, BROKER)
         elif self._messages == "kombu":
             made = kombu_broker("memory://", known=("celery", "far"), poll=0.0, clock=clock)
-            process.on_death.append(made.consumer.deregister)  # as a server does when a connection ends
+            process.on_death.append(made.consumer.deregister)  # like a server when a connection ends
             for side in (made.sender, made.consumer, made.admin):
                 watch(process, "broker", side, BROKER)
         else:
@@ -105,12 +105,12 @@ class Stores:
 
     @property
     def disabled(self) -> bool:
-        """Whether no results are kept."""
+        """Whether no results are stored."""
         return self._results == "disabled"
 
     def snapshot(self) -> Callable[[], None]:
-        """Keep what is in the stores now; what is returned puts it back."""
-        if self._messages == "kombu":  # its server does not die along
+        """Save the content of the stores; return a function that restores it."""
+        if self._messages == "kombu":  # its server does not crash
             return lambda: None
         queues = None if self._broker is None else deepcopy(self._broker._building.queues)
         values = None if self._backend is None else dict(self._backend._values)
@@ -127,7 +127,7 @@ class Stores:
 
         def restore() -> None:
             if self._broker is not None and queues is not None:
-                self._broker._building.queues = deepcopy(queues)  # it may be put back once more
+                self._broker._building.queues = deepcopy(queues)  # it may be restored again
             if self._backend is not None and values is not None:
                 self._backend._values.clear()
                 self._backend._values.update(values)
@@ -142,7 +142,7 @@ class Stores:
         return restore
 
     def left(self) -> dict[str, int]:
-        """What is in the stores, by kind; live workers aside."""
+        """Return how much is in the stores, by kind, without live workers."""
         found: dict[str, int] = {}
         if self._broker is not None:
             queues = self._broker._building.queues
@@ -172,14 +172,14 @@ class Stores:
             each.__dict__.pop("_watcher", None)
             try:
                 each.close()
-            except BaseException:  # noqa: BLE001 - of a node that was killed
+            except BaseException:  # noqa: BLE001 - the node may have been killed
                 pass
-        if self._messages == "kombu":  # which keeps them for the whole process, and got back what was held
+        if self._messages == "kombu":  # its queues are global, and include messages that were returned
             Channel.queues.clear()
             Transport.global_state.clear()
 
 
 def type_with_joins(backend: Any, joins: Any) -> None:
-    """Have *backend* answer with these *joins*, the same each time."""
+    """Make *backend* always return the same *joins*."""
     kind = type(backend)
     backend.__class__ = type(kind.__name__, (kind,), {"joins": property(lambda self: joins)})

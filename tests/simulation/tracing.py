@@ -1,11 +1,11 @@
-"""What became of the tasks of one order: the lines of the log that are about them.
+"""tracing: the log lines about the tasks of an order.
 
-Comes from:  ``seams``, with the calls of stores, in a run that is traced; ``search``, for an order.
-Goes to:     the log, as words; whoever reads it.
+Comes from:  ``seams``, with store calls of a traced run; ``search``, for an order.
+Goes to:     the log, as words.
 Thread:      the world's.
 
-A task has the first eight characters of its id in the log. A message says which order it is of by its
-body, or by the root of its workflow.
+The log shows the first eight characters of a task's id. A message's order is found by its body, or by the
+root of its workflow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ORDER = re.compile(rb"(?<![0-9A-Za-z_])f\d+(?![0-9A-Za-z_])")
 """The name of an order in the body of a message."""
 WORDS = re.compile(r"[\w:]+")
 EVENTS = frozenset({"happens:", "back:", "killed", "meets", "short", "late"})
-"""Words of lines that are about all orders."""
+"""Words in lines that concern all orders."""
 SHOWN = 8
 
 
 class Trace:
-    """Which task is of which order. tags: the ids of messages."""
+    """Maps tasks to orders. tags: the task ids of messages."""
 
     def __init__(self) -> None:
         self.tags: dict[Any, str] = {}
@@ -35,7 +35,7 @@ class Trace:
         self.orders: dict[str, str] = {}
 
     def words(self, *values: Any) -> list[str]:
-        """What the log says of the tasks in *values*."""
+        """Return the words for the log about the tasks in *values*."""
         return list(dict.fromkeys(word for value in values for word in self._words(value)))
 
     def _words(self, value: Any) -> Iterator[str]:
@@ -65,7 +65,7 @@ class Trace:
         return f"{id[:SHOWN]}({name})" if name else id[:SHOWN]
 
     def _learn(self, message: Any) -> str:
-        """The id of *message*; what it says of itself is kept."""
+        """Return the task id of *message*, and remember its other fields."""
         try:
             headers = json.loads(message.headers)
             id = str(headers["id"])
@@ -83,8 +83,8 @@ class Trace:
         return id
 
     def lines(self, log: list[str], *orders: str) -> list[str]:
-        """Those of *log* that are about one of *orders*, or about all; of one after another that differ in
-        nothing but the time the first."""
+        """Return the lines of *log* about *orders*, or about all. Of consecutive lines that differ only in
+        time, only the first is returned."""
         ids = {id[:SHOWN] for id, root in self.roots.items() if self.orders.get(root) in orders}
         wanted = EVENTS.union(orders, ids)
         told = [line for line in log if not wanted.isdisjoint(WORDS.findall(line))]

@@ -1,7 +1,7 @@
-"""Whoever waits for a result lets the world go on: stand-ins for the ResultWatcher and the event loop.
+"""waiting: replacements for ResultWatcher and the event loop that let the world step while a caller waits.
 
 Comes from:  ``get()``, ``await`` and ``then()`` of the callers of a world.
-Goes to:     the result store of their node, which is looked at; the world, which steps meanwhile.
+Goes to:     the result store of their node, which is polled; the world, which steps meanwhile.
 Thread:      the world's.
 """
 
@@ -19,13 +19,13 @@ from qworker.errors import BackendError
 from tests.simulation.world import Actor, Stuck, Time
 
 LOOK = 0.25
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 FOR_EVER = 900.0
-"""Whoever waits for longer waits for ever."""
+"""A longer wait counts as endless."""
 
 
 class Watcher:
-    """Stands for the ResultWatcher of *backend*; its loops and promises are itself."""
+    """Replaces the ResultWatcher of *backend*, including its loops and promises."""
 
     def __init__(self, time: Time, node: str, backend: Backend) -> None:
         self._time = time
@@ -85,7 +85,7 @@ class Watcher:
         return final(found)
 
     def _pause(self, until: float, timeout: float | None) -> bool:
-        """Wait for a look; True when the time is over."""
+        """Wait until the next poll; return True on timeout."""
         if self._time.now >= until:
             if timeout is None:
                 raise Stuck("somebody waits for ever")
@@ -93,7 +93,7 @@ class Watcher:
         self._time.pump(min(until, self._time.now + LOOK))
         return False
 
-    # -- as an WaiterThread --
+    # -- the interface of a WaiterThread --
 
     def call(self, task_id: str, callback: Callable[[Any], object]) -> None:
         self.call_many({task_id: callback})
@@ -136,13 +136,13 @@ class _Inline(ThreadPoolExecutor):
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - passed on to the caller
             future.set_exception(error)
         return future
 
 
 class _Selector(selectors.DefaultSelector):
-    """A selector in whose rest the world goes on."""
+    """A selector that lets the world step while it waits."""
 
     time: Time
 
@@ -153,7 +153,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def awaited(time: Time, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What *coroutine* returns, awaited in an event loop on the time of the world."""
+    """Return the result of *coroutine*, awaited in an event loop in the world's time."""
     selector = _Selector()
     selector.time = time
     loop = asyncio.SelectorEventLoop(selector)

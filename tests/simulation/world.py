@@ -1,8 +1,8 @@
-"""Virtual time, and the one scheduler that decides who steps next.
+"""world: virtual time, and the scheduler that decides which actor steps next.
 
-Comes from:  ``run``, which puts actors in and pumps.
-Goes to:     the actors: parts of workers, callers, what happens at a time.
-Thread:      one. An actor that waits (a caller in ``get()``, whoever sleeps) pumps the others meanwhile.
+Comes from:  ``run``, which adds actors and pumps.
+Goes to:     the actors: parts of workers, callers, timed events.
+Thread:      one. An actor that waits, in ``get()`` or sleep(), pumps the others meanwhile.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MOST_NESTED = 40
 
 
 class Killed(BaseException):
-    """A process of the world has been killed: whatever it was at ends here."""
+    """Raised in a process of the world that was killed."""
 
 
 class Stuck(Exception):
-    """Somebody waits, and nothing will ever happen."""
+    """An actor waits for something that will never happen."""
 
 
 class Clock:
-    """The clock of one machine. skew: seconds by which its wall clock is ahead."""
+    """The clock of a machine. skew: seconds by which its wall clock is ahead."""
 
     def __init__(self, time: Time, skew: float = 0.0) -> None:
         self._time = time
@@ -54,8 +54,8 @@ class Clock:
 
 
 class Actor:
-    """Somebody who steps. step() returns the seconds until it is due again, None until it is woken. waits: it
-    may wait there for what others do."""
+    """Something that steps. step() returns the seconds until it is due again, or None to sleep until it is
+    woken. waits: its steps may wait for other actors."""
 
     __slots__ = ("busy", "context", "due", "name", "node", "step", "waits")
 
@@ -69,11 +69,11 @@ class Actor:
         self.due: float = due
         self.busy = False
         self.context = Context()
-        """Its own: a task in which others step is not theirs."""
+        """Separate, so that actors that step while a task waits do not run in its context."""
 
 
 class Time:
-    """The virtual time of a world, and all who step in it."""
+    """The virtual time of a world, and its actors."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -81,41 +81,41 @@ class Time:
         self.actors: list[Actor] = []
         self.log: list[str] = []
         self.trace: Trace | None = None
-        """Of a run in which the log tells of tasks, too."""
+        """Set if the log includes tasks."""
         self.turns = 0
         self.nested = 0
         self.at_work = 0
-        """How many are in the midst of a step that does not wait for others. Until it ends nobody begins to
-        wait: it could not go on before that wait is over, which may be for what it does."""
+        """How many actors are in a step that does not wait. Until it ends, no other actor may begin to wait:
+        the step could not continue before the end of that wait, which may be for its own result."""
         self.fired: list[float] = []
-        """When faults were met."""
+        """When faults were triggered."""
         self.pauses = 0.0
-        """How often a process stands still for a moment before it calls a store: others come before it."""
+        """The probability that a process pauses before a store call, so that others go first."""
         self.long = 0.0
-        """How often a run takes long."""
+        """The probability that a run takes long."""
         self.took = 0.0
-        """Seconds of all that did."""
+        """Total seconds of long runs."""
         self.frozen: dict[str, float] = {}
-        """Nodes that do not step until then."""
+        """By node, until when it does not step."""
         self.limit = float("inf")
-        """When it is over for all who still wait."""
+        """When waiting actors become Stuck."""
 
     def note(self, *words: Any) -> None:
         self.log.append(f"{self.now:.4f} {' '.join(map(str, words))}")
 
     def wake(self, node: str = "", name: str = "") -> None:
-        """Let those actors step again at once; "" is each."""
+        """Make the actors with this node and name due at once; "" matches all."""
         now = self.now
         for actor in self.actors:
             if actor.due > now and (not node or actor.node == node) and (not name or actor.name == name):
                 actor.due = now
 
     def remove(self, node: str) -> None:
-        """The actors of *node* never step again."""
+        """Remove the actors of *node*."""
         self.actors[:] = [actor for actor in self.actors if actor.node != node]
 
     def turn(self, until: float) -> bool:
-        """Let one actor step, or time pass up to *until*; False when that time has come."""
+        """Let one actor step, or let time pass up to *until*; return False once that time is reached."""
         self.turns += 1
         if self.turns > MOST_TURNS:
             raise Stuck(f"the world does not come to rest within {MOST_TURNS:,} turns")
@@ -137,7 +137,7 @@ class Time:
             else (actor.due for actor in actors if not actor.busy),
             default=until,
         )
-        self.now = max(now, min(later, until))  # what is within each other may wait for what has passed
+        self.now = max(now, min(later, until))  # a nested pump may have passed *until* already
         return self.now < until
 
     def _step(self, actor: Actor) -> None:
@@ -159,10 +159,10 @@ class Time:
             actor.due = min(actor.due, self.now + rest)
 
     def pump(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Let all others step until *done()*, or until then; return what done() said last."""
+        """Let the other actors step until done() or the time *until*; return the last done()."""
         self.nested += 1
         try:
-            if self.nested > MOST_NESTED:  # too many wait within each other: let the time alone pass
+            if self.nested > MOST_NESTED:  # too deeply nested: only let time pass
                 self.now = max(self.now, until)
                 return done()
             while not done():
@@ -174,12 +174,12 @@ class Time:
 
 
 def _no_thread(work: Any) -> None:
-    """Stands for what gives *work* to another thread: where there is none, who waits for it does it."""
+    """Replaces the function that hands *work* to another thread: the waiting caller does it instead."""
 
 
 @contextmanager
 def determined(seed: int) -> Iterator[None]:
-    """Within the block what the system draws at random comes from *seed*."""
+    """Take all random values from *seed* within the block."""
     source = random.Random(seed ^ 0x5EED)
     before = random.getstate()
     random.seed(seed)
@@ -191,7 +191,7 @@ def determined(seed: int) -> Iterator[None]:
         return source.randbytes(size)
 
     with (
-        # No signal interrupts a world: what waits for its end on the main thread needs no other thread.
+        # Signals do not interrupt a world, so no work has to be moved off the main thread.
         mock.patch.object(interrupts, "_main", None),
         mock.patch.object(interrupts, "_ordered", new=_no_thread),
         mock.patch.object(os, "urandom", urandom),
