@@ -1,7 +1,7 @@
-"""What must hold of a Django project when everything is quiet: Django-Q's manual in plain Python.
+"""django_checks: what must hold for a Django project when everything is quiet, by Django-Q's manual.
 
 Comes from:  ``checks``, for cases with ``django``.
-Goes to:     its list of sentences.
+Goes to:     its list of problems.
 Thread:      any; pure.
 """
 
@@ -22,7 +22,7 @@ from tests.simulation.run import Seen
 from tests.simulation.world import START
 
 ALWAYS = 1000
-"""A task that fails in so many attempts fails in each."""
+"""A task that fails in this many attempts always fails."""
 MINUTE = 60.0
 PASSING = {"I": timedelta(minutes=1), "H": timedelta(hours=1)}
 DAYS = {"D": 1, "W": 7, "BW": 14}
@@ -30,7 +30,7 @@ MONTHS = {"M": 1, "BM": 2, "Q": 3, "Y": 12}
 
 
 def django_problems(seen: Seen) -> list[str]:
-    """What is wrong with a run."""
+    """Return the problems of a run."""
     django = seen.case.django
     assert django is not None
     found = [f"it does not end: {seen.stuck}"] if seen.stuck else []
@@ -50,7 +50,7 @@ def django_problems(seen: Seen) -> list[str]:
 
 
 def attempts_of(job: Job, django: Django, number: int) -> tuple[int, bool]:
-    """How often the call *number* of *job* runs, and whether it succeeds then."""
+    """Return how often the call *number* of *job* runs, and whether it succeeds in the end."""
     fails = max(0, job.fails) if job.kind in ("task", "schedule") else ALWAYS * (job.fails == number)
     acked = django.ack_failures
     if job.kind in ("task", "chain", "group") and job.ack_failure is not None:
@@ -62,7 +62,7 @@ def attempts_of(job: Job, django: Django, number: int) -> tuple[int, bool]:
 
 
 def ended(job: Job, django: Django) -> Iterator[tuple[int, int, bool]]:
-    """The calls of *job* that end: number, runs, and whether it is a success."""
+    """Yield the calls of *job* that end: number, runs, and whether it succeeds."""
     for number in range(job.size):
         runs, success = attempts_of(job, django, number)
         yield number, runs, success
@@ -71,7 +71,7 @@ def ended(job: Job, django: Django) -> Iterator[tuple[int, int, bool]]:
 
 
 def rows_of(job: Job, django: Django) -> list[bool]:
-    """The rows that are kept of *job*, where no limit is reached: whether each is a success."""
+    """Return for each row stored for *job*, without limits, whether it is a success."""
     if job.cached or job.atomic == "rollback":
         return []
     keeps = django.save_limit >= 0
@@ -87,7 +87,7 @@ def rows_of(job: Job, django: Django) -> list[bool]:
 
 
 def dues_of(job: Job, django: Django) -> Iterator[datetime]:
-    """When the schedule *job* is due, without what is missed and not made up for."""
+    """Yield when the schedule *job* is due, without missed times that are skipped."""
     asked = datetime.fromtimestamp(START + job.at, UTC)
     due = datetime.fromtimestamp(START + job.at + job.due, UTC)
     if job.crontab:
@@ -100,8 +100,8 @@ def dues_of(job: Job, django: Django) -> Iterator[datetime]:
 
 
 def following(every: str, due: datetime, zone: str) -> datetime:
-    """When a schedule that was due at *due* is due next. Minutes and hours are counted as they pass, the
-    others by the clock on the wall."""
+    """Return when a schedule that was due at *due* is due next. Minutes and hours are elapsed time, the
+    others local time."""
     if every in PASSING:
         return due + PASSING[every]
     if every not in DAYS and every not in MONTHS:
@@ -115,13 +115,13 @@ def following(every: str, due: datetime, zone: str) -> datetime:
         wall = wall.replace(year, month + 1, min(wall.day, monthrange(year, month + 1)[1]))
     while (found := wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)).astimezone(ZoneInfo(zone)).replace(
         tzinfo=None
-    ) != wall:  # left out where the clock is set forward
+    ) != wall:  # skipped when the clock goes forward
         wall = wall.replace(second=0, microsecond=0) + timedelta(minutes=1)
     return found
 
 
 class _Job:
-    """What became of a job."""
+    """Checks a job."""
 
     def __init__(self, seen: Seen, django: Django, asked: Asked) -> None:
         self.seen = seen
@@ -221,7 +221,8 @@ class _Job:
         return bool(value == text) if success else str(value).startswith(f"{text} fails")
 
     def _whole(self, value: Any, success: bool, args: Any) -> Iterator[str]:
-        """An iterable: *args* of its calls in the order in which these have ended."""
+        """Check the result of an iterable; *args* has its calls' arguments in the order in which they
+        ended."""
         calls = list(ended(self.job, self.django))
         if success != all(each for *_, each in calls):
             yield f"the whole has success {success}: {value!r}"
@@ -234,7 +235,7 @@ class _Job:
             yield f"the whole is {value!r}, of {args!r}"
 
     def _told(self, what: str, value: Any) -> Iterator[str]:
-        """Results as result() and result_group() return them."""
+        """Check results returned by result() and result_group()."""
         calls = {number: success for number, _, success in ended(self.job, self.django)}
         values = [value] if self.job.kind == "task" else value
         if not isinstance(values, list) or len(values) != len(calls):
@@ -273,7 +274,7 @@ class _Job:
             return
         dues = [each.isoformat()[:21] for each in islice(dues_of(job, self.django), size)]
         if self.told_time:
-            # A job before it takes some microseconds.
+            # A job before it may take some microseconds.
             if [each[:21] for each in sorted(set(slots))] != dues:
                 yield f"was sent for {sorted(set(slots))}, not {dues}"
         elif len(set(slots)) != size:
@@ -281,7 +282,7 @@ class _Job:
 
 
 def _beyond(seen: Seen, django: Django, known: bool) -> Iterator[str]:
-    """Whether as many successes are kept as the limit says."""
+    """Check that as many successes are kept as the limit allows."""
     limit, field = django.save_limit, django.save_limit_per
     if limit <= 0 or seen.stuck:
         return

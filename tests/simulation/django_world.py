@@ -1,12 +1,12 @@
-"""A Django project whose clusters, callers and database are nodes of a world.
+"""django_world: a Django project whose clusters and callers are nodes of a world.
 
 Comes from:  ``run``, for cases with ``django``.
-Goes to:     ``qworker.django``, with a file of SQLite as the database; ``django_checks``, with what is left.
+Goes to:     ``qworker.django``, on an SQLite file; ``django_checks``, with the final state.
 Thread:      the world's.
 
-What a process of the project has for itself (its app, its connection to the database, its brokers and its
-clock) is put in place whenever its node steps, so that several processes are one. Statements of the ORM and
-calls of the cache are calls of stores, which faults meet.
+The globals of a project's process (its app, database connection, brokers and clock) are swapped in whenever
+its node steps, so that one process simulates several. Statements of the ORM and calls of the cache are store
+calls, which may fail.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ ALIAS = "default"
 HERE = "tests.simulation.django_world"
 RETRY = 5
 MOMENT = 0.0001
-"""Seconds of a run: tasks that follow each other end one after the other."""
+"""Seconds of a run, so that consecutive tasks end one after the other."""
 SETTLED = 12.0
-"""Virtual seconds within which a cluster deletes what is beyond the limit, after a fault."""
+"""Virtual seconds within which a cluster deletes excess results after a fault."""
 DATABASE = ("broker", "results", "orm", "cache")
-"""What is away, or full, together."""
+"""Stores that are away, or full, together."""
 SCHEDULES = ("look", "take", "renew", "fire", "pending", "sent", "slots", "sweep", "resign")
 _here: list[Any] = []
-"""The nodes that step within each other; the last is the process that we are in."""
+"""The nested nodes that step; the last one is the current process."""
 
 
 class RolledBack(Exception):
-    """The caller ends its transaction."""
+    """Raised to roll back the caller's transaction."""
 
 
 # -- a process of the project --
 
 
 class InProject(Node):
-    """What nodes have of the project for themselves."""
+    """A node with the globals of a project's process."""
 
     def __init__(self, process: Any, time: Any, stores: Any, *more: Any) -> None:
         made: Any = connections.create_connection(ALIAS)
@@ -124,7 +124,7 @@ class InProject(Node):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Be this process."""
+        """Make this the current process within the block."""
         before = _here[-1] if _here else None
         _here.append(self)
         try:
@@ -143,7 +143,7 @@ class InProject(Node):
 
 
 def _exchanged(new: list[Any]) -> list[Any]:
-    """Put *new* in place of what the process has; return that."""
+    """Replace the globals of the process with *new*; return the old ones."""
     places: list[Any] = [engine._made, transported._transports, transported._takings, watchers._watchers]
     old: list[Any] = [place.copy() for place in places]
     for place, content in zip(places, new[:-1], strict=True):
@@ -162,13 +162,13 @@ def _statement(process: Any, execute: Any, sql: str, params: Any, many: bool, co
     try:
         return process.call("orm", kind, execute, (sql, params, many, context), {})
     except BaseException:
-        if sql.startswith("BEGIN"):  # Django knows of no transaction; it ends with the connection
+        if sql.startswith("BEGIN"):  # Django does not know that a transaction has begun
             context["connection"].connection.rollback()
         raise
 
 
 class _Looking:
-    """A TaskWatcher as a store of results."""
+    """A TaskWatcher with the interface of a result store."""
 
     def __init__(self, looking: Any) -> None:
         self._looking = looking
@@ -181,7 +181,7 @@ class _Looking:
 
 
 class SharedCache(LocMemCache):
-    """A cache that all nodes see."""
+    """A cache that all nodes share."""
 
 
 def _of_cache(method: str) -> Any:
@@ -198,7 +198,7 @@ for _method in ("add", "get", "set", "delete"):
 
 
 class _Now(datetimes.datetime):
-    """What Django's clock reads."""
+    """The datetime class that Django reads the clock from."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
@@ -206,11 +206,11 @@ class _Now(datetimes.datetime):
         return datetimes.datetime.fromtimestamp(seconds, tz)
 
 
-# -- what the project's tasks do --
+# -- the project's tasks --
 
 
 def work(name: str, number: int, fails: int, *, at: str = "") -> str:
-    """A task that fails in its first attempts, so many of them."""
+    """A task whose first *fails* attempts fail."""
     here = _here[-1]
     record = here.record
     start = next(record.tick)
@@ -219,14 +219,14 @@ def work(name: str, number: int, fails: int, *, at: str = "") -> str:
     record.runs[name].append((number, start, next(record.tick)))
     if at:
         record.slots[name].append(at)
-    context = current_context()  # none where it is called by itself
+    context = current_context()  # None if it is called directly
     if ((context.retries or 0) if context else 0) < fails:
         raise ValueError(f"{name}:{number} fails")
     return f"{name}:{number}"
 
 
 def hook(task: Any) -> None:
-    """Called with the end of a task; looks whether it is what is stored."""
+    """A hook that checks whether the stored task matches."""
     here = _here[-1]
     name, number = task.args[:2]
     here.record.told[name][number] += 1
@@ -279,7 +279,7 @@ class DjangoWorker(InProject, WorkerNode):
 
 
 class DjangoCaller(InProject):
-    """A process that asks for tasks and schedules, and looks for what they return."""
+    """A process that calls tasks, makes schedules, and reads results."""
 
     def call(self, asked: Asked) -> None:
         job: Any = asked.order
@@ -295,12 +295,12 @@ class DjangoCaller(InProject):
                             raise RolledBack
                 except RolledBack:
                     pass
-        except Exception as error:  # noqa: BLE001 - what it means is for the checks
+        except Exception as error:  # noqa: BLE001 - judged by the checks
             asked.refused.append(error)
             self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
 
     def ask(self, asked: Asked, limit: int) -> None:
-        """Wait as the job says; what is told is kept."""
+        """Wait as the job requires, and keep what is received."""
         job: Any = asked.order
         if job.ask != "wait" or asked.refused or job.atomic == "rollback" or job.kind == "schedule":
             return
@@ -311,7 +311,7 @@ class DjangoCaller(InProject):
                 asked.unanswered.append(error)
 
     def _told(self, job: Job, key: Any) -> Any:
-        if job.cached:  # nobody tells: it is looked at
+        if job.cached:  # the cache does not notify, so it is polled
             until = self.time.now + 300.0
             while (found := _found(job, key)) is None and self.time.now < until:
                 self.clock.sleep(LOOK)
@@ -321,7 +321,7 @@ class DjangoCaller(InProject):
         return result(key, wait=300_000)
 
     def change(self, asked: Any) -> None:
-        """Change or delete a schedule, as somebody in the admin does."""
+        """Change or delete a schedule, as in the admin."""
         rows = Schedule.objects.filter(name=asked.name)
         try:
             with self.entered():
@@ -332,7 +332,7 @@ class DjangoCaller(InProject):
         except Error as error:
             asked.unanswered.append(error)
             return
-        asked.revoked = True  # nobody knows for sure what ran
+        asked.revoked = True  # it is not known what ran
 
     def job(self, name: str) -> Any:
         return self.record.jobs[name]
@@ -342,7 +342,7 @@ DjangoWorker.job = DjangoCaller.job  # type: ignore[attr-defined]
 
 
 def calls_of(job: Job) -> int:
-    """How many calls of *job* end: those of a chain up to the one that fails."""
+    """Return how many calls of *job* end; for a chain, those up to the one that fails."""
     return job.fails + 1 if job.kind == "chain" and 0 <= job.fails < job.size else job.size
 
 
@@ -421,7 +421,7 @@ JOBS: dict[str, Callable[[Any, Job, str], Any]] = {
 
 @cache
 def template() -> Path:
-    """An SQLite file with the tables of the project."""
+    """Return an SQLite file with the project's tables."""
     file = configure().parent / "simulation.db"
     made: Any = connections.create_connection(ALIAS)
     made.settings_dict = {**made.settings_dict, "NAME": str(file)}
@@ -435,7 +435,7 @@ def template() -> Path:
 
 
 class DjangoRunning(Running):
-    """A case of a Django project that runs."""
+    """A running case of a Django project."""
 
     caller_class = DjangoCaller
     worker_class = DjangoWorker
@@ -520,7 +520,7 @@ class DjangoRunning(Running):
         if not super().quiet():
             return False
         if any(self.time.now < until for until in self.time.frozen.values()):
-            return False  # what is beyond the limit is deleted afterwards
+            return False  # excess results are deleted afterwards
         with self.observer.entered():
             return not Schedule.objects.exclude(repeats=0).filter(next_run__isnull=False).exists()
 
@@ -562,7 +562,7 @@ class DjangoRunning(Running):
         try:
             super().close()
         finally:
-            orm._joined.clear()  # its values lead to its keys, by the world's clock
+            orm._joined.clear()  # its values refer to its keys through the world's clock
             self.around.close()
 
 

@@ -1,12 +1,12 @@
-"""Which due times are called, reckoned in plain Python from what the documentation says.
+"""due_times: the oracle of which due times are called, in plain Python from the documentation.
 
 Comes from:  ``checks``, with the Story of a run.
-Goes to:     back to it: what is wrong.
+Goes to:     ``checks``, with a list of problems.
 Thread:      any; pure.
 
-An entry has *lives*: each begins with an edit after which its due times are counted anew, and ends with the
-next such edit. Who leads sees an edit within a second, unless there was trouble: so each life has due times
-that must be called, and some around its ends that may.
+An entry has *lives*: each begins with an edit that restarts its due times, and ends with the next such edit.
+The leader sees an edit within a second, except during troubles (faults). So each life has due times that must
+be called, and some near its ends that may be called.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.simulation.case import Case, Edit, Entry, Fault
 from tests.simulation.schedules import SLEEP_SECONDS, Done, Run, Story
 
 SEEN_SECONDS = 1.0
-"""Within which who leads sees an edit."""
+"""Within this time the leader sees an edit."""
 TAKEOVER_SECONDS = 4.0
-"""After a trouble has ended, somebody leads and has called what was due."""
+"""Within this time after a trouble there is a leader, and it has called what was due."""
 LATE_SECONDS = 60.0
 TOLERANCE = 0.002
 Instants = list[float]
@@ -35,8 +35,8 @@ Instants = list[float]
 
 @dataclass
 class Life:
-    """begin, end: seconds of the world. says: what it says since when. again: whether its due times may be
-    counted from the life before. identity: what is another in each life."""
+    """begin, end: seconds of the world. says: the entries, with the times from which they apply. again:
+    whether due times may be counted from an earlier life. identity: differs between lives."""
 
     begin: float
     says: list[tuple[float, Entry]]
@@ -47,12 +47,13 @@ class Life:
 
 @dataclass
 class Name:
-    """What is known of the entry of one name."""
+    """What is known of the entry with a name."""
 
     base: Entry | None = None
     hand: Entry | None = None
     number: int = -1
-    """Of those that were added by hand, each of which begins anew; -1: of what has no mark of its birth."""
+    """Counts entries added by hand, each of which starts a new life; -1 for entries without a creation
+    mark."""
     changes: dict[str, Any] = field(default_factory=dict)
     removed: bool = False
     refused: bool = False
@@ -60,14 +61,14 @@ class Name:
     unsure: bool = False
     lives: list[Life] = field(default_factory=list)
     gone: list[float] = field(default_factory=list)
-    """When it was removed, or replaced by what cannot be called."""
+    """When it was removed, or replaced by an entry that cannot be called."""
 
     @property
     def there(self) -> bool:
         return self.base is not None or self.hand is not None or self.refused
 
     def entry(self) -> Entry | None:
-        """What it says; None where it is not called whatever the time."""
+        """Return the current entry; None if it is never called."""
         found = self.hand or (None if self.removed else self.base)
         if found is None or found.wrong or self.refused:
             return None
@@ -80,7 +81,7 @@ class Name:
 
 
 class Oracle:
-    """Holds the *story* of *case* against the rules. fired: the faults that were met, with their times."""
+    """Checks the *story* of *case*. fired: the triggered faults, with their times."""
 
     def __init__(self, case: Case, story: Story, fired: list[tuple[float, Fault]]) -> None:
         self.case = case
@@ -99,11 +100,11 @@ class Oracle:
         self.silences = [
             (at, at + fault.seconds + TAKEOVER_SECONDS) for at, fault in fired if fault.node == "results"
         ]
-        """When it cannot be known whether the call before has ended."""
+        """Times when it is unknown whether the previous call has ended."""
         self.jumps = [(at, fault.seconds) for at, fault in fired if fault.kind == "jump"]
         self.skew = sum(abs(seconds) for _, seconds in self.jumps)
         self.damaged: set[str] = set()
-        """Entries of which a result was damaged: their call before may be taken for one that has ended."""
+        """Entries with a damaged result: their previous call may count as ended."""
         self.names = {each.name: Name(each) for each in self.table.entries}
         for known in self.names.values():
             self._live(known, 0.0, known.entry())
@@ -116,7 +117,7 @@ class Oracle:
             self._check(name, known)
         return self.found
 
-    # -- what became of edits --
+    # -- edits --
 
     def _edited(self, done: Done) -> None:
         edit = done.edit
@@ -156,7 +157,7 @@ class Oracle:
         self._live(known, done.at, known.entry())
 
     def _refusal(self, edit: Edit, known: Name) -> str:
-        """The error that *edit* ends with; "" for none."""
+        """Return the error that *edit* must end with; "" for none."""
         entry = known.entry()
         if edit.what in ("stranger", "damage"):
             return ""
@@ -204,7 +205,7 @@ class Oracle:
             known.changes.update(fields)
 
     def _live(self, known: Name, at: float, entry: Entry | None) -> None:
-        """From *at* on the entry is *entry*; None for not there."""
+        """Note that the entry is *entry* from *at* on; None if it does not exist."""
         last = known.lives[-1] if known.lives else None
         alive = last is not None and last.end == float("inf")
         if entry is not None and not entry.fields.get("enabled", True):
@@ -216,7 +217,7 @@ class Oracle:
         if alive and last is not None:
             last.end = at
         if entry is not None:
-            # It may be that nobody has seen what was between them; or that what was could not be read.
+            # What was in between may not have been seen, or not been readable.
             again = any(each.identity == identity for each in known.lives)
             known.lives.append(Life(at, [(at, entry)], identity, again=again))
 
@@ -226,7 +227,7 @@ class Oracle:
         return self.story.base + at
 
     def _seen(self, at: float) -> float:
-        """When who leads has seen at the latest what was at *at*."""
+        """Return when the leader must have seen what happened at *at*."""
         until = at + SEEN_SECONDS
         while end := max((end for start, end in self.troubles if start <= until < end), default=0.0):
             until = end + SEEN_SECONDS
@@ -237,7 +238,7 @@ class Oracle:
         return _merged([*self.troubles, *more])
 
     def _dues(self, when: tuple[Any, ...], low: float, high: float, anchor: float | None) -> Instants:
-        """All due times after *low* up to *high*."""
+        """Return all due times in (*low*, *high*]."""
         kind, *given = when
         if kind == "every":
             if anchor is None:
@@ -252,7 +253,7 @@ class Oracle:
             found = iter(crontab_dues(given[0], given[1] or self.table.timezone, low, high))
         return [each for each in found if low < each <= high + TOLERANCE]
 
-    # -- what was called --
+    # -- calls --
 
     def _check(self, name: str, known: Name) -> None:
         story = self.story
@@ -282,7 +283,7 @@ class Oracle:
         return f"{due - self.story.base:.6f}"
 
     def _slots(self, name: str, known: Name, slots: list[tuple[float, float, str]]) -> None:
-        """Its calls were made in order, and in time."""
+        """Check that calls were made in order, and in time."""
         calls = sorted((at, due) for due, at, _ in slots)
         if not self.jumps and [due for _, due in calls] != sorted(due for _, due in calls):
             self.found.append(f"{name} was not called in the order of its due times: {calls}")
@@ -303,7 +304,7 @@ class Oracle:
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")
 
     def _life(self, name: str, life: Life, before: Life, known: Name, dues: Instants) -> Instants:
-        """The due times of *dues* that this life explains; what it misses is told."""
+        """Return those of *dues* that this life explains; report those that are missing."""
         seen, gone = self._wall(self._seen(life.begin)), self._wall(self._seen(life.end))
         end = self._wall(life.end)
         low = self._wall(before.begin if life.again else life.begin) - TOLERANCE
@@ -314,7 +315,7 @@ class Oracle:
             every = entry.when[1]
             own = [due for due in dues if seen < due <= end]
             ahead = sum(abs(seconds) for at, seconds in self.jumps if at < life.end)
-            sure = [due for due in own if due > seen + ahead]  # others may be of the life before
+            sure = [due for due in own if due > seen + ahead]  # others may belong to the previous life
             if not sure:
                 first = seen + every
                 bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)
@@ -343,20 +344,20 @@ class Oracle:
         return explained
 
     def _says(self, life: Life, second: float) -> Iterator[Entry]:
-        """What it may have said at *second*."""
+        """Yield the entries that may have applied at *second*."""
         for number, (since, entry) in enumerate(life.says):
             until = life.says[number + 1][0] if number + 1 < len(life.says) else float("inf")
             if since <= second + self.skew and second <= self._seen(until) + self.skew:
                 yield entry
 
     def _may(self, life: Life, due: float) -> bool:
-        """Whether it said then, or later while nobody had called it, that *due* is a due time."""
+        """Return whether *due* is allowed by an entry that applied then, or later before it was called."""
         second = due - self.story.base
         later = [entry for since, entry in life.says if since > second]
         return any(_within(entry, second) for entry in (*self._says(life, second), *later, life.says[0][1]))
 
     def _must(self, life: Life, dues: Instants, end: float) -> Instants:
-        """Those of *dues* that must be called, whatever was in the way."""
+        """Return those of *dues* that must be called in spite of faults."""
         found: Instants = []
         if self.jumps:
             dues = [due for due in dues if due < self._wall(min(at for at, _ in self.jumps))]
@@ -370,7 +371,7 @@ class Oracle:
                 continue
             entry, sure = says[0], len(says) == 1
             jitter = entry.fields.get("jitter", 0.0) if sure else 0.0
-            # An edit before the call is made holds for it.
+            # An edit before the call is made applies to it.
             sure &= not any(second < since <= second + jitter + TOLERANCE for since, _ in life.says)
             expires = entry.fields.get("expires")
             if due + jitter + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
@@ -379,7 +380,7 @@ class Oracle:
             if jitter and (
                 following <= due + jitter or (entry.when[0] == "every" and jitter >= entry.when[1])
             ):
-                continue  # one call may be made of both
+                continue  # one call may be made for both
             windows = self._silent(entry)
             hit = [each for each in windows if each[0] <= second + jitter and second <= each[1]]
             if not hit:
@@ -388,12 +389,12 @@ class Oracle:
                 open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
             if any(at < until for at, _ in self.jumps):
-                continue  # which is the latest is not known
+                continue  # the latest one is unknown
             last = next((entry for _, entry in reversed(missed) if entry is not None), Entry())
             catch_up = last.fields.get("catch_up", "latest")
             alone = last.fields.get("overlap", "allow") != "allow"
             count = catch_up if isinstance(catch_up, int) and not alone else 1
-            for due, said in missed[-count:]:  # also what need not be made up for takes a place
+            for due, said in missed[-count:]:  # optional ones count, too
                 if said is None:
                     continue
                 wait = self._wall(until) - due
@@ -405,7 +406,7 @@ class Oracle:
         return found
 
     def _excused(self, known: Name, life: Life, due: float, dues: Instants, name: str) -> bool:
-        """Whether the call before had not ended, or there were enough."""
+        """Return whether the previous call had not ended, or ``max_runs`` was reached."""
         second = due - self.story.base
         says = list(self._says(life, second))
         limits = [entry.fields.get("max_runs") for each in known.lives for _, entry in each.says]
@@ -419,17 +420,17 @@ class Oracle:
         ended = [run.ended for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
         last = max((end for end in ended if end is not None), default=float("inf"))
         single = all(entry.task in ("tick", "bad", "slow") for entry in says)
-        if not single and self._is_busy:  # what it calls may wait behind what is slow
+        if not single and self._is_busy:  # its calls may wait behind a slow task
             return True
         return last + (1.0 if single else 3 * SLEEP_SECONDS) >= second or not self.only_beats
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a slow task has kept a worker."""
+        """Whether a slow task has occupied a worker."""
         return any(run.ended != run.started for run in self.story.runs)
 
     def _is_unseen(self, entry: Entry) -> bool:
-        """Whether calls of it may never run. Those that expire do not, while a slow task keeps the worker."""
+        """Return whether its calls may never run, for example if they expire behind a slow task."""
         expires = self._is_busy and entry.fields.get("expires") is not None
         return expires or entry.task == "nobody" or entry.fields.get("overlap") == "replace"
 
@@ -438,12 +439,12 @@ class Oracle:
             lives = [life for life in known.lives if life.identity[1] == number]
             limits = [entry.fields.get("max_runs") for life in lives for _, entry in life.says]
             if len({life.identity[1] for life in known.lives}) > 1:
-                continue  # each of them has its own
+                continue  # each of them has its own limit
             if None not in limits and limits and len(dues) > max(limits):
                 self.found.append(f"{name} was called {len(dues)} times, with max_runs={max(limits)}")
 
     def _ran(self, name: str, known: Name, dues: Instants, runs: list[Run]) -> None:
-        """Each call ran, once, with the arguments of the entry."""
+        """Check that each call ran once, with the entry's arguments."""
         if not known.lives:
             return
         every = [entry for life in known.lives for _, entry in life.says]
@@ -463,7 +464,7 @@ class Oracle:
                 self.found.append(f"{name} ran {count} times for {self._shown(due)}")
             if not (count or can_miss or self._was_owed(name, known, due)):
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
-        # Of what add_periodic_task() adds it is an option of the call, and counts from then.
+        # For add_periodic_task() it is an option of the call, and counts from the call.
         expires = [None if entry.source == "code" else entry.fields.get("expires") for entry in every]
         if self.only_beats and not self.jumps and self.case.world.acks_late and None not in expires:
             self.found += [
@@ -493,7 +494,7 @@ class Oracle:
             ]
 
     def _was_owed(self, name: str, known: Name, due: float) -> bool:
-        """Whether the entry was gone before the message for *due* could be sent."""
+        """Return whether the entry was removed before the message for *due* could be sent."""
         if self.story.together or self.story.slots is None:
             return False
         called = [at - self.story.base for each, at, _ in self.story.slots[name] if abs(each - due) < 1e-5]
@@ -506,11 +507,11 @@ class Oracle:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether one task runs at a time."""
+        """Whether only one task runs at a time."""
         return self.case.world.workers == self.case.world.concurrency == 1
 
     def _replaced(self, name: str, every: list[Entry], runs: list[Run]) -> None:
-        """No call begins once another has replaced it."""
+        """Check that no call starts after another has replaced it."""
         if self.story.slots is None or any(entry.fields.get("overlap") != "replace" for entry in every):
             return
         slots = sorted((due, at) for due, at, _ in self.story.slots.get(name, ()))
@@ -525,13 +526,13 @@ def _is_hindered(entry: Entry) -> bool:
 
 
 def _within(entry: Entry, second: float) -> bool:
-    """Whether a due time is not before the start and after the end."""
+    """Return whether *second* is between the entry's start and end."""
     start, end = entry.fields.get("start"), entry.fields.get("end")
     return (start is None or second >= start - TOLERANCE) and (end is None or second <= end + TOLERANCE)
 
 
 def _at_bound(entry: Entry, second: float) -> bool:
-    """Whether *second* is so close to the start or the end that rounding decides on which side it is."""
+    """Return whether *second* is so close to the start or end that rounding decides."""
     return any(
         bound is not None and 1e-7 < abs(second - bound) < TOLERANCE
         for bound in (entry.fields.get("start"), entry.fields.get("end"))
@@ -563,7 +564,7 @@ def _field(text: str, low: int, high: int) -> set[int]:
 
 
 def crontab_dues(text: str, zone: str, low: float, high: float) -> Instants:
-    """The due times of the crontab *text* (no names, at most one day field) in (*low*, *high*]."""
+    """Return the due times of the crontab *text* (no names, at most one day field) in (*low*, *high*]."""
     parts = text.split()
     fields = [_field(part, *ends) for part, ends in zip(parts, _FIELDS, strict=True)]
     weekdays = {day % 7 for day in fields[4]}
@@ -584,9 +585,9 @@ def wall_dues(
     low: float,
     high: float,
 ) -> Instants:
-    """The instants in (*low*, *high*] at which the clocks of *zone* show these *seconds* of a minute that
-    *matches*. follows: whether the clock is followed as it goes; else what it leaves out comes when it goes
-    on, and what it shows twice comes once."""
+    """Return the times in (*low*, *high*] at *seconds* of local minutes in *zone* that *matches* accepts.
+    follows: use each local time as it occurs; else a skipped time is due when the clock continues, and a
+    repeated time only once."""
     tz = ZoneInfo(zone)
     found: set[float] = set()
     shown: set[datetime] = set()

@@ -1,11 +1,11 @@
-"""The same programs on real servers: real workers, real time, real faults.
+"""real: runs the programs on real servers, with real workers, in real time, with real faults.
 
 Comes from:  ``python -m tests.simulation --real``, ``test_real``.
 Goes to:     ``checks``, with what was seen; a report.
-Thread:      the caller's; one for each call, since those wait.
+Thread:      the caller's, and one for each call, which may wait.
 
-A fleet of ``qworker start`` runs the cases of its round one after another; a case that fails ends the round.
-The same seed makes the same world, the same calls and the same faults, but the machine has its own timing.
+A fleet of ``qworker start`` runs the cases of a round one after another; a failing case ends the round. The
+same seed makes the same world, calls and faults, but the timing differs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tests.simulation.run import CALLERS, Seen, heard, meddle
 from tests.support.flows import Expected, expected
 
 CASES = 6
-"""In a round."""
+"""Cases in a round."""
 PATIENCE = 45.0
-"""Seconds after the last fault and call within which everything is quiet."""
+"""Seconds after the last fault and call within which everything must be quiet."""
 STABLE = 0.6
-"""Seconds for which it stays quiet."""
+"""Seconds for which it must stay quiet."""
 RECOVERY = 4.0
-"""Seconds after a fault within which workers find their servers again."""
+"""Seconds after a fault within which workers reconnect."""
 LOOK = 0.15
 OF_SERVERS = frozenset({"away", "cut", "slow"})
 OF_WORKERS = frozenset({"kill", "kill tree", "child", "freeze", "restart"})
@@ -53,7 +53,7 @@ APP = "tests.simulation.real_worker:app"
 
 
 class RealCaller(Caller):
-    """One that waits in real time."""
+    """A caller that waits in real time."""
 
     def __init__(self, name: str, fleet: Fleet) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class RealCaller(Caller):
         self._lock = threading.Lock()
 
     def call(self, asked: Asked) -> None:
-        with self._lock:  # for an eager call a setting of the app is changed
+        with self._lock:  # an eager call changes a setting of the app
             super().call(asked)
 
     def awaited(self, coroutine: Any) -> Any:
@@ -71,7 +71,7 @@ class RealCaller(Caller):
 
 
 class Fleet:
-    """Workers, callers and an observer of one world; in *place*, to which *faults* happen."""
+    """Workers, callers and an observer of a world on the servers of *place*. faults: breaks the servers."""
 
     def __init__(self, world: RealWorld, place: Place, faults: Faults | None = None) -> None:
         self.world = world
@@ -111,13 +111,13 @@ class Fleet:
 
     @property
     def joins(self) -> Any:
-        """None where there are none, or those of others are there, too."""
+        """The joins; None if there are none, or the store is shared with others."""
         shared = self.place.shared and not self.world.stores.startswith("redis")
         return None if shared or self.by_messages else self.observer.app.backend.joins
 
     @property
     def by_messages(self) -> bool:
-        """Whether only who called can ask for results."""
+        """Whether only the caller can read results."""
         return self.place.results.startswith("rpc")
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Fleet:
 
 
 class RealRunning:
-    """A case that runs on *fleet*."""
+    """A case running on *fleet*."""
 
     def __init__(self, case: Case, fleet: Fleet) -> None:
         self.case = case
@@ -141,7 +141,7 @@ class RealRunning:
         self.wanted: dict[str, Expected] = {}
         self.errors = list(fleet.record.errors)
         self.ended_at = -RECOVERY
-        """When the last fault ended, or one of a server began."""
+        """When the last fault ended, or the last fault of a server began."""
         fleet.record.trouble = False
 
     def go(self) -> Seen:
@@ -210,7 +210,7 @@ class RealRunning:
             self._harm(fault, fleet.running[fault.node])
         elif fault.kind in OF_SERVERS and fleet.faults is not None:
             fleet.faults.begin(fault)
-            self.ended_at = time.monotonic()  # a connection that is cut has no later end
+            self.ended_at = time.monotonic()  # a cut connection has no end event
         else:
             meddle(fault.kind, fleet.observer.app, fleet.note)
 
@@ -249,7 +249,7 @@ class RealRunning:
     # -- the end --
 
     def _rest(self) -> None:
-        """Wait until everything is quiet."""
+        """Wait until everything is quiet, or PATIENCE is over."""
         until, since = time.monotonic() + PATIENCE, None
         while time.monotonic() < until:
             why = self._busy()
@@ -266,10 +266,10 @@ class RealRunning:
                 self.seen.stuck = f"{thread.name} waits for ever; {self.seen.stuck}"
 
     def _busy(self) -> str:
-        """What is still to be done."""
+        """Return what is still to be done; "" if nothing is."""
         fleet, seen = self.fleet, self.seen
         if time.monotonic() - self.ended_at < RECOVERY:
-            return "workers may be without their server"  # which would be told in the next case
+            return "workers may be without their server"  # their errors would be logged in the next case
         for thread in self.threads:
             if thread.is_alive():
                 return f"{thread.name} waits"
@@ -300,7 +300,8 @@ class RealRunning:
         return "" if seen.may_lose else self._missing()
 
     def _missing(self) -> str:
-        """What has not run yet: brokers do not count what workers hold."""
+        """Return a call that has not run yet; "" if there is none. Brokers do not count messages held by
+        workers."""
         record = self.fleet.record.read(self.fleet.observer.app)
         for asked in self.seen.asked:
             want = self.wanted[asked.name]
@@ -325,7 +326,7 @@ class RealRunning:
         admin = fleet.observer.app.broker.admin
         seen.record = fleet.record.read(fleet.observer.app)
         if fleet.by_messages:
-            seen.record.called.clear()  # their results went to the workers that called
+            seen.record.called.clear()  # their results went to the calling workers
             seen.record.unseen.clear()
         seen.tasks = sum(len(seen.record.runs[asked.name]) for asked in seen.asked)
         errors = list(fleet.record.errors)
@@ -344,7 +345,7 @@ def run_real(case: Case, fleet: Fleet) -> Seen:
 
 @contextmanager
 def sailing(world: RealWorld, place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
-    """A fleet of *world*, gone afterwards."""
+    """Yield a fleet of *world*, and close it afterwards."""
     fleet = Fleet(world, place, faults)
     try:
         yield fleet
@@ -356,7 +357,7 @@ def sailing(world: RealWorld, place: Place, faults: Faults | None = None) -> Ite
 
 
 class RealSearch:
-    """Rounds on servers of *chosen* kinds. say: where to tell of them. kept: where logs of failures go."""
+    """Rounds on servers of the *chosen* kinds. say: called with each line to report."""
 
     def __init__(self, chosen: Sequence[str], say: Callable[[str], None]) -> None:
         self.chosen = chosen
@@ -366,7 +367,7 @@ class RealSearch:
         self.failed: list[str] = []
 
     def round(self, kind: str, seed: int) -> None:
-        """The cases of *seed* on one fleet, until one fails."""
+        """Run the cases of *seed* on one fleet, until one fails."""
         world = world_of(kind, seed)
         directory = Path(tempfile.mkdtemp(prefix="qworker-real-"))
         kept = False
@@ -405,7 +406,7 @@ class RealSearch:
         self.say("\n".join(lines))
 
     def run(self, seeds: Iterator[int], seconds: float, most: int | None) -> None:
-        """Rounds of the chosen servers in turn, for so many *seconds*, at most so many."""
+        """Run rounds on the chosen servers in turn for *seconds*, at most *most* of them."""
         start = time.monotonic()
         rounds = 0
         for seed in seeds:
@@ -423,7 +424,7 @@ class RealSearch:
 
 
 def search(names: str, minutes: float, seed: int, only: bool, say: Callable[[str], None]) -> int:
-    """What ``--real NAMES`` does; 1 when a case failed. only: the round of this seed and no other."""
+    """Run ``--real NAMES``; return 1 if a case failed. only: run only the round of *seed*."""
     wanted = kinds() if names == "all" else tuple(names.split(","))
     if strange := set(wanted) - set(kinds()):
         raise SystemExit(f"--real takes {', '.join(kinds())}, or all; not {', '.join(sorted(strange))}")

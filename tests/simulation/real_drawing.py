@@ -1,4 +1,4 @@
-"""Cases for real servers at random: those of ``drawing``, with times that somebody can wait for.
+"""real_drawing: random cases for real servers: those of ``drawing`` with shorter times.
 
 Comes from:  a seed.
 Goes to:     ``real``.
@@ -29,12 +29,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
             "async_concurrency", "track_started", "serializer", "middleware",
         )
     },
-    "key": ("", "", "signed"),  # which is never set late: one fleet runs several cases
+    "key": ("", "", "signed"),  # never set late: a fleet runs several cases
 }  # fmt: skip
 PACE = 0.25
-"""Times are so much shorter than those of the simulated cases."""
+"""Factor for the times of simulated cases."""
 LONGEST = 1.0
-"""Seconds that a call may be due later."""
+"""Maximum countdown of a call, in seconds."""
 
 
 def kinds() -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def world_of(kind: str, seed: int) -> RealWorld:
-    """The world of *seed*, in which *kind* is the broker."""
+    """Return the world of *seed* with the broker *kind*."""
     random = Random(f"real {kind} {seed}")
     made = {name: random.choice(values) for name, values in CHOICES.items()}
     stores = random.choice([stores for stores, (broker, _) in STORES.items() if broker == kind])
@@ -51,7 +51,7 @@ def world_of(kind: str, seed: int) -> RealWorld:
 
 
 def cases_of(world: RealWorld, seed: int, count: int) -> list[Case]:
-    """The cases of *seed*, which one fleet runs one after another."""
+    """Return the cases of *seed*, which a fleet runs one after another."""
     random = Random(f"cases {seed}")
     return [case(random, world) for _ in range(count)]
 
@@ -71,10 +71,10 @@ def order(random: Random, world: RealWorld) -> Order:
             break
     how, ask = "call" if made.how in IN_TRANSACTIONS else made.how, made.ask
     if written_as_celery(world) and how == "twice":
-        how = "call"  # two runs of one chord at a time count their members in the same key
+        how = "call"  # two concurrent runs of a chord would count their members in the same key
     for part in parts_of(made.flow):
         if written_as_celery(world) and getattr(part, "does", "") == "ignore":
-            part.does = "none"  # a chord in that layout waits for all members, also when one has failed
+            part.does = "none"  # in that layout, a chord waits for all members, even if one has failed
         if getattr(part, "options", None):
             part.options = sooner(part.options)
         if getattr(part, "does", "") == "hard":
@@ -83,7 +83,7 @@ def order(random: Random, world: RealWorld) -> Order:
             else:
                 part.options = {**part.options, "time_limit": TIME_LIMIT}
         if getattr(part, "does", "") == "requeue" and how == "twice":
-            how = "call"  # the two messages have one id
+            how = "call"  # the two messages have the same id
     return replace(
         made,
         at=round(made.at * PACE, 2),
@@ -94,7 +94,7 @@ def order(random: Random, world: RealWorld) -> Order:
 
 
 def sooner(options: dict[str, Any]) -> dict[str, Any]:
-    """*options* with a countdown that somebody can wait for; an int stays one."""
+    """Return *options* with a countdown of at most LONGEST; an int stays an int."""
     countdown = options.get("countdown")
     return (
         options if countdown is None else {**options, "countdown": min(countdown, type(countdown)(LONGEST))}
@@ -102,7 +102,7 @@ def sooner(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def written_as_celery(world: RealWorld) -> bool:
-    """Whether chords are in Celery's layout."""
+    """Return whether chords are stored in Celery's layout."""
     of_celery = world.stores.startswith(("redis", "rabbitmq+redis"))
     return of_celery and world.canvas_format == "auto" and not world.key
 
@@ -113,7 +113,7 @@ def fault(random: Random, world: RealWorld) -> Fault:
     kinds = ["kill"] * 2 + ["kill tree"] + ["freeze"] * 2 + ["restart", *OF_OPERATORS]
     if world.pool == "prefork":
         kinds += ["child"] * 2
-    if not world.stores.endswith("rpc"):  # what is sent while the server is away is lost, as is documented
+    if not world.stores.endswith("rpc"):  # messages sent while the server is away are lost, as documented
         kinds += ["away"] * 4 + ["cut"] * 2 + ["slow"]
     kind = random.choice(kinds)
     if kind == "freeze":
@@ -125,7 +125,7 @@ def fault(random: Random, world: RealWorld) -> Fault:
         seconds = random.choice((0.5, 2.0, 4.0))
         if kind == "slow":
             return Fault(kind, node, at=at, seconds=seconds)
-        # After kill -9 NATS may keep for ever what was acknowledged just before.
+        # After kill -9, NATS may keep recently acknowledged messages for ever.
         ways = AWAY[1:] if world.stores.startswith("nats") else AWAY
         return Fault(kind, node, random.choice(ways), at=at, seconds=seconds)
     return Fault(kind, worker if kind in ("kill", "kill tree", "restart", "child") else "", at=at)

@@ -1,8 +1,8 @@
-"""What ran in real processes, and what tasks are to do: in files that outlive them all.
+"""real_record: files that record what ran in real processes, and tell tasks what to do.
 
-Comes from:  the tasks of ``program``, in whatever process runs them; ``real``, which writes the flows.
-Goes to:     ``read()``, which makes a Record of it for the checks.
-Thread:      any; a line is one write to a file opened with O_APPEND, so that lines never mix.
+Comes from:  the tasks of ``program``, in any process; ``real``, which writes the flows.
+Goes to:     ``read()``, which makes a Record for the checks.
+Thread:      any; a line is one write to a file opened with O_APPEND, so lines never mix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.program import Flow, Record
 
 
 class Lines:
-    """A file of JSON lists, one a line. A line that was cut short by a kill is not one."""
+    """A file of JSON lists, one on each line. Lines that a kill has truncated are ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Lines:
 
 
 class KeptRecord(Record):
-    """A Record in *directory*, which the processes of a fleet share."""
+    """A Record in *directory*, shared by the processes of a fleet."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class KeptRecord(Record):
     def flow(self, name: str) -> Flow | None:
         path = self.directory / f"{name}.flow"
         if name not in self._flows and path.exists():
-            # When it is whole: other threads look, too.
+            # Assigned only when complete: other threads read it, too.
             self._flows[name] = Flow(*pickle.loads(path.read_bytes()))
         return self._flows.get(name)
 
@@ -69,7 +69,7 @@ class KeptRecord(Record):
 
     @property
     def trouble(self) -> bool:
-        """Whether something has gone wrong in this case."""
+        """Whether a fault has happened in this case."""
         return (self.directory / "trouble").exists()
 
     @trouble.setter
@@ -91,7 +91,7 @@ class KeptRecord(Record):
         self.lines.append("told", flow, number)
 
     def call(self, flow: str, number: int, made: Any) -> None:
-        if not self.of(flow).eager:  # whose results nobody else can look up
+        if not self.of(flow).eager:  # no other process can read eager results
             self.lines.append("called", flow, number, made.as_tuple())
 
     def is_first(self, request: Any) -> bool:
@@ -108,8 +108,8 @@ class KeptRecord(Record):
         self.lines.append("unseen", text)
 
     def read(self, app: QWorker) -> Record:
-        """What is in the files now. Runs that were cut short end where they started. *app* asks for results
-        of what tasks called."""
+        """Return the content of the files. Interrupted runs end when they started. app: for results of calls
+        made by tasks."""
         found = Record()
         ends = {line[3]: line[4] for line in self.lines if line[0] == "end"}
         for what, *words in self.lines:

@@ -1,7 +1,7 @@
-"""The servers of real fleets: private ones behind proxies, so that they can be broken.
+"""real_servers: private servers for real fleets, behind proxies so that they can be broken.
 
 Comes from:  ``real``, with the name of a pair of stores.
-Goes to:     the server's binaries (``tests.acceptance.private_servers``) and the proxy in front of each.
+Goes to:     the servers' binaries (``tests.acceptance.private_servers``) and a proxy for each.
 Thread:      the one that runs cases.
 """
 
@@ -29,13 +29,13 @@ STORES: dict[str, tuple[str, str]] = {
     "rabbitmq+rpc": ("rabbitmq", "rpc"),
     "nats+redis": ("nats", "redis"),
 }
-"""Servers of messages and of results. "": the same; "other": another database of it; "rpc": by messages."""
+"""Servers of messages and results. "": the same; "other": another database of it; "rpc": by messages."""
 AWAY = ("killed", "frozen", "refused", "mute")
-"""Ways of not answering. mute: it does what it is told, and no answer comes."""
+"""Ways of not answering. mute: the server executes requests, but answers do not arrive."""
 
 
 def results_url(broker: str, results: str, server: str) -> str:
-    """server: the URL of that of the results, where it is another one."""
+    """Return the URL of the results. server: the URL of their server, if it is another one."""
     if results == "rpc":
         return "rpc://"
     if results == "other":
@@ -46,7 +46,7 @@ def results_url(broker: str, results: str, server: str) -> str:
 
 
 class Servers:
-    """Those that are started, by kind; each until close()."""
+    """Servers, started on first use, and running until close()."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -60,7 +60,7 @@ class Servers:
 
     @contextmanager
     def opened(self, stores: str, directory: Path) -> Iterator[tuple[Place, Faults]]:
-        """The servers of *stores*, emptied, by way of proxies, and what can go wrong with them."""
+        """Yield the place of *stores* behind proxies, with emptied servers, and their Faults."""
         messages, results = STORES[stores]
         with ExitStack() as stack:
             broker = self._server(messages)
@@ -77,7 +77,7 @@ class Servers:
 
 
 class Faults:
-    """What goes wrong with servers. broken: by the names of their roles."""
+    """Breaks servers, and heals them. broken: the servers by role."""
 
     def __init__(self, broken: dict[str, Broken]) -> None:
         self.broken = broken

@@ -1,8 +1,8 @@
-"""A worker of a fleet on real servers: ``qworker start -A tests.simulation.real_worker:app``.
+"""real_worker: the app of workers on real servers: ``qworker start -A tests.simulation.real_worker:app``.
 
-Comes from:  ``real``, with the world and its places in the environment.
+Comes from:  ``real``, with the world and its place in the environment.
 Goes to:     a KeptRecord.
-Thread:      whichever runs the tasks.
+Thread:      any that runs tasks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.simulation.run import Errors
 VARIABLE = "SIMULATED_FLEET"
 LEASE_SECONDS = 2.5
 TIME_LIMIT = 0.4
-"""Of calls that pass it."""
+"""Time limit of calls that exceed it."""
 
 
 @dataclass(frozen=True, repr=False)
 class RealWorld(World):
-    """stores: see ``real_servers.STORES``. pool: of ``qworker start``."""
+    """stores: see ``real_servers.STORES``. pool: the option of ``qworker start``."""
 
     pool: str = "prefork"
     canvas_format: str = "auto"
@@ -39,8 +39,8 @@ class RealWorld(World):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the fleet finds its servers. queue: its own. shared: others use the servers, too. settings: what
-    else they need."""
+    """The servers of a fleet. queue: its own queue. shared: others use the servers, too. settings: additional
+    ones."""
 
     broker: str
     results: str
@@ -51,7 +51,7 @@ class Place:
 
 
 class Process:
-    """What ``define()`` wants of a process. note: is told what runs."""
+    """The process interface that ``define()`` needs. note: called with what runs."""
 
     def __init__(self, name: str, record: KeptRecord, note: Callable[..., None] = lambda *_: None) -> None:
         self.name = name
@@ -61,21 +61,21 @@ class Process:
 
     @property
     def fired(self) -> bool:
-        """Whether something has gone wrong."""
+        """Whether a fault has happened."""
         return self._record.trouble
 
     def end_child(self, why: str) -> None:
-        """Pass the time limit."""
+        """Run until the time limit."""
         del why
         while True:
             time.sleep(1.0)
 
     def step(self) -> None:
-        """Whoever is dead runs nothing."""
+        """Do nothing: dead processes do not get here."""
 
 
 def make_app(name: str, world: RealWorld, place: Place, record: KeptRecord) -> QWorker:
-    """An app as all processes of the fleet have one."""
+    """Return the app of a process of the fleet."""
     app = QWorker(
         name,
         broker=place.broker,
@@ -95,7 +95,7 @@ def make_app(name: str, world: RealWorld, place: Place, record: KeptRecord) -> Q
 
 
 def told(world: RealWorld, place: Place) -> dict[str, str]:
-    """The environment of a worker."""
+    """Return the environment variables of a worker."""
     return {VARIABLE: json.dumps([asdict(world), asdict(place)])}
 
 

@@ -1,7 +1,7 @@
-"""Schedules of a world: who looks after them, who edits them, and what they call.
+"""schedules: the schedules of a world: the processes that run and edit them, and the tasks that they call.
 
 Comes from:  ``run``, with the Timetable of a case.
-Goes to:     ``due_times``, with what was called and what became of edits.
+Goes to:     ``due_times``, with the calls and the edits' outcomes.
 Thread:      the world's.
 """
 
@@ -36,11 +36,11 @@ SCHEDULES = (
 RESTART_SECONDS = 1.0
 LONGEST_TROUBLE = 30.0
 SLEEP_SECONDS = 3.0
-"""How long "slow" takes."""
+"""How long the task "slow" takes."""
 
 
 class Failing(Schedule):
-    """One of somebody's own, with a fault."""
+    """A project's own schedule class that raises errors."""
 
     def next(self, after: datetime) -> datetime | None:
         raise RuntimeError("no time")
@@ -59,12 +59,12 @@ WRONG: dict[str, Any] = {
     "raises": {"task": "raising", "schedule": 5.0},
     "waits": {"task": "waiting", "schedule": 5.0},
 }
-"""Entries of settings that are never called, and why. (They stop no other.)"""
+"""Invalid entries in settings, which are never called and must not stop others."""
 
 
 def schedule_of(when: tuple[Any, ...], base: float) -> Schedule:
-    """``("every", seconds)``, ``("cron", text, zone or "")``, ``("at", second of the world)`` or ``("rule",
-    seconds of each minute)``. base: what clocks show at second 0."""
+    """Return the schedule for ``("every", seconds)``, ``("cron", text, zone or "")``, ``("at", second of the
+    world)`` or ``("rule", seconds of each minute)``. base: epoch seconds at second 0."""
     kind, *given = when
     if kind == "every":
         return schedule(given[0])
@@ -77,7 +77,7 @@ def schedule_of(when: tuple[Any, ...], base: float) -> Schedule:
 
 
 def fields_of(entry: Entry, base: float) -> dict[str, Any]:
-    """What *entry* says, as ``beat_schedule`` and add() take it."""
+    """Return the fields of *entry* for ``beat_schedule`` and add()."""
     return {
         "task": entry.task,
         "schedule": schedule_of(entry.when, base),
@@ -86,7 +86,7 @@ def fields_of(entry: Entry, base: float) -> dict[str, Any]:
 
 
 def instants(fields: dict[str, Any], base: float) -> dict[str, Any]:
-    """*fields*, with instants for seconds of the world."""
+    """Return *fields* with datetimes for seconds of the world."""
     return {
         name: datetime.fromtimestamp(base + value, UTC) if name in ("start", "end") and value else value
         for name, value in fields.items()
@@ -95,8 +95,8 @@ def instants(fields: dict[str, Any], base: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an entry's task. due: epoch seconds. given, started, ended: seconds of the world, of which the
-    first is when the pool was given it; ended is None for one that was cut short."""
+    """A run of an entry's task. due: epoch seconds. given, started, ended: seconds of the world; given is
+    when the pool received it, ended is None if it was interrupted."""
 
     name: str
     due: float
@@ -109,8 +109,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of an edit. error: "" for none; of which an unsure one may have been made. place: where it
-    stands among others, which may begin before it ends."""
+    """The outcome of an edit. error: "" for none. unsure: it may have been made in spite of the error. place:
+    its position among edits, which may overlap."""
 
     edit: Edit
     at: float
@@ -122,8 +122,8 @@ class Done:
 
 @dataclass
 class Story:
-    """What was seen of the schedules of a run. slots: (due, at, task_id) by the names of entries; None where
-    nobody can ask."""
+    """What was seen of the schedules of a run. slots: (due, at, task_id) by entry name; None if they cannot
+    be read."""
 
     table: Timetable
     base: float
@@ -132,12 +132,12 @@ class Story:
     slots: dict[str, list[tuple[float, float, str]]] | None = None
     shared: bool = True
     together: bool = True
-    """Whether slots and messages are there together or not at all."""
+    """Whether slots and messages are stored atomically."""
     ended: float = 0.0
 
 
 class BeatNode(Node):
-    """A process that looks after the schedules."""
+    """A process that runs the schedules."""
 
     beat: Beat
 
@@ -152,7 +152,7 @@ class BeatNode(Node):
             raise Killed(self.name)
         try:
             rest = self.beat.step(self.clock.monotonic())
-        except Exception as error:  # noqa: BLE001 - what the component shell would tell of
+        except Exception as error:  # noqa: BLE001 - reported like a component's crash
             self.failure = error
             return None
         if not self.process.alive:
@@ -165,7 +165,7 @@ class BeatNode(Node):
 
 
 class Schedules:
-    """The schedules of a world that runs. *running* is the ``run.Running``."""
+    """The schedules of a running world. running: the ``run.Running``."""
 
     def __init__(self, running: Any, table: Timetable) -> None:
         self.running = running
@@ -176,12 +176,12 @@ class Schedules:
         self.over = False
         self.stores: list[Any] = []
         self._edited: list[tuple[str, range]] = []
-        """Callers whose edits have ended, with the lines of the log meanwhile."""
+        """Callers whose edits have ended, with the log lines during each edit."""
 
     # -- each node --
 
     def equip(self, app: QWorker, process: Process) -> None:
-        """Give *app* its entries and their tasks."""
+        """Add the entries and their tasks to *app*."""
         table, base = self.table, self.story.base
         app.conf.timezone = table.timezone
         if table.store == "other":
@@ -201,7 +201,7 @@ class Schedules:
         define(app, process, self)
 
     def store(self, node: Node) -> Any:
-        """The schedule store of *node*, whose calls are watched."""
+        """Return the schedule store of *node*, with its calls watched."""
         made: Any = open_store(node.app)
         watch(node.process, "schedules", made, SCHEDULES, "beat.")
         self.stores.append(made)
@@ -210,7 +210,7 @@ class Schedules:
     # -- from start to end --
 
     def start(self) -> None:
-        """Begin, now that there are callers."""
+        """Start the beats, and plan the edits."""
         for number in range(self.table.beats):
             self._start_beat(f"beat{number}")
         for caller in self.running.callers:
@@ -243,7 +243,7 @@ class Schedules:
         return 0.1
 
     def happen(self, fault: Fault) -> bool:
-        """Let a fault of the schedules happen; False for one that is none."""
+        """Apply a fault to a beat; return False if it is not for one."""
         node = self.beats.get(fault.node)
         if node is None or fault.kind not in ("kill", "restart"):
             return False
@@ -259,7 +259,7 @@ class Schedules:
         node.process.die()
 
     def _end(self) -> None:
-        """All who look after the schedules are told to stop, once nothing is away and no message is owed."""
+        """Stop all beats, once no store is away and no message is still to be sent."""
         inner = getattr(self.running.observer.app.schedules.store, "inner", None)
         inner = inner or self.running.observer.app.schedules.store
         owed = self.running.observer.process.away or inner.pending()
@@ -304,8 +304,8 @@ class Schedules:
         self.time.note(caller.name, edit.what, edit.name, done.error or "done")
 
     def _place(self, began: int, caller: Caller) -> int:
-        """Where the log has the last that an edit of *caller* has written, or else read, since *began*.
-        Others of *caller* may have begun and ended meanwhile."""
+        """Return the log line of the last write, or else read, by an edit of *caller* since *began*. Other
+        edits of *caller* may have begun and ended meanwhile."""
         ended = len(self.time.log)
         others = {place for name, lines in self._edited if name == caller.name for place in lines}
         lines = [(place, self.time.log[place]) for place in range(began, ended) if place not in others]
@@ -317,7 +317,7 @@ class Schedules:
         return ended
 
     def _write(self, edit: Edit, caller: Caller) -> None:
-        """Write a row as somebody does who has no key."""
+        """Write a row without the key."""
         if not self.story.shared:
             return
         store = caller.app.schedules.store
@@ -328,13 +328,13 @@ class Schedules:
         inner.edit(edit.name, text, row.version if row else 0)
 
     def _damage(self, edit: Edit, caller: Caller) -> None:
-        """Put something else in the place of the result of the last call, as somebody without a key does."""
+        """Overwrite the result of the last call, as someone without the key could."""
         for slot in caller.app.schedules.runs(edit.name, 1):
             caller.app.backend.forget(slot.task_id)
             caller.app.backend.store_rows([(slot.task_id, "SUCCESS", b"rubbish", None)])
 
     def look(self) -> None:
-        """Read what was called."""
+        """Read which calls were made."""
         if not self.story.shared:
             return
         asked = self.running.observer.app.schedules
@@ -350,10 +350,10 @@ class Schedules:
 
 
 def define(app: QWorker, process: Process, world: Schedules) -> None:
-    """Define the tasks that entries call: "tick"; "slow", which takes SLEEP_SECONDS; "quiet", of which no
-    result is kept; "bad", which fails; "chorded" and "grouped", which are replaced by a chord and a group;
-    "raising", which cannot be called; "waiting",
-    which cannot be called for now. "nobody" is the name of none."""
+    """Define the tasks that entries call: "tick"; "slow", which takes SLEEP_SECONDS; "quiet", without a
+    result; "bad", which fails; "chorded" and "grouped", which are replaced by a chord and a group; "raising",
+    whose call raises an error; "waiting", whose call fails since the broker is unavailable. "nobody" is
+    undefined."""
     story, time = world.story, world.time
 
     def ran(task: Any, args: Any, act: Callable[[], Any] = lambda: None) -> Any:

@@ -1,4 +1,4 @@
-"""Faults that the simulator found: the smallest case of each."""
+"""Faults found by the simulator, each with its smallest case. Docstrings describe the fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.flows import numbered
 
 
 def case_of(*flows: object, **options: object) -> Case:
-    """A case of one world in which each of *flows* is called once. options: of the Case."""
+    """Return a case in which each of *flows* is called once. options: of the Case."""
     return Case(orders=tuple(Order(numbered(each)) for each in flows), **options)  # type: ignore[arg-type]
 
 
@@ -44,8 +44,8 @@ def test_a_group_of_one_chain_follows_a_chord() -> None:
 
 
 def test_a_chord_that_follows_an_eager_call_is_joined() -> None:
-    """Where calls are eager, a chord among the links of a call, or in a chain there, opened a join in the
-    result store that nobody counted for: its body did not run."""
+    """For an eager call, a chord in its links, or in a chain there, opened a join in the result store whose
+    members were never counted: its body did not run."""
     chord = Chord([Call(), Call()], Call())
     line = Chain([Call(), Group([Call(), Call()]), Call(links=[chord])])
     for link in (chord, line, Chain([Call(fails=True), Call()])):
@@ -54,8 +54,8 @@ def test_a_chord_that_follows_an_eager_call_is_joined() -> None:
 
 
 def test_a_member_that_is_ignored_after_an_early_ack_fails_its_chord() -> None:
-    """The body waited for it until results expire: with the message gone, what it is a part of was not
-    recorded unless there was a result to store."""
+    """The body waited for it until results expire: once its message was gone, its part of the join was
+    recorded only with a result."""
     early = World(acks_late=False)
     chord = Chord([Call(does="ignore"), Call()], Call())
     assert problems(run(case_of(chord, world=early))) == []
@@ -71,21 +71,21 @@ def test_a_task_that_cannot_be_put_back_fails() -> None:
 
 
 def test_nothing_follows_a_value_that_cannot_be_stored() -> None:
-    """The next call of a chain was sent before the value was found not to be JSON, where it takes no value:
-    it ran though its chain had failed. A join that it opened stayed."""
+    """If the next call of a chain is immutable, it was sent before the value was found not to be JSON: it ran
+    although its chain had failed. A join that it opened was left."""
     assert problems(run(case_of(Chain([Call(does="set"), Call(immutable=True)])))) == []
     chunks = Chain([Call(does="set"), Chunks(items=4, each=2)])
     assert problems(run(case_of(Chord([chunks], Call())))) == []
 
 
 def test_a_chord_with_an_errback_is_called_as_the_link_of_a_body() -> None:
-    """Links of a message were read without the app: "no app has been made yet", or that of another one."""
+    """A message's links were read without the app: "no app has been made yet", or with another app."""
     link = Chain([Chord([Call()], Call()), Call()], [Errback()])
     assert problems(run(case_of(Chord([Call()], Call(links=[link]))))) == []
 
 
 def test_a_rule_is_due_after_an_hour_that_came_twice() -> None:
-    """In that hour a rule said that it was due an hour before, so that its entry was taken for wrong."""
+    """In that hour, a rule returned a due time an hour earlier, so its entry was considered invalid."""
     case = Case(
         schedules=Timetable(
             beats=1,
@@ -103,8 +103,8 @@ def test_a_rule_is_due_after_an_hour_that_came_twice() -> None:
 
 
 def test_what_is_fetched_ahead_and_revoked_still_fails_what_follows() -> None:
-    """A worker that gave back its surplus ended revoked calls among it without telling what follows them: the
-    last call of the chain stayed PENDING for ever."""
+    """A worker that returned excess messages ended revoked calls among them without failing their successors:
+    the last call of the chain stayed PENDING for ever."""
     members = [Call(), Call(), Pipe([Mapping(1), Call()])]
     order = Order(
         numbered(Group(members, [Errback()])), ask="get", options={"countdown": 20.0}, revoke_at=0.0
@@ -114,8 +114,7 @@ def test_what_is_fetched_ahead_and_revoked_still_fails_what_follows() -> None:
 
 
 def test_a_chain_of_nothing_but_a_group_becomes_a_header() -> None:
-    """As in Celery, and also where the group has one member: the oracle had what follows take its value, and
-    not a list of it."""
+    """As in Celery, even if the group has one member: the oracle passed on the member's value, not a list."""
     for header in (Chain([Group([Call()])]), Chain([Group([Call(fails=True)])]), Chain([Chunks(2, 2)])):
         assert problems(run(case_of(Pipe([header, Call()])))) == []
         assert problems(run(case_of(Pipe([header, Group([Call()]), Call()])))) == []
@@ -123,7 +122,7 @@ def test_a_chain_of_nothing_but_a_group_becomes_a_header() -> None:
 
 
 def test_the_next_attempt_of_a_link_has_the_same_parent() -> None:
-    """It was its own parent, and found itself in the state RETRY where it looked for what it is linked to."""
+    """It was its own parent, and found the state RETRY when it checked its parent."""
     case = Case(orders=(Order(Call(links=[Call(retries=1, number=1)], number=0)),), seed=1)
     assert problems(run(case)) == []
 
@@ -135,16 +134,16 @@ def test_an_iterable_without_calls_is_in_the_cache() -> None:
 
 
 def test_a_failed_attempt_does_not_outlast_a_success_that_is_not_kept() -> None:
-    """With ``ack_failure=False, save=False`` the row of an attempt that had failed stayed when the next one
-    succeeded, so that ``result()`` and the admin showed a failure."""
+    """With ``ack_failure=False, save=False``, the row of a failed attempt stayed when the next one succeeded,
+    so ``result()`` and the admin showed a failure."""
     job = Job(fails=1, hook=True, save=False, ack_failure=False)
     assert problems(run(Case(django=Django((job,))))) == []
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_caller_may_wait_while_a_task_does(seed: int) -> None:
-    """The simulator had whoever steps while a task waits step within that task: callers "must not wait for
-    the result of another", and waited for ever for what that worker was to do next."""
+    """In the simulator, actors that step while a task waits were considered to be in that task: callers "must
+    not wait for the result of another", and waited for ever for the same worker."""
     calling = Order(numbered(Call(links=[Call()])), at=0.1)
     waiting = Order(Call(number=0), at=0.16, ask="await")
     lost = tuple(Fault("before", worker, "push") for worker in ("worker0", "worker1"))
@@ -152,15 +151,14 @@ def test_a_caller_may_wait_while_a_task_does(seed: int) -> None:
 
 
 def test_a_look_that_meets_a_fault_does_not_fail_the_task() -> None:
-    """The simulator's tasks look for the state of what they follow, and failed where the store did not
-    answer."""
+    """The simulator's tasks check the state of their predecessor, and failed if the store did not answer."""
     lost = tuple(Fault("before", worker, "get") for worker in ("worker0", "worker1"))
     assert problems(run(case_of(Call(links=[Call(errbacks=[Errback()])]), faults=lost))) == []
 
 
 def test_a_chord_fails_with_its_header_also_when_its_body_has_expired() -> None:
-    """The body of a failed chord was revoked as expired: no ChordError, and no errback was told. One with a
-    countdown failed that much later."""
+    """The body of a failed chord was revoked as expired, without a ChordError or errbacks. A body with a
+    countdown failed only after it."""
     failing = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback()]), [Errback(now=True)])
     assert problems(run(case_of(failing))) == []
     seen = run(case_of(Chord([Call(fails=True)], Call(options={"countdown": 90}, errbacks=[Errback()]))))
@@ -169,34 +167,35 @@ def test_a_chord_fails_with_its_header_also_when_its_body_has_expired() -> None:
 
 
 def test_what_several_attempts_call_runs_side_by_side() -> None:
-    """The oracle had what one attempt calls end before what another attempt calls begins."""
+    """The oracle expected the calls of one attempt to end before those of the next attempt begin."""
     again = Call(does="again", calls=Call(links=[Call()]))
     assert all(problems(run(case_of(again, seed=seed))) == [] for seed in range(4))
 
 
 def test_a_task_that_is_revoked_need_not_become_a_dead_letter() -> None:
-    """The checks wanted one of a task that rejects its message, though it never ran."""
+    """The checks expected one for a task that rejects its message, although it never ran."""
     order = Order(numbered(Call(does="reject")), revoke_at=0.0)
     assert problems(run(Case(orders=(order,)))) == []
 
 
 def test_a_task_that_cannot_call_after_an_early_ack_fails_with_that() -> None:
-    """The simulator's tasks put their messages back then, which are gone: the checks took it for a failure of
-    the task."""
+    """The simulator's tasks requeued their messages, which were gone: the checks took that for the task's own
+    failure."""
     flow = Call(calls=Chord([Call()], Call()))
     full = Fault("full", "results", seconds=10.0)
     assert problems(run(case_of(flow, world=World(acks_late=False), faults=(full,)))) == []
 
 
 def test_a_join_is_left_where_a_task_is_killed_that_has_opened_it() -> None:
-    """The checks wanted no join until it expires, but the next run of the task opens one of its own."""
+    """The checks expected that no join is left until it expires, but the task's next run opens another
+    one."""
     killed = Fault("kill after", "worker0", "join.open")
     flow = Call(calls=Chord([Call()], Call()))
     assert problems(run(case_of(flow, faults=(killed,), seed=2))) == []
 
 
 def test_an_operator_sends_what_was_rejected_again() -> None:
-    """It runs once more, and what a crash of the stores forgot stays unknown: the oracle had neither."""
+    """It runs again, and orders lost by a crash of the stores stay unknown: the oracle expected neither."""
     again = (Fault("retry dead", at=5.0),)
     assert problems(run(case_of(Call(does="reject"), faults=again))) == []
     forgotten = Order(numbered(Chord([Call(does="ignore")], Call())), at=1.8)
@@ -204,27 +203,28 @@ def test_an_operator_sends_what_was_rejected_again() -> None:
 
 
 def test_a_task_with_a_link_is_killed_where_no_results_are_kept() -> None:
-    """A look for its result raised NotSupported, so that its errbacks were not told."""
+    """Reading its result raised NotSupported, so its errbacks were not called."""
     call = Call(does="hard", links=[Call()], errbacks=[Errback()])
     assert problems(run(case_of(call, world=World("memory+disabled")))) == []
 
 
 def test_an_early_ack_that_was_never_confirmed_fails_its_task() -> None:
-    """Nobody delivered it again, and it was told to have started before its lease ran out: the worker tried
-    that for ever, with all that its processor gives."""
+    """It was given up with the start deadline of its lost lease, which had passed: the pool returned it, and
+    the worker started it again, in a busy loop."""
     lost = Fault("before", "worker0", "confirm")
     order = Order(numbered(Chain([Call(), Call()])), at=1.0)
     assert problems(run(Case(World("kombu+memory", acks_late=False), (order,), (lost,)))) == []
 
 
 def test_what_two_crashes_forget() -> None:
-    """The simulator took what the first had forgotten for known after the second."""
+    """After the second crash, the simulator expected orders that the first one had lost."""
     crashes = Fault("crash", at=0.6, seconds=1.0), Fault("crash", at=1.9)
     assert problems(run(Case(orders=(Order(Call(number=0), at=1.5),), faults=crashes))) == []
 
 
 def test_the_body_of_a_body_ends_in_a_group_that_something_follows() -> None:
-    """The errbacks of what follows were not told, where that group was alone in a chain: it was no header."""
+    """If that group was alone in a chain, it did not become a header, and its successor's errbacks were not
+    called."""
     for body in (Chain([Group([Call(), Call()])]), Chain([Chord([Call(), Call()], Chunks(1, 1))])):
         inner = Chord([Call(fails=True)], body)
         for follows in (Group([Call(errbacks=[Errback()]), Call()]), Call(errbacks=[Errback()])):
@@ -232,27 +232,27 @@ def test_the_body_of_a_body_ends_in_a_group_that_something_follows() -> None:
 
 
 def test_an_errback_of_a_chain_is_not_for_a_body_that_becomes_a_header() -> None:
-    """It was told of the members of a body that is a group, too, where a group follows the chord."""
+    """If a group follows the chord, it was also called for the members of a body that is a group."""
     for members in ([Call(fails=True)], [Call(fails=True), Call()]):
         chord = Chord([Call()], Group(members))
         assert problems(run(case_of(Chain([chord, Chunks(2, 1)], [Errback()])))) == []
 
 
 def test_a_crash_takes_back_what_a_project_has_just_called() -> None:
-    """The checks wanted it all the same, or after another crash."""
+    """The checks expected it nevertheless, or after another crash."""
     crashes = (Fault("crash", at=2.5, seconds=1.0), Fault("crash", at=5.0))
     assert problems(run(Case(faults=crashes, django=Django((Job(at=3.06),))))) == []
 
 
 def test_a_worker_is_killed_when_a_transaction_has_just_begun() -> None:
-    """The simulator left that open, so that the next worker waited for the database for ever."""
+    """The simulator left it open, so the next worker waited for the database for ever."""
     killed = Fault("kill after", "worker0", "orm.write")
     case = Case(World(workers=1), faults=(killed,), django=Django((Job("schedule", size=2, once=True),)))
     assert problems(run(case)) == []
 
 
 def test_a_join_is_claimed_by_somebody_whose_clock_is_ahead() -> None:
-    """The simulator did not wait for the end of that claim, which comes as much later."""
+    """The simulator did not wait for the end of that claim, which is later by the same time."""
     calling = Order(numbered(Call(calls=Chord([Call()], Call()))))
     killed = Order(numbered(Chord([Call()], Call())), at=1.0)
     faults = Fault("jump", "worker0", at=0.5, seconds=60.0), Fault("kill after", "worker0", "read_many", 2)
@@ -260,15 +260,15 @@ def test_a_join_is_claimed_by_somebody_whose_clock_is_ahead() -> None:
 
 
 def test_a_child_is_killed_that_tells_what_follows_a_kill() -> None:
-    """No other told it: the errbacks of the task were not called, and what follows it never ended."""
+    """No other child took over: the task's errbacks were not called, and its successor never ended."""
     killed = Fault("child before", "worker0", "push")
     flow = Chain([Call(does="hard", errbacks=[Errback()]), Call()])
     assert problems(run(case_of(flow, world=World(workers=1), faults=(killed,)))) == []
 
 
 def test_a_graph_that_is_called_twice_loses_a_node_once() -> None:
-    """Nothing showed the loss any more when the other call had succeeded: the checks wanted its value in what
-    runs always."""
+    """Once the other call had succeeded, the loss was invisible: the checks expected its value in the node
+    that always runs."""
     nodes = [Node(Call(links=[Call()])), Node(Call(links=[Call()]), [1]), Node(Call(), [1], always=True)]
     lost = Fault("child after", "worker0", "get")
     world = World(acks_late=False, base="hooked")
@@ -280,7 +280,7 @@ def test_a_graph_that_is_called_twice_loses_a_node_once() -> None:
 
 
 def test_the_next_attempt_of_a_job_ends_before_the_one_that_failed_is_settled() -> None:
-    """Where a clock is ahead. The failure was kept with its ack, in place of the one that came later."""
+    """If a clock is ahead, the failure was stored with its ack and replaced the later end."""
     ahead = Fault("jump", "worker2", at=3.86, seconds=5.0)
     jobs = (
         Job(at=4.0, fails=2, ack_failure=False),
@@ -293,27 +293,28 @@ def test_the_next_attempt_of_a_job_ends_before_the_one_that_failed_is_settled() 
 
 
 def test_a_due_time_is_missed_around_an_edit() -> None:
-    """The oracle left out what was due just after it, and wanted the one before to be made up for."""
+    """The oracle ignored the due time just after the edit, and expected the previous one to be made up
+    for."""
     table = Timetable(1, "other", entries=(Entry(when=("every", 1.0)),), edits=(Edit("reset"),))
     assert problems(run(Case(faults=(Fault("kill", "beat0", at=3.0),), schedules=table))) == []
 
 
 def test_calls_expire_while_a_slow_task_keeps_the_worker() -> None:
-    """The oracle wanted them to run where there are no slots to look for them in."""
+    """The oracle expected them to run if there are no slots to check."""
     entries = (Entry(task="slow"), Entry("e1", ("every", 1.0), fields={"expires": 2.0}))
     case = Case(World(workers=1, concurrency=1), schedules=Timetable(1, entries=entries))
     assert problems(run(case)) == []
 
 
 def test_an_attempt_that_a_crash_takes_back_fails_again() -> None:
-    """The simulator's tasks counted their runs where they say attempts, so that the next run succeeded."""
+    """The simulator's tasks counted runs instead of attempts, so the next run succeeded."""
     project = Django((Job(fails=2),), ack_failures=False, max_attempts=2)
     assert problems(run(Case(faults=(Fault("crash", at=5.0, seconds=4.0),), django=project))) == []
 
 
 def test_all_that_waited_for_the_broker_is_sent_when_it_is_back() -> None:
-    """When the first call was sent, the others whose pause lasted were taken for sent, too: up to a minute
-    passed until they were."""
+    """When the first call was sent, others in their retry pause counted as sent, too: they were sent up to a
+    minute later."""
     entries = (
         Entry("e0", ("every", 1.0), fields={"overlap": "skip"}),
         Entry("e1", ("every", 1.0), "grouped", fields={"jitter": 3.0}),
@@ -324,40 +325,41 @@ def test_all_that_waited_for_the_broker_is_sent_when_it_is_back() -> None:
 
 
 def test_a_member_that_is_ignored_after_an_attempt_does_not_fail_with_retry() -> None:
-    """A body that is a group failed with ``Retry``, which its state still showed."""
+    """A body that is a group failed with ``Retry``, the member's last stored state."""
     ignored = Call(retries=1, instead=Call(does="ignore"))
     assert problems(run(case_of(Chord([ignored], Group([Call()]))))) == []
 
 
 def test_a_chain_of_one_group_with_an_errback_is_a_header() -> None:
-    """As one without: of a group of one its member was taken, so that what follows got no list."""
+    """A group of one was unrolled, so its successor did not receive a list."""
     for header in (Group([Call()]), Group([Call(fails=True)]), Chunks(1, 1)):
         flow = Pipe([Chain([header], [Errback()]), Call(errbacks=[Errback()])])
         assert problems(run(case_of(flow))) == []
 
 
 def test_what_needs_joins_where_there_are_none_need_not_become_a_dead_letter() -> None:
-    """The checks wanted one of a body that rejects its message, and never runs."""
+    """The checks expected one for a body that rejects its message, but never runs."""
     body = Chord([Call()], Call(does="reject"))
     assert problems(run(case_of(Call(instead=body), world=World("memory+disabled")))) == []
 
 
 def test_a_chain_of_one_group_after_a_group_becomes_a_header() -> None:
-    """Where something follows it: the oracle unrolled it."""
+    """If something follows it; the oracle unrolled it."""
     for inner in (Group([Call()]), Group([Call(fails=True)])):
         flow = Pipe([Group([Call()]), Chain([inner]), Call(errbacks=[Errback()])])
         assert problems(run(case_of(flow))) == []
 
 
 def test_one_of_two_calls_with_the_same_ids_is_revoked() -> None:
-    """Its hooks were told of a failure, and found the success of the other: the checks knew of no reason."""
+    """Its hooks were called for a failure and saw the success of the other, which the checks did not
+    expect."""
     chord = numbered(Chord([Call(retries=1)], Call()))
     order = Order(chord, how="twice", ask="then", revoke_at=0.5)
     assert problems(run(Case(World(base="hooked", skew=2.0), (order,), seed=1))) == []
 
 
 def test_the_cause_of_a_failure_is_waited_for_while_the_store_is_away() -> None:
-    """The caller got ``ChordError`` instead of the member's error, which could not be read just then."""
+    """The caller got ``ChordError`` instead of the member's error, which could not be read at that moment."""
     chord = Chord([Call(does="soft")], Call())
     orders = tuple(Order(numbered(flow), at=2.0, ask="await") for flow in (Call(), chord))
     away = Fault("away", "results", at=2.5, seconds=3.0)
@@ -365,7 +367,8 @@ def test_the_cause_of_a_failure_is_waited_for_while_the_store_is_away() -> None:
 
 
 def test_an_interval_is_changed_before_or_after_the_clock_is_set() -> None:
-    """The oracle counted from a due time of the interval before, which a clock that is ahead shows later."""
+    """The oracle counted from a due time of the previous interval, which a clock that is ahead reports
+    later."""
     table = Timetable(
         1,
         entries=(Entry(when=("every", 4.0)),),
@@ -382,20 +385,20 @@ def test_an_interval_is_changed_before_or_after_the_clock_is_set() -> None:
 
 @pytest.mark.parametrize("ask", ["raise", "await"])
 def test_a_group_after_several_chords_raises_what_failed_first(ask: str) -> None:
-    """It raised a ChordError of a header in between, and left a task in the event loop."""
+    """It raised the ChordError of a header in between, and left a task in the event loop."""
     flow = Chord([Call(), Call(fails=True)], Chord([Call()], Group([Call(), Call()])))
     assert problems(run(Case(orders=(Order(numbered(flow), ask=ask),)))) == []
 
 
 def test_a_call_that_waits_for_the_broker_counts() -> None:
-    """It was due again before the broker was back, and the call before was forgotten: one more than max_runs
-    were made."""
+    """It was due again before the broker was back, and the pending call was forgotten: ``max_runs`` was
+    exceeded by one."""
     table = Timetable(1, "other", entries=(Entry(when=("every", 4.0), fields={"max_runs": 5}),))
     assert problems(run(Case(faults=(Fault("away", "broker", seconds=10.0),), schedules=table))) == []
 
 
 def test_an_edit_begins_before_another_has_ended() -> None:
-    """The oracle took them in the order in which they ended."""
+    """The oracle applied them in the order in which they ended."""
     table = Timetable(
         1,
         entries=(Entry(),),
@@ -405,7 +408,7 @@ def test_an_edit_begins_before_another_has_ended() -> None:
 
 
 def test_a_task_fails_before_its_process_would_be_killed() -> None:
-    """The oracle took it for killed, which metrics do not count among failures."""
+    """The oracle considered it killed, which metrics do not count as a failure."""
     assert problems(run(case_of(Call(fails=True, does="hard")))) == []
 
 
@@ -430,7 +433,7 @@ def test_a_schedule_begins_later_by_an_edit_while_its_call_waits_for_its_jitter(
 
 
 def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one() -> None:
-    """As many as catch_up says were made at once."""
+    """As many as ``catch_up`` allows were made at once."""
     entry = Entry(when=("every", 2.0), fields={"jitter": 3.0, "catch_up": 2, "overlap": "skip"})
     frozen = Fault("freeze", "beat1", at=12.6, seconds=6.0)
     table = Timetable(store="other", start=-3912202.0, entries=(entry,))
@@ -438,7 +441,7 @@ def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one() -> None:
 
 
 def test_a_call_whose_result_is_damaged_is_not_replaced() -> None:
-    """A result that cannot be read is one that has ended: what waits behind a slow task runs all the same."""
+    """An unreadable result counts as ended: a call that waits behind a slow task still runs."""
     entries = (
         Entry("e1", ("every", 1.0), fields={"overlap": "replace"}),
         Entry("e0", ("every", 1.0), "slow"),
@@ -465,7 +468,7 @@ def test_a_group_of_an_entry_waits_behind_slow_tasks() -> None:
 
 
 def test_a_process_dies_before_the_hook_of_a_scheduled_task_is_called() -> None:
-    """When its message came again the task had run already, and nobody called the hook."""
+    """When its message was redelivered, the task had already run, and the hook was never called."""
     died = Fault("child after", "worker1", "orm.write", nth=4)
     job = Job("schedule", at=4.35, size=2, hook=True, due=-130.0, intended=True)
     seen = run(Case(faults=(died,), django=Django((job,))))
@@ -496,12 +499,12 @@ def test_a_run_is_ended_while_its_worker_is_told_to_end() -> None:
     ],
 )
 def test_a_task_that_ignores_itself_keeps_no_join_open(flow: object) -> None:
-    """The calls after it never ended, and what joined them waited until results expire."""
+    """The calls after it never ended, and their join waited until results expire."""
     assert problems(run(case_of(flow, world=World(segment=2)))) == []
 
 
 def test_a_cluster_is_frozen_while_tasks_end() -> None:
-    """All was taken for quiet while nobody could delete what is beyond the limit."""
+    """The simulator considered all quiet while no cluster could delete excess results."""
     frozen = Fault("freeze", "worker0", at=0.8, seconds=15.0)
     group = Django(
         (Job("group", at=1.55, size=3, sync=True, save=True),), save_limit=2, save_limit_per="group"
@@ -525,7 +528,7 @@ def test_an_entry_is_removed_before_its_message_can_be_sent(
 
 
 def test_a_call_waits_for_the_result_store_among_calls_of_nobody() -> None:
-    """All was taken for quiet before its message, which had been put back, was due again."""
+    """The simulator considered all quiet before its requeued message was due again."""
     away = Fault("away", "results", at=9.6, seconds=10.0)
     edits = (
         Edit(entry=Entry(task="nobody")),
@@ -537,7 +540,7 @@ def test_a_call_waits_for_the_result_store_among_calls_of_nobody() -> None:
 
 @pytest.mark.parametrize(("store", "signed"), [("", 14.0), ("other", 17.0)])
 def test_an_entry_is_called_late_once_it_is_signed(store: str, signed: float) -> None:
-    """It is due again from the call before a stranger's edit on."""
+    """Its due times continue from the last call before a stranger's edit."""
     entry = Entry("e1", ("every", 2.5))
     edits = (Edit("stranger", "e1", entry=entry), Edit("sign", at=signed))
     table = Timetable(store=store, entries=(entry,), edits=edits)
@@ -545,14 +548,14 @@ def test_an_entry_is_called_late_once_it_is_signed(store: str, signed: float) ->
 
 
 def test_an_entry_is_removed_while_a_call_by_hand_waits_for_the_broker() -> None:
-    """The oracle took the removal, which the same caller made meanwhile, for the first of the two."""
+    """The oracle assumed that the removal, made meanwhile by the same caller, came first."""
     away = Fault("away", "broker", at=6.0, seconds=10.0)
     edits = (Edit("add", entry=Entry()), Edit("run", at=12.0), Edit("pause"), Edit("remove", at=13.0))
     assert problems(run(Case(World("sqlite"), faults=(away,), schedules=Timetable(edits=edits)))) == []
 
 
 def test_a_call_without_a_result_may_be_replaced_and_then_keeps_no_other_waiting() -> None:
-    """Once the entry said "skip" and had a task with results, it was not called until results expire."""
+    """Once the entry had "skip" and a task with results, it was not called until results expire."""
     entry = Entry("e4", task="quiet", fields={"overlap": "replace"})
     edit = Edit("stranger", "e4", 11.7, Entry(fields={"overlap": "skip"}))
     table = Timetable(store="other", entries=(entry,), edits=(edit,))
@@ -563,7 +566,7 @@ def test_a_call_without_a_result_may_be_replaced_and_then_keeps_no_other_waiting
     ("stores", "seed"), [("memory", 7), ("kombu+memory", 7), ("sqlite", 8), ("sqlite", 9)]
 )
 def test_a_worker_is_restarted_while_the_broker_is_away(stores: str, seed: int) -> None:
-    """What waited as the worker shut down was run by its pool meanwhile, for the second time."""
+    """What waited when the worker shut down was run by its pool a second time."""
     at = 0.801 if stores == "sqlite" else 0.802
     retried = Call(retries=1, coroutine=True, errbacks=[Errback()])
     faults = (Fault("away", "broker", at=at, seconds=0.5), Fault("restart", "worker0", at=at))
@@ -573,14 +576,14 @@ def test_a_worker_is_restarted_while_the_broker_is_away(stores: str, seed: int) 
 
 
 def test_an_early_ack_is_answered_while_the_worker_closes() -> None:
-    """Nobody started the task or sent it again: it was lost."""
+    """The task was neither started nor redelivered, so it was lost."""
     faults = (Fault("restart", "worker2", at=0.81), Fault("after", "worker2", method="settle"))
     case = Case(World(workers=3, acks_late=False), orders=(Order(numbered(Call()), at=0.8),), faults=faults)
     assert problems(run(case)) == []
 
 
 def test_a_worker_is_restarted_once_what_runs_has_ended() -> None:
-    """It was restarted while its pool was in the midst of that run, which it began again."""
+    """The simulator restarted it during its pool's run, which was then started again."""
     faults = (Fault("away", "broker", at=0.801, seconds=0.5), Fault("restart", "worker0", at=0.801))
     orders = (Order(numbered(Call(retries=1, coroutine=True)), at=0.8),)
     world = World("memory", workers=1, base="hooked", track_started=True)
@@ -588,7 +591,7 @@ def test_a_worker_is_restarted_once_what_runs_has_ended() -> None:
 
 
 def test_a_member_of_a_failed_header_runs_again_while_the_body_is_awaited() -> None:
-    """Its error, which the caller is told otherwise, is forgotten until it has failed again."""
+    """Its error, which the caller normally receives, is gone until it has failed again."""
     body = Chord([], Chain([Mapping(items=2), Mapping(items=2, star=True)]))
     orders = (Order(numbered(Chord([Call(fails=True)], body)), at=4.56, ask="await"),)
     faults = (Fault("retry failed", at=4.59),)

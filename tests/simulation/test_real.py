@@ -1,4 +1,4 @@
-"""Cases on real servers: one each, and what they are looked at with. ``make simulate REAL=all`` runs more."""
+"""One case on each real server, and tests of its tools. ``make simulate REAL=all`` runs more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.flows import numbered
 
 
 def place_of(stores: str, directory: Path) -> Place:
-    """A place on the servers that tests share."""
+    """Return a place on the servers that tests share."""
     kind, results = STORES[stores]
     url = require({"mariadb": "mysql"}.get(kind, kind))
     prefix: dict[str, Any] = {"global_keyprefix": new_prefix()}
@@ -51,7 +51,7 @@ def test_all_is_as_in_plain_python_though_a_worker_is_killed(stores: str, tmp_pa
     with sailing(world, place_of(stores, tmp_path)) as fleet:
         seen = run_real(Case(world, tuple(orders)), fleet)
         assert problems(seen) == []
-        seen.asked[0].order = orders[2]  # as if the first had run as the last should have
+        seen.asked[0].order = orders[2]  # as if the first had been called like the last
         assert any("f0: ran" in text for text in problems(seen))
         case = Case(world, tuple(orders), (Fault("kill", "worker0", at=0.02),))
         assert problems(run_real(case, fleet)) == []
@@ -59,7 +59,7 @@ def test_all_is_as_in_plain_python_though_a_worker_is_killed(stores: str, tmp_pa
 
 
 def test_what_ran_is_kept_when_a_process_dies_over_it(tmp_path: Path) -> None:
-    """A line that a kill cut short is none, and one that follows it is whole."""
+    """A line that a kill has truncated is ignored, and the next line is complete."""
     record, app = KeptRecord(tmp_path), QWorker("looks", set_as_current=False)
     with record.running("f0", 3):
         pass
@@ -73,7 +73,7 @@ def test_what_ran_is_kept_when_a_process_dies_over_it(tmp_path: Path) -> None:
 
 
 def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) -> None:
-    """A worker that had no server yet was told of in the next case."""
+    """Errors of a worker without a server were reported in the next case."""
     noted: list[Any] = []
     faults = SimpleNamespace(begin=noted.append)
     fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), note=lambda *_: None, faults=faults)

@@ -1,4 +1,4 @@
-"""Fleets with schedules: what is due is called, once, whatever happens."""
+"""Fleets with schedules: what is due is called once, whatever happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.timetables import scheduled_of
 SEEDS = 15
 
 
-@pytest.mark.parametrize("seed", [*range(SEEDS), 392178280])  # the last: results forgotten behind slow tasks
+@pytest.mark.parametrize("seed", [*range(SEEDS), 392178280])  # the last: results expire behind slow tasks
 def test_what_is_due_is_called_once(seed: int) -> None:
     case = scheduled_of(seed)
     found = problems(run(case))

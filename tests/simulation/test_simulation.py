@@ -1,6 +1,6 @@
-"""The simulator itself: it finds what is wrong, runs the same each time, and finds nothing in these seeds.
+"""The simulator: it finds faults, is deterministic, and finds nothing with these seeds.
 
-``python -m tests.simulation`` looks at many more.
+``python -m tests.simulation`` tries many more.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from tests.simulation.tracing import Trace
 from tests.support.flows import PENDING, numbered
 
 CASES = 20
-"""In each chunk of seeds."""
+"""Cases in each chunk of seeds."""
 FRESH = SystemRandom()
 FRESH_CASES = 20
 SHRINKING = 20.0
-"""Seconds for making a case smaller that failed."""
+"""Seconds for shrinking a failing case."""
 DRAWING = Drawing()
 MORE = pytest.mark.more_cases
 
 
 def failing(seeds: range) -> dict[str, list[str]]:
-    """The problems of the cases of *seeds*, by the command that shows more."""
+    """Return the problems of the cases of *seeds*, by the command that shows more."""
     found = {f"python -m tests.simulation --case {seed}": problems(run(case_of(seed))) for seed in seeds}
     return {command: texts for command, texts in found.items() if texts}
 
@@ -63,7 +63,7 @@ def test_the_same_seeds_each_time(chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", [*range(6), *(pytest.param(each, marks=MORE) for each in range(6, 20))])
 def test_fresh_seeds_each_time(chunk: int, pytestconfig: pytest.Config) -> None:
-    """A seed that failed comes first the next time, so that a run that repeats failures finds it again."""
+    """A failing seed comes first the next time, so that a rerun finds it again."""
     cache, place = getattr(pytestconfig, "cache", None), f"simulation/failed/{chunk}"
     before = cache.get(place, []) if cache else []
     told = told_of([*before, *islice(DRAWING.seeds(FRESH.randrange(10**9)), FRESH_CASES)])
@@ -74,7 +74,7 @@ def test_fresh_seeds_each_time(chunk: int, pytestconfig: pytest.Config) -> None:
 
 
 def told_of(seeds: Iterable[int]) -> dict[int, str]:
-    """The first of *seeds* whose case fails, with what somebody needs to know of it; {} when none does."""
+    """Return the first failing seed of *seeds* with its report; {} if none fails."""
     for seed in seeds:
         if (found := find(DRAWING, seed)).problems:
             command = f"seed {seed} fails: python -m tests.simulation --case {seed}"
@@ -104,7 +104,7 @@ def test_cases_that_hypothesis_draws(random: Random) -> None:
     assert problems(run(case)) == [], written(case)
 
 
-# -- it runs the same each time --
+# -- determinism --
 
 SEEDS = range(200, 208)
 LOGS = "from tests.simulation.test_simulation import SEEDS, digest; print(*map(digest, SEEDS))"
@@ -139,12 +139,12 @@ def test_a_case_can_be_pasted() -> None:
 
 @pytest.mark.parametrize("stores", ["memory", "sqlite"])
 def test_only_who_is_woken_steps(stores: str) -> None:
-    """All parts of a worker stepped after each change of it: some ten times for each call."""
+    """All components of a worker stepped after each change: some ten times for each call."""
     flow = numbered(Chain([Call() for _ in range(40)]))
     assert run(Case(World(stores), (Order(flow),))).turns < 40 * 6
 
 
-# -- it can fail --
+# -- faults are noticed --
 
 
 def test_a_run_that_was_not_asked_for_is_noticed() -> None:
@@ -165,7 +165,7 @@ def test_a_run_that_is_missing_is_noticed() -> None:
 
 
 def test_what_is_done_late_is_noticed() -> None:
-    """As when nobody wakes a part of a worker, which looks at the next round."""
+    """As if a component of a worker was not woken, and only polled later."""
     seen = run(Case(orders=(Order(numbered(Chord([Call()], Call()))),)))
     assert problems(seen) == []
     seen.rested = 4.0
@@ -259,7 +259,7 @@ def test_a_move_that_leaves_messages_in_both_places_is_noticed(
 
 
 def test_an_order_that_the_simulator_cannot_carry_out_is_told() -> None:
-    """A fault of the simulator is no success."""
+    """An error in the simulator is not a success."""
     (problem,) = problems(run(Case(orders=(Order("no flow"),))))
     assert problem.startswith("the simulator failed: ")
 
@@ -351,7 +351,7 @@ def test_a_test_that_is_printed_runs_by_itself(tmp_path: Path) -> None:
     assert "result 0 has not ended" in done.stdout
 
 
-# -- what is covered --
+# -- coverage --
 
 
 def test_a_hundred_seeds_cover_all_pairs_of_dimensions_of_worlds() -> None:

@@ -1,4 +1,4 @@
-"""Cases with schedules, at random.
+"""timetables: random cases with schedules.
 
 Comes from:  a seed.
 Goes to:     ``run``.
@@ -16,7 +16,7 @@ from tests.simulation.schedules import SCHEDULES, WRONG
 from tests.simulation.world import START
 
 STORES = ("memory", "sqlite", "sqlite+other", "sqlite+memory", "sqlite+files", "memory+sqlite")
-"""Those with results and chords."""
+"""Stores with results and chords."""
 MOVES = (
     ("UTC", 1_700_006_400.0),
     ("Europe/Berlin", 1_711_846_800.0),
@@ -26,7 +26,7 @@ MOVES = (
     ("Australia/Lord_Howe", 1_696_087_800.0),
     ("Australia/Lord_Howe", 1_712_415_600.0),
 )
-"""Zones, and when their clocks are moved; of UTC a midnight."""
+"""Time zones, with times at which their clocks change; for UTC a midnight."""
 CRONTABS = (
     "* * * * *", "*/2 * * * *", "0 * * * *", "*/15 * * * *", "1 2 * * *", "0 2 * * *", "30 1,2 * * *",
     "0 3 * * *", "0 0 * * *", "1 0 * * 3", "59 0-3 * * *", "30 2 * * 0", "1-58/3 1 * * *", "*/30 2 * * *",
@@ -115,7 +115,7 @@ def timetable(random: Random) -> Timetable:
 
 
 METHODS = (*("beat.fire",) * 8, *("push",) * 4, *(f"beat.{each}" for each in SCHEDULES))
-"""Those whose calls faults meet: above all those by which calls are made."""
+"""Methods that faults affect, mainly those that make calls."""
 
 
 def beat_fault(random: Random, table: Timetable) -> Fault:
@@ -161,13 +161,13 @@ def worker_fault(random: Random, workers: int) -> Fault:
 
 
 def besides(random: Random) -> Order:
-    """An order whose caller waits for nothing: it would keep up a "slow" task within which it steps."""
+    """Return an order whose caller does not wait: that would delay a "slow" task during which it steps."""
     made = order(random)
     return made if made.how in ("eager", "rollback") else replace(made, ask=random.choice(("later", "then")))
 
 
 def scheduled(random: Random, **dimensions: Any) -> Case:
-    """A case with schedules, and sometimes orders besides; in a world with these *dimensions*."""
+    """Return a case with schedules, and sometimes orders, in a world with these *dimensions*."""
     table = timetable(random)
     made = replace(world(random), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0)
     made = early_key(replace(made, **dimensions))
@@ -179,7 +179,7 @@ def scheduled(random: Random, **dimensions: Any) -> Case:
         ]
     if made.stores == "memory" and table.store == "":
         table = replace(table, beats=1)
-    count = 0 if table.calls_nobody else random.choice((0, 0, 1, 2, 4))  # who cannot wait for what is delayed
+    count = 0 if table.calls_nobody else random.choice((0, 0, 1, 2, 4))  # callers cannot wait for delays
     orders = tuple(callable_in(made, besides(random)) for _ in range(count))
     if made.forgets and "slow" in {
         each.task for each in (*table.entries, *(edit.entry for edit in table.edits)) if each
@@ -189,5 +189,5 @@ def scheduled(random: Random, **dimensions: Any) -> Case:
 
 
 def scheduled_of(seed: int, **dimensions: Any) -> Case:
-    """The case with schedules of *seed*; of its world with these *dimensions*."""
+    """Return the case with schedules of *seed*, in a world with these *dimensions*."""
     return scheduled(Random(seed), **dimensions)
