@@ -70,8 +70,8 @@ class ResultSettings:
     database_engine_options: dict[str, Any] = declare(
         kinds.MAPPING,
         {},
-        "Options for SQLAlchemy's `create_engine`. Unless `connect_args` or the URL say otherwise, an "
-        "unresponsive server is given up after 10 s when connecting and 30 s when waiting for an answer.",
+        "Options for SQLAlchemy's `create_engine`. Unless `connect_args` or the URL say otherwise, "
+        "connecting times out after 10 s, and waiting for an answer after 30 s.",
         nullable=True,
     )
     database_short_lived_sessions: bool = declare(kinds.BOOLEAN, False, "Close connections after each use.")

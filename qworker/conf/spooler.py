@@ -30,8 +30,8 @@ class SpoolerSettings:
     spooler_ordered: bool = declare(
         kinds.BOOLEAN,
         False,
-        "Run jobs in natural order of their names, and those in numbered directories, the priorities, in "
-        "their order. Without it priorities are ignored.",
+        "Run jobs in the natural order of their names, and those in numbered subdirectories (priorities) in "
+        "the order of the numbers. False: priorities are ignored.",
     )
     spooler_chdir: str | None = declare(
         kinds.PATH, None, "The directory in which jobs run; None: the one that contains the job's file."
@@ -79,10 +79,10 @@ class SpoolerSettings:
     spooler_backoff: float = declare(
         kinds.DURATION,
         1.0,
-        "How long a job waits for its second attempt; the wait doubles with each one.",
+        "Pause before the second attempt of a job; it doubles before each further attempt.",
         minimum=0,
     )
-    spooler_backoff_max: float = declare(kinds.DURATION, 600.0, "Maximum of this wait.", minimum=0)
+    spooler_backoff_max: float = declare(kinds.DURATION, 600.0, "Longest pause between attempts.", minimum=0)
     spooler_allow_pickle: bool = declare(
         kinds.BOOLEAN,
         False,

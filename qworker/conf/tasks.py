@@ -14,9 +14,9 @@ from qworker.conf.setting import declare
 class TaskSettings:
     """Names and types; the declarations are in `settings.SETTINGS`."""
 
-    task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks that are not sent elsewhere.")
+    task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks that have no other.")
     task_default_queue_type: str = declare(
-        kinds.TEXT, "classic", "Type of queues made in RabbitMQ.", choices=("classic", "quorum")
+        kinds.TEXT, "classic", "Type of queues created in RabbitMQ.", choices=("classic", "quorum")
     )
     task_default_exchange: str | None = declare(
         kinds.TEXT,
@@ -52,7 +52,9 @@ class TaskSettings:
     task_queue_max_priority: int = declare(
         kinds.INTEGER, 9, "Highest priority that a queue distinguishes.", minimum=0, maximum=9, nullable=True
     )
-    task_inherit_parent_priority: bool = declare(kinds.BOOLEAN, False, "A task's calls take its priority.")
+    task_inherit_parent_priority: bool = declare(
+        kinds.BOOLEAN, False, "Calls made by a task inherit its priority."
+    )
 
     task_serializer: str = declare(kinds.TEXT, "json", "Serializer of arguments.")
     task_compression: str | None = declare(
@@ -90,15 +92,17 @@ class TaskSettings:
     task_allow_error_cb_on_chord_header: bool = declare(
         kinds.BOOLEAN, False, "An errback of a chord is also called for each failed call of its header."
     )
-    task_always_eager: bool = declare(kinds.BOOLEAN, False, "Run tasks in the caller, at once; for tests.")
-    task_eager_propagates: bool = declare(kinds.BOOLEAN, False, "Errors of eager tasks are raised at once.")
-    task_store_eager_result: bool = declare(kinds.BOOLEAN, False, "Results of eager tasks are stored too.")
+    task_always_eager: bool = declare(
+        kinds.BOOLEAN, False, "Run tasks in the calling process, at once; for tests."
+    )
+    task_eager_propagates: bool = declare(kinds.BOOLEAN, False, "Raise the errors of eager tasks.")
+    task_store_eager_result: bool = declare(kinds.BOOLEAN, False, "Store the results of eager tasks too.")
 
     task_acks_late: bool = declare(
         kinds.BOOLEAN,
         True,
-        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it "
-        "never runs twice, but may be lost.",
+        "Acknowledge a task after it has run: if its worker dies, it runs again. False: before it runs, so "
+        "that it never runs twice, but may be lost.",
     )
     task_acks_on_failure_or_timeout: bool = declare(
         kinds.BOOLEAN,
@@ -108,8 +112,8 @@ class TaskSettings:
     task_keep_failed: bool = declare(
         kinds.BOOLEAN,
         True,
-        "The messages of tasks that have finally failed are kept, so that `qworker failed` can show them "
-        "and send them again.",
+        "Keep the messages of tasks that have failed for good, so that `qworker failed` can show them and "
+        "send them again.",
     )
     task_reject_on_worker_lost: bool = declare(
         kinds.BOOLEAN, True, "A task whose process died is delivered again, counted by `task_max_deliveries`."

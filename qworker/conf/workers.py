@@ -62,7 +62,7 @@ class WorkerSettings:
     worker_lease_seconds: float = declare(
         kinds.DURATION,
         15.0,
-        "How long a silent worker keeps its messages; it renews its lease while it is alive.",
+        "How long a silent worker keeps its messages. A live worker renews its lease.",
         minimum=1,
     )
     worker_ack_flush_seconds: float = declare(
@@ -120,12 +120,15 @@ class WorkerSettings:
         minimum=0,
     )
     worker_soft_shutdown_timeout: float = declare(
-        kinds.DURATION, 0.0, "How long, after that, interrupted tasks may take to clean up.", minimum=0
+        kinds.DURATION, 0.0, "How long interrupted tasks may then take to clean up.", minimum=0
     )
     worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
-    worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "Output of tasks goes to the log.")
+    worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "Write the output of tasks to the log.")
     worker_redirect_stdouts_level: str = declare(
-        kinds.TEXT, "WARNING", "…at this level.", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+        kinds.TEXT,
+        "WARNING",
+        "Log level of that output.",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
     worker_hijack_root_logger: bool = declare(
         kinds.BOOLEAN, True, "Replace existing handlers of the root logger."
@@ -134,7 +137,5 @@ class WorkerSettings:
     worker_task_log_format: str = declare(
         kinds.TEXT, TASK_LOG_FORMAT, "Format of lines logged by tasks; supports `task_name` and `task_id`."
     )
-    worker_log_color: bool | None = declare(
-        kinds.BOOLEAN, None, "Colours in the log; None: if it goes to a terminal."
-    )
+    worker_log_color: bool | None = declare(kinds.BOOLEAN, None, "Colour the log; None: only on a terminal.")
     worker_log_json: bool = declare(kinds.BOOLEAN, False, "Log one JSON object per line.")
