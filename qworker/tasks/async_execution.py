@@ -1,13 +1,13 @@
-"""Async execution: one run of one ``async def`` task, its limits and its cancellation.
+"""Async execution: one run of an ``async def`` task, its limits and its cancellation.
 
 Comes from:  the event loop of a pool child or of the threads pool, or an eager call.
 Goes to:     back as an Outcome, like execution.py.
 Thread:      the event loop's.
 
-Anybody can cancel a task: its own code, a library that leaks a timeout, another task that cancels all tasks
-of the loop. Only the worker knows its own cancellations, so it is asked; any other cancellation is a failure
-of the task. (CancelledError is not an Exception: like SystemExit it is retried only if ``autoretry_for``
-names it.)
+A cancellation may come from the worker, the task's own code, a library that leaks a timeout, or another task
+that cancels all tasks of the loop. Only the worker's cancellations end the task in a special way; all others
+are failures. CancelledError is not an Exception: like SystemExit, it is retried only if ``autoretry_for``
+names it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ async def execute_async(
     disarm: Callable[[], None] = lambda: None,
     cancelled: Callable[[], BaseException | None] = lambda: None,
 ) -> Outcome:
-    """Run *task* for *context*; return how it ended.
+    """Run *task* for *context*; return the outcome.
 
     - soft, hard: limits in seconds; None for no limit. Both cancel the task.
     - disarm: called as soon as the body has ended.
     - cancelled: returns the reason if the worker has cancelled the task (Interrupted or Terminated), else
       None.
     """
-    import asyncio  # about 30 ms and 3 MB, saved in a process without async tasks
+    import asyncio  # here, because it takes 30 ms and 3 MB
 
     if (copy := copies.refused(app, task, context)) is not None:
         return copy
@@ -78,5 +78,5 @@ async def execute_async(
     finally:
         run.leave()
         if asyncio.current_task().cancelling():  # type: ignore[union-attr]
-            with suppress(asyncio.CancelledError):  # requested by the body itself, without awaiting it
+            with suppress(asyncio.CancelledError):  # the body cancelled itself without awaiting anything
                 await asyncio.sleep(0)

@@ -1,8 +1,8 @@
-"""Built-in tasks: those of every app, under Celery's names.
+"""Built-in tasks of every app, under Celery's names.
 
 Comes from:  the app, when it is finalized.
-Goes to:     its registry; they are called by ``task.map`` and similar methods, ours and Celery's.
-Thread:      whichever runs the task.
+Goes to:     its registry; ``task.map`` and similar methods, ours and Celery's, call them.
+Thread:      the one that runs the task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHORD_UNLOCK = "celery.chord_unlock"
 
 STAND_IN = "celery.accumulate"
-"""The task that reports the calls carried by a message whose task is unknown."""
+"""The task used to end a message whose task is unknown, for the calls in it."""
 
 
 def add_builtin_tasks(app: App, registry: TaskRegistry) -> None:
@@ -70,14 +70,14 @@ def add_builtin_tasks(app: App, registry: TaskRegistry) -> None:
 
 
 class StarMapped(Task[..., Any]):
-    """A task that calls another task for each item of a list; an item holds the arguments of one call."""
+    """A task that calls another task for each item of a list. An item contains the arguments of one call."""
 
     dumps_arguments = True
 
     def dump_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert the arguments in each item as the called task does."""
+        """Convert the arguments in each item like the called task."""
         inner, items = kwargs.get("task"), kwargs.get("it")
         called = self.app.tasks.get(inner["task"]) if isinstance(inner, Mapping) else None
         if called is None or called.typed_calls is None or not isinstance(items, list):
@@ -90,7 +90,7 @@ class StarMapped(Task[..., Any]):
 
 
 class Mapped(StarMapped):
-    """The same, but each item is the only argument."""
+    """A StarMapped whose items are the only argument of each call."""
 
     def _dumped(self, called: AnyTask, item: Any, options: Mapping[str, Any]) -> Any:
         return called.dump_arguments((item,), {}, options)[0][0]

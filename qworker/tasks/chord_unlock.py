@@ -4,9 +4,9 @@ Comes from:  Celery producers with results in an SQL database or in files: they 
              header of each chord.
 Goes to:     the result store, where it checks whether all members have ended; the broker, with the body or
              the next check.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 
-Between two checks it waits in the broker, without using a slot. qworker's own chords have joins instead.
+Between two checks it waits in the broker, without using a slot. qworker's own chords use joins instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unlock_chord(
     if not all(_ended(found.get(task_id)) for task_id in ids):
         try:
             task.retry(countdown=pause, max_retries=max_retries)
-        except (MaxRetriesExceeded, PublishError) as error:  # there would be no further check
+        except (MaxRetriesExceeded, PublishError) as error:  # there will be no further check
             _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
             raise
     why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
@@ -91,7 +91,7 @@ def _ended(meta: Any) -> bool:
 
 
 def _failure(task_id: str, meta: Any) -> str | None:
-    """Return why this member makes the body fail; None if it has succeeded."""
+    """Return why this member makes the body fail; None if it succeeded."""
     if isinstance(meta, DamagedResult):
         return str(meta)
     if meta["status"] == states.SUCCESS:
@@ -106,7 +106,7 @@ def _value(member: Any, found: Mapping[str, Any]) -> Any:
 
 
 def _fail(app: App, callback: Mapping[str, Any], why: str) -> None:
-    """Store that the body of a chord has failed, with all calls after it, and call its errbacks."""
+    """Store the failure of a chord's body and all calls after it, and call its errbacks."""
     try:
         envelopes, ended = followup.chord_failed(app, signature(callback, app=app), why)
     except _AWAY:

@@ -1,4 +1,4 @@
-"""Codecs: conversion of values that JSON does not support, by annotation.
+"""Codecs: convert values that JSON does not support, by annotation.
 
 Comes from:  ``typed_calls``, with the annotations of a task's function.
 Goes to:     ``typed_calls``, as a Codec for each annotation.
@@ -6,14 +6,14 @@ Thread:      any; pure, except for the user's annotations and classes.
 
 ===================  =====================================================
 a dataclass          an object of its fields
-a model (pydantic)   what its ``model_dump(mode="json")`` gives
+a model (pydantic)   the result of its ``model_dump(mode="json")``
 an Enum              the value of the member
-a timedelta          its seconds; text of ISO 8601 is read, too
+a timedelta          its seconds; ISO 8601 text is also read
 ===================  =====================================================
 
-They may be nested in lists, tuples, sets, dicts and dataclasses, and be optional. Values that JSON supports
-already (UUID, Decimal, datetime, date, time, bytes: see ``message/kombu_json.py``) are left unchanged, as are
-values with any other annotation, or one that cannot be evaluated.
+They may be nested in lists, tuples, sets, dicts and dataclasses, and be optional. Values that our JSON
+supports (also UUID, Decimal, datetime, date, time and bytes: see ``message/kombu_json.py``) are unchanged, as
+are values with any other annotation, or one that cannot be evaluated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 
 MOST_TOLD = 3
-"""Maximum number of mistakes in one model that an error names."""
+"""Maximum number of invalid fields of a model in an error."""
 
 
 class ModelOptions(NamedTuple):
@@ -50,20 +50,20 @@ class Codecs:
     """Makes the codecs for annotations.
 
     - models: options for pydantic; None for the defaults.
-    - exact (bool): a dumped value must be loaded as an equal value, as for arguments. A result may be of a
-      subclass of its annotation, and is dumped completely.
+    - exact (bool): for arguments; a dumped value must load as an equal value. If false, for results; a value
+      may be of a subclass of its annotation, and is dumped completely.
     """
 
     def __init__(self, models: ModelOptions | None = None, exact: bool = True) -> None:
         self._models = models or ModelOptions()
         self._exact = exact
         self._dataclasses: dict[type, Codec] = {}
-        """By class, because dataclasses may be recursive."""
+        """Codecs by class, because dataclasses may be recursive."""
         self._aliases: list[Any] = []
-        """Aliases being read, because they may be recursive."""
+        """The aliases being evaluated, because they may be recursive."""
 
     def of(self, annotation: Any) -> Codec:
-        """Return the codec of *annotation*, already evaluated; ANYTHING when no conversion applies."""
+        """Return the codec of the evaluated *annotation*; ANYTHING if it needs no conversion."""
         annotation = _meant(annotation)
         if type(annotation).__name__ == "TypeAliasType":
             return self._alias(annotation)
@@ -107,7 +107,7 @@ class Codecs:
             given = checked(value, dict, f"an object with the fields of {kind.__name__}")
             if missing := sorted(required - given.keys()):
                 raise ConversionError(f"{kind.__name__} needs the field {missing[0]!r}, which is missing")
-            # Unknown fields are ignored: the sender may be a later version.
+            # Ignore unknown fields, because the sender may be a later version.
             found = {
                 name: _within(f".{name}", codecs[name].load, given[name]) for name in codecs if name in given
             }
@@ -132,7 +132,7 @@ class Codecs:
 
     def _model(self, kind: Any) -> Codec:
         strict, context, options = self._models
-        # Arguments need exactly what validation reads: its names, and no computed fields.
+        # Arguments must be valid input: with aliases, and without computed fields.
         extent = {"by_alias": True, "round_trip": True} if self._exact else {}
         options = {"mode": "json", **extent, **options}
 
@@ -160,10 +160,10 @@ class Codecs:
             )
         return self.of(type(value)).dump(value)
 
-    # -- what has others in it --
+    # -- containers and aliases --
 
     def _alias(self, alias: Any) -> Codec:
-        """The codec of ``type X = …``, whose value is only available now."""
+        """Return the codec of ``type X = …``, whose value is evaluated now."""
         if alias in self._aliases:
             return ANYTHING
         self._aliases.append(alias)
@@ -176,7 +176,8 @@ class Codecs:
             self._aliases.pop()
 
     def _union(self, members: Iterable[Any]) -> Codec:
-        """The codec of one type or None. With several types the original one cannot be determined."""
+        """Return the codec of one type or None; ANYTHING for several types, because the type of a plain value
+        would be ambiguous."""
         others = [member for member in members if member is not types.NoneType]
         codec = self.of(others[0])
         if len(others) > 1 or codec is ANYTHING or _has_none(others[0]):
@@ -232,7 +233,7 @@ class Codecs:
         return Codec("an object", load, dump, key.typed or codec.typed)
 
     def _key(self, annotation: Any) -> Codec | None:
-        """The codec of a key, which is text in JSON; None if the original cannot be determined."""
+        """Return the codec of a key, which is text in JSON; None if text cannot be converted back."""
         if isinstance(annotation, type) and issubclass(annotation, Enum):
             is_text = all(isinstance(member.value, str) for member in annotation)
             return self.of(annotation) if is_text else None
@@ -240,7 +241,7 @@ class Codecs:
 
 
 def _sequence(made: Callable[[Iterable[Any]], Any], codec: Codec) -> Codec:
-    """The codec of a list, tuple or set; *made* builds it from its members."""
+    """Return the codec of a list, tuple or set; *made* builds it from its members."""
     name = f"a list of {codec.name}"
 
     def load(value: Any) -> Any:
@@ -264,11 +265,11 @@ _SEQUENCES: dict[Any, Callable[[Iterable[Any]], Any]] = {
 _MAPPINGS = frozenset([dict, abc.Mapping, abc.MutableMapping])
 
 
-# -- values that have others in them --
+# -- nested values --
 
 
 def _within(place: str, step: Callable[[Any], Any], value: Any) -> Any:
-    """Return ``step(value)``; errors name *place*."""
+    """Return ``step(value)``; add *place* to the path of its errors."""
     try:
         return step(value)
     except ConversionError as unfit:
@@ -291,7 +292,7 @@ def _are(items: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of *make*. Raises ConversionError for any error of it: ``__post_init__`` and
+    """Return the result of *make*. Raises ConversionError for any error, because ``__post_init__`` and
     validators are user code."""
     try:
         return make()
@@ -301,7 +302,7 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _told(error: Any) -> str:
-    """Describe an error; for pydantic's error the place and the reason, without values."""
+    """Describe an error; pydantic's by the place and the reason, without values."""
     invalid = _pydantic("ValidationError")
     if invalid is None or not isinstance(error, invalid):
         return f"{type(error).__name__}: {safe_repr(str(error), 200)}"
@@ -314,7 +315,7 @@ def _told(error: Any) -> str:
 
 
 def _pydantic(name: str) -> Any:
-    """Return a pydantic class; None if pydantic has not been imported, so that there are no models."""
+    """Return a class of pydantic; None if pydantic is not imported, so that there are no models."""
     return getattr(sys.modules.get("pydantic"), name, None)
 
 
@@ -324,14 +325,13 @@ def _is_model(kind: type) -> bool:
 
 
 def _has_a_codec(kind: type) -> bool:
-    """Tell whether the class has JSON of its own, which both sides know: ``__json__()``, or registered with
-    kombu."""
+    """Return whether the class defines its own JSON, by ``__json__()`` or by registration with kombu."""
     registered = getattr(sys.modules.get("kombu.utils.json"), "_encoders", ())
     return hasattr(kind, "__json__") or any(issubclass(kind, each) for each in registered)
 
 
 def _has_none(annotation: Any) -> bool:
-    """Tell whether None is the value of one of its members."""
+    """Return whether *annotation* is an Enum with a member whose value is None."""
     return (
         isinstance(annotation, type)
         and issubclass(annotation, Enum)
@@ -340,22 +340,21 @@ def _has_none(annotation: Any) -> bool:
 
 
 def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a dataclass that its constructor takes; the others are computed."""
+    """Return the fields of a dataclass that its constructor takes."""
     return [field for field in dataclasses.fields(kind) if field.init]
 
 
 def _takes_its_fields(kind: Any) -> bool:
-    """Tell whether a dataclass can be built from its fields: it may require more, or have its own
-    __init__."""
+    """Return whether the constructor of a dataclass takes exactly its fields; it may be overridden."""
     code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_flags & 0x0C:  # pydantic's dataclasses take any names
+    if code is None or code.co_flags & 0x0C:  # *args or **kwargs, as in pydantic's dataclasses
         return True
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return {*names} == {field.name for field in _fields(kind)}
 
 
 def _meant(annotation: Any) -> Any:
-    """Return the type behind an alias (``__supertype__``) or Annotated."""
+    """Return the type behind an alias with ``__supertype__``, or Annotated."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -365,14 +364,15 @@ def _meant(annotation: Any) -> Any:
             return annotation
 
 
-# -- Hints: the annotations of a function or a dataclass, evaluated as far as they can be --
+# -- Hints: the evaluated annotations of a function or a dataclass --
 # Thread: any; evaluating annotations runs user code.
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    """Return the evaluated annotations of a function or dataclass, by name. Annotations that cannot be
-    evaluated are left
-    out: they may use names that exist only for type checkers."""
+    """Return the evaluated annotations of a function or dataclass, by name.
+
+    Leave out those that cannot be evaluated, because they use names that exist only for type checkers.
+    """
     try:
         return typing.get_type_hints(thing)
     except Exception as error:  # noqa: BLE001 - annotations are the user's code
@@ -400,16 +400,16 @@ def _annotations(function: Any) -> dict[str, Any]:
     return dict(getattr(function, "__annotations__", {}))
 
 
-# -- Values: how one that stands alone is made plain, and made again --
-# Thread: any; pure, except for the user's Enums. Values that JSON supports are unchanged, but also read from
-# what other senders write for them: a UUID from text, a number of seconds from an int.
+# -- Values: the codecs of single values --
+# Thread: any; pure, except for the user's Enums. Values that JSON supports are dumped unchanged, but also
+# loaded from the forms that other senders use: a UUID from text, a float from an int.
 
 LONGEST_DURATION = 64
 """Maximum characters of a duration given as text."""
 
 
 class ConversionError(Exception):
-    """A value that does not fit. reason: why. path: its place, such as ``.lines[2]``."""
+    """A value cannot be converted. reason: why. path: its place, such as ``.lines[2]``."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -421,11 +421,10 @@ class Codec(NamedTuple):
     """The conversion for an annotation.
 
     - name: of the annotation, for errors.
-    - load: makes the value from plain data; returns a value that is already of the type unchanged. Raises
-      ConversionError.
-    - dump: makes plain data from the value. Returns the same object if it is plain already, or not of the
-      annotated type. Raises ConversionError for a value that load() would change.
-    - typed: JSON does not support the type, or one nested in it.
+    - load: returns the value of plain data, or a value of the type unchanged. Raises ConversionError.
+    - dump: returns the plain data of a value, or the same object if it is plain or not of the annotated type.
+      Raises ConversionError for a value that load() would change.
+    - typed: whether JSON does not support the type, or one nested in it.
     """
 
     name: str
@@ -443,7 +442,7 @@ ANYTHING = Codec("anything", same, same)
 
 
 def checked(value: Any, kinds: Any, expected: str) -> Any:
-    """Return *value*. Raises ConversionError, which names *expected*, unless it is of one of the *kinds*."""
+    """Return *value*. Raises ConversionError, which names *expected*, if it is not of one of *kinds*."""
     if not isinstance(value, kinds):
         raise ConversionError(f"expected {expected}, not {_shown(value)}")
     return value
@@ -458,7 +457,7 @@ def _shown(value: Any) -> str:
 
 
 def enum_form(kind: type[Enum]) -> Codec:
-    """Return the codec of an Enum; ANYTHING when JSON does not support the values of all its members."""
+    """Return the codec of an Enum; ANYTHING if JSON does not support the values of all its members."""
     if not list(kind) or not all(type(member.value) in CARRIED for member in kind):
         return ANYTHING
     values = safe_repr([member.value for member in kind], 200)
@@ -478,7 +477,7 @@ def enum_form(kind: type[Enum]) -> Codec:
 
 
 def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Codec:
-    """The codec of a class that JSON supports. kinds: accepted by *read*; a bool is not a number."""
+    """Return the codec of a class that JSON supports. kinds: types that *read* accepts; no bool as number."""
 
     def load(value: Any) -> Any:
         if isinstance(value, bool) and bool not in kinds:
@@ -494,7 +493,7 @@ def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Codec:
 def _moment(kind: Any, expected: str) -> Codec:
     def read(value: Any) -> Any:
         value = kind.fromisoformat(value) if isinstance(value, str) else value
-        if isinstance(value, datetime) and kind is date:  # a datetime is a date, too
+        if isinstance(value, datetime) and kind is date:  # datetime is a subclass of date
             raise ValueError
         return value
 
@@ -502,7 +501,7 @@ def _moment(kind: Any, expected: str) -> Codec:
 
 
 def _decimal(value: Decimal | float | str) -> Decimal:
-    # Use the text of a float: that is what was written.
+    # Use the text of a float, which has the digits that were written.
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 

@@ -1,16 +1,16 @@
-"""Copies: several messages of one body, of which one must run.
+"""Copies: detects several messages of one body, of which only one must run.
 
 Comes from:  execution, before each run; ``publishing/bodies.py`` writes the header.
-Goes to:     the result store, which records the first one.
-Thread:      whichever runs the task.
+Goes to:     the result store, which records the first message.
+Thread:      the one that runs the task.
 
-When results are stored apart from messages, publishing a body and recording that it was published are two
-steps. If a joiner dies in between, another one publishes the body again, with the same id. Each publication
-has its own number, so that a redelivered message runs again as usual, and a copy does not.
+If results and messages are in different stores, publishing a body and recording that are two steps. If a
+joiner dies in between, another one publishes the body again, with the same id. Each publication has its own
+number, so that a redelivered message runs again as usual, and a copy does not.
 
-A task that replaces itself passes its id on, for example to the body of a chord, which is published with a
-number of its own. That is not a copy: calls with one id are distinguished by the number of replacements, and
-calls of a workflow called again with the same ids by their run.
+A task that replaces itself passes its id on, for example to the body of a chord, which has its own
+publication number. That is not a copy: calls with one id are distinguished by the number of replacements, and
+those of a workflow that is called again with the same ids by their run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qworker.tasks.outcome import COPY, REQUEUED, Outcome
 from qworker.transports.join_parts import may_be_id
 
 LONGEST_ID = 200
-"""Maximum characters of ids that are looked up; a body with a longer id may run twice."""
+"""Maximum characters of an id that is looked up; a body with a longer id may run twice."""
 
 
 def refused(app: App, task: Task, context: Context) -> Outcome | None:
-    """Return how a call ends if another message of it runs or ran; None when it should run.
+    """Return the outcome of a call if another message of it runs or ran; None if it should run.
 
-    While the result store is unavailable, the message goes back.
+    If the result store is unavailable, the outcome puts the message back.
     """
     number = message_headers(context).get(PUBLICATION)
     task_id = context.id
@@ -46,7 +46,7 @@ def refused(app: App, task: Task, context: Context) -> Outcome | None:
     except NotSupported:
         return None
     except BackendError as error:
-        if not task.acks_late:  # its message is gone
+        if not task.acks_late:  # the message is acked, and cannot go back
             return None
         return Outcome(REQUEUED, 0.0, f"whether it is a copy cannot be determined: {error}")
     if first == number:

@@ -1,8 +1,8 @@
-"""The types of ``@app.task(…)`` and ``@shared_task(…)`` for type checkers and editors: they keep the
-function's signature, and document each option in a line.
+"""The types of ``@app.task(…)`` and ``@shared_task(…)``: they keep the function's signature, and document
+each option.
 
 Comes from:  ``app.py`` and ``shared.py``, as types of parameters and return values.
-Goes to:     type checkers, editors and the reference. Nothing here runs: ``options.py`` reads options.
+Goes to:     type checkers, editors and the reference. Nothing here is executed; ``options.py`` reads options.
 Thread:      none.
 """
 
@@ -32,8 +32,7 @@ class Decorator(Protocol):
 
 
 class BoundDecorator(Protocol):
-    """The same with ``bind=True``: the function's first parameter is the task, not an argument of the
-    call."""
+    """The type of ``@app.task(bind=True)``: the function's first parameter is the task, not an argument."""
 
     @overload
     def __call__(
@@ -44,12 +43,11 @@ class BoundDecorator(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task, besides ``bind`` and ``base``. None, where allowed, means the setting behind the
+    """The options of a task, besides ``bind`` and ``base``. None, where allowed, means the setting of the
     option.
 
-    A type checker does not know options declared by middleware: pass them as ``**options``, where options is
-    a ``dict[str, Any]``. With ``base=`` a type checker accepts any name, because it may be an attribute of
-    that class.
+    A type checker does not know options declared by middleware: pass them as ``**options``, a
+    ``dict[str, Any]``. With ``base=`` it accepts any name, which may be an attribute of that class.
     """
 
     name: str | None

@@ -1,8 +1,8 @@
-"""Definitions: how a function or a class becomes a task of an app.
+"""Definition: makes tasks of functions and classes.
 
 Comes from:  ``@app.task``, ``@shared_task``, ``app.register_task``; the app's settings, once it is finalized.
 Goes to:     the app's registry.
-Thread:      whoever imports the module that defines the task.
+Thread:      the one that imports the module of the task.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def make_task(
     - bind (bool): the function gets the task as its first argument.
     - base: the class of the task; None for the app's.
     - pydantic (bool): also let direct callers pass plain data for models and get plain data, as in Celery.
-      pydantic_strict, pydantic_context, pydantic_dump_kwargs: see ModelOptions.
-    - options: those of task_options.OPTIONS; methods of Task (``on_failure=…``), which get the task first;
-      and attributes of *base*.
+    - pydantic_strict, pydantic_context, pydantic_dump_kwargs: see ModelOptions.
+    - options: those of task_options.OPTIONS; methods of Task (``on_failure=…``), which get the task as first
+      argument; and attributes of *base*.
 
     Raises ConfigurationError for an unknown option or an invalid value.
     """
@@ -98,7 +98,7 @@ def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
 
 
 def adopt(task_or_class: AnyTask | type[AnyTask], app: App) -> AnyTask:
-    """Make a task of *app* from an instance or its class, whose run() is a method."""
+    """Make a task of *app* from a class-based task: an instance, or its class."""
     task = task_or_class() if isinstance(task_or_class, type) else task_or_class
     name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
     _refuse_generator(name, task.run)
@@ -116,8 +116,8 @@ def adopt(task_or_class: AnyTask | type[AnyTask], app: App) -> AnyTask:
 
 
 def bind(task: AnyTask, app: App) -> None:
-    """Apply *app* to *task*: the annotations, and the settings behind options that are None. Called once,
-    when the app is finalized."""
+    """Apply the annotations of *app* to *task*, and its settings to options that are None. Called once, when
+    the app is finalized."""
     annotations = annotations_for(app.conf.task_annotations, task)
     if annotations:
         methods, options = _split(task.name, type(task), annotations)
@@ -131,8 +131,7 @@ def bind(task: AnyTask, app: App) -> None:
 
 
 def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
-    """Return the class of an app's tasks, given itself or its dotted name. Raises ConfigurationError for
-    anything else."""
+    """Return the class of tasks given as a class or dotted name. Raises ConfigurationError otherwise."""
     kind = import_object(name_or_class) if isinstance(name_or_class, str) else name_or_class
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigurationError(
@@ -142,9 +141,9 @@ def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
 
 
 def change_class(app: App, tasks: Mapping[str, AnyTask], name_or_class: str | type[AnyTask]) -> type[AnyTask]:
-    """Change the class of those *tasks* that were made without a class of their own; return the class.
+    """Change the class of the *tasks* that were made without ``base=``; return the class.
 
-    Raises ConfigurationError when the app is finalized, because its tasks may have been called.
+    Raises ConfigurationError if the app is finalized, because its tasks may have been called.
     """
     if app.finalized:
         raise ConfigurationError(
@@ -195,8 +194,7 @@ def _split(
 
 
 def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) -> type[AnyTask]:
-    """Return the class of the task *name*: *base*, with an async call for an async task, and with the
-    attributes *own*."""
+    """Return the class of the task *name*: *base* with the attributes *own*, and AsyncTask if async."""
     bases: tuple[type[AnyTask], ...] = (base,)
     if is_async and not issubclass(base, AsyncTask):
         bases = (AsyncTask,) if base is Task else (base, AsyncTask)
@@ -220,7 +218,7 @@ def _looks(base: type[AnyTask]) -> dict[str, Any]:
 
 
 def _set_options(task: AnyTask, app: App, options: Mapping[str, Any]) -> None:
-    """Set the options of *task*: those of its class, and *options* over them."""
+    """Set the options of *task*: those of its class, overridden by *options*."""
     base = type(task)
     names = task_options.OPTIONS if base is not Task else ()
     inherited = {key: getattr(base, key) for key in names if getattr(base, key) is not getattr(Task, key)}
@@ -229,14 +227,14 @@ def _set_options(task: AnyTask, app: App, options: Mapping[str, Any]) -> None:
     task.__dict__.update(task_options.parse(task.name, {**inherited, **options}, app.middleware_options))
 
 
-# -- Annotations: what the setting ``task_annotations`` says about a task --
+# -- Annotations: the setting ``task_annotations`` --
 # Thread: the one that finalizes the app.
 
 
 def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]:
-    """Return the attributes that *annotations* give to *task*.
+    """Return the attributes that *annotations* set on *task*.
 
-    Annotations for the task win over those for all tasks ("*", ``annotate_any()``), and later ones over
+    Annotations for the task override those for all tasks ("*", ``annotate_any()``); later ones override
     earlier ones. Raises ConfigurationError for an invalid annotation.
     """
     for_all: dict[str, Any] = {}

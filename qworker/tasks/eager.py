@@ -1,4 +1,4 @@
-"""Eager calls: a task runs in the caller's process, through the same steps as in a worker.
+"""Eager calls: run a task in the caller's process, through the same steps as in a worker.
 
 Comes from:  ``task.apply``, and every call while ``task_always_eager`` is on.
 Goes to:     ``execution.execute``; back as an EagerResult.
@@ -58,13 +58,13 @@ class EagerResult(AsyncResult[R]):
     def get(
         self, timeout: float | timedelta | None = None, propagate: bool = True, *args: Any, **kwargs: Any
     ) -> R:
-        """Return the value, or raise the exception, at once."""
+        """Return the value or raise the exception, at once."""
         return self._value(self._look(), propagate)
 
     wait = get
 
     def ready(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     async def _await(self) -> R:
@@ -74,7 +74,7 @@ class EagerResult(AsyncResult[R]):
         return False
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: it has run already."""
+        """Do nothing, because the task has run already."""
 
     def __reduce__(self) -> Any:
         meta = self._look()
@@ -91,7 +91,7 @@ def apply_eagerly(
     throw: bool | None,
     options: Mapping[str, Any],
 ) -> EagerResult[Any]:
-    """Run *task* as a worker would, and return its result. Retries run at once.
+    """Run *task* like a worker, and return its result. Retries run at once.
 
     - task_id (text): None for a new one.
     - retries (number): number of earlier retries.
@@ -127,13 +127,13 @@ def apply_eagerly(
 
 
 def _replaced(task: Task, context: Context, by: Replaced) -> tuple[str, Any, str | None]:
-    """Run the replacement of a task; return its state, value or error, and traceback."""
+    """Run the replacement of a task; return the state, the value or error, and the traceback."""
     token = push(context, task)
     try:
         ended: Any = by.sig.apply()
-        if not ended._is_single:  # a graph, whose values one more call returns
+        if not ended._is_single:  # a graph, whose values are returned by one more call
             ended = last_call(by.sig).apply((), ended.get(disable_sync_subtasks=False))  # type: ignore[union-attr]
-    except Exception as error:  # noqa: BLE001 - of a chain it is raised, whoever asks
+    except Exception as error:  # noqa: BLE001 - an eager chain always raises its errors
         return states.FAILURE, error, "".join(format_exception(error))
     finally:
         pop(token)
@@ -146,7 +146,8 @@ def _run(app: App, task: Task, context: Context, body: Body) -> Outcome:
     import asyncio  # here, because it takes 30 ms
 
     async def run_beside() -> Outcome:
-        # In a separate asyncio task, which the body may cancel; a cancellation of this one means Ctrl-C.
+        # The body may cancel its own asyncio task, so it runs in a separate one. If this one is cancelled,
+        # that means Ctrl-C.
         outer: Any = asyncio.current_task()
         return await asyncio.create_task(
             execute_async(
@@ -158,11 +159,11 @@ def _run(app: App, task: Task, context: Context, body: Body) -> Outcome:
 
 
 def _pass_on(outcome: Outcome, value: Any) -> None:
-    """Raise exceptions that are meant for the process and not for the task."""
+    """Raise exceptions that are meant for the process, not for the task."""
     if isinstance(value, KeyboardInterrupt):
         raise value
     if outcome.kind == INTERRUPTED:
-        # In a task in a worker this ends the outer run too; elsewhere it is how asyncio reports Ctrl-C.
+        # Within a worker's task, this interrupts the outer run too. Elsewhere it means Ctrl-C in asyncio.
         raise KeyboardInterrupt if current_context() is None else Interrupted
 
 
@@ -173,7 +174,7 @@ def _context(
     retries: int,
     options: Mapping[str, Any],
 ) -> Context:
-    """Return the request of an eager run, as similar to a real one as possible."""
+    """Return the request of an eager run, similar to that of a message."""
     parent = current_context()
     limits = [options.get(name) or getattr(task, name) for name in ("time_limit", "soft_time_limit")]
     ignore_result = options.get("ignore_result")

@@ -1,11 +1,11 @@
-"""Execution: one run of one task, as a sequence of named steps that ends in an Outcome.
+"""Execution: one run of a task, as a sequence of steps that ends in an Outcome.
 
 Comes from:  a pool child, a thread of the threads pool, or an eager call.
 Goes to:     back as an Outcome, which contains the row for the worker to store.
-Thread:      whichever runs the task; everything it needs is passed in.
+Thread:      the one that runs the task.
 
-This returns an Outcome whatever the body raises: SystemExit and KeyboardInterrupt are failures of the task,
-not of the process.
+Whatever the body raises becomes an Outcome: SystemExit and KeyboardInterrupt are failures of the task, not of
+the process.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ logger = logging.getLogger(__name__)
 MAX_TRACEBACK = 64 * 1024
 """Maximum characters of a stored traceback."""
 PATIENCE_SECONDS = 0.5
-"""How long an ended task waits for the result store, so that hooks and observers called next can read its
-state."""
+"""Maximum seconds for which an ended task waits for the result store, so that hooks and signal receivers can
+read its state."""
 _HANGING: WeakKeyDictionary[Any, Event] = WeakKeyDictionary()
-"""Result stores that did not answer in that time, each with an event that is set when it does. Any thread:
-each access is one call."""
+"""Result stores that did not answer in that time, each with an event that is set when it does. Used by any
+thread, because each access is one call."""
 
 
 class Interrupted(SoftTimeLimitExceeded):
-    """The worker stops and waits no longer. A task may catch it and end in its own way; otherwise its message
+    """The worker stops and interrupts the task. A task may catch it and end normally; otherwise its message
     goes back."""
 
 
@@ -109,7 +109,7 @@ class ExceptionInfo:
 def execute(
     app: App, task: Task, context: Context, body: Body, disarm: Callable[[], None] | None = None
 ) -> Outcome:
-    """Run *task* for *context*; return how it ended. disarm: called as soon as the body has ended."""
+    """Run *task* for *context*; return the outcome. disarm: called as soon as the body has ended."""
     if (copy := copies.refused(app, task, context)) is not None:
         return copy
     run = Run(app, task, context)
@@ -118,7 +118,7 @@ def execute(
         value = run.call(body)
         if disarm is not None:
             disarm()
-    except BaseException as error:  # noqa: BLE001 - the task's code: whatever it raises is the outcome
+    except BaseException as error:  # noqa: BLE001 - any exception of the task's code is its outcome
         if disarm is not None:
             disarm()
         return run.tell(run.raised, error)
@@ -135,15 +135,15 @@ def invalid(error: BaseException) -> Outcome:
 
 
 def cut_short(app: App, task: Task, context: Context, error: BaseException, since: float) -> Outcome:
-    """Return the outcome of a run that raised *error* just as its body began or ended.
-    since: a value of time.perf_counter()."""
+    """Return the outcome of a run that raised *error* just as its body began or ended. since: the
+    time.perf_counter() of its start."""
     run = Run(app, task, context)
     run.start = since
     return run.tell(run.raised, error)
 
 
 def started(app: App, task: Task, context: Context) -> ResultRow | None:
-    """Return the row of the state STARTED, for the worker to store. Never fails the run."""
+    """Return the row of the state STARTED, for the worker to store; None if it cannot be encoded."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
     try:
         return app.backend.row(
@@ -155,9 +155,11 @@ def started(app: App, task: Task, context: Context) -> ResultRow | None:
 
 
 def store_now(app: App, row: ResultRow | None) -> bool:
-    """Store *row* before observers are called, because they may query the task's state. Return False when the
-    store does not accept it at once: then the worker stores it, and tries until it succeeds. This does not
-    wait for it, because the task's time limit still runs."""
+    """Store *row* before hooks and signal receivers are called, because they may query the task's state.
+
+    Return False if the store does not accept it within PATIENCE_SECONDS, because the task's time limit still
+    runs. Then the worker stores it, and retries until it succeeds.
+    """
     if row is None:
         return False
     backend = app.backend
@@ -177,7 +179,7 @@ def store_now(app: App, row: ResultRow | None) -> bool:
             return True
         _HANGING[backend] = answered
         error: object = f"no answer in {PATIENCE_SECONDS:g} s"
-    except Exception as raised:  # noqa: BLE001 - a store, maybe a third party's: the worker says what it is
+    except Exception as raised:  # noqa: BLE001 - perhaps a third-party store; the worker reports the error
         reraise_interrupt(raised)
         error = safe_repr(raised)
     logger.info("state %s of %s is stored later: %s", row[1], row[0], error)
@@ -185,7 +187,7 @@ def store_now(app: App, row: ResultRow | None) -> bool:
 
 
 def ignores_result(context: Context, task: Task) -> bool:
-    """Tell whether the return value of this call is discarded."""
+    """Return whether the result of this call is discarded."""
     ignored = context.ignore_result
     return is_ignored(message_headers(context), task.ignore_result) if ignored is None else ignored
 
@@ -219,7 +221,7 @@ class Run:
         self.start = 0.0
         self.stored = False
         self.doom: BaseException | None = None
-        """The error with which the task fails without running; its own retry options do not apply."""
+        """The error with which the task fails without running; its retry options do not apply."""
 
     def enter(self) -> None:
         context, task = self.context, self.task
@@ -252,17 +254,17 @@ class Run:
         return function(*body[0], **body[1])
 
     def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
-        """Make the outcome; an error in doing so is an outcome too."""
+        """Return the outcome made by *step*; an error in doing so is an outcome too."""
         outcome = self._told(step, ended)
         unsent = self.context.unsent
-        if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run sends the same calls
+        if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run will send the same calls
             return outcome
         return outcome._replace(follow=(*outcome.follow, *unsent))
 
     def _told(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         try:
             return step(ended)
-        except BaseException as error:  # a bug here or in an extension: the message must still get an outcome
+        except BaseException as error:  # a bug here or in an extension; the message still needs an outcome
             if is_away(error) and can_go_back(self.task, self.context):
                 return self._unsent(error)
             logger.exception(
@@ -278,7 +280,7 @@ class Run:
             follow: tuple[Followed, ...] = ()
             parts: Fields = ()
             try:
-                # Without the context, which may be the part that cannot be stored.
+                # Without the context, which may be what cannot be stored.
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
                 follow, parts = (
                     self._doomed(error, text),
@@ -298,8 +300,8 @@ class Run:
         try:
             held: list[Envelope] = []
             if calls_within(context) and not ignores_result(context, task):
-                self.app.backend.check_encodable(kept)  # else the following calls must not be sent
-            if context.callbacks:  # made before the state is stored, which names them, and sent after it
+                self.app.backend.check_encodable(kept)  # if not, the following calls must not be sent
+            if context.callbacks:  # made before the state is stored, which has their ids, and sent after it
                 with holding_back(self.app) as held:
                     followup.succeeded(self.app, context, kept)
             elif calls_within(context):
@@ -328,8 +330,8 @@ class Run:
         return Outcome(SUCCESS, self.runtime, text, None, row, follow, parts, self.stored)
 
     def _unfollowed(self, error: BaseException) -> tuple[Followed, ...]:
-        """Fail all calls after the task with *error*, because they cannot be sent. The task's own success is
-        stored and final."""
+        """Fail all calls after the task with *error*, because they cannot be sent. The success of the task is
+        already stored."""
         context, text = self.context, _format(error)
         logger.error("the calls after task %s[%s] are not sent: %s", self.task.name, context.id, error)
         followup.failed(self.app, context, error, text)
@@ -350,7 +352,7 @@ class Run:
             self.status, self.value = states.IGNORED, error
             if isinstance(error, Replaced):
                 return Outcome(REPLACED, self.runtime, storable(str(error)))
-            # Otherwise its chord, and callers of the rest of its chain, would wait forever.
+            # Otherwise its chord, and clients of the rest of its chain, would wait forever.
             parts = self._parts(states.FAILURE, exception_to_dict(error))
             follow: tuple[Followed, ...] = ()
             if not has_read_chain(self.context):
@@ -373,8 +375,7 @@ class Run:
         try:
             options = {**task.retry_kwargs, "countdown": task.autoretry_countdown(self.context)}
             directive = task.retry(exc=error, throw=False, **options)
-        except BaseException as final:  # noqa: BLE001
-            # No retries are left, or the next attempt could not be sent.
+        except BaseException as final:  # noqa: BLE001 - no retries are left, or it could not be sent
             if final is error:
                 error.__traceback__ = trace  # the task's own traceback, without the frames of retry()
                 return self._failed(error)
@@ -384,8 +385,8 @@ class Run:
         return self._retried(directive)
 
     def _unsent(self, error: BaseException) -> Outcome:
-        """Put the message back, because calls after the run cannot be sent now; the next run sends the same
-        calls."""
+        """Put the message back, because the calls after the run cannot be sent now; the next run sends
+        them."""
         self.status, self.value = states.REJECTED, error
         return Outcome(REQUEUED, self.runtime, reason(error))
 
@@ -410,7 +411,7 @@ class Run:
         parts: Fields = ()
         # A message that was acknowledged before the run cannot go back.
         requeue = error.requeue and (self.context.is_eager or can_go_back(self.task, self.context))
-        if not requeue:  # it will never run: report its end to the waiters
+        if not requeue:  # it will never run, so report its end to waiting clients
             text = _format(error)
             row, follow = self._tell_failure(error, text), self._doomed(error, text)
             parts = self._parts(states.FAILURE, exception_to_dict(error))
@@ -427,26 +428,26 @@ class Run:
         self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
         kind = EXPECTED if isinstance(error, task.throws) else FAILURE
         if not context.is_eager:
-            # The traceback's frames hold all objects of the body: release them.
+            # Release the objects of the body, which the traceback's frames hold.
             error.__traceback__ = None
         parts = self._parts(states.FAILURE, exception_to_dict(error))
         return Outcome(kind, self.runtime, safe_repr(error), text, row, follow, parts, self.stored)
 
     def _parts(self, status: str, result: Any) -> Fields:
-        """Return the task's parts, according to the chord in its message."""
+        """Return the task's parts for the chord in its message."""
         if not self.context.chord or self.context.is_eager:
             return ()
         return followup.chord_parts(self.app, self.context, status, result)
 
     def _doomed(self, error: BaseException, text: str) -> tuple[Followed, ...]:
-        """Return what fails along with the task, which has finally failed with *error*."""
+        """Return the calls that fail along with the task, which has failed with *error*."""
         if self.context.is_eager:
             return ()
         return followup.downstream_failures(self.app, self.context, exception_to_dict(error), text)
 
     def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
-        """Report the final *error* to errbacks and observers; return the row of the failure, None when it is
-        not stored. Raises if an errback cannot be sent now and the message can go back."""
+        """Report the final *error* to errbacks and signal receivers; return the row of the failure, None if
+        it is not stored. Raises if an errback cannot be sent now and the message can go back."""
         task, context = self.task, self.context
         row = None
         ignored = ignores_result(context, task)
@@ -470,7 +471,7 @@ class Run:
         return row
 
     def leave(self) -> None:
-        """In any case: call the last hook, send the last signal, restore the old context."""
+        """Call the last hook, send the last signal, and restore the previous context. Always called."""
         task, context = self.task, self.context
         context.ended = self.status, self.value  # for an eager caller
         if self.status in (states.SUCCESS, states.FAILURE):
@@ -493,7 +494,7 @@ class Run:
     def _hook(self, hook: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
             hook(*arguments, **named)
-        except BaseException as error:  # a hook only observes; the outcome stays
+        except BaseException as error:  # errors of hooks do not change the outcome
             if isinstance(error, KeyboardInterrupt) and self.context.is_eager:
                 raise  # Ctrl-C in the caller's process
             logger.exception("%s of task %s raised", hook.__name__, self.task.name)
@@ -504,7 +505,7 @@ class Run:
         """Return the row of the state, for the worker to store before the ack. describe: include the
         arguments.
 
-        An eager call has no worker: it stores the row here, once, if it should be stored.
+        An eager call has no worker: its row is stored here, if ``task_store_eager_result`` is set.
         """
         context, backend = self.context, self.app.backend
         if context.is_eager and not self.app.conf.task_store_eager_result:
@@ -516,20 +517,19 @@ class Run:
             return backend.row(context.id, meta, kept_in(message_headers(context)))
         try:
             backend.store(context.id, meta)
-        except BackendError as error:  # no message depends on it, and the caller has the value
+        except BackendError as error:  # not fatal, because the caller gets the value directly
             logger.warning("the result of %s is not stored: %s", context.id, error)
         return None
 
 
 def _kept(value: Any) -> Any:
-    """Return the stored form of the task's *value*: the handle of a call or workflow is described in the form
-    that result_from_tuple() reads."""
+    """Return the stored form of *value*: for a result handle, the tuple that result_from_tuple() reads."""
     return value.as_tuple() if hasattr(type(value), "_members_described") else value
 
 
 def _format(error: BaseException) -> str:
-    """Return the traceback as text, from the task's own first frame, limited in size, and valid for every
-    store."""
+    """Return the traceback as text that every store accepts, from the task's own first frame, limited in
+    size."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:

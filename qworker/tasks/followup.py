@@ -1,11 +1,11 @@
-"""Calls after a task: its callbacks, the next call of its chain, its errbacks.
+"""Followup: sends the calls after a task: callbacks, the next call of its chain, errbacks.
 
 Comes from:  execution, after the body and before the ack; the calls are in the task's message.
 Goes to:     publishing, as calls with this task as parent; some errbacks run at once.
-Thread:      whichever ran the task.
+Thread:      the one that ran the task.
 
-The calls have the ids that were assigned when they were linked, so a task that runs again sends the same
-calls again.
+The ids of the calls were assigned when they were linked, so a task that runs again sends the same calls
+again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ logger = logging.getLogger(__name__)
 def succeeded(app: App, context: Context, value: Any) -> None:
     """Send the callbacks and the next call of the chain, with *value* before their arguments.
 
-    Raises PublishError when one can never be sent, BrokerUnavailable or BackendError when it cannot be sent
-    now.
+    Raises PublishError if one can never be sent, BrokerUnavailable or BackendError if it cannot be sent now.
     """
     for callback in context.callbacks or ():
         follow(app, context, callback, (value,))
-    # The chain is stored in reverse: the last call runs next, and carries the others.
+    # The chain is in reverse order: the last call is next, and carries the others.
     carried = carried_chain(context)
     if carried is not None:
         follow(app, context, carried.next, (value,), chain=carried.rest)
@@ -57,11 +56,11 @@ def succeeded(app: App, context: Context, value: Any) -> None:
 def failed(app: App, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
     """Call the errbacks.
 
-    An errback that takes ``(request, exc, traceback)`` before its own arguments runs here. Every other one is
-    sent, with the id of the failed task before its arguments, as are immutable, bound and unknown ones.
+    An errback that takes ``(request, exc, traceback)`` before its own arguments runs here. Any other one, and
+    an immutable, bound or unknown one, is sent with the id of the failed task before its arguments.
 
-    again: the caller will do all of this again. Then an error that prevents sending now is raised; otherwise
-    nothing is raised.
+    again: the caller can repeat the call, so raise an error that prevents sending now. Otherwise nothing is
+    raised.
     """
     for errback in context.errbacks or ():
         call = Signature(errback, app=app)
@@ -74,14 +73,14 @@ def failed(app: App, context: Context, error: BaseException, traceback: str, aga
         except QWorkerError as unsent:
             if again and is_away(unsent):
                 raise
-            # The failure itself is reported and stored, and must stand.
+            # The failure of the task itself is still reported and stored.
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):
             logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
 
 def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
-    """Run an errback now. Its error is logged only."""
+    """Run an errback now; log its error."""
     try:
         told = call.clone(arguments)
         returned = call.type.taking_plain(call.type)(*told.args, **told.kwargs)
@@ -93,8 +92,7 @@ def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
 
 
 def chord_parts(app: App, context: Context, status: str, result: Any) -> Fields:
-    """Return the task's parts for the chord in its message (Celery's format). The task has ended with
-    *status*.
+    """Return the parts of a task that ended with *status*, for the chord in its message (Celery's format).
 
     result: the value, or the exception as stored. Raises EncodeError.
     """
@@ -119,8 +117,8 @@ def _chord_parts(
 def downstream_failures(
     app: App, context: Context, error: Mapping[str, Any], traceback: str
 ) -> tuple[Followed, ...]:
-    """Return the results of the calls in the chain after the task, which has failed with *error* (as stored):
-    each fails with it, so that nobody waits for them."""
+    """Return the results of the calls in the chain after the task, which has failed with *error* (as stored).
+    They fail with the same error, so that no client waits for them."""
     carried = carried_chain(context)
     try:
         chain = context.chain or ()
@@ -133,8 +131,8 @@ def downstream_failures(
 
 
 def unsent(app: App, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
-    """Return the results of the calls after the task, which has succeeded, when none of them can be sent:
-    each fails with *error* (as stored), so that nobody waits for them."""
+    """Return the results of the calls after a task that succeeded, if none of them can be sent. They fail
+    with *error* (as stored), so that no client waits for them."""
     linked = calls_in(context.callbacks or (), following=True)
     callbacks = ended(app, linked, error, traceback, context.id, reply_to=context.reply_to)
     return (*callbacks, *downstream_failures(app, context, error, traceback))
@@ -144,16 +142,16 @@ def chord_failed(
     app: App, body: Signature, why: str, cause: Mapping[str, Any] | None = None
 ) -> tuple[list[Envelope], tuple[Followed, ...]]:
     """Return the messages to the errbacks of the *body* of a failed chord, and the results of its calls.
-    cause: the stored error of the member, if they fail with that.
 
-    If this body is a member of an outer chord's header, and the outer chord has the same errback, the errback
-    is left to it, because it fails
-    too: Celery's ``link_error()`` adds an errback to both. As in Celery, the stored state of the body names
-    the errbacks as its children.
+    cause: the stored error of the member, if the calls fail with that.
 
-    This is for chords that Celery's workers know: they would run a body that is sent to fail. An errback that
-    takes ``(request, exc, traceback)`` gets these only in qworker's workers; Celery's pass it the id of the
-    body, like any other.
+    Celery's ``link_error()`` adds an errback to nested chords, too. If the body is a member of an outer chord
+    with the same errback, the outer chord, which fails too, calls it. As in Celery, the errbacks are stored
+    as children of the body.
+
+    This is for chords in Celery's format, because Celery's workers would run a body that is sent to fail. An
+    errback that takes ``(request, exc, traceback)`` gets these only in qworker's workers; Celery's workers
+    pass it the id of the body.
     """
     failing: list[Signature] = []
     error = exception_to_dict(ChordError(why)) if cause is None else cause
@@ -168,7 +166,7 @@ def chord_failed(
                 if each in later:
                     continue
                 errback = signature(each, app=app)
-                if errback.id is None and call.id is not None:  # reporting it again makes the same call
+                if errback.id is None and call.id is not None:  # repeated reports must make the same call
                     errback.set(task_id=f"{call.id}-errback-{number}")
                 try:
                     _tell(app, errback, call, why, publication(body), cause)
@@ -192,7 +190,7 @@ def _tell(
     cause: Mapping[str, Any] | None,
 ) -> None:
     if errback["subtask_type"] is not None:
-        if errback.id is not None:  # all of its calls must be the same, too
+        if errback.id is not None:  # the ids of its calls must be the same, too
             errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
         from qworker.publishing.workflows import planned, start
 
@@ -212,15 +210,15 @@ def _tell(
 
 
 def failure(headers: Mapping[str, Any]) -> BaseException | None:
-    """Return the error with which a call fails instead of running, if FAILED is in the *headers* of its
-    message; None: it runs."""
+    """Return the error with which a call fails instead of running; None if it runs. *headers*, of its
+    message, contain FAILED."""
     told = headers[FAILED]
     return None if isinstance(told, Mapping) else _failure(str(told), headers)
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return what runs instead of *function*, the errback of a failed chord body: the same function with its
-    arguments. headers: of its message."""
+    """Return a function that calls *function*, an errback of a failed chord body, with the request and error
+    in *headers*, of its message."""
     told = headers[FAILED]
     request = Context(**{name: told.get(name) for name in ("id", "task", "args", "kwargs")})
     error = _failure(str(told.get("why")), headers)
@@ -241,9 +239,11 @@ def ended(
     children: Mapping[str, list[Any]] = MappingProxyType({}),
     reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
-    """Return the results of *calls* that do not run, and fail with *error* (as stored). children: of some
-    calls, by id, in the form of ``as_tuple()``. reply_to: the queue for their results, unless a call names
-    another."""
+    """Return the results of *calls* that fail with *error* (as stored) without running.
+
+    - children: of some calls, by id, in the form of ``as_tuple()``.
+    - reply_to: the queue for their results, unless a call names another.
+    """
     found: list[Followed] = []
     for call in calls:
         given = call.options
@@ -269,10 +269,10 @@ def ended(
 
 
 def _takes(task: Task | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether *task*, called by *errback*, is a function that takes *arguments* first, as in Celery."""
+    """Return whether *task*, called by *errback*, takes *arguments* first, as in Celery."""
     if task is None or task.bind or errback.immutable:
         return False
-    from inspect import signature  # 10 ms, only when a task has failed
+    from inspect import signature  # here, because it takes 10 ms and is only used after failures
 
     try:
         signature(task.run).bind(*arguments, *errback.args, **errback.kwargs)
@@ -282,9 +282,9 @@ def _takes(task: Task | None, errback: Signature, arguments: tuple[Any, ...]) ->
 
 
 def follow(app: App, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any) -> None:
-    """Send *call*, with *args* before its own, after the task of *context*. more: additional options.
+    """Send *call* after the task of *context*, with *args* before its own. more: additional options.
 
-    Raises PublishError or BrokerUnavailable when it cannot be sent.
+    Raises PublishError or BrokerUnavailable if it cannot be sent.
     """
     following = signature(call, app=app)
     options = {**following.options, **more}
@@ -312,7 +312,7 @@ def follow(app: App, context: Context, call: Mapping[str, Any], args: tuple[Any,
         for each in made.calls:
             _tidy(app, context, each)
         start(app, made)
-    except TypeError as error:  # it does not accept the arguments put before its own
+    except TypeError as error:  # it does not accept *args* before its own arguments
         raise PublishError(
             f"{following.task}, which follows {context.task}, was not sent: {error}"
         ) from error

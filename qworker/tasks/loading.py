@@ -1,8 +1,8 @@
-"""Loading: finding and importing the modules that define an app's tasks.
+"""Loading: finds and imports the modules that define an app's tasks.
 
 Comes from:  the settings ``imports`` and ``include``, and ``app.autodiscover_tasks``.
 Goes to:     the import machinery, when a worker or a command needs all tasks.
-Thread:      whichever loads; the list only grows.
+Thread:      the one that loads; the list only grows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SETTINGS_MODULE = "DJANGO_SETTINGS_MODULE"
 
 
 def _installed() -> Iterable[str]:
-    """The packages of Django's INSTALLED_APPS."""
+    """Return the packages of Django's INSTALLED_APPS."""
     names: Iterable[str] = import_object("qworker.django.project:package_names")()
     return names
 
 
 def _is_configured() -> bool:
-    """Tell whether this process is configured as a Django project."""
+    """Return whether this process is configured as a Django project."""
     conf = sys.modules.get("django.conf")
     return conf is not None and bool(conf.settings.configured)
 
 
 class TaskModules:
-    """The packages named for discovery; they are examined when load() is called."""
+    """The packages for discovery, which load() examines."""
 
     def __init__(self) -> None:
         self._packages: list[tuple[Callable[[], Iterable[str]], str | None]] = []
@@ -39,11 +39,9 @@ class TaskModules:
     def discover(
         self, packages: Iterable[str] | Callable[[], Iterable[str]] | None, related_name: str | None
     ) -> None:
-        """Add *packages*, whose module *related_name* load() will import. None imports the packages
-        themselves.
+        """Add *packages*, whose module *related_name* load() will import (None: the packages themselves).
 
-        If *packages* is None, use Django's INSTALLED_APPS; ConfigurationError where there is no Django
-        project.
+        *packages* None means Django's INSTALLED_APPS. ConfigurationError without a Django project.
         """
         if packages is None:
             if SETTINGS_MODULE not in os.environ and not _is_configured():
@@ -75,8 +73,8 @@ class TaskModules:
 
 
 def _is_there(name: str) -> bool:
-    """Tell whether there is a module of this name. Its parent may not be a package: a Django app may be a
-    single module."""
+    """Return whether the module *name* exists. Its parent need not be a package, because a Django app may be
+    a single module."""
     from importlib.util import find_spec
 
     try:

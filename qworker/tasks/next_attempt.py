@@ -1,8 +1,8 @@
 """The next attempt of a running task: whether there is one, when, and with which arguments.
 
 Comes from:  ``task.retry()``, and automatic retries.
-Goes to:     publishing, as a call with the same id; an eager run makes it itself.
-Thread:      whichever runs the task.
+Goes to:     publishing, as a call with the same id; an eager run makes the call itself.
+Thread:      the one that runs the task.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def retry(
     if request.is_eager:
         directive.sig = Signature(task.name, *attempt, given, app=task.app)
     else:
-        # Once it is sent, a time limit must not turn this attempt into a failure.
+        # After it is sent, a time limit must not turn this attempt into a failure.
         publish = conclude if throw else deferred
         with put_back_if_unsent(task, request):
             publish(_publish, task, request, attempt, given)
@@ -85,9 +85,9 @@ def _publish(
 def _arguments(
     task: Task, request: Context, args: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the next attempt: those of this one, with the given ones over them.
+    """Return the arguments of the next attempt: those of this one, overridden by the given ones.
 
-    A parameter given by position in one and by name in the other is passed once.
+    A parameter given by position in one and by name in the other is passed only once.
     """
     new = None if args is None else positional(task.name, args)
     named = None if kwargs is None else keywords(task.name, kwargs)
@@ -107,7 +107,7 @@ def _arguments(
 
 def _names(task: Task, count: int) -> tuple[str | None, ...]:
     """Return the names of the first *count* positional parameters; None for a positional-only one."""
-    import inspect  # only if both forms are mixed: it takes 10 ms
+    import inspect  # here, because it takes 10 ms and is rarely needed
 
     try:
         parameters = inspect.signature(task.run).parameters.values()

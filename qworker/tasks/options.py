@@ -1,8 +1,8 @@
-"""The options of a task: names, allowed values, and the setting behind each.
+"""The options of a task: their names, values, and settings.
 
 Comes from:  ``@app.task(**options)`` and the class attributes of a custom base.
 Goes to:     the attributes of Task, set once from ``app.conf`` when the app is finalized.
-Thread:      whoever imports the tasks; pure.
+Thread:      any; pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def rate_per_second(limit: str | float | None) -> float | None:
     """Return the tasks per second of a rate limit: "10/s", "100/m", "5/h", or a number per second.
 
-    Return None, no limit, for None. Raises ValueError, which names the accepted forms.
+    Return None (no limit) for None. Raises ValueError, which names the accepted forms.
     """
     if limit is None:
         return None
@@ -55,7 +55,7 @@ def _backoff(value: object) -> float | bool:
 
 
 def _expires(value: object) -> Any:
-    # A datetime is accepted like a duration: the publisher distinguishes them.
+    # Both a datetime and a duration are accepted; the publisher distinguishes them.
     return value if hasattr(value, "isoformat") else kinds.DURATION.read(value)
 
 
@@ -95,7 +95,7 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
 }
 """Every option that ``@app.task`` takes besides name, bind and base, with the function that reads its value.
 
-``TaskOptions`` has a line about each.
+``TaskOptions`` documents them.
 """
 
 FROM_SETTINGS: dict[str, str] = {
@@ -119,10 +119,10 @@ FROM_SETTINGS: dict[str, str] = {
 def parse(
     task_name: str, options: Mapping[str, Any], extra: Callable[[], frozenset[str]] = frozenset
 ) -> dict[str, Any]:
-    """Return the checked attributes for *options*. None stays None: the setting applies.
+    """Return the checked values of *options*. None stays None, so that the setting applies.
 
     - task_name: for errors.
-    - extra: returns the names that middlewares have declared. Their values are not checked.
+    - extra: returns the names of options that middlewares declare. Their values are not checked.
 
     Raises ConfigurationError, which names the task, the option and the nearest spelling.
     """

@@ -1,7 +1,7 @@
-"""The tasks of an app, by name; and the tasks shared by every app.
+"""Registry: the tasks of an app, by name, and the tasks shared by all apps.
 
 Comes from:  ``@app.task`` and ``@shared_task``, while modules are imported.
-Goes to:     the worker, which looks up names in messages only here.
+Goes to:     the worker, which looks up the names in messages here.
 Thread:      written during imports; reading is safe from any.
 """
 
@@ -29,10 +29,10 @@ class TaskRegistry(dict[str, "Task[..., Any]"]):
         self[task.name] = task
 
     def unregister(self, name: str) -> None:
-        """Remove the task *name*. Raises NotRegistered when it is missing."""
+        """Remove the task *name*. Raises NotRegistered if it is missing."""
         self[name]
         del self[name]
 
 
 shared: list[Callable[[App], Task[..., Any]]] = []
-"""Factories of the tasks declared with ``@shared_task``; each app calls them once, when it is finalized."""
+"""Factories of the tasks declared with ``@shared_task``. Each app calls them once, when it is finalized."""

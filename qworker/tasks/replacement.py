@@ -2,10 +2,10 @@
 
 Comes from:  ``task.replace()``, ``task.add_to_chord()``.
 Goes to:     publishing; an eager run makes the calls itself.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 
-The ids of all replacements derive from the id of the run: a run that is delivered again replaces itself with
-the same calls, and the joins count each of them once.
+All new ids derive from the id of the run, so a run that is delivered again sends the same calls, and joins
+count each of them once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def replacement(task: Task, sig: Any) -> Signature:
     if isinstance(work, chunks):
         work = work.group().clone(**work["options"])
     nesting = request.replaced_task_nesting + 1
-    # A group becomes a chord whose body returns the list: the replacement of a task must be one call.
+    # A task's replacement must end in one call, so a group becomes a chord whose body returns the list.
     step: Any = work.frozen(request.id, True, _ids_of(request, nesting)).step
     for callback in listed(request.callbacks):
         with_callback(step, maybe_signature(callback, app))
@@ -73,15 +73,15 @@ def replacement(task: Task, sig: Any) -> Signature:
 
 
 def _ids_of(request: Context, what: object) -> Callable[[], str]:
-    """Return a generator of ids for *what* results from *request*, the same at every delivery."""
+    """Return a generator of the ids of new calls, the same at every delivery of *request*. what: their
+    purpose."""
     if request.id is None:
         return task_id
     return ids_of(f"{request.id} {request.retries} {what}")
 
 
 def _placed(step: Any, request: Context, nesting: int) -> Signature:
-    """Give the last call of *step* the role of the task: the id of its result and its membership in the
-    group; return it."""
+    """Give the last call of *step* the id of the task and its place in the group; return the call."""
     for each in [step, *(step.tasks if isinstance(step, chain) else ())]:
         each["options"]["replaced_task_nesting"] = nesting
     last = last_call(step)
@@ -103,7 +103,7 @@ def replace(task: Task, sig: Signature) -> NoReturn:
     """Send *sig*, made by replacement(), and raise Replaced. See ``Task.on_replace``."""
     request = task.request
     if not request.is_eager:
-        # Once it is sent, a time limit must not turn this run into a failure.
+        # After it is sent, a time limit must not turn this run into a failure.
         with put_back_if_unsent(task, request):
             conclude(_publish, task, request, sig)
     raise Replaced(sig)
@@ -117,7 +117,7 @@ def _publish(task: Task, request: Context, sig: Signature) -> None:
         call["options"].setdefault("root_id", request.root_id)
         if request.reply_to is not None:
             call["options"].setdefault("reply_to", request.reply_to)
-    caller = copy(request)  # the calls have the same origin as this one
+    caller = copy(request)  # the parent of the calls is that of this task
     caller.id = request.parent_id  # type: ignore[assignment]
     token = push(caller, task)
     try:
@@ -129,11 +129,11 @@ def _publish(task: Task, request: Context, sig: Signature) -> None:
 
 
 def add_to_chord(task: Task, sig: Any, lazy: bool) -> Any:
-    """Make *sig* a member of the chord that the run of *task* belongs to. See ``Task.add_to_chord``."""
+    """Make *sig* a member of the chord of the running *task*. See ``Task.add_to_chord``."""
     request, app = task.request, task.app
     check(sig)
     shared = not request.chord
-    # Its joins are those of the call; for a chord, the one with the name of the group.
+    # The join of the chord has the name of the group.
     run, group = run_in(message_headers(request)), str(request.group)
     join = f"{group}.{run}" if run and shared else group
     named = [part.join for part in parts_of(message_headers(request), FAILURE)]
@@ -153,7 +153,7 @@ def add_to_chord(task: Task, sig: Any, lazy: bool) -> Any:
 
 
 def _grown(joins: Joins, join: str, task_id: str) -> int | None:
-    """Call Joins.grow(). If only its answer is lost, repeating it changes nothing."""
+    """Call Joins.grow(), once more if it fails: if only its answer was lost, repeating changes nothing."""
     try:
         return joins.grow(join, task_id)
     except BackendError:
@@ -165,7 +165,7 @@ def _add(task: Task, work: Any, last: Signature, joins: Joins, join: str, lazy: 
     request, app = task.request, task.app
     headers, group, shared = message_headers(request), str(request.group), not request.chord
     run, kept = run_in(headers), kept_in(headers)
-    with put_back_if_unsent(task, request):  # else the chord would wait for a call that is never sent
+    with put_back_if_unsent(task, request):  # or the chord would wait for a call that is never sent
         number = _grown(joins, join, last["options"]["task_id"])
     # A run that dies here is delivered again, and adds the same calls.
     crash_point("chord-grown")
@@ -186,6 +186,6 @@ def _add(task: Task, work: Any, last: Signature, joins: Joins, join: str, lazy: 
         if shared:
             note_added(app, join, number, last["options"]["task_id"], kept)
         return work if lazy else work.apply_async()
-    except QWorkerError as error:  # it is counted, and nothing else will end it
+    except QWorkerError as error:  # the chord counts the call, so end it here
         request.unsent = (*request.unsent, *followup.ended(app, [last], exception_to_dict(error), ""))
         raise

@@ -1,8 +1,8 @@
-"""Shared tasks: for libraries that define tasks without knowing the app.
+"""Shared tasks, for libraries that define tasks without knowing the app; periodic tasks declared in code.
 
 Comes from:  ``@shared_task``.
 Goes to:     every app, when it is finalized; the decorator returns a proxy for the current app's task.
-Thread:      the importing one.
+Thread:      the one that imports the module.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -
     return Proxy(find)
 
 
-# -- Periodic tasks that code declares: what is to be called when --
+# -- Periodic tasks declared in code --
 
 
 def add_periodic_task(
@@ -90,4 +90,4 @@ def add_periodic_task(
 
 
 FIELDS = frozenset(["enabled", "start", "end", "max_runs", "jitter", "catch_up", "overlap"])
-"""Fields that only an entry has; ``expires`` is an option of the call."""
+"""Options that are fields of the entry; ``expires`` is an option of the call."""

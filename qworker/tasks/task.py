@@ -1,4 +1,4 @@
-"""Task: a function that can be called later, elsewhere; its options and the ways to call it.
+"""Task: a function that a worker can call; its options and the ways to call it.
 
 Comes from:  ``@app.task`` and ``@shared_task``; ``definition.py`` makes them.
 Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls
@@ -56,7 +56,7 @@ _HOOKS_OF_ENDS = ("on_success", "on_failure", "after_return")
 
 
 class Task(Generic[P, R]):
-    """A task: call it directly (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
+    """A task: call it directly (``add(1, 2)``), or let a worker call it (``add.delay(1, 2)``).
 
     Subclass it for ``@app.task(base=…)`` to share options, hooks or helpers between tasks. Options that are
     None are taken from the settings when the app is finalized.
@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
     """For ``except add.OperationalError``: the broker did not accept the call."""
 
     check_arguments: Callable[..., None] | None = None
-    """Raises the TypeError that calling the function with these arguments would raise."""
+    """Raises the TypeError that a call of the function with the same arguments would raise."""
     model_options: ModelOptions | None = None
     """Options for pydantic if ``pydantic=True``: then run() itself takes and returns plain data."""
     declared: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -118,21 +118,21 @@ class Task(Generic[P, R]):
     renames: bool = False
     """Whether its class overrides shadow_name()."""
     own_call: bool = False
-    """Whether its class overrides __call__(): a worker then calls that instead of run()."""
+    """Whether its class overrides __call__(), which a worker then calls instead of run()."""
     has_on_terminated: bool = False
-    """Whether on_terminated() is called in a child for each call that ends without having run to its end."""
+    """Whether on_terminated() is called in a child for each call that did not run to its end."""
     again_after_time_limit: bool = False
     """Whether a run ended by its hard time limit counts as a death of its process, so that it is delivered
     again."""
     sees_its_end: bool = False
-    """Whether its class overrides hooks that are called at its end: its state is stored before."""
+    """Whether its class overrides hooks that are called at its end, so that its state is stored before."""
     own_apply_async: bool = False
     """Whether its class overrides apply_async(), through which every call goes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse(f"class {cls.__qualname__}", vars(cls), absent.OVERRIDES)
-        # Determined once per class, not for each call and run.
+        # Computed once per class, not for each call and run.
         cls.renames = cls.shadow_name is not Task.shadow_name
         cls.own_apply_async = cls.apply_async is not Task.apply_async
         cls.sees_its_end = any(getattr(cls, hook) is not getattr(Task, hook) for hook in _HOOKS_OF_ENDS)
@@ -143,15 +143,15 @@ class Task(Generic[P, R]):
         """Called when a task of this class is bound to *app* and its options are set."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the work. The decorators put the function here; a class-based task overrides it."""
+        """Do the work. The decorators set this to the function; a class-based task overrides it."""
         raise NotImplementedError(f"task {self.name} does not define run()")
 
     # -- calling it --
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the task as a plain function in this process, without a message and without a result store.
+        """Call the task as a plain function in this process, without a message and a result.
 
-        A class may override this, around ``super().__call__(…)`` or ``self.run(…)``. A worker then runs its
+        A class may override this and call ``super().__call__(…)`` or ``self.run(…)``. A worker then runs its
         tasks through it.
         """
         if is_entered(current_context(), self):  # a worker's run, through an overridden __call__
@@ -163,8 +163,8 @@ class Task(Generic[P, R]):
             pop(token)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Have a worker call this task with these arguments. The call is durable when this returns. See
-        apply_async for errors."""
+        """Let a worker call this task with these arguments. The message is stored when this returns. Raises
+        like apply_async."""
         if self.own_apply_async:
             return self.apply_async(args, kwargs)
         publisher: Publisher = self.app.publisher
@@ -177,7 +177,7 @@ class Task(Generic[P, R]):
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[R]:
-        """Have a worker call this task, with options for this call.
+        """Let a worker call this task, with options for this call.
 
         - args (iterable), kwargs (mapping): its arguments.
         - task_id (text): a new id if not given.
@@ -198,7 +198,7 @@ class Task(Generic[P, R]):
         if not given:
             return publisher.call(self, arguments, named)
         invocation = Invocation(self, self.name, arguments, named, given)
-        # retry(), through an overridden apply_async
+        # Called by retry() through an overridden apply_async.
         if given.get("retries") is not None:
             return publisher.next_attempt(invocation, self.request)
         return publisher.call_with(invocation)
@@ -252,7 +252,7 @@ class Task(Generic[P, R]):
         throw: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> EagerResult[R]:
-        """Run the task in this process as a worker would: with request, hooks, signals, retries.
+        """Run the task in this process like a worker, with request, hooks, signals and retries.
 
         - args, kwargs: its arguments.
         - task_id (text): None for a new one.
@@ -283,13 +283,13 @@ class Task(Generic[P, R]):
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Signature:
-        """Return the call without making it; *more* options go over *options*."""
+        """Return the signature of a call. *more* overrides *options*."""
         return Signature(self.name, args, kwargs, options, immutable=immutable, app=self.app, **more)
 
     subtask = signature
 
-    # For type checkers: all arguments, or some. A single one may be for the first or the second parameter,
-    # because a parent's result is put before it.
+    # For type checkers: all arguments, or some. A single argument may be for the first or second parameter,
+    # because a parent's result may be put before it.
     @overload
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
     @overload
@@ -301,39 +301,37 @@ class Task(Generic[P, R]):
     @overload
     def s(self, **kwargs: Any) -> Signature: ...
     def s(self: Any, *args: Any, **kwargs: Any) -> Signature:  # type: ignore[misc]
-        """Return the call with these arguments without making it; a callback gets its parent's result
-        first."""
+        """Return the signature with these arguments; as a callback, it gets its parent's result first."""
         return self.signature(args, kwargs)  # type: ignore[no-any-return]
 
     def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
-        """Return the call with exactly these arguments, without making it."""
+        """Return the immutable signature with exactly these arguments."""
         return self.signature(args, kwargs, immutable=True)
 
     def map(self, it: Iterable[Any]) -> xmap:
-        """Return a call that runs ``task(item)`` for each item of *it*, in one message, without making it."""
+        """Return the signature of one call that runs ``task(item)`` for each item of *it*."""
         from qworker.canvas.mapping import xmap
 
         return xmap(self.s(), it, app=self.app)
 
     def starmap(self, it: Iterable[Any]) -> xstarmap:
-        """Return a call that runs ``task(*item)`` for each item of *it*, in one message, without making
-        it."""
+        """Return the signature of one call that runs ``task(*item)`` for each item of *it*."""
         from qworker.canvas.mapping import xstarmap
 
         return xstarmap(self.s(), it, app=self.app)
 
     def chunks(self, it: Iterable[Any], n: int) -> chunks:
-        """Return a group of calls like starmap(), with *n* items each, without making it."""
+        """Return the signature of a group of calls like starmap(), with *n* items each."""
         from qworker.canvas.mapping import chunks
 
         return chunks(self.s(), it, n, app=self.app)
 
-    # -- its values --
+    # -- conversion of values --
 
     @cached_property
     def typed_calls(self) -> TypedCalls | None:
-        """The conversions by its annotations; None if there are none. Determined at the first call or run,
-        when the names in the annotations are defined."""
+        """The conversions by its annotations; None if there are none. Computed at the first call or run, when
+        the names in the annotations are defined."""
         if has_plain_annotations(self.run):
             return None
         from qworker.tasks.typed_calls import typed_calls
@@ -350,8 +348,8 @@ class Task(Generic[P, R]):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call in the form that is sent.
 
-        - options: of the call. Pickle supports every type, so values are unchanged.
-        - partial: others may be put before *args* later.
+        - options: of the call. With pickle, which supports every type, values are unchanged.
+        - partial: other arguments may be put before *args* later.
 
         Raises EncodeError for a value that would not arrive unchanged.
         """
@@ -361,26 +359,26 @@ class Task(Generic[P, R]):
         return typed.dump(args, kwargs, partial)
 
     def taking_plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of *function*, run() or the task, for workers: it takes arguments from a message,
-        and returns a value that can be stored."""
+        """Return a wrapper of *function* (run() or the task) for workers, which takes arguments from a
+        message and returns a value that can be stored."""
         typed = self.typed_calls
         if typed is None or self.model_options is not None:
             return function
         return typed.around(function, self.is_async, as_is=self.app.conf.result_serializer == "pickle")
 
     def load_result(self, value: Any) -> R:
-        """Return *value*, returned by ``get()``, as a value of the annotated return type.
+        """Convert *value*, returned by ``get()``, to the annotated return type.
 
         Raises InvalidValue if it does not match. A value of a type that JSON supports is unchanged.
         """
         typed = self.typed_calls
         return cast(R, value if typed is None else typed.load_result(value))
 
-    # -- from inside --
+    # -- inside a running task --
 
     @property
     def request(self) -> Context:
-        """The request of the running task. It is empty (called_directly is True) when there is none."""
+        """The request of the running task; an empty one (called_directly is True) outside of it."""
         return context_of(self) or Context(task=self.name)
 
     def retry(
@@ -394,50 +392,51 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
         **options: Unpack[RetryOptions],
     ) -> Retry:
-        """Send the next attempt of the running task, under the same id, and raise Retry to leave this one.
+        """Send the next attempt of the running task, with the same id, and raise Retry to end this one.
 
         - args, kwargs: of the next attempt; None: those of this one, except parameters given in the other.
-        - exc: the reason. It is raised instead after *max_retries* retries.
+        - exc: the reason. After *max_retries* retries it is raised instead.
         - throw (bool): False returns the Retry instead of raising it.
-        - eta (datetime) or countdown (seconds or timedelta): when. By default after default_retry_delay.
+        - eta (datetime) or countdown (seconds or timedelta): when; by default after default_retry_delay.
         - max_retries (number): overrides that of the task.
         - options: those of ``RetryOptions``; by default those of this attempt.
 
-        Raises MaxRetriesExceeded when there is no *exc* to raise; Reject, which puts the message of this
-        attempt back, when the next cannot be sent now (BrokerUnavailable, if the task is acked early). When
-        called without a worker, raises the exception itself.
+        Raises MaxRetriesExceeded after the last retry if there is no *exc*. If the next attempt cannot be
+        sent now, raises Reject, which puts the message of this one back, or BrokerUnavailable if it is acked
+        already. If the task was called directly, raises the exception itself.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
     def replace(self, sig: Any) -> Any:
-        """Replace the running task with *sig*, and raise Replaced (a subclass of Ignore) to leave it.
+        """Replace the running task with *sig*, and raise Replaced (a subclass of Ignore) to end it.
 
         - sig: a signature or a workflow; the value of a group is the list.
 
-        The replacement's value is the result of this task: it has its id, its callbacks and errbacks, the
-        rest of its chain, and its place in a chord. Raises ConfigurationError for a signature that is already
-        part of a chord, PublishError like apply_async, and Reject when it cannot be sent now, like retry().
-        Write ``return self.replace(sig)``.
+        The replacement's value becomes the result of this task. It takes over the id, the callbacks and
+        errbacks, the rest of the chain, and the place in a chord. Write ``return self.replace(sig)``.
+
+        Raises ConfigurationError for a signature that is already part of a chord, PublishError like
+        apply_async, and Reject if it cannot be sent now, like retry().
         """
         from qworker.tasks import replacement
 
         return self.on_replace(replacement.replacement(self, sig))
 
     def on_replace(self, sig: Any) -> Any:
-        """Called by replace() with the signature to send; an override returns ``super().on_replace(sig)``."""
+        """Called by replace() with the signature to send. Overrides return ``super().on_replace(sig)``."""
         from qworker.tasks import replacement
 
         return replacement.replace(self, sig)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
-        """Add *sig*, a signature or workflow, to the chord of the running task: the body also waits for it,
+        """Add *sig*, a signature or workflow, to the chord of the running task. The body also waits for it,
         and gets its value after those of the existing members.
 
         - lazy (bool): do not send it; the body waits until the caller does.
 
-        Returns its result, or the signature if *lazy*. Raises NotInChord where there is no chord,
-        PublishError and BrokerUnavailable like apply_async, and NotSupported where the result store keeps no
-        chords.
+        Returns its result, or the signature if *lazy*. Raises NotInChord if the task is not in a chord,
+        PublishError and BrokerUnavailable like apply_async, and NotSupported if the result store does not
+        support chords.
         """
         from qworker.tasks import replacement
 
@@ -446,7 +445,7 @@ class Task(Generic[P, R]):
     def autoretry_countdown(self, context: Context) -> float:
         """Return the seconds to wait before the automatic retry of *context*.
 
-        They come from retry_backoff; without it from the countdown of retry_kwargs, else from
+        It depends on retry_backoff. Without that, it is the countdown in retry_kwargs, else
         default_retry_delay.
         """
         if not self.retry_backoff:
@@ -464,9 +463,9 @@ class Task(Generic[P, R]):
 
         - task_id (text): None for the running task.
         - state (text): its name.
-        - meta: its info; any serialisable value.
+        - meta: its info; any serializable value.
 
-        Returns False if a final state is stored already.
+        Returns False if a final state is already stored.
         """
         request = self.request
         identity = task_id or request.id
@@ -486,18 +485,17 @@ class Task(Generic[P, R]):
         return self.app.backend
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:
-        """Return the handle of an earlier call, by id."""
+        """Return the result handle of an earlier call."""
         result: AsyncResult[R] = self.app.AsyncResult(task_id)
         return result
 
-    # -- hooks: what a custom base overrides; they run in the worker --
+    # -- hooks for a custom base, called in the worker --
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before each attempt of the task. Its exception counts as the task's."""
+        """Called before each attempt of the task. An exception here is treated like one of the task."""
 
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called after the task returned *retval*. An exception here or in a hook below is logged, and
-        changes nothing."""
+        """Called after the task returned *retval*. An exception here, or in a hook below, is only logged."""
 
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
@@ -510,8 +508,8 @@ class Task(Generic[P, R]):
         """Called when the task failed with *exc*; str(einfo) is the traceback."""
 
     def on_terminated(self, context: Context, state: str, error: dict[str, Any]) -> None:
-        """Called in a child for a call that was killed, revoked or has expired, if has_on_terminated is set.
-        error: as stored. With ``raise self.retry(…, throw=False)`` the task has not ended."""
+        """Called in a child for a call that was killed or revoked, or has expired, if has_on_terminated is
+        set. error: as stored. It may ``raise self.retry(…, throw=False)`` to continue the task."""
 
     def after_return(
         self,
@@ -522,19 +520,19 @@ class Task(Generic[P, R]):
         kwargs: dict[str, Any],
         einfo: Any,
     ) -> None:
-        """Called last, when the task has succeeded or failed, so not before a retry; *retval* is the value or
-        the exception."""
+        """Called last, after the task succeeded or failed, but not before a retry. retval: the value or the
+        exception."""
 
     def shadow_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> str | None:
-        """Return another name for this call in logs, None for its own."""
+        """Return another name for this call in logs; None for the task's name."""
         return None
 
-    # -- being a task --
+    # -- identity --
 
     def origin(self) -> tuple[str, str]:
-        """Module and name of the function, to distinguish tasks of the same name."""
+        """Return the module and name of the function, to distinguish tasks of the same name."""
         return self.__module__, self.__dict__.get("__qualname__") or type(self).__qualname__
 
     if not TYPE_CHECKING:
@@ -551,7 +549,7 @@ class Task(Generic[P, R]):
 
 class AsyncTask(Task[P, R]):
     """A task whose function is ``async def``. Calling it returns a coroutine; delay() and the other methods
-    are as usual."""
+    work as usual."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
         """Run the task in this event loop."""

@@ -1,8 +1,8 @@
-"""Termination: ending calls that did not run, or whose process died.
+"""Termination: ends calls that did not run, or whose process died.
 
 Comes from:  a pool child, or a thread of the threads pool, which gets the call and how it ended.
 Goes to:     errbacks, the calls that would have followed, and back as an Outcome.
-Thread:      whichever runs tasks.
+Thread:      one that runs tasks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from qworker.tasks.unsent import is_away
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
-"""How long a child waits when the broker is unavailable, so that it does not get the same call again at
-once."""
+"""Seconds for which a child waits if the broker is unavailable, before it may get the same call again."""
 _RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
-"""Endings of a task that had begun to run."""
+"""Ends of a task that had begun to run."""
 
 
 def tell(
@@ -44,12 +43,13 @@ def tell(
 ) -> Outcome:
     """End a task that did not run, or whose process died: call its errbacks, and fail the calls after it.
 
-    - kind, text: of the outcome. state, error: to be stored. aloud: False calls no errback or other user
-      code, which may have killed the previous processes.
+    - kind, text: of the outcome.
+    - state, error: to be stored.
+    - aloud: False calls no errback or other user code, which may have killed the previous processes.
 
-    A task whose success was stored before its process was killed has succeeded: its callbacks are sent, and
-    the outcome is SUCCESS. NOT_STARTED when something cannot be sent now: a child gets it again after a
-    pause. RETRY, without a runtime, when the task's hook has sent a next attempt: then it has not ended.
+    Return the outcome. It is SUCCESS if the success was stored before the process was killed; then the
+    callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
+    is RETRY, without a runtime, if the task's hook has sent a next attempt.
     """
     token = push(context, task)
     try:
@@ -62,7 +62,7 @@ def tell(
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         stored = False
-        if aloud and context.errbacks and state == states.FAILURE:  # Celery calls none for revoked tasks
+        if aloud and context.errbacks and state == states.FAILURE:  # none for revoked tasks, as in Celery
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
@@ -84,7 +84,7 @@ def tell(
 
 def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
     """Return the stored success of a task that was killed between its end and its callbacks; None if there is
-    none. For an id that was called before, as the mark RUN shows, the success may belong to another call."""
+    none, or if it may belong to an earlier call with the same id, as the mark RUN shows."""
     if not context.callbacks or ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:
@@ -95,7 +95,7 @@ def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None
 
 
 def _go_on(app: App, task: Task, context: Context, value: Any) -> Outcome:
-    """Send the calls after the task, which has succeeded with *value*."""
+    """Send the calls after a task that succeeded with *value*."""
     run = Run(app, task, context)
     run.start, run.stored = time.perf_counter(), True
     outcome = run.tell(run.returned, value)

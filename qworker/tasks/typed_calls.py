@@ -1,12 +1,11 @@
-"""Typed calls: conversion of a task's arguments and result by the annotations of its function.
+"""Typed calls: convert a task's arguments and result by the annotations of its function.
 
 Comes from:  the function of a task, once, at its first call or run.
 Goes to:     publishing, which sends plain arguments; a run, whose function gets values of the annotated
-             types, and whose result is plain again.
+             types, and whose result becomes plain again.
 Thread:      any; immutable.
 
-The conversions are in ``codecs``. A parameter without a conversion is ignored, and a task without any has no
-TypedCalls.
+The conversions are in ``codecs``. A task whose annotations need none has no TypedCalls.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter. codec: None if there is no conversion."""
+    """A parameter. codec: None if it needs no conversion."""
 
     name: str
     codec: Codec | None
@@ -39,10 +38,10 @@ class TypedCalls:
     """The conversions of one function.
 
     - task: its name, for errors.
-    - positional, named: parameters by position and by name. more, others: those of ``*more`` and
-      ``**others``.
-    - result: of the return value; None if there is no conversion.
-    - bare: a value that does not fit a model raises pydantic's own error instead of InvalidValue.
+    - positional, named: parameters by position and by name.
+    - more, others: the parameters ``*more`` and ``**others``.
+    - result: of the return value; None if it needs no conversion.
+    - bare: an invalid value of a model raises pydantic's own error instead of InvalidValue.
     """
 
     task: str
@@ -60,10 +59,10 @@ class TypedCalls:
     def dump(self, args: Iterable[Any], kwargs: dict[str, Any], partial: bool = False) -> Arguments:
         """Convert arguments to the form that is sent.
 
-        - partial: others may be put before *args* later, as in a signature.
+        - partial: other arguments may be put before *args* later, as in a signature.
 
-        A value of another type than its parameter is unchanged, for the serialiser, or the task, to refuse.
-        Raises EncodeError for a value that would not arrive unchanged.
+        A value of another type than its parameter is unchanged; the serializer or the task refuses it. Raises
+        EncodeError for a value that would not arrive unchanged.
         """
         if not partial:
             return self._each(args, kwargs, self._dumped)
@@ -156,7 +155,7 @@ class TypedCalls:
             ) from unfit.__cause__
 
     def _dumped_from(self, place: int, value: Any) -> Any:
-        """Dump *value* with the first parameter from *place* on whose type matches."""
+        """Dump *value* with the first parameter from *place* on whose type it has."""
         refused: EncodeError | None = None
         for parameter in (*self.positional[place:], self.more):
             if parameter is None or parameter.codec is None:
@@ -191,7 +190,7 @@ def typed_calls(task: Task) -> TypedCalls | None:
 
 
 def _of_parameters(task: Task, codecs: dict[str, Codec], result: Codec | None, bare: bool) -> TypedCalls:
-    from inspect import signature  # 10 ms, only for tasks with such values
+    from inspect import signature  # here, because it takes 10 ms and few tasks need it
 
     positional: list[Parameter] = []
     named: dict[str, Parameter] = {}
@@ -217,11 +216,11 @@ def by_models(
     context: Mapping[str, Any] | None = None,
     dump_kwargs: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return run() of *task*, named *name*, for ``pydantic=True``: direct callers may also pass plain data,
-    and get plain data, as in Celery.
+    """Return run() of *task*, named *name*, for ``pydantic=True``: as in Celery, direct callers may also pass
+    plain data, and get plain data.
 
     strict, context: for pydantic's ``model_validate``. dump_kwargs: for ``model_dump``. Raises
-    ConfigurationError where pydantic is not installed.
+    ConfigurationError if pydantic is not installed.
     """
     try:
         import_module("pydantic")

@@ -1,9 +1,9 @@
-"""Unsent: the end of a run whose resulting calls cannot be sent now.
+"""Unsent: ends a run whose following calls cannot be sent now.
 
 Comes from:  ``execution.py``, ``next_attempt.py``, ``replacement.py``, which send such calls.
-Goes to:     back: the message is put back as after ``Reject(requeue=True)``, and the next run sends the same
-          calls.
-Thread:      whichever runs the task.
+Goes to:     the broker: the message is put back as after ``Reject(requeue=True)``, and the next run sends the
+             same calls.
+Thread:      the one that runs the task.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def is_away(error: BaseException) -> bool:
-    """Tell whether *error* says that the broker or the result store is unavailable, or refuses us: this may
-    be temporary."""
+    """Return whether *error* may be temporary: the broker or the result store is unavailable or refuses
+    us."""
     if isinstance(error, ConfigurationError):
         return error.setting in ("broker_url", "result_backend")
     return isinstance(error, TransportError | BackendError) and not isinstance(error, DamagedResult)
 
 
 def can_go_back(task: Task, context: Context) -> bool:
-    """Tell whether the message still exists: for a task that is acked late, and was not called eagerly."""
+    """Return whether the message still exists: the task is acked late, and was not called eagerly."""
     return bool(task.acks_late) and not context.is_eager
 
 
@@ -47,8 +47,8 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def put_back_if_unsent(task: Task, context: Context) -> Iterator[None]:
-    """Context for sending a call that ends the run. Raises Reject, which puts the message back, when the call
-    cannot be sent now; any error is unchanged when there is no message any more."""
+    """Context for sending a call that ends the run. If it cannot be sent now, raises Reject, which puts the
+    message back. Errors are unchanged if the message no longer exists."""
     try:
         yield
     except QWorkerError as error:
