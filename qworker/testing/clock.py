@@ -1,4 +1,4 @@
-"""FakeClock: time that only a test moves.
+"""FakeClock: a clock that only moves when a test advances it.
 
 Comes from:  tests, which pass it as a `Clock`.
 Goes to:     the code under test.
@@ -22,24 +22,24 @@ class FakeClock:
         self.slept: list[float] = []
 
     def now(self) -> float:
-        """Wall clock, epoch seconds."""
+        """Return the wall clock time in epoch seconds."""
         return self._now
 
     def monotonic(self) -> float:
-        """Monotonic clock, seconds."""
+        """Return the monotonic time in seconds."""
         return self._monotonic
 
     def uptime(self) -> float:
-        """The same as monotonic(): this machine is never suspended."""
+        """Return monotonic(): the fake machine is never suspended."""
         return self._monotonic
 
     def sleep(self, seconds: float) -> None:
-        """Move the time forward by `seconds` and return at once."""
+        """Advance the time by `seconds` and return at once."""
         self.slept.append(seconds)
         self.advance(max(0.0, seconds))
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` (not negative) pass on both clocks."""
+        """Advance both clocks by `seconds`, which must not be negative."""
         if seconds < 0:
             raise ValueError("time does not go back; use jump() to set the wall clock")
         with self._lock:
@@ -47,7 +47,7 @@ class FakeClock:
             self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward (or back, if negative) by `seconds`; the monotonic clock is not
-        affected."""
+        """Set the wall clock forward (back, if negative) by `seconds`. The monotonic clock does not
+        change."""
         with self._lock:
             self._now += seconds

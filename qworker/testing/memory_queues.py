@@ -1,8 +1,8 @@
-"""MemoryQueues: the data of a broker in memory, without locks, waiting or expiry.
+"""MemoryQueues: the data of a broker in memory, without locking or waiting.
 
-Comes from:  ``store.py``, which holds the lock around every call.
+Comes from:  ``store.py``, which holds its lock during every call.
 Goes to:     ``store.py``.
-Thread:      whichever holds the lock.
+Thread:      the one that holds the lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SWEPT_AT_ONCE = 1000
 
 @dataclass
 class Message:
-    """A message in a queue. owner: the generation that holds it, 0 if none."""
+    """A message in a queue. owner: the generation that has leased it; 0 if none has."""
 
     tag: int
     envelope: Envelope
@@ -74,8 +74,7 @@ class Message:
 
 @dataclass
 class Owner:
-    """A consumer. lease_until: in seconds of the clock for leases.
-    presence: its published state."""
+    """A consumer. lease_until: by the clock for leases. presence: its published state."""
 
     name: str
     queues: tuple[str, ...]
@@ -87,7 +86,8 @@ class Owner:
 
 @dataclass
 class MemoryQueues:
-    """messages, by tag; dead letters with their priority; consumers by generation; results by task id."""
+    """Messages by tag; dead letters and failed tasks by tag, with their priority; consumers by generation;
+    results by task id."""
 
     messages: dict[int, Message] = field(default_factory=dict)
     dead: dict[int, tuple[Dead, int]] = field(default_factory=dict)
@@ -112,14 +112,14 @@ class MemoryQueues:
         ]
 
     def check(self, settlement: Settlement) -> None:
-        """Raise what settle() would raise, so that a batch is carried out completely or not at all."""
+        """Raise what settle() would raise, so that a batch is settled completely or not at all."""
         if isinstance(settlement, Release):
             float(0.0 if settlement.due is None else settlement.due)
         elif settlement.row is not None:
             hash(settlement.row[:2])
 
     def settle(self, generation: int, settlement: Settlement, now: float) -> bool:
-        """Carry out *settlement*; False when its message is not held by *generation*."""
+        """Apply *settlement*; return False if its message is not leased by *generation*."""
         if isinstance(settlement, Store):
             if settlement.row is not None:
                 self._keep(settlement.row)
@@ -150,7 +150,7 @@ class MemoryQueues:
             self.results[row[0]] = row
 
     def give_up(self, generation: int) -> bool:
-        """Release everything held by *generation*; False when it was not a consumer."""
+        """Remove the consumer *generation* and release its messages; return False if there is none."""
         if self.owners.pop(generation, None) is None:
             return False
         for message in self.held_by(generation):
@@ -158,16 +158,16 @@ class MemoryQueues:
         return True
 
     def letters(self, kind: Kind) -> dict[int, tuple[Dead, int]]:
-        """Those of *kind*, by tag, with their priorities."""
+        """Return the letters of *kind* by tag, with their priorities."""
         return self.dead if kind == "dead" else self.failed
 
     def retry(self, kind: Kind, tags: Iterable[int], now: float) -> None:
-        """Turn letters into messages again; a stored failure is deleted."""
+        """Turn letters into messages again, and delete stored failures of their tasks."""
         for tag in tags:
             self._again(*self.letters(kind).pop(tag), now)
 
     def send_again(self, kind: Kind, calls: Iterable[Again], now: float) -> int:
-        """As Letters.send_again()."""
+        """See Letters.send_again()."""
         kept = self.letters(kind)
         found = [(call, kept.pop(call.tag)) for call in calls if call.tag in kept]
         for (_, headers, properties, body), (letter, priority) in found:
@@ -184,7 +184,7 @@ class MemoryQueues:
         self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
 
     def sweep(self, kind: Kind, expires: float, most: int, now: float) -> int:
-        """Delete some of the old or surplus entries; return their number."""
+        """Delete some of the expired or surplus letters, results and revocations; return their number."""
         letters = self.letters(kind)
         old = _over(letters, now - expires, most)
         stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
@@ -239,7 +239,8 @@ def _task_id(headers: str) -> str:
 
 
 def _over(letters: dict[int, tuple[Dead, int]], before: float, most: int) -> list[int]:
-    """Return the tags of those that died before then, or exceed the newest *most* of their queue."""
+    """Return the tags of letters that died before epoch second *before*, or are not among the newest *most*
+    of their queue."""
     kept: Counter[str] = Counter()
     old = []
     for tag, (letter, _) in reversed(letters.items()):  # the latest are last

@@ -1,11 +1,11 @@
 """InlinePool: a TaskPool without threads or processes, controlled by a test.
 
-Comes from:  Mediator (or a test), which submits requests.
-Goes to:     execution, in the thread that calls submit() or run(); requests and their outcomes to the worker.
-Thread:      one: the caller's.
+Comes from:  the Mediator, or a test, which submits requests.
+Goes to:     execution, in the thread that calls submit() or run(); the worker, with outcomes.
+Thread:      the caller's.
 
-Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). Events that a test
-cannot cause in its own process, such as a kill, are simulated with end().
+Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). end() simulates
+events that a test cannot cause in its own process, such as a kill.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class InlinePool(TaskPool):
     """settings: see PoolSettings. on_demand: hold requests until run() is called.
 
-    held: requests that have not run yet, in order of arrival. started: those that a test has marked as
-    running, so recall() leaves them. busy_for_long: set by a test, number of busy processes. terminated:
-    ``(request, signal)`` of each terminate().
+    held: requests that have not run yet, in order of arrival. started: requests that a test has marked as
+    running, which recall() does not return. busy_for_long: the result of busy_beyond(), set by a test.
+    terminated: ``(request, signal)`` for each call of terminate().
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class InlinePool(TaskPool):
         self.started: list[Request] = []
         self.terminated: list[tuple[Request, str]] = []
 
-    # -- what tests do --
+    # -- for tests --
 
     def run(self, limit: int | None = None) -> int:
-        """Run held requests, oldest first, at most *limit*; return how many ran."""
+        """Run up to *limit* held requests, oldest first; return how many ran."""
         count = 0
         while self.held and (limit is None or count < limit):
             self.execute(self.held[0])
@@ -72,12 +72,13 @@ class InlinePool(TaskPool):
         return count
 
     def end(self, request: Request, why: str, how: str = "") -> None:
-        """End *request* without a run: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
+        """End *request* without running it. why: LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED. how: the text of
+        the outcome."""
         self._take_out(request)
         self._on_ended([(request, Outcome(why, text=how))])
         self._on_room()
 
-    # -- what a pool does --
+    # -- TaskPool --
 
     def start(self) -> None:
         """Do nothing."""
@@ -116,7 +117,7 @@ class InlinePool(TaskPool):
             self.started.remove(request)
 
     def execute(self, request: Request) -> None:
-        """Run *request*, one of those held, and report its end."""
+        """Run the held *request*, and report its outcome."""
         outcome = self.outcome_of(request)
         self._take_out(request)
         if not request.is_async and outcome.runtime is not None:
@@ -126,13 +127,13 @@ class InlinePool(TaskPool):
 
     @cached_property
     def _loop(self) -> asyncio.Runner:
-        """The event loop of all ``async def`` tasks, like that of a child."""
+        """The event loop of all ``async def`` tasks."""
         import asyncio
 
         return asyncio.Runner()
 
     def outcome_of(self, request: Request) -> Outcome:
-        """Return the outcome that a child would report for *request*."""
+        """Run *request*; return the outcome that a child process would report."""
         try:
             prepared = prepare(
                 self._app,
@@ -170,7 +171,7 @@ class InlinePool(TaskPool):
         return taken
 
     def interrupt(self) -> None:
-        """Give everything that is held back, unstarted."""
+        """End all held requests as unstarted."""
         for request in list(self.held):
             self.end(request, UNSTARTED)
 

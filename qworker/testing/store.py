@@ -1,11 +1,11 @@
 """MemoryStore: a complete broker in the memory of one process, with any clock.
 
 Comes from:  tests, which pass it as ``QWorker(broker=MemoryStore(clock))``.
-Goes to:     the code under test; ``another()`` is what a second worker would open.
-Thread:      any; everything is under one lock, and only wait() waits.
+Goes to:     the code under test; ``another()`` returns a handle for a second worker.
+Thread:      any; one lock protects everything, and only wait() waits.
 
-Nothing outlives the object. Leases, due times, revocations and dead letters follow the contract suite of
-Broker, so that results with this broker hold for every other.
+Nothing outlives the object. Leases, due times, revocations and dead letters are tested with the contract
+suite of brokers, so a test with this store is valid for other brokers.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class _Building:
 class MemoryStore(
     SingleObjectBroker, Revoking, Hearing, Presenting, Listing, Peeking, Delayed, StoredResults
 ):
-    """clock: for due times. uptime: returns the seconds for leases; by default from *clock*.
-    lease_seconds: how long a silent consumer is considered alive.
+    """clock: for due times. uptime: returns the seconds for leases; by default ``clock.monotonic``.
+    lease_seconds: how long a silent consumer is considered alive. revoke_expires: how long revocations are
+    kept, in seconds. keeps_failed: whether to keep failed tasks.
 
-    away: while True, every call raises BrokerUnavailable. settled: every settlement that was carried out, in
-    order.
-    pushes: number of calls of push().
+    away: while True, every call raises BrokerUnavailable. settled: all applied settlements in order. pushes:
+    number of calls of push().
     """
 
     url = "memory://"
@@ -84,7 +84,7 @@ class MemoryStore(
         beside: MemoryStore | None = None,
         keeps_failed: bool = False,
     ) -> None:
-        """keeps_failed: whether it keeps failed tasks."""
+        """beside: a store to share the data of; see another()."""
         self.clock = clock
         self.away = False
         self.settled: list[Settlement] = []
@@ -94,7 +94,7 @@ class MemoryStore(
         self._revoke_expires = revoke_expires
         self._building: _Building = _Building() if beside is None else beside._building
         self._changed = threading.Condition(self._building.lock)
-        self._rang = self._woken = False  # under the lock, as all below
+        self._rang = self._woken = False  # this and all below: under the lock
         self._generation = 0
         self._presence = ""
         self._turn_of_queues = 0
@@ -128,23 +128,23 @@ class MemoryStore(
 
     @property
     def results(self) -> dict[str, ResultRow]:
-        """task id → the result stored with an ack."""
+        """The results stored with acknowledgements, by task id."""
         return self._building.queues.results
 
     @property
     def messages(self) -> int:
-        """Return how many messages there are, leased or not, without dead letters."""
+        """The number of messages, leased or not, without dead letters."""
         return len(self._building.queues.messages)
 
     @property
     def held(self) -> set[int]:
-        """Return the tags leased by this handle."""
+        """The tags of messages leased by this handle."""
         with self._reached() as memory:
             return {message.tag for message in memory.held_by(self._generation)}
 
     @contextmanager
     def _reached(self) -> Iterator[MemoryQueues]:
-        """Return the broker's data, locked, if it is available."""
+        """Lock the data and return it. Raises BrokerUnavailable while ``away``."""
         with self._building.lock:
             if self.away:
                 raise BrokerUnavailable(f"{self.url} is away")
@@ -296,7 +296,7 @@ class MemoryStore(
             return memory.sweep(kind, expires, most, self.clock.now())
 
     def confirm(self) -> None:
-        """It is known when settle() returns."""
+        """Nothing to do: settle() is synchronous."""
 
     def running_path(self) -> str | None:
         return None
@@ -348,7 +348,7 @@ class MemoryStore(
 
 
 class MemoryLetters(Letters):
-    """Those of *kind* that *store* keeps."""
+    """The letters of *kind* in *store*."""
 
     def __init__(self, kind: Kind, store: MemoryStore) -> None:
         self._kind = kind

@@ -1,7 +1,7 @@
-"""StepWorker: a complete worker without threads, which only acts when a test asks it to.
+"""StepWorker: a complete worker without threads, run step by step by a test.
 
 Comes from:  tests, with an app.
-Goes to:     the worker's own parts, except the pool, which is replaced by an InlinePool.
+Goes to:     the components of a worker, with an InlinePool as the pool.
 Thread:      the test's.
 """
 
@@ -42,9 +42,8 @@ class StepWorker(Worker):
             assert result.get() == 3
 
     Tasks run in this process, one at a time; with ``on_demand`` they are held in ``worker.pool`` until the
-    test calls ``worker.pool.run()``. Time passes by the app's clock: with a FakeClock, by
-    ``worker.advance(60)``. The other arguments are those of Worker. For an app that has a broker already, see
-    stepping().
+    test calls ``worker.pool.run()``. The worker uses the app's clock; ``worker.advance(60)`` advances a
+    FakeClock. The other arguments are those of Worker. For an app that has a broker already, see stepping().
     """
 
     pool: InlinePool
@@ -60,7 +59,7 @@ class StepWorker(Worker):
         self.parts.listener.opened()
 
     def _make_pool(self, settler: Settler, on_room: OnRoom) -> InlinePool:
-        # The mediator is stepped soon enough, so no notification is needed.
+        # Every step runs the mediator, so it need not be notified.
         self.pool = self.pool_class(
             self.app,
             pool_settings(self.app, self.registration),
@@ -72,10 +71,10 @@ class StepWorker(Worker):
         return self.pool
 
     def start(self) -> None:
-        """It has started."""
+        """Do nothing: the worker has started already."""
 
     def step(self) -> bool:
-        """Run one turn of every component; False when none of them had anything to do."""
+        """Run one turn of every component; return False if there was nothing to do."""
         before = self.picture()
         now = self.app.clock.monotonic()
         parts = self.parts
@@ -92,7 +91,7 @@ class StepWorker(Worker):
     def run(self) -> int:
         """Run turns until there is nothing left to do now; return how many messages were settled.
 
-        Published messages are seen even if the server announces them a moment later.
+        Published messages are found even if the server has not announced them yet.
         """
         before = self.parts.state.totals.total()
         listener = self.parts.listener
@@ -108,14 +107,14 @@ class StepWorker(Worker):
             unsettled = listener.unsettled
             if not unsettled:
                 return self.parts.state.totals.total() - before
-            # They wait for others, which will not come.
+            # Acknowledgements wait for others to be written together: write them now.
             listener.step(self.app.clock.monotonic() + self.app.conf.worker_ack_flush_seconds)
             if listener.unsettled >= unsettled:  # the broker is unavailable
                 return self.parts.state.totals.total() - before
         raise AssertionError(f"the worker is still busy after {MANY_TURNS:,} turns")
 
     def advance(self, seconds: float) -> int:
-        """Let *seconds* pass on the app's FakeClock while the worker runs; return how many messages were
+        """Advance the app's FakeClock by *seconds* while the worker runs; return how many messages were
         settled."""
         clock = self.app.clock
         assert isinstance(clock, FakeClock), "only a FakeClock can be moved"
@@ -126,8 +125,7 @@ class StepWorker(Worker):
         return settled
 
     def picture(self) -> tuple[Any, ...]:
-        """Return how much every part holds and has settled: if two pictures are equal, nothing has
-        happened."""
+        """Return counters of all components. If they are the same after a turn, nothing has happened."""
         parts = self.parts
         written = 0 if parts.writer is None else len(parts.writer.mailbox)
         return (
@@ -160,14 +158,14 @@ class StepWorker(Worker):
 
 @contextmanager
 def stepping(app: QWorker, **options: Any) -> Iterator[StepWorker]:
-    """A StepWorker of *app*, which temporarily has its broker, results and time in memory::
+    """Return a StepWorker of *app*, which temporarily gets a broker and results in memory and a FakeClock::
 
         with stepping(app) as worker:
             result = add.apply_async((1, 2), countdown=3600)
             worker.advance(3600)
             assert result.get() == 3
 
-    Afterwards the app has its own again. options: as for StepWorker.
+    Afterwards the app's own are restored. options: as for StepWorker.
     """
     own_clock, own_stores, clock = app.clock, app.stores, FakeClock()
     app.clock = clock

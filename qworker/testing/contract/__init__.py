@@ -1,8 +1,8 @@
-"""The contract of brokers as tests, for authors of brokers; ours are tested with it, too.
+"""The contract of brokers as a test suite, for qworker's brokers and custom ones.
 
 Comes from:  a test module that defines a ``Place``, and imports the tests of ``suite``.
-Goes to:     pytest, which collects them there, and the broker.
-Thread:      the test's; some tests start more.
+Goes to:     pytest, which collects the tests there.
+Thread:      the test's; some tests start threads.
 
 Modules, in reading order: ``place`` (the broker under test, and what it lacks), ``messages``, ``parts`` and
 ``waiting`` (common helpers), ``patient`` (a consumer of servers that are polled by a thread), ``scripts``

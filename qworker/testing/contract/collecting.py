@@ -1,4 +1,4 @@
-"""Which test runs on which place: all on all, except for what a place lacks.
+"""Choose the tests for each place: all whose requirements it meets.
 
 Comes from:  the suite's tests, which declare their requirements; ``PLACES`` of the module that imports them.
 Goes to:     pytest, as parameters named ``kind``.
@@ -20,7 +20,7 @@ Need = Capability | Assumption
 
 
 def asks(*needs: Need) -> Callable[[F], F]:
-    """Declare that a test requires *needs*, so that it does not run on places that lack one of them."""
+    """Declare the requirements of a test, which does not run on places that lack one of them."""
 
     def decorate(test: F) -> F:
         test.needs = frozenset(needs) | getattr(test, "needs", frozenset())  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def asks(*needs: Need) -> Callable[[F], F]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test on every place of the module's ``PLACES`` that meets its requirements."""
+    """Parametrize a test with the places in the module's ``PLACES`` that meet its requirements."""
     if "kind" not in metafunc.fixturenames:
         return
     places: Mapping[str, type[Place]] = metafunc.module.PLACES
@@ -40,12 +40,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         needs |= {Assumption.OTHER_PROCESSES}
     reasons = {kind: _why_not(place, test, needs) for kind, place in places.items()}
     able = [kind for kind, reason in reasons.items() if not reason]
-    if not able:  # show it in the report as skipped
+    if not able:  # report it as skipped
         able = [pytest.param(kind, marks=pytest.mark.skip(reason=reason)) for kind, reason in reasons.items()]  # type: ignore[misc]
     metafunc.parametrize("kind", able)
 
 
 def _why_not(place: type[Place], test: str, needs: frozenset[Need]) -> str:
-    """Return why *test* does not run there; '' if it does."""
+    """Return why *test* does not run on *place*; "" if it does."""
     lacking = sorted(needs & place.lacks)
     return f"lacks {', '.join(lacking)}" if lacking else place.cannot.get(test, "")

@@ -24,7 +24,7 @@ Start = Callable[[Script], Other]
 
 @pytest.fixture
 def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A new place of the kind."""
+    """Return a new place of *kind*."""
     made: type[Place] = request.module.PLACES[kind]
     if made.fixture is not None:
         request.getfixturevalue(made.fixture)
@@ -35,13 +35,14 @@ def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """A clock that stands still."""
+    """Return a clock that stands still."""
     return FakeClock()
 
 
 @pytest.fixture
 def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
-    """Open a store on the place, with the clock that stands still; ``registered=True`` registers it."""
+    """Return a function that opens a store on the place, with the fixture ``clock``; ``registered=True``
+    registers it."""
     opened: list[Broker] = []
 
     def open_one(*, registered: bool = False, **options: object) -> Broker:
@@ -58,13 +59,14 @@ def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
 
 @pytest.fixture
 def store(open_: Open) -> Broker:
-    """A registered store."""
+    """Return a registered store."""
     return open_(registered=True)
 
 
 @pytest.fixture
 def other(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start another process on the place with a script; all are killed at the end."""
+    """Return a function that starts another process on the place, with a script. All are killed at the
+    end."""
     started: list[Other] = []
 
     def start(script: Script) -> Other:
@@ -77,7 +79,7 @@ def other(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 def generation(store: Broker) -> int:
-    """Register *store* once more, and return its generation."""
+    """Register *store* again; return its new generation."""
     return store.consumer.register("again@test", ["q", "r"], 2)
 
 

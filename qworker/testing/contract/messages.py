@@ -1,4 +1,4 @@
-"""Messages that tests distinguish by their headers, which are plain names instead of JSON.
+"""Test messages, whose headers are plain names instead of JSON.
 
 Comes from:  the suite.
 Goes to:     the broker, which does not read headers.
@@ -14,10 +14,10 @@ from qworker.transports.lease import Envelope, Leased
 
 
 def message(name: str, queue: str = "q", **fields: Any) -> Envelope:
-    """Return an Envelope whose headers are just *name*, not JSON: for brokers that do not read headers."""
+    """Return an Envelope whose headers are *name*, for brokers that do not read headers."""
     return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
 
 
 def names(messages: Iterable[Leased]) -> list[str]:
-    """Return the names of such messages."""
+    """Return the names of messages made by message()."""
     return [leased.headers for leased in messages]

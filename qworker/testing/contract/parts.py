@@ -1,4 +1,4 @@
-"""What not every broker has, asked of one that must have it: a test that needs a part says so (``asks``).
+"""Calls of the optional parts of a broker, for tests that declare that they need the part (``asks``).
 
 Comes from:  the suite.
 Goes to:     the parts of a broker.

@@ -4,9 +4,9 @@ Comes from:  the places of such servers.
 Goes to:     the consumer, whose polls it watches.
 Thread:      the test's.
 
-Messages of such servers arrive in a thread that polls: a message published a moment ago is in transit. Here
-lease() polls until the server has no more, so that the suite, which expects synchronous brokers, can be used.
-A server may report no messages while it still stores one; a place that knows better can say so.
+Messages of such servers arrive in a polling thread, so a message that was just published may be in transit.
+The suite expects synchronous brokers, so here lease() polls until the server has no more messages. A server
+may report none while it still stores one; a place can detect that with *on_its_way*.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LAG_SECONDS = 2.0
 
 
 def nothing_is_on_its_way(queue: ServerQueue) -> bool:
-    """For servers that deliver a message as soon as they have confirmed it."""
+    """Return False, for servers that deliver a message as soon as they have confirmed it."""
     return False
 
 
 class PatientConsumer:
-    """A wrapper of *plain*, which polls at once, and until there is no more, before lease() returns. Only
-    wait() lets the server wait: a poll cannot be cancelled, and every test would wait for that in the end."""
+    """A wrapper of *plain* whose lease() polls, without waiting, until there are no more messages. Only
+    wait() uses polls that wait, because a poll cannot be cancelled, and would delay the end of every test."""
 
     def __init__(self, plain: HeldConsumer, on_its_way: Callable[[ServerQueue], bool]) -> None:
         self._plain = plain
@@ -60,7 +60,7 @@ class PatientConsumer:
         plain = self._plain
         for poll in plain._polls:
             poll._seconds = 0
-        plain._poll_seconds = math.inf  # from now on a wait only ends when messages arrive
+        plain._poll_seconds = math.inf  # from now on, wait() only returns early when messages arrive
         self._settle_down()
         taken: list[Leased] = []
         asked = False
@@ -76,19 +76,19 @@ class PatientConsumer:
             if came or not asked:
                 asked = True
             elif self._lags(queues, end):
-                asked = False  # what is polled now arrives with the lease after the next
+                asked = False  # the next lease starts a poll, and the one after it gets the messages
             else:
                 return claim._replace(messages=taken)
 
     def _lags(self, queues: Sequence[str], end: float) -> bool:
-        """Whether a message may still be in transit."""
+        """Tell whether a message may still be in transit."""
         plain = self._plain
         if plain._holdings.full or time.monotonic() >= end:
             return False
         return any(self._on_its_way(plain._bound[queue]) for queue in queues)
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        """Wait with polls in progress, as after a lease."""
+        """Start polls that wait for messages, and wait for one of them."""
         plain = self._plain
         if timeout > 0 and plain._poll_seconds == math.inf:
             for poll in plain._polls:
@@ -101,8 +101,8 @@ class PatientConsumer:
 def patient(
     store: HeldBroker, on_its_way: Callable[[ServerQueue], bool] = nothing_is_on_its_way
 ) -> HeldBroker:
-    """Make the consumer of *store* patient. on_its_way: whether the server has undelivered messages of a
-    queue."""
+    """Wrap the consumer of *store* in a PatientConsumer; return the store. on_its_way: tells whether the
+    server has undelivered messages of a queue."""
     assert isinstance(store.consumer, HeldConsumer)
     store.consumer = cast(HeldConsumer, PatientConsumer(store.consumer, on_its_way))
     return store

@@ -1,8 +1,8 @@
 """Place: where a broker is tested, and which parts of the contract it does not meet.
 
 Comes from:  the author of a broker.
-Goes to:     the suite, which only knows a broker through its place.
-Thread:      the test's; count() any.
+Goes to:     the suite, which accesses a broker only through its place.
+Thread:      the test's; any thread may call count().
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Assumption(StrEnum):
     ANY_QUEUE = "any_queue"
     """``lease()`` reads any queue, whether it was registered or not."""
     DEAD_FROM_ELSEWHERE = "dead_from_elsewhere"
-    """``Letters.push()`` takes dead letters of another broker."""
+    """``Letters.push()`` accepts dead letters of another broker."""
     FLUSHED = "flushed"
-    """``flush_delayed()`` reaches what is delayed."""
+    """``flush_delayed()`` finds all delayed messages."""
     ON_DEMAND = "on_demand"
-    """A message waits in the broker, for all to hear of, until a consumer asks for it."""
+    """A message stays in the broker, and is announced to all consumers, until one of them asks for it."""
     OTHER_PROCESSES = "other_processes"
     """A place created in another process, with the same directory, is the same place."""
     RECLAIMING = "reclaiming"
-    """``reclaim()`` finds and names the dead; otherwise the server itself gives back their messages."""
+    """``reclaim()`` returns dead consumers; otherwise the server itself releases their messages."""
     SWEPT = "swept"
     """``sweep()`` deletes old dead letters; otherwise the server does, or nothing."""
     TEST_CLOCK = "test_clock"
-    """Delayed messages wait by the ``clock`` given to open(), also in the server."""
+    """The ``clock`` given to open() determines when delayed messages are due, in the server too."""
     TEXT = "text"
-    """Headers and properties return as the same text; otherwise as the same values."""
+    """Headers and properties are delivered as the same text; otherwise as the same values."""
     UNMARKED = "unmarked"
-    """A message given back uncounted is delivered as if for the first time."""
+    """A message released without being counted is delivered as if for the first time."""
     UPTIME = "uptime"
     """Leases expire by the ``uptime`` and after the ``lease_seconds`` given to open()."""
 
@@ -51,13 +51,12 @@ class Place(ABC):
     - lacks: what the broker declares as missing (``Broker.lacks``), and assumptions that do not hold. Tests
       that require one of these are skipped.
     - cannot: other tests to skip; the reason by the test's name.
-    - fixture: the name of a pytest fixture that must be active: it may start a server.
-    - in_order: whether messages that came back, or were delayed, are delivered in the order of their first
-      arrival.
-    - steps: if priorities are not all distinguished, the lowest priority of each step, least urgent first.
+    - fixture: the name of a pytest fixture to use, for example to start a server.
+    - in_order: whether messages that were released or delayed are delivered in the order of publishing.
+    - steps: the lowest priority of each step that the broker distinguishes, least urgent first.
     - examples: number of runs of test_a_bag_with_leases, and of batches of hostile settlements.
-    - results_url: of the result store whose rows the broker stores with an ack, if that store has its own
-      format; an object may have its own. It is not connected to.
+    - results_url: of the result store whose rows the broker stores with an ack, if they have a special
+      format. An instance may override it. The suite does not connect to it.
 
     The tests use the queues "q", "r", "a", "b", "c" and "other".
     """
@@ -71,38 +70,38 @@ class Place(ABC):
     results_url: str = "cache+memory://"
 
     def __init__(self, directory: Path) -> None:
-        """directory: a new one for each test. The same directory means the same place: derive a prefix or a
-        database name from it if the broker is a server."""
+        """directory: a new one for each test. The same directory means the same place: for a server, derive
+        a prefix or a database name from it."""
         self.directory = directory
 
     @abstractmethod
     def open(self, **options: Any) -> Broker:
-        """Return another broker object on the place, not connected yet.
+        """Return a new broker object on the place, not connected yet.
 
         options: any of clock (a ``qworker.clock.Clock``), lease_seconds (a float), uptime (returns the
-        seconds used for leases) and revoke_expires (a float, seconds). Options without meaning for the broker
-        may be ignored if *lacks* says so.
+        seconds used for leases) and revoke_expires (a float, seconds). The broker may ignore options if
+        *lacks* says so.
         """
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many messages there are, in any state, without dead letters."""
+        """Return the number of messages in any state, without dead letters."""
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
-        """Return status and payload of the result stored with an ack; None if there is none, and always if
-        the broker lacks RESULTS."""
+        """Return status and payload of the result stored with an ack; None if there is none, or the broker
+        lacks RESULTS."""
         return None
 
     def lose(self) -> None:
-        """Lose all data without the brokers' knowledge, and restart all counters, like an empty server."""
+        """Delete all data and reset all counters, without notifying brokers, like a new server."""
         raise NotImplementedError(f"{type(self).__qualname__}.lose() must delete all data of the place")
 
-    def clear(self) -> None:  # noqa: B027 - what lies in the directory goes with it
+    def clear(self) -> None:  # noqa: B027 - not needed for files in the directory
         """Delete everything on the server. Called after all brokers are closed."""
 
 
 def mark(broker: Broker, *tags: int) -> bool:
-    """Mark *tags* as running, like the children of a worker; False where such marks are not kept."""
+    """Mark *tags* as running, like the children of a worker; return False if the broker has no such marks."""
     path = broker.consumer.running_path()
     if path is not None:
         Path(path).write_bytes(b"".join(SLOT.pack(tag) for tag in (0, *tags, 0)))

@@ -1,8 +1,7 @@
 """Another process on the same place, which runs a function of ``scripts``.
 
 Comes from:  the fixture ``other``.
-Goes to:     a new interpreter that runs this module, and creates the place anew; communication is by lines of
-          text.
+Goes to:     a new interpreter that runs this module and creates the place; both exchange lines of text.
 Thread:      the test's.
 """
 
@@ -25,7 +24,7 @@ from qworker.testing.contract.waiting import PATIENCE
 
 
 class Other:
-    """The test's side of the process."""
+    """The process, as seen by the test."""
 
     def __init__(self, kind: type[Place], directory: Path, script: Script) -> None:
         command = [kind.__module__, getfile(kind), kind.__qualname__, str(directory), script.__name__]
@@ -44,21 +43,21 @@ class Other:
         self._process.stdin.flush()
 
     def hear(self) -> str:
-        """Return the next line; '' once it has ended."""
+        """Return the next line; "" once the process has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process has ended."""
         self._process.kill()
         self._process.wait()
 
     def ended(self) -> int:
-        """Wait until it ends by itself; return its exit code."""
+        """Wait until the process ends by itself; return its exit code."""
         return self._process.wait(PATIENCE)
 
     def close(self) -> None:
@@ -70,7 +69,7 @@ class Other:
 
 
 def run() -> None:
-    """The other side: what the process does."""
+    """Run the script named on the command line. Called in the other process."""
     module, file, kind, directory, script = sys.argv[1:]
     found: object = _imported(module, file)
     for name in kind.split("."):
@@ -81,8 +80,8 @@ def run() -> None:
 
 
 def _imported(module: str, file: str) -> ModuleType:
-    """Return the module of a place. pytest imports test modules under private names, so those are found by
-    file."""
+    """Return the module of a place. Test modules are loaded from *file*, because pytest imports them under
+    private names."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,8 +1,8 @@
-"""What other processes do during a test. They communicate with it by lines.
+"""Scripts that other processes run during a test.
 
 Comes from:  ``process``.
-Goes to:     the place, which each process creates anew; the test, through standard input and output.
-Thread:      the only one of its process, unless a script starts another.
+Goes to:     the place, which each process creates; the test, by lines of standard input and output.
+Thread:      the main thread of the process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def say(*words: object) -> None:
 
 
 def hear() -> str:
-    """Return the test's next line; '' when it has gone."""
+    """Return the test's next line; "" when the test has ended."""
     return sys.stdin.readline().strip()
 
 
 def hold(place: Place) -> None:
-    """Hold all of q with a lease of the given seconds; then settle as often as told."""
+    """Lease all messages of q for the given seconds. Then acknowledge them for each line of the test."""
     store = place.open(lease_seconds=float(hear()))
     generation = store.consumer.register("victim@test", ["q"], 1)
     messages = store.consumer.lease(["q"], 100).messages
@@ -49,7 +49,7 @@ def hold(place: Place) -> None:
 
 
 def hold_and_fork(place: Place) -> None:
-    """Hold a message, with a child that survives when this process is killed."""
+    """Lease a message, and fork a child that survives when this process is killed."""
     store = place.open()
     store.consumer.register("victim@test", ["q"], 1)
     taken = store.consumer.lease(["q"], 1).messages
@@ -66,7 +66,7 @@ def hold_and_fork(place: Place) -> None:
 
 
 def hold_beside_a_child(place: Place) -> None:
-    """Parent and child hold a message each, and settle it."""
+    """Lease and acknowledge a message in the parent, and another one in a child."""
     store = place.open()
     generation = store.consumer.register("parent@test", ["q"], 1)
     (taken,) = store.consumer.lease(["q"], 1).messages
@@ -83,7 +83,7 @@ def hold_beside_a_child(place: Place) -> None:
 
 
 def listen(place: Place) -> None:
-    """Wait for messages, as often as told, and report what came."""
+    """For each line of the test, wait for messages and report them."""
     store = place.open()
     store.consumer.register("listening@test", ["q"], 1)
     say("up")
@@ -96,7 +96,7 @@ def listen(place: Place) -> None:
 
 
 def wait_for_nothing(place: Place) -> None:
-    """Wait until it is killed."""
+    """Wait until the process is killed."""
     store = place.open()
     store.consumer.register("v", ["q"], 1)
     say("up")
@@ -104,7 +104,7 @@ def wait_for_nothing(place: Place) -> None:
 
 
 def publish(place: Place) -> None:
-    """Publish a hundred messages when told."""
+    """Publish a hundred messages after a line of the test."""
     store = place.open()
     say("up")
     hear()
@@ -114,7 +114,7 @@ def publish(place: Place) -> None:
 
 
 def publish_and_fork(place: Place) -> None:
-    """Fork four children that publish, while a thread of the parent does."""
+    """Fork four children that publish, while a thread of the parent publishes too."""
     store = place.open()
     store.sender.push([message("parent-0")])
     stop = threading.Event()
@@ -144,7 +144,7 @@ def publish_and_fork(place: Place) -> None:
 
 
 def close_before_the_child(place: Place) -> None:
-    """The child publishes after its parent has closed, and is killed."""
+    """Fork a child that publishes before and after the parent closes its store, and is then killed."""
     store = place.open()
     store.sender.push([message("parent")])
     reading, writing = os.pipe()
@@ -162,7 +162,7 @@ def close_before_the_child(place: Place) -> None:
 
 
 def tell_of_itself(place: Place) -> None:
-    """Be a worker that tells of itself what it is told."""
+    """Be a worker that publishes each line of the test as its presence."""
     store = place.open()
     while text := hear():
         present(store, text)

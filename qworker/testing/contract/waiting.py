@@ -1,7 +1,7 @@
-"""Waiting for other threads or processes.
+"""Wait for other threads or processes.
 
 Comes from:  tests with other threads or processes.
-Goes to:     a condition.
+Goes to:     the condition of the test.
 Thread:      the test's.
 """
 
@@ -19,10 +19,8 @@ PATIENCE = 30.0
 def until(
     condition: Callable[[], T], patience: float = PATIENCE, say: Callable[[], object] = lambda: ""
 ) -> T:
-    """Call *condition* until it is true; return its value.
-
-    patience: seconds after which the test fails. say: returns additional text for the failure.
-    """
+    """Call *condition* until it returns a true value; return that. patience: seconds after which the test
+    fails. say: returns additional text for the failure."""
     deadline = time.monotonic() + patience
     pause = 0.002
     while not (answer := condition()):

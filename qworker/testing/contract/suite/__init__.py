@@ -1,4 +1,4 @@
-"""The tests of the contract: what a broker must do for a worker, also when faults occur.
+"""The tests of the contract: what a broker must do for a worker, including after faults.
 
 Comes from:  ``from qworker.testing.contract.suite import *`` in a test module with ``PLACES``.
 Goes to:     pytest, which runs each test on each place.
@@ -14,7 +14,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 
 try:
-    import hypothesis  # noqa: F401 - machine.py needs it; it is missed here, where the error can be told
+    import hypothesis  # noqa: F401 - machine.py needs it; imported here for the error message
     import pytest
 except ModuleNotFoundError as error:
     raise ConfigurationError(
@@ -37,7 +37,7 @@ _MODULES = (
     "machine",
     "hostile",
 )
-# Before they are imported, because pytest only rewrites assertions on import.
+# Before the import, when pytest rewrites assertions.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
 _TESTS = {
     name: found

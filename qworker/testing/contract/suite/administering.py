@@ -78,7 +78,7 @@ def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
 
 
 def dead_letter_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
-    """Dead letters named *dying*, one second after another; their tags by name."""
+    """Create dead letters named *dying*, one second after another; return their tags by name."""
     own = generation(store)
     store.sender.push([message(name, queue, priority=5) for name in dying])
     for leased in take(store, queue):
@@ -171,7 +171,7 @@ def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
 
 
 def end_all(store: Broker, kind: Kind, *ending: str) -> list[int]:
-    """Letters of *kind* with these names, which all ended at one moment; their tags, newest first."""
+    """Create letters of *kind* with these names, all at the same time; return their tags, newest first."""
     own = generation(store)
     store.sender.push([message(name) for name in ending])
     leased = take(store)
@@ -190,7 +190,7 @@ def test_letters_are_read_page_by_page(store: Broker, monkeypatch: pytest.Monkey
         assert letters.discard([tags[1], tags[2]]) == 2
         if letters.portion < sys.maxsize:  # otherwise the first page has all
             assert [letter.tag for letter in page + following] == tags[:4]
-            rest = letters.page("q", 9, page[-1])  # which has gone
+            rest = letters.page("q", 9, page[-1])  # which was discarded
             assert [letter.tag for letter in rest] == tags[3:]
             assert letters.page(None, 9, rest[-1]) == []
         asked: list[int] = []
@@ -278,7 +278,7 @@ def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Brok
 
 def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None:
     store.sender.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
-    until(lambda: store.admin.depths(["a"])[0].ready == 2)  # RabbitMQ counts a moment later
+    until(lambda: store.admin.depths(["a"])[0].ready == 2)  # RabbitMQ updates counts with a delay
     assert [(info.queue, info.ready) for info in store.admin.depths(["c", "a"])] == [("c", 0), ("a", 2)]
 
 
@@ -323,7 +323,7 @@ def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
 
 
 def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
-    """A process may open and close any number, for example one with many threads."""
+    """A process may open and close any number of stores, for example with many threads."""
 
     def use() -> None:
         store = open_()
@@ -334,7 +334,7 @@ def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
         store.consumer.settle(own, [Ack(found[0].tag)])
         store.close()
 
-    use()  # what is loaded or started once may stay
+    use()  # files and threads that are opened only once may stay
     before = _open_here()
     for _ in range(4):
         use()
@@ -342,7 +342,7 @@ def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
 
 
 def _open_here() -> tuple[int, int]:
-    """Return how many threads, and if known files, this process has."""
+    """Return the number of threads and, if known, of open files in this process."""
     files = "/proc/self/fd"
     return threading.active_count(), len(os.listdir(files)) if os.path.isdir(files) else 0
 

@@ -1,4 +1,4 @@
-"""Waiting: a waiting consumer is notified of its own messages only.
+"""Waiting: a waiting consumer is notified of messages.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.

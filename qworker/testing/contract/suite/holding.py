@@ -1,4 +1,4 @@
-"""Generations and leases: who holds what, until when, and what dead consumers leave behind.
+"""Generations and leases: how long they last, and the messages of dead consumers.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -77,7 +77,7 @@ def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
     assert well.consumer.reclaim() == [Reclaimed("frozen", 1, 0)]
     (again,) = take(well)
     assert (again.tag, again.redelivered, again.deliveries) == (leased.tag, True, 0)
-    # Then it continues.
+    # The frozen consumer continues.
     assert frozen.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
     assert place.result("task-1") is None
     well.sender.push([message("b")])
@@ -115,7 +115,7 @@ def test_taking_more_renews_what_is_held(open_: Open) -> None:
 
 
 def test_what_is_taken_is_held_for_two_thirds_of_the_lease(open_: Open) -> None:
-    """Regardless of the last renewal: a worker starts messages until then, and none afterwards."""
+    """Regardless of the last renewal, because a worker starts messages for that long."""
     time_of_leases = Time()
     holder, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
     holder.consumer.register("holder", ["q"], 1)

@@ -1,11 +1,11 @@
-"""Settlements that a broker may refuse, mixed with valid ones: the worker's side handles them.
+"""Batches of valid settlements and settlements that a broker may refuse.
 
-Whatever a task's outcome contains (text, ids, sizes, types), the valid settlements of its batch are carried
-out, the invalid one becomes a failure with the reason or a dead letter, nothing is lost, reported twice, left
+Whatever a task's outcome contains (text, ids, sizes, types), the valid settlements of its batch are applied,
+and the invalid one becomes a failure with the reason, or a dead letter. Nothing is lost, reported twice, left
 on lease, or raised.
 
 Comes from:  the suite; hypothesis, for the settlements.
-Goes to:     the broker of a place, through the code in front of it in a worker (``Settlements``).
+Goes to:     the broker of a place, through the code that a worker uses (``Settlements``).
 Thread:      the test's.
 """
 
@@ -35,7 +35,7 @@ NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
 TEXTS = (NUL, LONE, ASTRAL, "", "x" * 300, "ü" * 20_000, "\udfff\0" * 40, "'\\\"%s;--", "\x7f\x1b[31m")
 WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"], {"a": 1}, object())
 MOST_TEXT = 300
-"""Maximum characters of ids and states that tests look for later."""
+"""Maximum characters of ids and states that tests read back."""
 PATIENCE = 20.0
 REFUSED = "refused how it ended"
 
@@ -50,7 +50,7 @@ class Desk:
         self.settlements = Settlements(self.app, store.consumer)
         self.keeps_rows = RESULTS not in store.lacks
         self.names: dict[int, str] = {}
-        """Of the messages on lease, by tag."""
+        """Names of the messages on lease, by tag."""
         self._pushed = 0
         self._register()
 
@@ -61,12 +61,12 @@ class Desk:
         self.app.close()
 
     def row(self, task_id: str, status: str = "SUCCESS", result: Any = None, **extra: Any) -> Any:
-        """Return a row of results, as a worker makes it."""
+        """Return a row for a result, as a worker makes it."""
         backend = self.app.backend
         return backend.row(task_id, backend.meta(task_id, status, result, **extra))
 
     def lease(self, count: int) -> list[int]:
-        """Lease so many new messages; return their tags."""
+        """Publish and lease *count* messages; return their tags."""
         pushed = [f"m{number}" for number in range(self._pushed, self._pushed + count)]
         self._pushed += count
         self.store.sender.push([message(name) for name in pushed])
@@ -78,8 +78,7 @@ class Desk:
         return list(self.names)
 
     def come_back(self, expected: set[str]) -> set[str]:
-        """Return the names of all that can be leased now, at least those *expected*; they are
-        acknowledged."""
+        """Lease and acknowledge all available messages, at least those *expected*; return their names."""
         names: set[str] = set()
         for found in self._leased(lambda: not names.issuperset(expected)):
             names.update(leased.headers for leased in found)
@@ -87,7 +86,7 @@ class Desk:
         return names
 
     def _leased(self, missing: Callable[[], bool]) -> Iterator[Sequence[Any]]:
-        """Lease until nothing more comes and nothing is *missing*."""
+        """Yield leased messages until there are no more, and none is *missing*."""
         end = time.monotonic() + PATIENCE
         while (found := self.store.consumer.lease(["q"], 100).messages) or missing():
             assert time.monotonic() < end, "messages stay away"
@@ -106,11 +105,12 @@ class Desk:
         """Return whether there is a result for the task of *row*, under any name."""
         try:
             return self.place.result(row[0]) is not None
-        except Exception:  # noqa: BLE001 - no such name can be asked for, so it has none
+        except Exception:  # noqa: BLE001 - a name that cannot be looked up has no result
             return False
 
     def give_up(self) -> set[str]:
-        """Return the names of all held messages; nothing, if the broker reports how many are held."""
+        """Return the names of messages still held, after deregistering. If the broker counts leased messages,
+        check instead that there are none."""
         if COUNTS not in self.store.lacks:
             (info,) = [info for info in self.store.admin.depths(["q"]) if info.queue == "q"]
             assert info.leased == 0
@@ -121,7 +121,7 @@ class Desk:
 
 
 class Case(NamedTuple):
-    """make: returns the settlement for a tag. innocent: every broker must accept it."""
+    """make: returns the settlement for a tag. innocent: whether every broker must accept it."""
 
     make: Callable[[Desk, int], Settlement]
     innocent: bool
@@ -144,7 +144,7 @@ def _innocent(end: str) -> Case:
 
 
 def with_row(change: Callable[[Desk, int], Any], end: type[Any]) -> Case:
-    """Return a settlement *end* with the row that *change* makes."""
+    """Return a case of the settlement *end* with the row that *change* returns."""
 
     def make(desk: Desk, tag: int) -> Settlement:
         row = change(desk, tag)
@@ -197,7 +197,7 @@ def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixtu
     touched = {each.tag for each in given if not isinstance(each, Store)}
     lost = desk.settlements.carry_out(desk.generation, given)
     assert lost.isdisjoint(tags)
-    # Unmentioned messages are given back, so that anything left on lease is caused by a settlement.
+    # Release other messages, so that only settlements can leave messages on lease.
     rest = [tag for tag in tags if tag not in touched]
     desk.settlements.carry_out(desk.generation, [Release(tag) for tag in rest])
     dead = Counter(letter.headers for letter in desk.store.admin.dead(limit=10**6))
@@ -230,7 +230,7 @@ def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixtu
 def fuzz(
     place: Place, store: Broker, cases: st.SearchStrategy[Case], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Settle batches of valid settlements and *cases*, as often as the place says."""
+    """Settle batches of valid settlements and *cases*; the place sets their number."""
     desk = Desk(place, store)
 
     @settings(
@@ -248,7 +248,7 @@ def fuzz(
 
 @pytest.fixture
 def desk(place: Place, store: Broker) -> Iterator[Desk]:
-    """A desk at a store that is a holder."""
+    """Return a registered Desk."""
     desk = Desk(place, store)
     yield desk
     desk.close()
@@ -282,7 +282,7 @@ def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -
 def test_a_row_that_is_refused_is_a_failure_that_says_why(
     desk: Desk, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that accepts everything has stored it."""
+    """A broker that accepts all settlements has stored the result."""
     (tag,) = desk.lease(1)
     desk.settlements.carry_out(desk.generation, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
     found = place.result("bad")
@@ -297,7 +297,7 @@ def test_a_row_that_is_refused_is_a_failure_that_says_why(
 def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that accepts everything has stored it."""
+    """A broker that accepts all settlements has stored the result."""
     (tag,) = desk.lease(1)
     row = _changed(desk.row("x"), 0, LONE)
     desk.settlements.carry_out(desk.generation, [Ack(tag, row)])
@@ -312,7 +312,7 @@ def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(
 @asks(DEAD_LETTERS)
 @pytest.mark.parametrize("due", [float("nan"), 2**70, "soon"])
 def test_what_is_refused_of_a_batch_leaves_the_rest_to_be_settled(desk: Desk, due: Any) -> None:
-    """Nothing of it has been carried out by then, or it may be carried out again."""
+    """The broker has applied nothing by then, or may apply it again."""
     first, second, third = desk.lease(3)
     batch: list[Settlement] = [Ack(first), Release(second, due), DeadLetter(third, "bad")]
     assert desk.settlements.carry_out(desk.generation, batch) == set()

@@ -1,9 +1,8 @@
-"""A state machine of leases: whatever two consumers do, in any order, every message ends in exactly one
-place.
+"""A state machine of leases: for any sequence of operations, every message ends up in exactly one place.
 
-Hypothesis plays a publisher, two consumers (which crash, and come back) and reclaiming; the model consists of
-a few dictionaries. Every lease must return what the model expects; at the end, what went in must equal what
-came out.
+Hypothesis acts as a publisher, and as two consumers, which crash, return and reclaim. The model consists of a
+few dictionaries. Every lease must return what the model expects; at the end, all published messages must be
+accounted for.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -49,14 +48,14 @@ class Entry:
     tag: int = 0
     deliveries: int = 0
     redelivered: bool = False
-    taken: bool = False  # it was leased before
+    taken: bool = False  # whether it was leased before
 
     def urgency(self) -> tuple[int, int]:
         return (-self.priority, self.number)
 
 
 class Bag(RuleBasedStateMachine):
-    """kind: of place."""
+    """kind: of the place."""
 
     kind: type[Place]
 
@@ -67,7 +66,7 @@ class Bag(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.uptime = 1000.0
         self.numbers = itertools.count()
-        self.entries: dict[str, Entry] = {}  # all that are not settled finally
+        self.entries: dict[str, Entry] = {}  # messages that have not ended
         self.acked: set[str] = set()
         self.dead_lettered: set[str] = set()
         self.stores: list[Broker] = []
@@ -90,7 +89,7 @@ class Bag(RuleBasedStateMachine):
             key=Entry.urgency,
         )
 
-    # -- what happens --
+    # -- operations --
 
     @rule(
         publisher=holders,
@@ -122,7 +121,7 @@ class Bag(RuleBasedStateMachine):
         running=st.integers(0, 3),
     )
     def lease(self, holder: int, queues: list[str], count: int, limit: int, running: int) -> None:
-        """Lease some; from now on the first *running* of all its messages are running."""
+        """Lease messages, and mark the first *running* of all messages of this consumer as running."""
         if self.crashed[holder]:
             return
         now = self.clock.now()
@@ -142,12 +141,11 @@ class Bag(RuleBasedStateMachine):
         self.running[holder] = tags if mark(self.stores[holder], *tags) else set()
 
     def check_order(self, mine: list[Entry], ready: list[Entry]) -> None:
-        """Check that *mine*, of one queue, were the next of those that were *ready*."""
+        """Check that *mine*, the messages leased from one queue, were the first of *ready*."""
         if self.place.in_order:
             assert mine == ready[: len(mine)], "out of order"
             return
-        # Priorities have steps, and a message that came back or was delayed has lost its position in its
-        # step.
+        # Released or delayed messages may have lost their position among those of the same priority step.
         steps = self.place.steps
 
         def step(entry: Entry) -> int:
@@ -200,7 +198,7 @@ class Bag(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
     @rule(holder=holders, reclaimed=st.booleans())
     def crash(self, holder: int, reclaimed: bool) -> None:
-        """It stops, and its lease expires; live ones renew theirs in time."""
+        """Stop the consumer until its lease expires; the others renew theirs in time."""
         self.crashed[holder] = True
         self.uptime += LEASE_SECONDS + 1
         for each in (0, 1):
@@ -228,7 +226,7 @@ class Bag(RuleBasedStateMachine):
     @precondition(lambda self: any(self.crashed))
     @rule()
     def come_back(self) -> None:
-        """Both are alive again, under new generations; what they still held is back."""
+        """Register crashed consumers again, which releases their messages."""
         for holder in (0, 1):
             if not self.crashed[holder]:
                 continue
@@ -257,7 +255,7 @@ class Bag(RuleBasedStateMachine):
         for entry in gone:
             del self.entries[entry.name]
 
-    # -- what must always hold --
+    # -- invariants --
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:

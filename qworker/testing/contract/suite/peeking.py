@@ -1,4 +1,4 @@
-"""Peeking: reading messages without taking them.
+"""Peeking: reading messages without leasing them.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -19,7 +19,7 @@ STANDINGS: tuple[Standing, ...] = ("ready", "delayed", "leased")
 
 
 def seen(store: Broker, queue: str = "q", limit: int = 100) -> list[list[str]]:
-    """Return the names of what is ready, delayed and on lease in *queue*."""
+    """Return the names of ready, delayed and leased messages in *queue*."""
     return [[each.headers for each in peek(store, queue, how, limit)] for how in STANDINGS]
 
 

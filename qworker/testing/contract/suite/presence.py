@@ -51,7 +51,7 @@ def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
 
 
 def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
-    """Return name → waiting, host, version of all live workers."""
+    """Return waiting, host and version of all live workers, by name."""
     return {worker.name: (worker.waiting, worker.host, worker.version) for worker in workers(store)}
 
 
@@ -61,7 +61,7 @@ def test_what_a_worker_tells_of_itself_is_read_by_other_processes(
 ) -> None:
     store.consumer.deregister()
     worker = other(scripts.tell_of_itself)
-    for waiting in (1, 2):  # with its registration, and with a renewal
+    for waiting in (1, 2):  # published with the registration, and with a renewal
         worker.say(json.dumps({"waiting": waiting, "host": "far", "version": "7"}, separators=(",", ":")))
         worker.hear()
         ((name, told),) = presences(store).items()

@@ -1,4 +1,4 @@
-"""Many publishers: threads, processes and forked children, each with its own messages.
+"""Many publishers: threads, processes and forked children.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -55,7 +55,7 @@ def test_one_callers_bad_message_is_not_anothers_failure(store: Broker) -> None:
         for _ in range(40):
             try:
                 store.sender.push([message(name, body=body)])
-            except Exception:  # noqa: BLE001 - whatever it is, the store is asked afterwards
+            except Exception:  # noqa: BLE001 - the test checks the store afterwards
                 failures[name] += 1
 
     threads = [

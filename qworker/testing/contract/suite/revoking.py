@@ -1,4 +1,4 @@
-"""Revocations and numbering: no number is used twice.
+"""Revocations, and numbers that are never used twice.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -116,8 +116,8 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
 def test_nothing_that_was_numbered_before_a_loss_comes_again(
     place: Place, open_: Open, clock: FakeClock
 ) -> None:
-    """FLUSHALL, TRUNCATE, an old backup, a recreated file: a reused generation would belong to another
-    consumer, and a worker that waits for higher numbers would miss revocations."""
+    """After FLUSHALL, TRUNCATE, an old backup or a recreated file, a reused generation would belong to
+    another consumer, and a worker that waits for higher numbers would miss revocations."""
     store, client = open_(registered=True), open_()
     old = {generation(store) for _ in range(3)}
     client.sender.push([message("lost")])

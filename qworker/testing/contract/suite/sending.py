@@ -1,4 +1,4 @@
-"""Pushing and leasing: messages arrive unchanged, in order, once, and when they are due.
+"""Pushing and leasing: messages arrive unchanged, in order, once, and not before they are due.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -28,7 +28,7 @@ def test_what_the_place_lacks_is_declared_by_the_broker(store: Broker, place: Pl
 
 @asks(Assumption.ON_DEMAND)
 def test_no_tag_is_given_twice(store: Broker) -> None:
-    """Notes about a deleted message must not be applied to another one."""
+    """A worker's notes about a deleted message must not be applied to another one."""
     now = generation(store)
     seen: set[int] = set()
     for end in (Ack, lambda tag: DeadLetter(tag, "bad")):

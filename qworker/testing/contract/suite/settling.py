@@ -161,7 +161,7 @@ def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
 
 
 def test_a_settlement_that_is_repeated_is_known_to_be_done_or_nothing_is_known(store: Broker) -> None:
-    """As after a lost answer."""
+    """A settlement is repeated after a lost answer."""
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
