@@ -707,6 +707,9 @@ def test_a_chain_of_nothing_but_a_group_of_one() -> None:
             "group | chain": head | only(),
             "group | chain | task": head | only() | then,
             "group | chain | chain": head | only() | canvas.chain(then),
+            "group | chain | chord": head | only() | canvas.chord([then], note.s(8)),
+            "group | chain | chain of a chord": head | only() | canvas.chain(canvas.chord([then], note.s(8))),
+            "group | chain | group": head | only() | canvas.group([then, note.s(8)]),
             "task | chain | task": note.s("x", 0) | only() | then,
         }
         with side.worker(app) as ended:
@@ -718,6 +721,9 @@ def test_a_chain_of_nothing_but_a_group_of_one() -> None:
         "group | chain": "1([0(x)])",
         "group | chain | task": "7([1([0(x)])])",
         "group | chain | chain": "7([1([0(x)])])",
+        "group | chain | chord": "8([7([1([0(x)])])])",
+        "group | chain | chain of a chord": "8([7(1([0(x)]))])",
+        "group | chain | group": ["7(1([0(x)]))", "8(1([0(x)]))"],
         "task | chain | task": "7(1(0(x)))",
     }
     assert snippet(CELERY) == snippet(QWORKER) | {

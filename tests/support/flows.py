@@ -222,7 +222,7 @@ def _is_called(flow: Any) -> bool:
     return all(
         (not isinstance(part, Chain | Pipe) or built(part).stages)
         and not (isinstance(part, Pipe) and built(part.steps[0]).members == [])
-        and not (isinstance(part, Pipe) and any(map(_is_chain_of_a_group, part.steps[1:-1])))
+        and not (isinstance(part, Pipe) and any(map(_is_chain_of_one, part.steps[1:-1])))
         and (
             not isinstance(part, Chord)
             or (
@@ -239,6 +239,10 @@ def _is_chain_of_a_group(flow: Any) -> bool:
     """Whether *flow* is a chain of nothing but a group. A group of one is unrolled there or becomes a header,
     depending on how what follows is written, in Celery and here (test_celery_guide has both)."""
     return _alone(flow) is not _bare(flow) and isinstance(_alone(flow), Group | Chunks)
+
+
+def _is_chain_of_one(flow: Any) -> bool:
+    return _is_chain_of_a_group(flow) and len(built(_alone(flow)).members or ()) == 1
 
 
 def _bare(flow: Any) -> Any:
