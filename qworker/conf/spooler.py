@@ -82,7 +82,9 @@ class SpoolerSettings:
         "Pause before the second attempt of a job; it doubles before each further attempt.",
         minimum=0,
     )
-    spooler_backoff_max: float = declare(kinds.DURATION, 600.0, "Longest pause between attempts.", minimum=0)
+    spooler_backoff_max: float = declare(
+        kinds.DURATION, 600.0, "Longest pause between two attempts of a job.", minimum=0
+    )
     spooler_allow_pickle: bool = declare(
         kinds.BOOLEAN,
         False,

@@ -14,7 +14,7 @@ from qworker.conf.setting import declare
 class TaskSettings:
     """Names and types; the declarations are in `settings.SETTINGS`."""
 
-    task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks that have no other.")
+    task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks for which no other is given.")
     task_default_queue_type: str = declare(
         kinds.TEXT, "classic", "Type of queues created in RabbitMQ.", choices=("classic", "quorum")
     )

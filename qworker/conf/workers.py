@@ -120,14 +120,17 @@ class WorkerSettings:
         minimum=0,
     )
     worker_soft_shutdown_timeout: float = declare(
-        kinds.DURATION, 0.0, "How long interrupted tasks may then take to clean up.", minimum=0
+        kinds.DURATION,
+        0.0,
+        "How long tasks interrupted after `worker_shutdown_timeout` may take to clean up.",
+        minimum=0,
     )
     worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
     worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "Write the output of tasks to the log.")
     worker_redirect_stdouts_level: str = declare(
         kinds.TEXT,
         "WARNING",
-        "Log level of that output.",
+        "Log level for the output of tasks.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
     worker_hijack_root_logger: bool = declare(
