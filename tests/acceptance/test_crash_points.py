@@ -30,7 +30,7 @@ SOURCES = [
     if path.name not in ("join_rows.py", "joiner.py", "joins.py", "replacement.py", "workflows.py")
     and not path.name.endswith("_joins.py")
     and not {"beat", "django", "spooler"} & set(path.parts)
-    and ("transports" not in path.parts or path.parent.name == "sqlite")
+    and ("transports" not in path.parts or path.parent.name == "embedded" or path.match("sql/reclaim.py"))
 ]
 """Other brokers pass by points of the same names, at the same steps; the nemesis kills their workers. Those
 of workflows, joins and replacements are for test_faults_joins.py, those of joins also for

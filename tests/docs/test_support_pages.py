@@ -50,7 +50,7 @@ def test_the_pythons_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("url", "server"),
     [
-        ("sqlite:///q.db", "sqlite"),
+        ("sqlite:///q.db", "sql.embedded"),
         ("postgresql://127.0.0.1/none", "sql"),
         ("redis://127.0.0.1/0", "redis"),
         ("amqp://127.0.0.1", "amqp"),
