@@ -1,8 +1,8 @@
 """Arguments: check that a function accepts them, without calling it.
 
 Comes from:  make_task, once per task.
-Goes to:     apply_async and similar methods, for each call: a call with wrong arguments fails at the caller,
-          not in the worker.
+Goes to:     apply_async and similar methods, so that a call with wrong arguments fails in the caller, not in
+             the worker.
 Thread:      any; pure.
 """
 
@@ -24,18 +24,17 @@ _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = (
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* was written with ``async def``, also behind functools.wraps and partial."""
+    """Return whether *function* is an ``async def``, also through functools.wraps and partial."""
     return bool(_flags(function) & _COROUTINE)
 
 
 def is_generator_function(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* contains ``yield``, so that calling it runs none of its code; with or without
-    ``async def``."""
+    """Return whether *function* is a generator, sync or async, so that calling it runs none of its code."""
     return bool(_flags(function) & (_GENERATOR | _ASYNC_GENERATOR))
 
 
 def _flags(function: Callable[..., Any]) -> int:
-    """Return the flags of the code of *function*; 0 if it has none."""
+    """Return the code flags of *function*; 0 if it has no code."""
     seen = 0
     while seen < 100 and not hasattr(function, "__code__"):
         inner = getattr(function, "func", None) or getattr(function, "__func__", None)
@@ -47,10 +46,9 @@ def _flags(function: Callable[..., Any]) -> int:
 
 
 def positional(name: str, args: Any) -> tuple[Any, ...]:
-    """Return the positional arguments that a caller of the task *name* passed as one value; () for None.
+    """Return the ``args=`` of a call of the task *name* as a tuple; () for None.
 
-    Text counts as one argument, although it is iterable. Raises TypeError for anything but a sequence of
-    arguments.
+    Raises TypeError for anything but a sequence of arguments. Text is not one.
     """
     if args is None:
         return ()
@@ -62,7 +60,7 @@ def positional(name: str, args: Any) -> tuple[Any, ...]:
 
 
 def keywords(name: str, kwargs: Any) -> dict[str, Any]:
-    """Return the keyword arguments that a caller of the task *name* passed as one value; {} for None.
+    """Return the ``kwargs=`` of a call of the task *name* as a dict; {} for None.
 
     Raises TypeError for anything but a mapping with names as keys.
     """
@@ -78,8 +76,8 @@ _PLAIN_NAMES = frozenset({"None", "Any", *(kind.__name__ for kind in _PLAIN if i
 
 
 def has_plain_annotations(function: Callable[..., Any]) -> bool:
-    """Tell whether the annotations of *function*, unevaluated, show that JSON carries all its arguments
-    unchanged; False if they have to be examined more closely."""
+    """Return whether all annotations of *function*, without evaluation, are types that JSON supports; False
+    if they have to be evaluated."""
     try:
         written = getattr(function, "__annotations__", {})
         return all(each in _PLAIN or each in _PLAIN_NAMES for each in written.values())
@@ -92,9 +90,9 @@ def _nothing() -> None:
 
 
 def argument_checker(function: Callable[..., Any], bound: bool = False) -> Checker | None:
-    """Return a function that raises the TypeError that calling *function* would raise.
+    """Return a function that raises the same TypeError as a call of *function*.
 
-    It is an empty function with the same parameters, so a check costs one call. None for anything but a plain
+    It is an empty function with the same parameters, so a check is one call. None for anything but a plain
     Python function. bound: the task passes the first parameter (self).
     """
     code = getattr(function, "__code__", None)

@@ -1,12 +1,12 @@
-"""Bodies: the call that follows a join, written and read.
+"""Bodies: writes and reads the call that follows a join.
 
 Comes from:  ``workflows``, which opens joins; the worker's joiner, with a join whose members have all ended.
 Goes to:     the result store; ``body_messages``.
 Thread:      any.
 
-With a security_key the body and the ids of the members are signed when the join is opened, because whoever
-publishes the body signs it as its own. Parts are not signed: they count only if they belong to these ids,
-whose results are signed. The id of a member added later is signed and stored beside the results.
+With a security_key, the body and the ids of the members are signed when the join is opened, because the
+joiner signs the body's message with its own key. Parts are not signed, and count only if they belong to these
+ids, whose results are signed. The id of a member added later is signed and stored with the results.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
 
 
 def doubt(app: App, join: Finished, body: JoinBody) -> str | None:
-    """Return why the parts of *join* are not trusted. None if they belong to its members, or if the members
-    are unknown, as without a security_key."""
+    """Return why the parts of *join* are not trusted; None if they belong to its members, or the members are
+    unknown, as without a security_key."""
     if app.signer is None or body.members is None:
         return None
     size, _, signature = body.members.partition(":")
@@ -63,8 +63,8 @@ def _text_of(members: Iterable[str]) -> bytes:
 
 
 def note_added(app: App, join: str, number: int, task_id: str, kept: float) -> None:
-    """Record that the call *task_id* was added to *join* as member *number*. The record is kept *kept*
-    seconds longer than results. Raises BackendError."""
+    """Record that the call *task_id* was added to *join* as member *number*. kept: seconds for which the
+    record is kept longer than results. Raises BackendError."""
     if app.signer is not None:
         app.backend.save_group(_added_key(join, number), {"task_id": task_id}, kept)
 
@@ -77,8 +77,8 @@ def forget_added(app: App, join: Finished, body: JoinBody) -> None:
 
 
 def keep_rest(app: App, join: str, body: JoinBody) -> None:
-    """Keep *body*, the next part of a long chain that has failed, as long as failed tasks: one of them may be
-    sent again. Raises BackendError."""
+    """Keep *body*, the next segment of a failed long chain, as long as failed tasks, because the failed task
+    may be sent again. Raises BackendError."""
     if "failed" in app.broker.letters:
         longer = app.conf.failed_task_expires - (app.backend.expires or 0.0)
         app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
@@ -102,10 +102,10 @@ def _added_key(join: str, number: int) -> str:
 
 
 def read_body(app: App, join: Finished) -> tuple[JoinBody, str | None]:
-    """Return the body of *join* and the answer of doubt().
+    """Return the body of *join* and the result of doubt().
 
-    A body that may be published twice has a header that identifies publications under this claim
-    (``tasks/copies.py``). Its parent is a member, as in Celery. Raises InvalidTaskMessage.
+    A body that may be published twice gets a header with a number for this claim (``tasks/copies.py``). Its
+    parent is a member, as in Celery. Raises InvalidTaskMessage.
     """
     try:
         body = read(app.backend.decode_value(join.body, ("join", join.id)), app)

@@ -1,4 +1,4 @@
-"""The messages of the body of a join: those that run it, or make it fail.
+"""Body messages: the messages that run the body of a join, or make it fail.
 
 Comes from:  the worker's joiner, with a join whose members have all ended.
 Goes to:     the joiner, which publishes them in the step that finishes the join.
@@ -46,10 +46,10 @@ def messages_of(app: App, body: JoinBody, values: Sequence[Any]) -> list[Envelop
 def failed_messages_of(
     app: App, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
 ) -> list[Envelope]:
-    """Return the messages that make *body* fail in a worker: it does not run, its errbacks are called, and
-    the calls after it fail too.
+    """Return the messages that make *body* fail in a worker, which then calls its errbacks and fails the
+    calls after it.
 
-    - members: their ids; () when not all have ended.
+    - members: the ids of the members; () if not all have ended.
     - cause: the stored error of a member, if the body fails with that error.
     """
     marks: dict[str, Any] = {RUN: "", FAILED: why, **publication(body.call)}
@@ -60,8 +60,7 @@ def failed_messages_of(
         marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
     with holding_back(app) as held:
         for call, rest in calls:
-            # By name, so that the task does not check the arguments. Without a countdown, because it does not
-            # run.
+            # By name, so that the arguments are not checked; without a countdown, because it does not run.
             options = {**apart(call.options), **marks, "countdown": None, "eta": None, "chain": rest or None}
             app.send_task(call.task, call.args, call.kwargs, **options)
     return held

@@ -1,7 +1,7 @@
-"""The options of one call, and the message they make.
+"""Call: makes the message of a call from its options.
 
 Comes from:  publishing, with the arguments of apply_async.
-Goes to:     a Call: the frozen TaskMessage, its destination and its due time.
+Goes to:     a Call: the TaskMessage, its destination and its due time.
 Thread:      any; pure except for the clock.
 """
 
@@ -81,7 +81,7 @@ FOR_CELERYS_SAKE = frozenset(
 class Invocation(NamedTuple):
     """A call as requested.
 
-    - task: None when only the name is known in this process.
+    - task: None if it is not registered in this process.
     - options: those of apply_async.
     """
 
@@ -111,8 +111,7 @@ class Call(NamedTuple):
 
 
 def check_options(app: App, name: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for an unknown option, with the nearest spelling, and for a connection of another
-    app."""
+    """Raise PublishError for an unknown option, with similar names, or a connection of another app."""
     for option in options:
         if option in HANDED_IN:
             refuse_other_brokers(app, name, option, options[option])
@@ -129,8 +128,8 @@ def check_options(app: App, name: str, options: Mapping[str, Any]) -> None:
 
 
 def tidied(app: App, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known *options* of a signature received in a message, with their stamps. Celery's producers
-    may add options of their own, and RabbitMQ has more priorities."""
+    """Return the known *options* and stamps of a signature received in a message, with a valid priority.
+    Celery's producers may add other options, and RabbitMQ has more priorities."""
     stamps = listed(options.get("stamped_headers"))
     known = {name: value for name, value in options.items() if name in OPTIONS or name in stamps}
     if isinstance(priority := known.get("priority"), int):
@@ -139,7 +138,7 @@ def tidied(app: App, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_call(app: App, task: Task | None, item: Any) -> Invocation:
-    """Read one item passed to apply_many (of *task*) or to send_many (None)."""
+    """Return the call for one item passed to apply_many() of *task*, or to send_many() (None)."""
     if isinstance(item, Signature):
         if task is not None and item.task != task.name:
             raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
@@ -162,10 +161,10 @@ def read_call(app: App, task: Task | None, item: Any) -> Invocation:
 
 
 def make_call(app: App, router: Router, invocation: Invocation, request: Context | None = None) -> Call:
-    """Make the call that *invocation* asks for. Raises PublishError if that is impossible.
+    """Make the call of *invocation*. Raises PublishError for invalid options.
 
-    - request: the running attempt, when the call is its next attempt; None for a new call. The next attempt
-      keeps the id, the root, the group, the chord, the stamps, the expiry and the headers.
+    - request: None for a new call; the running attempt for its next attempt, which keeps the id, the root,
+      the group, the chord, the stamps, the expiry and the headers.
     """
     task, name, args, kwargs, options = invocation
     check_priority(name, options, app.conf.task_queue_max_priority)
@@ -178,7 +177,7 @@ def make_call(app: App, router: Router, invocation: Invocation, request: Context
             options = {key: value for key, value in options.items() if key not in _KEPT}
         defaults = _next_defaults(request, task, options)
     chosen = {**defaults, **{key: value for key, value in options.items() if value is not None}}
-    for key in _ADDRESS:  # a route function finds them all
+    for key in _ADDRESS:  # always present for route functions
         chosen[key] = options.get(key) or defaults.get(key)
     chosen.setdefault("priority", None)
     destination = router.route(_routed_as(name, kwargs), chosen, args, kwargs, task)
@@ -231,8 +230,8 @@ def make_call(app: App, router: Router, invocation: Invocation, request: Context
 
 
 def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marks of a new call. A user's call with predefined ids may have been made
-    before, so it gets a mark RUN of its own."""
+    """Return the marks of a new call. One with predefined ids gets a new mark RUN, because it may have been
+    made before."""
     marks = marks_in(options)
     if RUN not in marks:
         return {**marks, RUN: new_run()} if names_ids(options) else marks
@@ -242,14 +241,14 @@ def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reply_to(app: App, task: Task | None, chosen: Mapping[str, Any]) -> str | None:
-    """Return the queue for the result of a new call; None if nobody receives it."""
+    """Return the queue for the result of a new call; None if the result is not sent."""
     if chosen.get("ignore_result") and not (task is not None and task.store_errors_even_if_ignored):
         return None
     return app.stores.reply_to
 
 
 def _routed_as(name: str, kwargs: Mapping[str, Any]) -> str:
-    """Return the task name used to route a call of *name*: a mapping is routed like its task, as with
+    """Return the task name used to route a call of *name*: for a mapping, that of the called task, as in
     Celery."""
     inner = kwargs.get("task") if name in MAPPINGS else None
     called = inner.get("task") if isinstance(inner, Mapping) else None
@@ -261,7 +260,7 @@ MAPPINGS = frozenset(["celery.map", "celery.starmap"])
 
 
 def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stamps among *options*: each under its own name, as in signatures, or in a mapping."""
+    """Return the stamps in *options*, given separately by name, as in signatures, or in a mapping."""
     named = (name for name in listed(options.get("stamped_headers")) if name in options)
     return {**(options.get("stamps") or {}), **{name: options[name] for name in named}}
 
@@ -283,7 +282,7 @@ _KEPT = frozenset(
 
 
 def _first_defaults(app: App, task: Task | None) -> dict[str, Any]:
-    """Return the default options of a new call: those of the task, and those of the caller's own request."""
+    """Return the default options of a new call, from the task and from the running request."""
     defaults: dict[str, Any] = {}
     if task is not None:
         for key in _OF_TASK:
@@ -301,7 +300,7 @@ def _first_defaults(app: App, task: Task | None) -> dict[str, Any]:
 
 
 def _next_defaults(request: Context, task: Task | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the next attempt of *request*, given only *options*."""
+    """Return the default options of the next attempt of *request*, for which *options* were given."""
     kept = retry_headers(message_headers(request), None, request.retries + 1, request.id)
     delivered = request.delivery_info or {}
     addressed = options.get("exchange") or options.get("routing_key")
@@ -349,7 +348,7 @@ def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> fl
         length = countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
         if not math.isfinite(length):
             raise ValueError
-        due = now + max(0.0, length)  # one that is already past is an ordinary call, not a mistake
+        due = now + max(0.0, length)  # a negative countdown means now
         from_epoch(due)
     except (TypeError, ValueError):
         raise PublishError(
@@ -360,8 +359,8 @@ def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> fl
 
 
 def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float | None:
-    """Return the epoch seconds of an eta or expires: a datetime or ISO text is an instant, a number or
-    timedelta counts from now."""
+    """Return the epoch seconds of an eta or expires: a datetime or ISO text, or seconds from now for
+    expires."""
     if value is None:
         return None
     try:
@@ -382,7 +381,7 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
 
 
 def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return the (hard, soft) limits of the call in seconds; None leaves a limit to the task."""
+    """Return the (hard, soft) limits of the call in seconds; None means that of the task."""
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:
         raise PublishError(
@@ -406,7 +405,7 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
 
 
 def _check_readable(app: App, name: str, chosen: Mapping[str, Any]) -> None:
-    """Refuse a call that every worker with these settings would dead-letter."""
+    """Raise PublishError for a call that every worker with these settings would dead-letter."""
     id, serializer = chosen.get("task_id"), chosen.get("serializer")
     if isinstance(id, str) and not valid_id(id):
         raise PublishError(
@@ -422,7 +421,7 @@ def _check_readable(app: App, name: str, chosen: Mapping[str, Any]) -> None:
 
 
 def check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
-    """Refuse an invalid priority of a call. The router reduces those that come with a message."""
+    """Raise PublishError for an invalid priority of a call. The router limits those from messages."""
     priority = options.get("priority")
     if priority is None:
         return

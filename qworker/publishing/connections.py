@@ -1,11 +1,10 @@
-"""Connections: stand-ins returned by ``app.connection_for_write()`` and the pools, for code written for
-kombu.
+"""Connections: objects like kombu's, which ``app.connection_for_write()`` and the pools return.
 
 Comes from:  ``app.connection_for_read``, ``connection_for_write``, ``connection``, ``app.pool``,
              ``app.producer_pool``.
 Goes to:     ``with`` blocks around ``apply_async(connection=…)`` or ``producer=…``, and probes that call
              ensure_connection().
-Thread:      any. They hold nothing: an app has its own connections to the broker and shares them.
+Thread:      any. They have no state; the app has the connections to the broker, and shares them.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ HANDED_IN = ("connection", "producer", "publisher")
 
 
 class Connection:
-    """Stands for the app's access to its broker. release() and close() exist for ``with`` blocks."""
+    """The app's access to its broker. release() and close() do nothing."""
 
     def __init__(self, app: App) -> None:
         self.app = app
 
     def as_uri(self, include_password: bool = False) -> str:
-        """Return the broker's URL with its password masked."""
+        """Return the broker's URL, with its password masked unless *include_password*."""
         url = self.app.broker.url
         return url if include_password else mask_urls(url)
 
     @property
     def connected(self) -> bool:
-        """Tell whether the broker answers now."""
+        """Whether the broker answers now."""
         try:
             self.connect()
         except BrokerUnavailable:
@@ -42,7 +41,7 @@ class Connection:
         return True
 
     def connect(self) -> Connection:
-        """Send the broker a query. Raises BrokerUnavailable when it does not answer."""
+        """Send a query to the broker. Raises BrokerUnavailable if it does not answer."""
         self.app.broker.admin.depths((self.app.conf.task_default_queue,))
         return self
 
@@ -57,10 +56,10 @@ class Connection:
     ) -> Connection:
         """Wait until the broker answers.
 
-        - errback: called before each pause with the error and the seconds to wait.
+        - errback: called before each wait with the error and the seconds to wait.
         - max_retries (number): attempts after the first; None for no limit.
-        - interval_start, interval_step, interval_max: the first pause, the increase for each further pause,
-          and the longest pause, in seconds.
+        - interval_start, interval_step, interval_max: the first wait, the increase for each further wait, and
+          the longest wait, in seconds.
 
         Raises BrokerUnavailable after the last attempt.
         """
@@ -98,7 +97,7 @@ class Connection:
 
 
 class Producer(Connection):
-    """The object that app.producer_pool gives, for ``apply_async(producer=…)``."""
+    """The object that app.producer_pool returns, for ``apply_async(producer=…)``."""
 
     if not TYPE_CHECKING:
 
@@ -113,7 +112,7 @@ class Pool:
         self._make = make
 
     def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
-        """Return one, for a ``with`` block, without waiting."""
+        """Return a new one at once, for a ``with`` block."""
         return self._make()
 
     def force_close_all(self) -> None:

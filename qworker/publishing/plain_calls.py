@@ -1,10 +1,10 @@
-"""Plain calls: calls without options, of tasks that need nothing more.
+"""Plain calls: a fast way to write calls without options, from a template.
 
 Comes from:  the publisher, at the first call of a task after a change of the settings.
-Goes to:     the envelope of each such call, from a template of its headers.
+Goes to:     the envelope of each such call.
 Thread:      any; a PlainCalls is never changed, and MemberCalls belong to one publisher.
 
-Calls in workflows have a few options, and are written the same way.
+Calls in workflows, which have a few options, are written in the same way.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PlainCalls:
         limit: int,
         reply_to: Callable[[], str | None] | None = None,
     ) -> None:
-        """prototype: a call without arguments. limit: maximum bytes of a decompressed body. reply_to: queue
-        for results; None: they are not sent."""
+        """prototype: a call without arguments. limit: maximum bytes of a decompressed body. reply_to: returns
+        the queue for results; None if they are not sent."""
         self._reply_to = reply_to
         self.queue = prototype.destination.queue
         self.ignored = bool(prototype.message.ignore_result)
@@ -63,11 +63,13 @@ class PlainCalls:
         more: str = "",
         embed: str = NO_EMBED_JSON,
     ) -> Envelope:
-        """Return the envelope of the call *id*. Raises TypeError for arguments that the task does not accept,
-        and EncodeError and PublishError like ``encode()``.
+        """Return the envelope of the call *id*.
 
-        - more, embed: text of additional headers, and of the embedded part of the body, which not every
-          template supports (*embeds*).
+        - more, embed: text of additional headers, and of the embedded part of the body, which only templates
+          with *embeds* support.
+
+        Raises TypeError for arguments that the task does not accept, and EncodeError and PublishError like
+        ``encode()``.
         """
         if self._check is not None:
             self._check(*args, **kwargs)
@@ -79,8 +81,8 @@ class PlainCalls:
 
 
 class MemberCalls:
-    """Writes calls of workflows that are published together. What they share, such as their group and its
-    chord body, is written once."""
+    """Writes calls of workflows that are published together. Common parts, such as the chord body, are
+    written once."""
 
     def __init__(
         self, plain: Callable[[str], PlainCalls | None], root_id: str | None, parent_id: str | None
@@ -91,14 +93,14 @@ class MemberCalls:
         self._parent_id = parent_id
         self._group: Any = None
         self._placed = ""
-        """Text of the header for _group, up to the number of a member."""
+        """Text of the headers for _group, up to the number of a member."""
         self._chord: Any = None
         self._embed = ""
-        """Text that the body of a call in _chord embeds."""
+        """Text of the embedded part of a body, for calls in _chord."""
 
     def envelope(self, call: Signature) -> tuple[Envelope, PlainCalls] | None:
-        """Return the envelope of *call*, whose id is set, and the PlainCalls that wrote it. None when it has
-        other options, or its task needs more.
+        """Return the envelope of *call*, whose id is set, and the PlainCalls that wrote it; None if it cannot
+        be written in this way, because of other options or of its task.
 
         Raises like PlainCalls.envelope().
         """
@@ -153,7 +155,7 @@ _OF_JOINS = frozenset([JOINS])
 
 
 def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
-    """Return the PlainCalls of *task*; None when each of its calls has to be made like one with options."""
+    """Return the PlainCalls of *task*; None if its calls have to be made like calls with options."""
     alike = (
         router.constant
         and not app.conf.task_always_eager
@@ -166,7 +168,7 @@ def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
     )
     if not alike:
         return None
-    # The queue for its result differs between processes, and a task has none: it is determined each time.
+    # The queue for results depends on the process, so it is determined for each call.
     prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
     replies = app.stores.sends_results and not (
         prototype.message.ignore_result and not task.store_errors_even_if_ignored

@@ -1,11 +1,11 @@
-"""Publisher: turns calls into messages, and passes them to the broker.
+"""Publisher: turns calls into messages, and sends them to the broker.
 
 Comes from:  ``task.delay``, ``apply_async``, ``apply_many``, ``retry``; ``app.send_task``, ``send_many``.
 Goes to:     routing, protocol, middleware and signals, then ``Sender.push``.
 Thread:      any; cached values are replaced as a whole, never changed.
 
-A call without options, middleware or observers takes a shortcut: its headers come from a template made at the
-task's first call.
+For speed, the headers of a call without options, middleware or signal receivers come from a template made at
+the task's first call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OF_OTHERS = frozenset(["chain", "chord", "link", "link_error"])
 Answer = Callable[[], AsyncResult[Any]]
 
 _Ready = tuple[Envelope, EncodedMessage | None, Call | None]
-"""An envelope to be sent, with its message and call; these are None if observers were notified already."""
+"""An envelope to be sent, with its message and call; these are None if signals were sent already."""
 
 
 class _Derived(NamedTuple):
@@ -71,7 +71,7 @@ class _Derived(NamedTuple):
 
 
 class Publisher:
-    """Publishes for one app; see the module."""
+    """Publishes the calls of one app."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -113,7 +113,7 @@ class Publisher:
     def call_many(
         self, task: Task | None, calls: Iterable[Any], options: Mapping[str, Any]
     ) -> list[AsyncResult[Any]]:
-        """Publish many calls at once: of *task*, or, if it is None, of the tasks that the calls name."""
+        """Publish many calls at once, of *task*, or if it is None, of the tasks named in *calls*."""
         observed = before_task_publish.receivers or after_task_publish.receivers
         if task is not None and not options and not observed and not task.own_apply_async:
             plain = self._plain(task)
@@ -128,10 +128,10 @@ class Publisher:
         return [answer() for answer in answers]
 
     def publish(self, calls: list[Signature], results: Mapping[str, AsyncResult[Any]]) -> None:
-        """Publish calls of workflows at once. They have their ids; *results*, by id, learn where the calls
-        went and whether their results are kept.
+        """Publish calls of workflows, which have their ids, at once. The *results*, by id, get the queue of
+        their call and whether the result is stored.
 
-        The list is emptied to limit memory: each call is held as a signature or as a message, not both.
+        The list is emptied, so that memory never holds both the signature and the message of each call.
         """
         observed = before_task_publish.receivers or after_task_publish.receivers
         context = current_context()
@@ -162,8 +162,8 @@ class Publisher:
                 result.ignored, result._queue = sent.ignored, sent._queue
 
     def publish_next(self, call: Signature) -> bool:
-        """Publish *call*, which has its id, to follow the task that runs here. Return False when it has
-        options that calls in workflows do not have, or its task needs more: then ``apply_async`` makes it.
+        """Publish *call*, which has its id, after the running task. Return False if it must be made by
+        ``apply_async``, because of its options or its task.
 
         Raises like apply_async.
         """
@@ -190,8 +190,8 @@ class Publisher:
         kwargs: dict[str, Any],
         headers: Mapping[str, str],
     ) -> Envelope | None:
-        """Return the message of a call of the task *name* without options except its id and *headers*; None
-        when it has to be made like one with options. Raises like a call of the task."""
+        """Return the message of a call of the task *name* with only an id and *headers*; None if it has to be
+        made like a call with options. Raises like a call of the task."""
         if before_task_publish.receivers or after_task_publish.receivers:
             return None
         plain = self._plain_member(name)
@@ -208,8 +208,8 @@ class Publisher:
         item: Any,
         options: Mapping[str, Any],
     ) -> Answer:
-        """Add the message for *item*, one of many calls, to *ready*. Return a function for its result, to be
-        called once all are stored."""
+        """Add the message for *item*, one of many calls, to *ready*. Return a function for its result, to
+        call after all are stored."""
         invocation = read_call(self.app, task, item)
         called, _, args, kwargs, own_options = invocation
         invocation = invocation._replace(options={**own_options, **options})
@@ -225,7 +225,7 @@ class Publisher:
         return partial(self._result, call, called)
 
     def _plain_member(self, name: str) -> PlainCalls | None:
-        """Return the PlainCalls of the task *name* for calls in workflows, if they need nothing more."""
+        """Return the PlainCalls of the task *name* for calls in workflows; None if it has none."""
         task = self.app.tasks.get(name)
         return None if task is None or task.own_apply_async else self._plain(task)
 
@@ -262,7 +262,7 @@ class Publisher:
         return results
 
     def next_attempt(self, invocation: Invocation, request: Context) -> AsyncResult[Any]:
-        """Publish the next attempt of *request*, the running attempt: same id, one more retry."""
+        """Publish the next attempt of *request*, the running attempt, with the same id and one more retry."""
         task, name, args, kwargs, given = invocation
         options = dict(given)
         identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
@@ -277,19 +277,19 @@ class Publisher:
         return AsyncResult(call.message.id, None, None, self.app, None, call.destination.queue)
 
     def check_later(self, name: str, options: Mapping[str, Any]) -> None:
-        """Raise now what a later call of the task *name* with these *options* of a signature would raise.
-        Later there is no caller to report it to."""
+        """Raise the error that a later call of the task *name* with the *options* of a signature would raise,
+        because later there is no caller to report it to."""
         given = {key: value for key, value in apart(options).items() if key not in _OF_OTHERS}
         check_options(self.app, name, given)
         router = self._derive().router.without_functions()
-        # By name: the task's own code would see incomplete arguments.
+        # By name, because the task's code must not see incomplete arguments.
         call = make_call(self.app, router, Invocation(None, name, (), {}, {"reply_to": "", **given}))
         encode(replace(call.message, headers={**call.message.headers, **call.marks}))
 
     # -- the steps --
 
     def forget(self) -> None:
-        """Discard everything derived from settings and middlewares; the next call derives it again."""
+        """Discard the values derived from settings and middlewares; the next call derives them again."""
         self._derived = None
 
     def _derive(self) -> _Derived:
@@ -297,7 +297,7 @@ class Publisher:
         conf, derived = self.app.conf, self._derived
         if derived is None or derived.revision is not conf.revision:
             conf.resolve()
-            # Read first, so that a change in the meantime is noticed at the next call
+            # Read first, so that the next call notices a change in the meantime.
             revision = conf.revision
             derived = self._derived = _Derived(revision, Router(conf), {})
         return derived
@@ -324,7 +324,7 @@ class Publisher:
         compose(self.app.middleware, "publish", final)(call.message)
 
     def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
-        """Make the envelope of *message* after its observers have seen it. They may add headers."""
+        """Make the envelope of *message*, and send before_task_publish, whose receivers may add headers."""
         signer = self.app.signer
         if call.marks or not MARKS.isdisjoint(message.headers):
             message = replace(message, headers={**unmarked(message.headers), **call.marks})
@@ -363,14 +363,15 @@ class Publisher:
         ready.append(self._prepare(call, message))
 
     def _deliver(self, ready: Sequence[Envelope | _Ready]) -> None:
-        """Push everything that is *ready* at once, in this order. A plain Envelope has no observers."""
+        """Push all of *ready* at once, in order, and send after_task_publish, but not for a plain
+        Envelope."""
         made = [each for each in ready if not isinstance(each, Envelope)]
         calls = [call for _, _, call in made if call is not None]
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
         self.push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
         if after_task_publish.receivers:
             for _, encoded, call in made:
-                if encoded is None or call is None:  # observers were notified before
+                if encoded is None or call is None:  # the signal was sent already
                     continue
                 after_task_publish.send(
                     call.message.task,
@@ -387,7 +388,7 @@ class Publisher:
         retry: bool | None = None,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
-        """Push *envelopes* to the broker. While it is unavailable, try again until one common deadline.
+        """Push *envelopes* to the broker. While it is unavailable, retry until one common deadline.
 
         - name: of the task, for the error.
         - retry (bool), policy (mapping): from the call; None for the settings.
@@ -426,7 +427,7 @@ class Publisher:
         raise failure
 
     def _looked_at(self) -> int:
-        """Size in bytes above which bodies are examined."""
+        """Return the size in bytes above which bodies are checked."""
         conf = self.app.conf
         return min(conf.message_warn_bytes, conf.message_max_bytes)
 
@@ -457,8 +458,8 @@ def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
 
 
 def _call_eagerly(task: Task, message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
-    """Run the call that *message* makes in this process, for ``task_always_eager``; its arguments pass
-    through the serializer as usual."""
+    """Run the call of *message* in this process, for ``task_always_eager``. Its arguments are serialized as
+    usual."""
     encoded = encode(message)
     args, kwargs, _ = decode_body(
         encoded.body,

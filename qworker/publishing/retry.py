@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: pure arithmetic, without a clock or random source of its own.
+"""Retry: computes the delay before the next attempt. The caller passes the random source.
 
 Comes from:  publishing, ``task.retry``/autoretry, reconnecting components.
 Goes to:     code that sleeps or sets an ETA.
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Self
 from qworker.errors import ConfigurationError
 from qworker.naming import did_you_mean
 
-_MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximum is reached long before
+_MANY_DOUBLINGS = 1000  # 2.0 ** retries would overflow beyond it; any maximum is reached long before
 
 
 class RetryPolicy(NamedTuple):
-    """How many retries to make, and how long to wait before each, in seconds.
+    """The number of retries, and the delay before each in seconds.
 
     - max_retries (number): None for no limit.
     - interval_start, interval_step, interval_max: the first wait, the increase for each further wait, and the
@@ -34,22 +34,22 @@ class RetryPolicy(NamedTuple):
     jitter: bool = False
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
-        """Seconds to wait before retry number `attempt` (0 is the first); `random()` is in [0, 1)."""
+        """Return the seconds to wait before retry `attempt` (from 0). `random()` is in [0, 1)."""
         if self.backoff is not None:
             return backoff_delay(self.backoff, attempt, self.backoff_max, self.jitter, random)
         wait = min(self.interval_start + attempt * self.interval_step, self.interval_max)
         return max(0.0, wait * random() if self.jitter else wait)
 
     def allows(self, attempt: int) -> bool:
-        """Whether retry number `attempt` (0 is the first) may be made."""
+        """Return whether retry `attempt` (from 0) may be made."""
         return self.max_retries is None or attempt < self.max_retries
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> Self:
         """Make a policy from the `retry_policy` of a call or setting.
 
-        Celery's keys without meaning here (``retry_errors``, ``timeout``) are accepted and ignored. Raises
-        ConfigurationError, which calls the mapping *source* and names the invalid key.
+        Celery's keys ``retry_errors`` and ``timeout`` are ignored. Raises ConfigurationError, which names
+        *source* and the invalid key.
         """
         known = set(cls._fields)
         values: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def backoff_delay(
     """Return the seconds before the next retry: ``factor * 2 ** retries``, at most *maximum*.
 
     - factor, maximum: seconds.
-    - retries (number): how many there were before.
+    - retries (number): the number of earlier retries.
     - full_jitter (bool): choose at random between 0 and that.
     - random: returns a number in [0, 1).
     """
@@ -92,6 +92,6 @@ def backoff_delay(
     return max(0.0, wait * random() if full_jitter else wait)
 
 
-# : Reconnecting to a server: no limit, 0.1 s doubling to 2 s, with jitter so that a fleet does not return at
-# : once. An attempt is cheap, and a longer wait is idle time after the server has come back.
+#: For reconnecting to a server: no limit, 0.1 s doubling to 2 s, with jitter so that clients do not reconnect
+#: all at once. Attempts are cheap, and longer delays would waste time after the server is back.
 RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=2.0, jitter=True)

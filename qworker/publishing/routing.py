@@ -2,9 +2,10 @@
 
 Comes from:  publishing, with the options of the call and of the task.
 Goes to:     the Destination in the Envelope.
-Thread:      any; routes are compiled once, and answers for plain names are cached.
+Thread:      any; routes are compiled once.
 
-The call's options win over the task's, these over ``task_routes``, and these over the default queue.
+The options of the call override those of the task, which override ``task_routes``, which override the default
+queue.
 """
 
 import re
@@ -36,9 +37,9 @@ class Destination(NamedTuple):
 
 
 class Router:
-    """Finds destinations from the settings task_routes, task_queues, task_default_queue and the priorities.
+    """Finds destinations according to task_routes, task_queues, task_default_queue and the priorities.
 
-    constant: no route is a function, so the answer depends only on the name and the options.
+    constant: no route is a function, so the destination depends only on the name and the options.
     """
 
     def __init__(self, conf: Any) -> None:
@@ -53,8 +54,7 @@ class Router:
         self.constant = all(isinstance(route, list) for route in self._routes)
 
     def without_functions(self) -> Self:
-        """Return this router without routes that are functions: they may use arguments that are not known
-        yet."""
+        """Return this router without route functions, which may use arguments that are not known yet."""
         if self.constant:
             return self
         other = copy(self)
@@ -72,7 +72,7 @@ class Router:
         """Return the destination of a call.
 
         - name: of the task.
-        - options: the call's over the task's; None for options that are not given.
+        - options: of the call and of the task; None for options that are not given.
         - args, kwargs, task: for route functions.
 
         Raises QueueNotFound and PublishError, which name the queue or key.
@@ -80,7 +80,7 @@ class Router:
         route = self._find(name, options, args, kwargs, task)
         address = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
         if options.get("queue") is None and (options.get("routing_key") or options.get("exchange")):
-            address.pop("queue", None)  # the call's own address wins over the route's queue
+            address.pop("queue", None)  # the call's exchange or key overrides the route's queue
         queue = self._queue(address, name)
         priority = address.get("priority")
         return Destination(
@@ -126,8 +126,8 @@ class Router:
         return str(queue)
 
     def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
-        """Return the declared queue that *routing_key* on *exchange* leads to. Without an exchange the key is
-        the queue."""
+        """Return the declared queue bound to *exchange* by *routing_key*. Without an exchange, an undeclared
+        key is the name of the queue."""
         exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange is accepted
         key = routing_key or exchange or ""
         queues = [
@@ -161,7 +161,7 @@ class Router:
 
 
 def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapping[str, Any]]]:
-    """Return (matcher, options) for each pattern, exact names first, as they are the most specific."""
+    """Return (matcher, options) for each pattern; exact names first, because they are the most specific."""
     exact: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
     patterns: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
     for pattern, target in routes.items():
@@ -176,8 +176,8 @@ def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapp
 
 
 def _router(route: Any) -> Callable[..., Any]:
-    """Return the function of a route: itself, the object of its dotted name, or ``route_for_task`` of an
-    object or class."""
+    """Return the function of a route, given as a function, a dotted name, or an object or class with
+    ``route_for_task``."""
     router = import_object(route) if isinstance(route, str) else route
     if not hasattr(router, "route_for_task"):
         return cast(Callable[..., Any], router)
@@ -186,13 +186,13 @@ def _router(route: Any) -> Callable[..., Any]:
 
 
 def _bindings(queue: str, declared: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the (exchange, routing key) pairs for *queue* in ``task_queues``."""
+    """Return the (exchange, routing key) pairs that ``task_queues`` declares for *queue*."""
     several = [(str(exchange), str(key)) for exchange, _, key in declared.get("bindings") or ()]
     return several or [(str(declared.get("exchange") or queue), str(declared.get("routing_key") or queue))]
 
 
 def _options(target: Any) -> Mapping[str, Any] | None:
-    """Return the options of a route, from a queue's name or a mapping; None when it does not apply."""
+    """Return the options of a route, from a queue's name or a mapping; None if it does not apply."""
     if target is None:
         return None
     if isinstance(target, Mapping):
@@ -206,7 +206,7 @@ def _options(target: Any) -> Mapping[str, Any] | None:
 
 
 def _topic(pattern: str, key: str) -> bool:
-    """Tell whether *key* matches a binding: '*' is one word, '#' any number of them."""
+    """Return whether *key* matches a binding: '*' matches one word, '#' any number of them."""
     if "*" not in pattern and "#" not in pattern:
         return pattern == key
     words = (

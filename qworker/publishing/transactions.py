@@ -1,8 +1,8 @@
-"""Publishing within a transaction of the caller: the task exists exactly if the caller's data does.
+"""Transactions: publishes calls within a transaction of the caller, so that both are committed or neither.
 
 Comes from:  ``app.publishing_in``; publishing, for calls sent together.
-Goes to:     ``publisher.py``, which asks where the calls of this context go; ``Sender.join``.
-Thread:      any; a context of its own for each thread and coroutine.
+Goes to:     ``publisher.py``, which gets the sender of this context; ``Sender.join``.
+Thread:      any; each thread and coroutine has its own context.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from qworker.transports.lease import Envelope, Sender
 
 
 class _Replacement(NamedTuple):
-    """sender: publishes the calls of *app*. transaction: publishes in the caller's transaction, now or after
-    being held back; None if there is none."""
+    """sender: publishes or collects the calls of *app*. transaction: publishes in the caller's transaction;
+    None without one."""
 
     app: App
     sender: Sender
@@ -29,7 +29,7 @@ _replacement: ContextVar[_Replacement | None] = ContextVar("qworker_sender", def
 
 
 def sender(app: App) -> Sender:
-    """Return the current sender of *app*: its broker, or the replacement of publishing_in()."""
+    """Return the current sender of *app*: its broker's, or that of publishing_in() or holding_back()."""
     replacement = _replacement.get()
     return app.broker.sender if replacement is None or replacement.app is not app else replacement.sender
 
@@ -41,8 +41,7 @@ def transaction_of(app: App) -> Sender | None:
 
 
 def is_sent_later(app: App) -> bool:
-    """Tell whether calls of *app* are sent later: they are collected, or wait for a commit of the caller's
-    transaction."""
+    """Return whether calls of *app* are sent later: they are collected, or wait for the caller's commit."""
     replacement = _replacement.get()
     return replacement is not None and replacement.app is app
 

@@ -1,6 +1,6 @@
-"""Sending workflows: their joins are opened, and their calls published, in one round trip each.
+"""Workflows: opens the joins of workflows, and publishes their calls, in one round trip each.
 
-Comes from:  ``apply_async`` and ``delay`` of chains, groups and chords; ``send_many``; what follows a task.
+Comes from:  ``apply_async`` and ``delay`` of chains, groups and chords; ``send_many``; calls after a task.
 Goes to:     the result store, which keeps joins, and the publisher.
 Thread:      any.
 """
@@ -38,7 +38,7 @@ def send_workflow(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """Call a workflow; return its result. See ``QWorker.send_workflow``."""
+    """Send a workflow; return its result. See ``QWorker.send_workflow``."""
     if app.conf.task_always_eager:
         return signature.apply(args, kwargs, **(options or {}))
     (result,) = _called(app, [planned(app, signature, args, kwargs, options)])
@@ -64,9 +64,9 @@ def planned(
     options: Mapping[str, Any] | None = None,
     run: str | None = None,
 ) -> Plan:
-    """Return what calling *signature* publishes, in the format of the settings. Arguments and errors are
-    those of plan()."""
-    if not app.finalized:  # the tasks are not known yet
+    """Return the plan of *signature*, in the format of the settings. Arguments and errors are those of
+    plan()."""
+    if not app.finalized:  # the tasks are not registered yet
         app.finalize()
     shared = app.shared_canvas
     segment = SEGMENT if shared and _joins(app) else None
@@ -74,8 +74,8 @@ def planned(
 
 
 def check_later(app: App, made: Plan) -> None:
-    """Raise PublishError for options in the plan *made* that could not be sent: later there is no caller to
-    report it to."""
+    """Raise PublishError for invalid options in the plan *made*, because later there is no caller to report
+    them to."""
     if made.step is None:
         return
     for each in all_in(made.step):
@@ -89,7 +89,7 @@ _SETTLED = frozenset(["task_id", "root_id", "group_id", "group_index", "headers"
 
 
 def _are_settled(options: Mapping[str, Any]) -> bool:
-    """Tell whether *options* are those that a plan sets. Most are, and need no further check."""
+    """Return whether a plan has set all *options*, so that they need no further check."""
     headers = options.get("headers")
     if headers and (not isinstance(headers, Mapping) or not headers.keys() <= MARKS):
         return False
@@ -97,7 +97,7 @@ def _are_settled(options: Mapping[str, Any]) -> bool:
 
 
 def _joins(app: App) -> bool:
-    """Tell whether joins can be kept."""
+    """Return whether the result store supports joins."""
     try:
         return bool(app.backend.joins)
     except NotSupported:
@@ -111,7 +111,7 @@ def start(app: App, made: Plan) -> Any:
 
 
 def send_many(app: App, calls: Iterable[Any], options: Mapping[str, Any]) -> list[Any]:
-    """Make many calls, workflows among them, in one round trip; return the result of each."""
+    """Send many calls, some of them workflows, in one round trip; return the result of each."""
     items = list(calls)
     results: list[Any]
     if not any(map(is_workflow, items)):
@@ -142,7 +142,8 @@ def _open(app: App, plans: list[Plan]) -> None:
     backend = app.backend
     for made in plans:
         refuse_ignored(app, made.joined)
-        # Also for a chord that a worker starts later. Without results here, the workers' setting is unknown.
+        # Raise if joins are not supported, also for a chord that a worker starts later. If results are
+        # disabled here, the workers' setting is unknown.
         if made.joined and _scheme(backend.url) != "disabled":
             _ = backend.joins
     for made in plans:
@@ -166,8 +167,8 @@ def _open(app: App, plans: list[Plan]) -> None:
 
 
 def _opening(app: App) -> tuple[Opening, bool]:
-    """Return what opens joins now, and whether they may exist without their members: the members are sent in
-    the caller's transaction, which is in another store."""
+    """Return the object that opens joins now, and whether they may exist without their members, because the
+    members are sent in the caller's transaction, which is in another store."""
     joins, transaction = app.backend.joins, transaction_of(app)
     within = None if transaction is None else joins.within(transaction)
     return within or joins, transaction is not None and within is None
@@ -198,10 +199,9 @@ def _publish(app: App, plans: list[Plan]) -> None:
 
 
 def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
-    """Return the outlines of the workflows in *plans* that can be looked up by the id of one call, and how
-    many seconds longer each is kept. A part of a larger workflow is in that workflow's outline.
+    """Return the outlines of the workflows in *plans*, and how many seconds longer each is kept.
 
-    The plans lose their structure: their calls are released as they are published.
+    The structure is removed from the plans, so that their calls are released as they are published.
     """
     steps = [made.step for made in plans]
     plans[:] = [made._replace(step=None) for made in plans]
@@ -218,9 +218,8 @@ def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
 
 
 def _keep_outlines(app: App, lines: list[tuple[outline.Line, int]]) -> None:
-    """Keep *lines* for progress queries. Nothing else needs them, so failing to store one is not an error.
-    They are stored after the calls were sent, when there is room for them; a caller that dies before leaves
-    none."""
+    """Store the outlines *lines*, after the calls were sent. Only progress queries need them, so a failure to
+    store them is not an error."""
     context = current_context()
     parent = None if context is None else context.id
     for line, kept in lines:
@@ -231,7 +230,7 @@ def _keep_outlines(app: App, lines: list[tuple[outline.Line, int]]) -> None:
 
 
 def refuse_ignored(app: App, joined: Iterable[Signature]) -> None:
-    """Raise PublishError when the value of one of *joined*, for which a chord or graph waits, is not kept."""
+    """Raise PublishError if the result of one of *joined*, for which a chord or graph waits, is ignored."""
     for call in joined:
         if call.ignored(app):
             raise PublishError(
@@ -241,12 +240,12 @@ def refuse_ignored(app: App, joined: Iterable[Signature]) -> None:
 
 
 def shares_joins(app: App) -> bool:
-    """Tell whether joins are written in the format that only qworker's workers know; see
+    """Return whether joins are written in a format that only qworker's workers read; see
     ``canvas_format``."""
     chosen = app.conf.canvas_format
     if chosen != "auto":
         return bool(chosen == "shared")
-    if app.conf.security_key is not None:  # Celery's workers cannot take part with a key
+    if app.conf.security_key is not None:  # Celery's workers do not support the key
         return True
     return _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.backend.url) not in _OF_REDIS
 
