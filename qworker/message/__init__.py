@@ -1,12 +1,11 @@
-"""Message: the unit stored in the broker, and how it is written and read.
+"""Message: writes and reads the messages stored in the broker.
 
-A call becomes a message of Celery's protocol 2. A received message is checked before a worker trusts it.
-Modules, in reading order: ``protocol`` (a call as a message), ``marks`` (internal headers, kept apart from
-the caller's), ``reading`` (checking a received message), ``chain_text`` (the rest of a chain, unparsed),
-``celery_v1`` (messages of protocol 1), ``kombu_envelope`` (the JSON around a message where the broker has no
+A call becomes a message of Celery's protocol 2. Received messages are checked before they are used. Modules,
+in reading order: ``protocol`` (a call as a message), ``marks`` (internal headers, separate from the
+caller's), ``reading`` (checks of a received message), ``chain_text`` (the unparsed rest of a chain),
+``celery_v1`` (messages of protocol 1), ``kombu_envelope`` (the JSON around a message in brokers without
 headers), ``serialization`` (bodies), ``kombu_json`` (JSON in kombu's dialect), ``exceptions`` (exceptions as
-data), ``failures`` (the record of a failure), ``signing``, ``context`` (the
-message of the running task).
+data), ``failures`` (the record of a failure), ``signing``, ``context`` (the request of the running task).
 
 No module here imports a broker, an app or a task.
 """

@@ -1,6 +1,6 @@
-"""Celery's protocol 1, whose headers are in the body. It is read, never written.
+"""Celery v1: reads messages of protocol 1, whose headers are in the body. They are never written.
 
-Comes from:  brokers that Celery 3, or code written for it, sends to.
+Comes from:  Celery 3, or code written for it, through the broker.
 Goes to:     headers and a Body in the form of protocol 2.
 Thread:      any; pure.
 """
@@ -29,7 +29,7 @@ def from_v1(
 
     - accept: content types allowed for the body.
     - limit: maximum size of the decompressed body, in bytes.
-    - compression: the ``compression`` header, which kombu puts beside the body.
+    - compression: the ``compression`` header of kombu.
 
     Raises InvalidTaskMessage or SecurityError as `decode_body` does. With a `signer` it always raises
     SecurityError, because protocol 1 has no room for a signature.
@@ -57,5 +57,5 @@ def _from_local(text: Any) -> Any:
     try:
         moment = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        return text  # check_headers() will report what is wrong
+        return text  # check_headers() will report the error
     return text if moment.tzinfo is not None else moment.astimezone().isoformat()

@@ -1,11 +1,11 @@
-"""The rest of a chain, kept as unparsed text.
+"""Chain text: keeps the rest of a chain as unparsed text.
 
 Comes from:  the body of a message with a chain, in Celery's format: the remaining calls, last one first.
 Goes to:     the message of the next call: the same text without that call.
 Thread:      any; pure.
 
-Parsing and rewriting the rest of a chain in every message costs more than all other work for the next call,
-so only the next call is parsed. An invalid later call is reported when its own message is read.
+Only the next call is parsed, because parsing and rewriting the rest of a chain costs more than all other work
+for the next call. An invalid later call is reported when its own message is read.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from qworker.message.reading import NO_EMBED, Body, body_of, decode_body, decode
 from qworker.message.serialization import JSON, MAX_BYTES
 
 _BEFORE, _, _AFTER = dumps({**NO_EMBED, "chain": []}).partition("[]")
-"""The text before and after the calls in a body that embeds a chain and nothing else."""
+"""The text before and after the calls in a body that embeds only a chain."""
 _START, _END = f",{_BEFORE}[".encode(), f"]{_AFTER}]".encode()
 """The text between the arguments and the calls, and after the calls."""
 _LAST = b'},{"task":"'
-"""The start of the last of several calls. It cannot occur inside a JSON string, where quotes are escaped."""
+"""The start of the last of several calls. It cannot occur in a JSON string, where quotes are escaped."""
 MOST_ARGUMENTS = 4096
-"""Maximum bytes of arguments for which the rest is cut out; with longer ones the whole body is parsed."""
+"""Maximum bytes of arguments for which the rest is kept as text; otherwise the whole body is parsed."""
 
 
 class WrittenCalls(NamedTuple):
@@ -32,7 +32,7 @@ class WrittenCalls(NamedTuple):
     text: str
 
     def read(self) -> list[Any]:
-        """Return the calls. Raises InvalidTaskMessage when the text is not a list of calls."""
+        """Return the calls. Raises InvalidTaskMessage if the text is not a list of calls."""
         written = f"[{self.text}]".encode()
         calls = decode_payload(written, None, parse_properties(None), frozenset({"json"}), len(written))
         chain: list[Any] = body_of((), {}, {"chain": calls}).embed["chain"]
@@ -40,13 +40,13 @@ class WrittenCalls(NamedTuple):
 
 
 class CarriedChain(NamedTuple):
-    """The chain of a message. next: the call that comes next; rest: those after it."""
+    """The chain of a message. next: the next call. rest: those after it."""
 
     next: dict[str, Any]
     rest: WrittenCalls
 
     def read(self) -> list[Any]:
-        """Return all calls, the next one last. Raises InvalidTaskMessage when the rest is not a list of
+        """Return all calls, the next one last. Raises InvalidTaskMessage if the rest is not a list of
         calls."""
         return [*self.rest.read(), self.next]
 
@@ -58,11 +58,11 @@ def decode_carrier(
     accept: frozenset[str],
     limit: int = MAX_BYTES,
 ) -> Body:
-    """Like decode_body(), but return a CarriedChain for a chain of several calls in a body that qworker
-    wrote.
+    """Like decode_body(), but return a CarriedChain for a chain of several calls in a body written by
+    qworker.
 
-    A sender that embeds more than Celery's four fields may have its own text passed on with the rest; it
-    could have sent that text itself.
+    If a sender embeds other fields than Celery's four, their text may be passed on with the rest. This is
+    harmless, because the sender could have sent that text itself.
     """
     plain = properties["content_type"] == JSON and properties["content_encoding"] == "utf-8"
     if plain and headers.get("compression") is None and type(body) is bytes and len(body) <= limit:
@@ -81,8 +81,8 @@ def decode_carrier(
 
 
 def _divided(body: bytes) -> tuple[bytes, WrittenCalls] | None:
-    """Return *body* reduced to the last call of its chain, and the other calls. None when it has one call or
-    another format."""
+    """Return *body* reduced to the last call of its chain, and the other calls; None if it has only one call
+    or another format."""
     if not body.endswith(_END):
         return None
     start = body.find(_START, 0, MOST_ARGUMENTS + len(_START))
@@ -98,5 +98,5 @@ def _divided(body: bytes) -> tuple[bytes, WrittenCalls] | None:
 
 
 def embedded(calls: WrittenCalls) -> str:
-    """Return the JSON embedded in a body that carries *calls* and nothing else."""
+    """Return the JSON embedded in a body that carries only *calls*."""
     return f"{_BEFORE}[{calls.text}]{_AFTER}"

@@ -1,9 +1,8 @@
-"""Context: the request that a task is running for, ``task.request``; and which one that is.
+"""Context: the request of the running task, ``task.request``.
 
-Comes from:  ``execution`` pushes a Context before the body of a task runs, and pops it afterwards.
-Goes to:     ``task.request``; publishing reads parent and root from it.
-Thread:      any. The context lives in a context variable, so threads and asyncio tasks never see each
-             other's.
+Comes from:  ``execution``, which pushes a Context before the body of a task runs, and pops it afterwards.
+Goes to:     ``task.request``; publishing, which reads parent and root from it.
+Thread:      any. It is in a context variable, so each thread and asyncio task has its own.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class Context:
 
     Every field of Celery's request is an attribute, and so is every custom header of the message
     (``request.my_header``). A field is read from the message on first use. An unknown name raises
-    AttributeError. ``deliveries`` is an addition: how many times the broker has delivered this message to a
-    worker, including this time.
+    AttributeError. ``deliveries`` is an addition.
     """
 
     __module__ = "qworker"
@@ -94,7 +92,7 @@ class Context:
     kwargs: dict[str, Any]
     """The keyword arguments."""
     retries: int
-    """How many times it was retried before: 0 in the first attempt."""
+    """The number of earlier retries, 0 in the first attempt."""
     eta: str | None
     """When it was due, as ISO 8601 text; None for at once."""
     expires: str | None
@@ -106,7 +104,7 @@ class Context:
     root_id: str | None
     """The id of the first call that led to this one."""
     parent_id: str | None
-    """The id of the task that made this call; None if none did."""
+    """The id of the task that made this call; None if it was not made by a task."""
     timelimit: tuple[float | None, float | None] | None
     """The hard and the soft time limit of this call, in seconds; None for those of the task."""
     time_limit: float | None
@@ -122,7 +120,7 @@ class Context:
     reply_to: str | None
     """The queue for its result; None where results are not messages."""
     correlation_id: str | None
-    """The correlation id of its result in that queue: its own id unless the caller sets one."""
+    """The correlation id of its result in that queue; its own id unless the caller sets another."""
     callbacks: list[Any] | None
     """The signatures called with its value."""
     errbacks: list[Any] | None
@@ -150,21 +148,21 @@ class Context:
     stamped_headers: list[str] | None
     """The names of its stamps."""
     replaced_task_nesting: int
-    """How many tasks it has replaced in turn."""
+    """The number of replacements that led to this call."""
     properties: Mapping[str, Any] | None
     """The properties of the message."""
     children: list[Any]
     """The results of the calls made so far."""
     deliveries: int
-    """How many times the broker has delivered this message to a worker, including this time."""
+    """The number of deliveries of this message to a worker, including this one."""
     ended: tuple[str, Any]
     """Its final state, and its value or exception; set once it has ended."""
     added: int = 0
-    """How many calls the task has added to its chord."""
+    """The number of calls that the task has added to its chord."""
     unsent: tuple[Any, ...] = ()
-    """Results to store for calls that were counted and could not be sent: a Followed for each."""
+    """A Followed for each call that was added to a chord but could not be sent."""
     _entered_by: Any = None
-    """The task whose own __call__ a worker is about to call, until Task.__call__ has seen it."""
+    """The task whose own __call__ a worker is calling, until Task.__call__ has noticed."""
 
     def __init__(self, **fields: Any) -> None:
         self._headers: Mapping[str, Any] = _NOTHING
@@ -184,12 +182,13 @@ class Context:
         deliveries: int = 1,
         task: _Task | None = None,
     ) -> Context:
-        """Make the request of a received message. Nothing is copied: do not change *headers* and *body*.
+        """Make the request of a received message. *headers* and *body* are not copied, and must not be
+        changed.
 
-        - headers, properties: as the message has them, checked.
+        - headers, properties: of the message, checked.
         - delivery_info (mapping): its exchange, routing key and priority.
         - hostname (text): the name of the worker.
-        - deliveries (number): how many times the broker has delivered it to a worker, including this time.
+        - deliveries (number): the number of deliveries to a worker, including this one.
         - task: the called task; None finds it by name.
         """
         context = cls.__new__(cls)
@@ -207,8 +206,7 @@ class Context:
         return context
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for missing attributes; the value is stored, so the next access is an ordinary
-        # attribute.
+        # Called only for missing attributes; the value is stored for the next access.
         if name == "children":
             value: Any = []
         elif name == "headers":
@@ -237,7 +235,7 @@ class Context:
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the field or header *name*, *default* when there is none."""
+        """Return the field or header *name*, or *default* if there is none."""
         return getattr(self, name, default)
 
     def update(self, *mappings: Mapping[str, Any], **fields: Any) -> None:
@@ -255,29 +253,29 @@ current_context: Callable[[], Context | None] = _current.get
 
 
 def message_headers(context: Context) -> Mapping[str, Any]:
-    """Return the unchanged headers of the message of *context*; none outside of a worker."""
+    """Return the unchanged headers of the message of *context*; {} outside of a worker."""
     return context._headers
 
 
 def carried_chain(context: Context) -> CarriedChain | None:
-    """Return the unparsed chain of the message; None when there is none, it was parsed already, or the task
-    has read it, and may have changed it."""
+    """Return the unparsed chain of the message; None if there is none, it was parsed, or the task has read it
+    and may have changed it."""
     chain = None if "chain" in vars(context) else context._embed.get("chain")
     return chain if type(chain) is CarriedChain else None
 
 
 def has_read_chain(context: Context) -> bool:
-    """Tell whether the task has read ``request.chain``: it may have passed it on to another call."""
+    """Return whether the task has read ``request.chain``, and may have passed it to another call."""
     return "chain" in vars(context)
 
 
 def calls_within(context: Context) -> bool:
-    """Tell whether the message of *context* contains calls: callbacks, errbacks, a chain or a chord."""
+    """Return whether the message of *context* contains callbacks, errbacks, a chain or a chord."""
     return any(context._embed.values())
 
 
 def context_of(task: _Task) -> Context | None:
-    """Return the context that *task* is running for; None when it is not the running task."""
+    """Return the context of *task*; None if it is not the running task."""
     context = _current.get()
     if context is None or (context._task is not task and context.task != task.name):
         return None
@@ -290,7 +288,7 @@ def enter_by(context: Context, task: _Task) -> None:
 
 
 def is_entered(context: Context | None, task: _Task) -> bool:
-    """Tell whether this call of *task* is the one recorded by enter_by() for *context*; only true once."""
+    """Return whether this call of *task* is the one recorded by enter_by() for *context*. True only once."""
     if context is None or context._entered_by is not task:
         return False
     context._entered_by = None
@@ -310,10 +308,10 @@ def pop(token: Token[Context | None]) -> None:
 
 
 def task_of(context: Context) -> Any:
-    """Return the task that *context* was pushed for; None when only its name is known."""
+    """Return the task of *context*; None if only its name is known."""
     return context._task
 
 
 def set_task(context: Context, task: _Task) -> None:
-    """Note which task has the name that *context* has."""
+    """Set the task of *context*."""
     context._task = task

@@ -1,10 +1,10 @@
-"""Exceptions as data: stored in Celery's format, and raised again elsewhere.
+"""Exceptions: converts them to data in Celery's format, and back.
 
 Comes from:  execution and the worker (``exception_to_dict``), results (``exception_from_dict``).
 Goes to:     the result store; the caller of ``AsyncResult.get``.
 Thread:      any.
 
-Reading a stored result imports no module and calls nothing but an exception class.
+For security, reading a stored exception imports no module, and calls only exception classes.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is n
 
 def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     """Return ``{"exc_type": name, "exc_message": [arguments], "exc_module": module}`` in kombu's JSON
-    dialect. Notes, and the message and members of a group, have keys of their own, which Celery ignores.
+    dialect. Notes, and the message and members of a group, are under other keys, which Celery ignores.
 
-    Arguments that JSON cannot hold, or that are very long, are replaced by a shortened representation.
+    Arguments that JSON does not support, or that are very long, are replaced by a short representation.
     """
     return _described(exc, 0, [_MANY])
 
 
 def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any]:
-    """depth: number of groups around *exc*. left: how many more group members may be kept in total."""
+    """depth: the number of groups around *exc*. left: the number of group members that may still be kept."""
     kind = type(exc)
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
     try:
         args = tuple(exc.args)[:_MANY]
-    except Exception as error:  # noqa: BLE001 - a property of the user's class
+    except Exception as error:  # noqa: BLE001 - may be a property of a user's class
         reraise_interrupt(error)
         args = ()
     told: dict[str, Any]
@@ -83,8 +83,7 @@ def _argument(value: Any) -> Any:
         text = dumps(value)
         if len(text) <= MAX_ARGUMENT and not too_deep(text.encode()):
             return value
-    except Exception as error:  # noqa: BLE001
-        # Whatever prevents it from being JSON: its representation is enough.
+    except Exception as error:  # noqa: BLE001 - not JSON; user code may raise anything
         reraise_interrupt(error)
     return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
 
@@ -92,8 +91,8 @@ def _argument(value: Any) -> Any:
 def exception_from_dict(stored: Any) -> BaseException:
     """Return the exception described by `stored`, which `exception_to_dict` or Celery made.
 
-    The class is looked up in the modules already imported. If it is missing, or not an exception class, a
-    class with the same name replaces it. A group is restored with its members. Never raises.
+    The class is looked up in imported modules. If it is missing, or not an exception class, it is replaced by
+    a class with the same name. A group is restored with its members. Never raises.
     """
     if not isinstance(stored, dict):
         return Exception(stored)
@@ -117,11 +116,11 @@ def exception_from_dict(stored: Any) -> BaseException:
 def _group(
     kind: type[BaseException] | None, name: str, module: str, stored: Mapping[str, Any]
 ) -> BaseException | None:
-    """Return None when *stored* has no members."""
+    """Return the group with the members in *stored*; None if there are none."""
     found = stored.get("exceptions")
     if not isinstance(found, list) or not found:
         return None
-    # Non-Exceptions, such as KeyboardInterrupt, are stand-ins here, so every group is made of Exceptions.
+    # Every member is an Exception, because others, such as KeyboardInterrupt, were replaced.
     members = [each for each in map(exception_from_dict, found) if isinstance(each, Exception)]
     if not members:
         return None
@@ -131,7 +130,7 @@ def _group(
             made = kind(message, members)
             if isinstance(made, ExceptionGroup) and len(made.exceptions) == len(members):
                 return made
-        except Exception as failure:  # noqa: BLE001 - a constructor of the user's, with other parameters
+        except Exception as failure:  # noqa: BLE001 - a user's constructor may have other parameters
             reraise_interrupt(failure)
     if (name, module) == ("BaseExceptionGroup", "builtins"):
         return ExceptionGroup(message, members)
@@ -145,7 +144,7 @@ def _text(value: Any, default: str) -> str:
 def _loaded_class(name: str, module: str) -> type[BaseException] | None:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
-        # vars(), not getattr(): a module's or metaclass's __getattr__ might import something
+        # Not getattr(), because the __getattr__ of a module or metaclass might import something.
         try:
             value = vars(value).get(part)
         except TypeError:
@@ -153,7 +152,7 @@ def _loaded_class(name: str, module: str) -> type[BaseException] | None:
     return value if isinstance(value, type) and issubclass(value, Exception) else None
 
 
-@lru_cache(256)  # the same stored name gives the same class, so that `except type(error)` works
+@lru_cache(256)  # return the same class for the same name, so that `except type(error)` works
 def _stand_in(name: str, module: str, base: type[BaseException] | None = None) -> type[BaseException]:
     return type(name.rpartition(".")[2], (base or _StandIn,), {"__module__": module, "__qualname__": name})
 
@@ -173,20 +172,19 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         error = kind(*args)
         if isinstance(error, BaseException):
             return error
-    except Exception as failure:  # noqa: BLE001
-        # A user-defined constructor whose parameters differ from its args.
+    except Exception as failure:  # noqa: BLE001 - a user's constructor may have other parameters
         reraise_interrupt(failure)
     try:
         error = kind.__new__(kind, *args)
         error.args = args
-    except Exception as failure:  # noqa: BLE001 - a __new__ of the user's
+    except Exception as failure:  # noqa: BLE001 - a user's __new__
         reraise_interrupt(failure)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return error
 
 
 class RemoteTraceback(Exception):
-    """The worker's traceback, as the cause of the exception raised again here."""
+    """The worker's traceback, as the cause of an exception that is raised in the client."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -197,7 +195,7 @@ class RemoteTraceback(Exception):
 
 
 def exception_of(meta: Mapping[str, Any]) -> BaseException:
-    """Return the exception of a failed or revoked task, from its metadata; the worker's traceback is its
+    """Return the exception of a failed or revoked task from its metadata, with the worker's traceback as its
     cause."""
     stored = meta["result"]
     if stored is None and meta["status"] == states.REVOKED:

@@ -1,4 +1,4 @@
-"""The record of a failed task, kept beside its message: the error on one line, the traceback below.
+"""Failures: the record of a failed task, kept with its message: one line for the error, then the traceback.
 
 Comes from:  ``components/ending/outcomes.py``.
 Goes to:     the reason that a broker keeps with the message; ``control/failed.py`` reads it.
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 LONGEST_ERROR = 1000
 LONGEST_TRACEBACK = 16 * 1024
-"""Maximum characters kept of each; of a longer traceback the beginning and the end are kept."""
+"""Maximum characters of each. A longer traceback is cut in the middle."""
 
 
 def about_failure(error: str, traceback: str | None) -> str:
-    """Return the text for both. error: its ``repr()``."""
+    """Return the text of the record. error: the ``repr()`` of the exception."""
     line = " ".join(error.split("\n"))
     line = line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
     told = traceback or ""

@@ -1,4 +1,4 @@
-"""kombu's envelope: the JSON object around a message, for brokers without headers.
+"""Kombu envelope: the JSON object around a message, for brokers without headers.
 
 Comes from:  protocol (re-exported there), transports read through kombu channels.
 Goes to:     an EncodedMessage, or the dict used by kombu's virtual channels.
@@ -32,10 +32,10 @@ def to_kombu(
     delivery_tag: str | None = None,
     redelivered: bool = False,
 ) -> dict[str, Any]:
-    """Return the envelope of kombu's virtual channels; Celery reads its json.dumps() from Redis or SQL."""
+    """Return the envelope of kombu's virtual channels, which Celery reads as JSON from Redis or SQL."""
     headers = read_object(encoded.headers, "headers")
     properties = parse_properties(encoded.properties)
-    # As published, if it went through an exchange.
+    # The original exchange and routing key, if it was published to an exchange.
     info: dict[str, Any] = {
         "exchange": exchange,
         "routing_key": routing_key,
@@ -87,7 +87,7 @@ def from_kombu(message: Mapping[str, Any]) -> EncodedMessage:
         raise InvalidTaskMessage(f"headers of the envelope are not JSON: {safe_repr(error, 200)}") from error
 
 
-# AMQP properties; priority has a column of its own.
+# AMQP properties; the priority is stored separately.
 _KEPT = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id", "expiration")
 _DEFAULT = {"content_type": JSON, "content_encoding": "utf-8"}
 

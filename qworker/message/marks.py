@@ -4,11 +4,10 @@ Comes from:  workflow plans, replacements, the joiner and beat, which set them.
 Goes to:     the message. Workers read them: ``canvas/membership.py``, ``tasks/copies.py``.
 Thread:      any; pure.
 
-In the dict of a signature, as in messages and joins, marks are among the ``headers`` of its options, so
-headers set later do not remove them (``over``). When the call is made, each mark becomes a separate option
-(``apart``). It is added to the message after all user code has run: a base class's ``apply_async``,
-middleware and signals may change headers freely. A task does not see marks in ``request.headers``, so it does
-not pass them on.
+In the dict of a signature, marks are in the ``headers`` of its options; headers set later do not remove them
+(``over``). When the call is made, each mark becomes a separate option (``apart``), which is added to the
+message after all user code, such as middleware and signal receivers, has changed the headers. Marks are not
+in ``request.headers``, so tasks do not pass them on.
 """
 
 from __future__ import annotations
@@ -20,29 +19,28 @@ from typing import Any
 JOINS = "qworker_joins"
 """The joins that the call is a member of: ``[[join id, number], …]``."""
 FAILED = "qworker_failed"
-"""Why the call must fail instead of run: a member of the join before it has failed. For an errback, a
-mapping: the call that failed for this reason, and the reason."""
+"""Why the call must fail instead of run, when a member of its join has failed. For an errback, a mapping of
+the call that failed, with the reason."""
 CAUSE = "qworker_cause"
-"""For the body of a chord that must fail: the stored error of the member. The body fails with that error, as
-in Celery. Other bodies, and those run by an older worker, fail with ChordError."""
+"""For the body of a chord that must fail: the stored error of the member, with which it fails, as in Celery.
+Bodies without it, and older workers, fail with ChordError."""
 MEMBERS = "qworker_members"
 """For a body that must fail: ``{"ids": [of the members, in order], "given": whether their values are its
 argument}``, so that it can be run later (``control/failed.py``)."""
 PUBLICATION = "qworker_publication"
-"""Identifies one publication of a body: if a joiner dies, another one may publish the body again."""
+"""The number of one publication of a body, because another joiner may publish it again if one dies."""
 RUN = "qworker_run"
 """For a call with predefined ids (its own or those of following calls), and all calls that result from it: a
 random text for each run. It is part of the names of joins, so that each run has its own joins. Code that
-publishes calls derived from another call, such as workers and beat, passes its run on; "" if there is
-none."""
+publishes such calls, such as workers and beat, passes the run on; "" if there is none."""
 KEPT = "qworker_kept"
-"""For a call whose value a join waits for, also on calls not sent yet: how many seconds longer than usual its
-result is kept. The join is kept as long."""
+"""For a call whose result a join waits for: the seconds for which its result, and the join, are kept longer
+than usual."""
 MARKS = frozenset([RUN, KEPT, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
 def marks_in(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marks among *names* of headers or call options."""
+    """Return the marks in *names*, a mapping of headers or call options."""
     return {} if MARKS.isdisjoint(names) else {name: names[name] for name in MARKS & names.keys()}
 
 
@@ -71,7 +69,7 @@ def new_run() -> str:
 
 
 def names_ids(options: Mapping[str, Any]) -> bool:
-    """Tell whether the *options* of a call set an id: its own, or one of a following call."""
+    """Return whether the *options* of a call set an id, its own or that of a following call."""
     if options.get("task_id") is not None:
         return True
     waiting: list[Any] = [options[name] for name in _FOLLOWING if options.get(name) is not None]
@@ -96,7 +94,7 @@ _FOLLOWING = ("link", "link_error", "chain", "chord")
 
 
 def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the *options* of a signature as the options of the call that it makes."""
+    """Return the *options* of a signature as those of a call, with marks as separate options."""
     headers = options.get("headers")
     if not isinstance(headers, Mapping) or MARKS.isdisjoint(headers):
         return options
@@ -107,7 +105,7 @@ def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def over(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Merge *given* options over the *own* options of a signature; its marks stay."""
+    """Return *given*, options that override the *own* ones of a signature, with its marks."""
     if "headers" not in given or not isinstance(mine := own.get("headers"), Mapping):
         return given
     headers = given["headers"] or {}

@@ -1,10 +1,10 @@
-"""Messages: Celery's protocol 2 is written, protocols 2 and 1 are read.
+"""Protocol: writes messages of Celery's protocol 2, and reads those of protocols 2 and 1.
 
 Comes from:  publishing, which encodes a TaskMessage; transports, with stored messages.
 Goes to:     transports; the listener and the child.
 Thread:      any; pure.
 
-Re-exports ``reading``, ``celery_v1`` and ``kombu_envelope``, so that others import from one module.
+Re-exports ``reading``, ``celery_v1`` and ``kombu_envelope``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SupportsSigning(Protocol):
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> str:
-        """Signature for the header ``signature``."""
+        """Return the header ``signature``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class TaskMessage:
     - eta, expires: ISO 8601 text, or None.
     - timelimit: (hard, soft) in seconds, None for no limit.
     - callbacks, errbacks, chain, chord: signatures as dicts.
-    - headers: the caller's own, in addition to those of the protocol.
-    - root_id, origin, argsrepr, kwargsrepr: None means the id, this process, and the repr of the arguments.
+    - headers: the caller's, in addition to those of the protocol.
+    - root_id, origin, argsrepr, kwargsrepr: None for the id, this process, and the repr of the arguments.
     - priority: for the transport; not encoded.
     """
 
@@ -140,9 +140,9 @@ def encode(
 ) -> EncodedMessage:
     """Encode `message`, and sign it if there is a `signer`.
 
-    - limit: maximum bytes of a body before compression; receivers refuse a larger one.
+    - limit: maximum bytes of a body before compression, which receivers refuse to exceed.
 
-    Raises EncodeError, which names the argument that cannot be serialised, and PublishError for any other
+    Raises EncodeError, which names the argument that cannot be serialized, and PublishError for any other
     problem.
     """
     headers = _headers(message)
@@ -165,14 +165,13 @@ def _check_uncompressed(size: int, task: str, limit: int) -> None:
 def encode_parts(
     headers: dict[str, Any], properties: Mapping[str, Any], body: bytes, signer: SupportsSigning | None = None
 ) -> EncodedMessage:
-    """Encode a message from parsed headers and properties and a serialised body; sign it if there is a
-    `signer`.
+    """Encode a message from parsed headers, properties and a serialized body; sign it if there is a `signer`.
 
-    Raises PublishError when the receiver would refuse a header.
+    Raises PublishError if a receiver would refuse a header.
     """
     headers = _checked(headers)
     if signer is not None:
-        # Sign what will be read: the caller's own headers after conversion to JSON.
+        # Sign the headers as they will be read, after conversion to JSON.
         as_read = check_headers(read_object(encode_json(headers, {"headers": headers}).decode(), "headers"))
         headers["signature"] = signer.sign(as_read, body, properties)
     text = encode_json(without_empty(headers), {"headers": headers}).decode()
@@ -228,7 +227,7 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
 
 
 def _body(message: TaskMessage) -> tuple[bytes, dict[str, Any]]:
-    """Return the serialised body and the properties that describe it."""
+    """Return the serialized body and the properties that describe it."""
     embed = {
         "callbacks": message.callbacks,
         "errbacks": message.errbacks,
@@ -263,18 +262,18 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
 _REPLY = f'{dumps(_DEFAULTS)[:-1]},"correlation_id":%s,"reply_to":%s}}'
-"""The properties of a call that wants its result as a message, with gaps for its id and the queue."""
-_MARK = task_id()  # stands for the varying parts of a template; random, so that it occurs nowhere else
+"""A format of the properties of a call whose result is sent as a message; for its id and the queue."""
+_MARK = task_id()  # a placeholder for the varying parts of a template; random, so that it is unique
 _MARKED = quote(_MARK)
 NO_EMBED_JSON = dumps(NO_EMBED)
-"""The third part of the body of a call that nothing follows."""
+"""The third part of the body of a call that no other call follows."""
 
 
 class HeaderTemplate:
-    """The headers of one task's calls, written once with gaps, so that encoding a call takes microseconds.
+    """A template of the headers of one task's calls, so that encoding a call takes microseconds.
 
-    - prototype: a message with everything that these calls share (task, shadow, timelimit, headers…).
-    - limit: as for the function ``encode()``, which returns the same for the same message.
+    - prototype: a message with the common parts of these calls (task, shadow, timelimit, headers…).
+    - limit: as for the function ``encode()``, which has the same result.
 
     is_plain: bodies are JSON, neither signed nor compressed.
     """
@@ -297,7 +296,7 @@ class HeaderTemplate:
         )
         _checked(marked)
         text = encode_json(without_empty(marked), {"headers": prototype.headers}).decode()
-        text = text.replace(f',"parent_id":{_MARKED}', _MARKED, 1)  # it may be absent, including its name
+        text = text.replace(f',"parent_id":{_MARKED}', _MARKED, 1)  # with its name, because it may be absent
         *self._pieces, tail = text.split(_MARKED)
         self._pieces.append(tail[:-1])
         self.is_plain = (
@@ -370,14 +369,15 @@ _DROPPED = frozenset({"signature", "redelivered", "x-death", "x-first-death-exch
 def retry_headers(
     headers: Mapping[str, Any], eta: str | float | None, retries: int, parent_id: str | None
 ) -> dict[str, Any]:
-    """Return the headers of the next attempt: same id, root, group, stamps, limits, `expires` and custom
-    headers.
+    """Return the headers of the next attempt, with the same id, root, group, stamps, limits, `expires` and
+    custom headers.
 
-    - headers: those of the previous attempt. Headers added by a broker and the signature, which is no longer
-      valid, are dropped. ``compression`` stays, so the body can be sent again unchanged.
+    - headers: of the previous attempt. Headers added by a broker, and the signature, which is no longer
+      valid, are dropped. ``compression`` is kept, because the body may be sent again unchanged.
     - eta: epoch seconds, ISO 8601 text, or None to run at once.
     - retries: number of retries, including this one.
-    - parent_id: id of the call that makes the attempt. It becomes the parent if there is none, as in Celery.
+    - parent_id: id of the call that makes the attempt, which becomes the parent if there is none, as in
+      Celery.
     """
     kept = {name: value for name, value in headers.items() if name not in _DROPPED}
     kept["eta"] = isoformat(eta) if isinstance(eta, int | float) else eta
@@ -399,7 +399,7 @@ def rewrite_body(
     """Return *body* with other arguments (None: unchanged), and the headers that describe them.
 
     - headers, properties, accept, limit: as for ``decode_body()``.
-    - chain: the new rest of its chain, last call first; None: unchanged.
+    - chain: the new rest of the chain, last call first; None: unchanged.
 
     Raises InvalidTaskMessage, SecurityError, EncodeError, and PublishError for a body over *limit* before
     compression.
@@ -433,9 +433,9 @@ def receive(
     signer: Verifier | None = None,
     limit: int = MAX_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], Body | None]:
-    """Return (headers, properties, None) of a protocol 2 message. Its body is not decoded.
+    """Return (headers, properties, None) of a protocol 2 message, without decoding its body.
 
-    A protocol 1 message has its headers in the body, so the third item is its decoded Body.
+    For a protocol 1 message, which has its headers in the body, the third item is the decoded Body.
 
     - headers, properties, body: as the broker stores them.
     - accept: content types allowed for a body.
@@ -458,7 +458,7 @@ def receive(
 def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> EncodedMessage:
     """Encode a received protocol 1 message in protocol 2, with the same serializer.
 
-    Raises InvalidTaskMessage when that serializer cannot write the values that it read.
+    Raises InvalidTaskMessage if that serializer cannot write the values that it read.
     """
     serializer = serializer_of(properties.get("content_type") or JSON)
     try:

@@ -1,11 +1,10 @@
-"""Reading a message: everything that arrives is checked here.
+"""Reading: checks and decodes received messages.
 
 Comes from:  transports (three columns: headers text, properties text, body bytes).
 Goes to:     the listener (headers only) and the child (body).
 Thread:      any; pure.
 
-Whatever the bytes are, the only errors are InvalidTaskMessage and SecurityError, with a reason for the dead
-letter.
+For any input, the only errors are InvalidTaskMessage and SecurityError, with the reason of the dead letter.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ _MAX_COUNT = 2**31
 
 
 class EncodedMessage(NamedTuple):
-    """A message as a broker stores it: `headers` is JSON text; so is `properties`, or None when all are
+    """A message as a broker stores it. headers: JSON text. properties: JSON text, or None for the
     defaults."""
 
     headers: str
@@ -34,7 +33,7 @@ class EncodedMessage(NamedTuple):
 
 
 class Body(NamedTuple):
-    """A decoded body. embed: callbacks, errbacks, chain and chord, None for those that are absent."""
+    """A decoded body. embed: callbacks, errbacks, chain and chord; None for absent ones."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -54,7 +53,7 @@ class Verifier(Protocol):
 
 
 def valid_id(value: object) -> bool:
-    """Tell whether `value` can be a task name or id: printable text of 1 to 255 characters."""
+    """Return whether `value` can be a task name or id: printable text of 1 to 255 characters."""
     return type(value) is str and 0 < len(value) <= MAX_ID and value.isprintable()
 
 
@@ -113,8 +112,8 @@ _WORDS: dict[_Check, str] = {
     _table: "an object",
 }
 
-# : the headers of protocol 2 in Celery's order: : name → (check for a value other than null, value if absent
-# or null)
+#: the headers of protocol 2 in Celery's order: name → (check of a value that is not null, default if absent
+#: or null)
 HEADERS: dict[str, tuple[_Check, Any]] = {
     "lang": (_text, "py"),
     "task": (valid_id, None),
@@ -142,17 +141,16 @@ _REPRS = ("argsrepr", "kwargsrepr")
 
 
 def parse_headers(text: str) -> dict[str, Any]:
-    """Return the headers of a protocol 2 message: Celery's 19, checked and complete, and any others
-    unchanged.
+    """Return the headers of a protocol 2 message: Celery's 19, checked and complete, and others unchanged.
 
-    Raises InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or has a header of the
-    wrong type. A message without `task` may be of protocol 1: see `protocol.receive`.
+    Raises InvalidTaskMessage if `text` is not a JSON object, has no `task` or `id`, or has a header of the
+    wrong type. A message without `task` may be of protocol 1; see `protocol.receive`.
     """
     return check_headers(read_object(text, "headers"))
 
 
 def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return `headers`, with absent ones added. Raises InvalidTaskMessage for one of the wrong type."""
+    """Return `headers` with absent ones added. Raises InvalidTaskMessage for missing or invalid ones."""
     for name, value in headers.items():
         if value is not None and name in HEADERS and not HEADERS[name][0](value):
             words = _WORDS[HEADERS[name][0]]
@@ -165,7 +163,7 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
     if headers["task"] is None or headers["id"] is None:
         missing = "task" if headers["task"] is None else "id"
         raise InvalidTaskMessage(f"header {missing!r} is missing")
-    for name in _REPRS:  # only for display, so corrected instead of refused
+    for name in _REPRS:  # corrected instead of refused, because they are only for display
         value = headers[name]
         if value is not None and (len(value) > _MAX_REPR or not value.isprintable()):
             headers[name] = printable(value[:_MAX_REPR])
@@ -173,10 +171,9 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return `headers` without the empty ones.
+    """Return `headers` without the empty ones, which Celery's protocol allows to omit.
 
-    Celery's protocol lets a sender omit them, and every reader adds them. They are over a third of the text
-    and, on RabbitMQ, a fifth of the server's work.
+    They would be more than a third of the text and, on RabbitMQ, a fifth of the server's work.
     """
     return {
         name: value
@@ -205,10 +202,10 @@ _PROPERTIES: tuple[tuple[str, _Check], ...] = (
 
 
 def parse_properties(text: str | None) -> dict[str, Any]:
-    """Return the properties. `content_type` and `content_encoding` are always present; None means the
-    defaults.
+    """Return the properties in `text` (None: the defaults), always with `content_type` and
+    `content_encoding`.
 
-    Raises InvalidTaskMessage when `text` is not a JSON object, or a property has the wrong type.
+    Raises InvalidTaskMessage if `text` is not a JSON object, or a property has the wrong type.
     """
     if text is None:
         return {"content_type": JSON, "content_encoding": "utf-8"}
@@ -223,8 +220,7 @@ def parse_properties(text: str | None) -> dict[str, Any]:
 
 
 def read_object(text: Any, what: str) -> dict[str, Any]:
-    """Return the JSON object in `text`, called `what` in errors. Raises InvalidTaskMessage for anything
-    else."""
+    """Return the JSON object in `text`. Raises InvalidTaskMessage, which names `what`, for anything else."""
     if type(text) is not str:
         text = _as_text(text, what)
     if len(text) > MAX_HEADERS:
@@ -263,7 +259,7 @@ _EMPTY_EMBEDS = (
 
 
 def may_embed(body: bytes) -> bool:
-    """Tell whether *body*, not decoded, may have embedded calls; False when it certainly has none."""
+    """Return whether the encoded *body* may contain calls; False if it certainly does not."""
     return type(body) is not bytes or not body.endswith(_EMPTY_EMBEDS)
 
 
@@ -278,7 +274,7 @@ def decode_body(
     """Return the arguments and embedded calls of a protocol 2 message with parsed headers and properties.
 
     - accept: serializer names or content types allowed for the body.
-    - signer: verifies the signature first; None when messages are not signed.
+    - signer: verifies the signature first; None if messages are not signed.
     - limit: maximum bytes of the decompressed body.
 
     Raises SecurityError or InvalidTaskMessage with the reason.
@@ -319,8 +315,7 @@ def _as_bytes(body: Any) -> bytes:
 
 
 def body_of(args: Any, kwargs: Any, embed: Any) -> Body:
-    """Make a Body of decoded parts; None means empty. Raises InvalidTaskMessage for a part of the wrong
-    type."""
+    """Make a Body of decoded parts; None means empty. Raises InvalidTaskMessage for an invalid part."""
     if args is None:
         args = ()
     elif not isinstance(args, list | tuple):

@@ -1,10 +1,10 @@
-"""Values to bytes and back, using kombu's registry of content types, with limits on size and accepted types.
+"""Serialization: converts values to bytes and back, and checks sizes and content types.
 
 Comes from:  protocol (bodies), backends (results).
 Goes to:     messages and the result store.
 Thread:      any.
 
-JSON is handled by ``kombu_json``; every other content type by kombu, which is imported on first use.
+``kombu_json`` handles JSON; kombu, which is imported on first use, handles every other content type.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 
 JSON = "application/json"
 MAX_BYTES = 16 * 1024 * 1024  #: of one message body, decompressed
-MAX_DECOMPRESSED = 1024**3  # : bytes, where no limit is set (results of any size are read)
+MAX_DECOMPRESSED = 1024**3  #: bytes, if there is no other limit, as for results
 
-# : serializer name → content type, for those that kombu ships; others are in kombu's registry
+#: serializer name → content type, for kombu's own serializers; others are in kombu's registry
 CONTENT_TYPES = {
     "json": JSON,
     "pickle": "application/x-python-serialize",
@@ -40,7 +40,7 @@ CONTENT_TYPES = {
     "msgpack": "application/x-msgpack",
 }
 _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
-# A short list, because some Python codecs are slow on hostile input (idna) or do not produce text.
+# A short list, because some Python codecs are slow on hostile input (idna) or do not return text.
 _ENCODINGS = {
     "utf-8": "utf-8", "utf8": "utf-8", "binary": "utf-8", "us-ascii": "ascii", "ascii": "ascii",
     "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16",
@@ -53,7 +53,7 @@ _WIDE = frozenset({"utf-16", "utf-32"})  # a bracket is more than one byte in th
 
 
 def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[str, str, bytes]:
-    """Return (content type, content encoding, bytes) of `value`. Raises EncodeError, which names the part of
+    """Return (content type, content encoding, bytes) of `value`. Raises EncodeError, which names the place in
     `what` that cannot be encoded."""
     if serializer == "json":
         return JSON, "utf-8", encode_json(value, {what: value})
@@ -74,8 +74,8 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
 
 
 def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) -> bytes:
-    """Return UTF-8 JSON of `value`, nested no deeper than `limit`. Raises EncodeError, which names the part
-    in `parts` that is not JSON."""
+    """Return UTF-8 JSON of `value`, nested no deeper than `limit`. Raises EncodeError, which names the place
+    in `parts` that cannot be encoded."""
     try:
         data = dumps(value).encode()
     except Exception as error:  # __json__ and registered encoders are user code
@@ -87,8 +87,8 @@ def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) ->
 
 
 def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
-    """Return the EncodeError for `cause`, naming the first object in `parts` (name → value) that JSON cannot
-    hold."""
+    """Return the EncodeError for `cause`, which names the first object in `parts` (name → value) that cannot
+    be encoded."""
     for name, part in parts.items():
         unfit = _first_unfit(part, name, 0)
         if unfit is not None:
@@ -110,7 +110,7 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
 
 
 def _advice(value: Any) -> str:
-    """Suggest annotations for types that tasks convert (``tasks/codecs.py``)."""
+    """Return advice to annotate a type that tasks convert (``tasks/codecs.py``); "" for other types."""
     kind = type(value)
     if (
         issubclass(kind, Enum | timedelta)
@@ -144,7 +144,7 @@ def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | Non
         dumps(value)
     except TypeError:
         return path, value, None
-    except Exception as error:  # noqa: BLE001 - __json__ and registered encoders are the user's code
+    except Exception as error:  # noqa: BLE001 - __json__ and registered encoders are user code
         reraise_interrupt(error)
         return path, value, _short(error)
     return None
@@ -161,8 +161,8 @@ def decode(
     - accept: names of serializers, or content types.
     - limit: maximum bytes of `data`; None for any size.
 
-    Raises SecurityError, before parsing, when the content type is not accepted. Raises InvalidTaskMessage,
-    with the reason, when data cannot be decoded, is too large, or nests deeper than MAX_DEPTH.
+    Raises SecurityError, before parsing, if the content type is not accepted, and InvalidTaskMessage, with
+    the reason, if data cannot be decoded, is too large, or nests deeper than MAX_DEPTH.
     """
     check_accepted(content_type, accept)
     if limit is not None and len(data) > limit:
@@ -199,15 +199,13 @@ def _decode_json(data: bytes, content_encoding: str) -> Any:
 
 
 def content_types(names: Iterable[str], setting: str = "accept_content") -> frozenset[str]:
-    """Return the content types of serializer `names` (or content types), as `decode` takes them.
-
-    ConfigurationError when a name is unknown.
-    """
+    """Return the content types of `names`, of serializers or content types. ConfigurationError for an unknown
+    name."""
     return frozenset(CONTENT_TYPES.get(name) or _registered(name, setting) for name in names)
 
 
 def serializer_of(content_type: str) -> str:
-    """Return the name of the serializer for `content_type`, or the content type itself if there is none."""
+    """Return the name of the serializer for `content_type`, or `content_type` if there is none."""
     if content_type in _NAMES:
         return _NAMES[content_type]
     from kombu.serialization import registry
@@ -238,7 +236,7 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
 
 
 def check_accepted(content_type: str, accept: frozenset[str]) -> None:
-    """Raise SecurityError unless `accept` (serializer names or content types) includes `content_type`."""
+    """Raise SecurityError if `content_type` is not in `accept` (serializer names or content types)."""
     if content_type in accept or _NAMES.get(content_type) in accept:
         return
     name = _NAMES.get(content_type, content_type)
@@ -267,7 +265,8 @@ def compress(data: bytes, method: str) -> tuple[str, bytes]:
 
 
 def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Decompress `data`, compressed as `mime`, up to `limit` bytes. InvalidTaskMessage if that fails."""
+    """Decompress `data`, compressed as `mime`. InvalidTaskMessage if it is invalid or exceeds `limit`
+    bytes."""
     open_ = _DECOMPRESSORS.get(mime)
     if open_ is None:
         raise InvalidTaskMessage(f"compression {mime!r:.80} is not one of {', '.join(_DECOMPRESSORS)}")
@@ -288,7 +287,7 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
 def _zlib() -> Any:
     import zlib
 
-    return zlib.decompressobj(wbits=47)  # the header of zlib or gzip; other languages send gzip
+    return zlib.decompressobj(wbits=47)  # zlib or gzip, which clients in other languages send
 
 
 def _bz2() -> Any:
@@ -308,7 +307,7 @@ def _zstd() -> Any:
     return zstd.ZstdDecompressor()
 
 
-# brotli is missing because common versions of its decompressor cannot be stopped at a size.
+# Not brotli, because common versions of its decompressor cannot limit the size.
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": _zlib, "gzip": _zlib, "zlib": _zlib,
     "application/x-bz2": _bz2, "bzip2": _bz2,
@@ -318,7 +317,7 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 def _short(error: BaseException) -> str:
-    """Describe `error` in one short line, without long quotes from a hostile message."""
+    """Describe `error` in one short line."""
     if isinstance(error, RecursionError):
         return "it nests too deep, or contains itself"
     text = str(error).partition("\n")[0][:200]

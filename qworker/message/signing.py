@@ -1,4 +1,4 @@
-"""Signatures of messages, results and orders: HMAC-SHA256 with keys known only to the app's processes.
+"""Signing: signs messages, results and orders by HMAC-SHA256, with keys known only to the app's processes.
 
 Comes from:  publishing (sign), the worker's listener (verify), result stores (seal, unseal), control
              (orders); keys from the setting ``security_key``.
@@ -6,13 +6,13 @@ Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<nonce>:<names>:<h
              results; orders to revoke.
 Thread:      any.
 
-A signature covers the body, every header that decides what runs, when, and where the result goes, and the
-caller's own headers. The names of the caller's headers are listed in the signature; names beginning with
-``x-`` belong to brokers and are left out. Headers added by brokers and tracers are not signed. Keys rotate:
-the first signs, all verify.
+A signature covers the body, the headers that determine what runs, when, and where the result goes, and the
+caller's headers, whose names are listed in it. Headers added later, by brokers and tracers, and those
+beginning with ``x-``, which belong to brokers, are not signed. For rotation, the first key signs, and all
+keys verify.
 
 A copy of a signed message is as valid as the original. Copies are limited by `max_age`, by the message's
-``expires``, and by the worker, which knows the messages it holds or has finished (`replays`).
+``expires``, and by the worker, which remembers the messages it holds or has finished (`replays`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from qworker.errors import ConfigurationError, SecurityError
 HEADER = "signature"
 SHORTEST_KEY = 16  # bytes
 OURS = "qworker_"
-"""Prefix of our own headers: joins, failing bodies, copies."""
+"""Prefix of our own headers, the marks."""
 SEAL = b"\0qworker-signature\0"
 """Separates a result from its signature."""
 
-# : the protocol's headers that are signed with the body; not those that a broker adds or changes
+#: the signed headers of the protocol, which brokers do not change
 SIGNED_HEADERS = (
     "task", "id", "eta", "expires", "retries", "timelimit", "root_id", "parent_id", "group", "group_index",
     "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "compression",
@@ -51,10 +51,10 @@ _MESSAGE, _RESULT, _ORDER = b"message\0", b"result\0", b"order\0"
 
 
 class Signer:
-    """Signs with the first of `keys` (texts of at least 16 bytes) and verifies with any of them.
+    """Signs with the first of `keys` (texts of at least 16 bytes) and verifies with all of them.
 
-    `max_age` in seconds refuses older messages (None: no limit); for a message with an ETA, age counts from
-    the ETA. ConfigurationError when there is no key or a key is too short.
+    `max_age`: seconds after which messages are refused, counted from the ETA if there is one. None: no limit.
+    ConfigurationError if there is no key or a key is too short.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Signer:
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> str:
-        """Return a signature for the header ``signature``; no two are the same."""
+        """Return the header ``signature``, which is unique."""
         own = sorted(name for name in headers if name not in _UNSIGNED and not name.startswith("x-"))
         names = ",".join(quote(name, safe="") for name in own)
         start = f"v1:{self._first}:{int(self._clock.now())}:{os.urandom(8).hex()}:{names}"
@@ -86,8 +86,7 @@ class Signer:
     def verify(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> None:
-        """Return if the header ``signature`` is valid and not too old; otherwise raise SecurityError with the
-        reason."""
+        """Raise SecurityError, with the reason, if the header ``signature`` is invalid or too old."""
         age = self.age(headers, body, properties)
         if self._max_age is not None and age > self._max_age:
             raise SecurityError(
@@ -139,12 +138,11 @@ class Signer:
     # -- results --
 
     def seal(self, data: bytes, *subject: str | None) -> bytes:
-        """Return *data* followed by a signature that covers *data* and *subject*, such as the id of a
-        result."""
+        """Return *data* followed by a signature of *data* and *subject*, such as the id of a result."""
         return b"%b%b%b" % (data, SEAL, self.signature(data, *subject).encode())
 
     def unseal(self, data: bytes, *subject: str | None) -> bytes:
-        """Return the data that seal() was given with the same *subject*; SecurityError for anything else."""
+        """Return the data sealed with the same *subject*; SecurityError if the signature is invalid."""
         unsealed, separator, signature = data.rpartition(SEAL)
         self.check(unsealed, signature if separator else b"", *subject)
         return unsealed
@@ -154,8 +152,7 @@ class Signer:
         return f"{self._first}:{self._mac(self._first, _RESULT, subject, data)}"
 
     def check(self, data: bytes, signature: bytes, *subject: str | None) -> None:
-        """Return if *signature* is valid for *data* and *subject* with one of our keys; otherwise raise
-        SecurityError."""
+        """Raise SecurityError if *signature* is not valid for *data* and *subject*."""
         key, _, digest = signature.decode("latin-1").partition(":")
         if key not in self._keys:
             raise SecurityError(
@@ -169,16 +166,16 @@ class Signer:
     # -- orders --
 
     def sign_order(self, *fields: Any) -> str:
-        """Return the signature of an order to workers with *fields*."""
+        """Return the signature of an order to workers, which consists of *fields*."""
         return f"{self._first}:{self._mac(self._first, _ORDER, fields, b'')}"
 
     def is_order(self, signature: str, *fields: Any) -> bool:
-        """Tell whether *signature* is valid for an order with *fields*."""
+        """Return whether *signature* is valid for an order with *fields*."""
         key, _, digest = signature.partition(":")
         return key in self._keys and _same(self._mac(key, _ORDER, fields, b""), digest)
 
     def _mac(self, key: str, kind: bytes, fields: Sequence[Any], data: bytes) -> str:
-        # JSON, so that different fields give different texts; sorted, because brokers reorder tables.
+        # JSON, because it is unambiguous; sorted, because brokers reorder tables.
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
         mac = hmac.new(self._keys[key], kind + text.encode() + b"\0", sha256)
         mac.update(data)
