@@ -1,7 +1,7 @@
-"""Control: requests and changes to workers, from outside.
+"""Control: inspects and controls workers and tasks from other programs.
 
-Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``looking`` (which workers
-there are, and where tasks are), ``letters`` (what dead letters and failed tasks have in common),
-``dead_letters`` (back into their queues), ``failed`` (``app.failed``: tasks that have failed), ``embedded``
-(``app.Worker``: a worker inside of another program).
+Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``looking`` (inspects
+workers, queues and tasks), ``letters`` (common code for dead letters and failed tasks), ``dead_letters``
+(returns them to their queues), ``failed`` (``app.failed``: failed tasks), ``embedded`` (``app.Worker``: a
+worker inside another program).
 """

@@ -4,7 +4,7 @@ Comes from:  ``app.control``.
 Goes to:     the broker, where every worker reads them.
 Thread:      any.
 
-This version has one command, to revoke. Celery's other commands are told apart from misspellings.
+This version has one command, to revoke. For Celery's other commands, errors name a replacement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INSTEAD: dict[str, str] = {
 
 
 def verified(signer: Signer | None, revocation: Revocation) -> Revocation | None:
-    """Return *revocation* without its signature; None when it has no good one and there is a *signer*."""
+    """Return *revocation* without its signature; None if the *signer* does not accept it."""
     if signer is None:
         return revocation
     name, _, signature = revocation.signal.partition(" ")
@@ -64,7 +64,7 @@ def verified(signer: Signer | None, revocation: Revocation) -> Revocation | None
 
 
 class Control:
-    """Orders to all workers."""
+    """Commands to all workers."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -80,16 +80,15 @@ class Control:
         reply: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Tell all workers not to run these tasks.
+        """Cancel tasks: workers will not run them.
 
         - task_id: an id, a result, or several of them.
-        - terminate (bool): end those that run already.
+        - terminate (bool): also end running ones.
         - signal: the name or number of the signal that ends them.
-        - destination, reply, timeout: for Celery's signature. Any worker may have the task, so all are sent
-          the request; and workers do not answer.
+        - destination, reply, timeout: not supported, because all workers get the command, and do not reply.
 
-        Raises ValueError for a signal that does not exist, and ControlError when *destination*, *reply* or
-        *timeout* is given.
+        Raises ValueError for an unknown signal, and ControlError if *destination*, *reply* or *timeout* is
+        given.
         """
         if destination is not None:
             raise ControlError(
@@ -124,7 +123,7 @@ class Control:
         signal: str | int = "SIGTERM",
         **options: Any,
     ) -> None:
-        """Revoke tasks, and end those that run already. See revoke()."""
+        """Revoke tasks, and end running ones. See revoke()."""
         self.revoke(task_id, destination, terminate=True, signal=signal, **options)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Returns dead letters to their queues, signed anew where their signatures are too old.
+"""Dead letters: returns them to their queues, with a new signature if theirs is too old.
 
 Comes from:  ``qworker dead retry``.
 Goes to:     the broker's administration.
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 
 def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
-    """Put dead letters back into their queues, the oldest first, and return how many, and which are refused.
+    """Put dead letters back into their queues, oldest first; return how many, and which were refused.
 
     - tags: of the letters; None for all.
-    - sign: the tags of letters to sign although they are not signed with one of our keys. Anyone with write
-      access to the broker may have sent them: check them first.
+    - sign: the tags of letters to sign although they are not signed with one of our keys. Check these first,
+      because anyone with write access to the broker may have sent them.
 
-    Where there is a ``security_key``, a letter that is not signed with it is refused, as a worker would
-    refuse it again; one whose signature is too old by ``security_max_age`` is signed anew. Raises
-    BrokerUnavailable.
+    With a ``security_key``, a letter that is not signed with it is refused, because a worker would refuse it
+    too. One whose signature is older than ``security_max_age`` gets a new one. Raises BrokerUnavailable.
     """
     signer, letters = app.signer, app.broker.letters.get("dead")
     max_age = app.conf.security_max_age or math.inf
@@ -51,21 +50,21 @@ def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] 
 
 
 def unsigned(app: App, tags: Sequence[int] | None = None) -> list[Dead]:
-    """Return the dead letters that retry() signs only with *sign*; none without a ``security_key``."""
+    """Return the dead letters that retry() refuses without *sign*; [] without a ``security_key``."""
     signer = app.signer
     if signer is None:
         return []
     found = []
     for letter in chosen(app.broker.letters.get("dead"), tags):
-        with suppress(InvalidTaskMessage):  # damaged: no signature helps
+        with suppress(InvalidTaskMessage):  # a signature does not help a damaged message
             if not _is_valid(letter, signer, math.inf, sign=True):
                 found.append(letter)
     return found
 
 
 def _ids_of(app: App, letter: Dead) -> Iterator[str]:
-    """Return the id of the call of *letter*, unless the broker deletes its failure itself: that reads
-    headers, which protocol 1 does not have."""
+    """Yield the id of the call of *letter*, unless the broker deletes its stored failure itself. The broker
+    needs the id in the headers, so it does not for protocol 1."""
     with suppress(InvalidTaskMessage):
         found = parse_headers(letter.headers)["id"]
         if not app.results_with_broker:
@@ -76,7 +75,7 @@ def _ids_of(app: App, letter: Dead) -> Iterator[str]:
 
 
 def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bool:
-    """Return whether a worker accepts the signature of *letter*; otherwise it may be signed anew. Raises
+    """Return whether workers accept the signature of *letter*; if not, it may get a new one. Raises
     SecurityError for a letter that is not signed with one of our keys, unless *sign*."""
     properties = parse_properties(letter.properties)
     try:

@@ -1,13 +1,12 @@
-"""EmbeddedWorker: a worker inside a program that does something else besides.
+"""EmbeddedWorker: a worker inside another program.
 
 Comes from:  ``app.Worker(…)``: a ``with`` block, the lifespan of a web application, or start() and stop().
-Goes to:     Worker, which is loaded for nothing else, made at each start, watched over by a thread, and ended
-             by it.
-Thread:      start() in one of the program's, where the worker forks if it does; then "worker watch" has the
-             worker, until it has ended it. stop() and the queries, from any.
+Goes to:     Worker, which is imported on first use and made at each start.
+Thread:      start() on one of the program's threads, where children are forked; then the thread "worker
+             watch" owns the worker until its end. stop() and the queries on any.
 
-The program's signals, log and working directory are left alone, and tasks run in threads by default, since a
-program that has threads cannot be forked safely.
+The program's signal handlers, logging and working directory are unchanged. Tasks run in threads by default,
+because a program with threads cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerOptions(TypedDict, total=False):
-    """Options of a worker in addition to the settings, with Worker's names."""
+    """Options of a worker, which override the settings."""
 
     concurrency: int | None
-    """How many tasks run at once."""
+    """Number of tasks that run at once."""
     pool: str | None
     """The kind of pool: threads, solo, or prefork (processes)."""
     prefetch_multiplier: int | None
-    """How many further messages it holds for each task that can run."""
+    """Number of further messages held for each task that can run."""
     max_tasks_per_child: int | None
-    """After so many tasks a process is replaced."""
+    """Number of tasks after which a process is replaced."""
     max_memory_per_child: int | None
-    """A process that has more than so many KiB is replaced when its task has ended."""
+    """Memory in KiB above which a process is replaced after its task."""
     time_limit: float | None
-    """Seconds after which the process of a task is ended, and the task fails."""
+    """Seconds after which the process of a task is killed, and the task fails."""
     soft_time_limit: float | None
-    """Seconds after which ``SoftTimeLimitExceeded`` is raised inside of a task."""
+    """Seconds after which ``SoftTimeLimitExceeded`` is raised in a task."""
     start_method: str | None
     """How processes are started; see the setting ``worker_start_method``."""
 
@@ -65,7 +64,7 @@ class _Worker(Protocol):
 
 
 class _Run:
-    """One worker, from a start to its end. starting: the thread that starts it; None when that is done."""
+    """One worker, from its start to its end. starting: the thread that starts it; None afterwards."""
 
     def __init__(self, worker: _Worker, watch: Callable[[_Run], None]) -> None:
         self.worker = worker
@@ -78,8 +77,8 @@ class _Run:
 
 
 _serving: set[tuple[int, App]] = set()
-"""The apps that have a worker, with the process it runs in. Changed under the app's lock, or by the run that
-added it."""
+"""The apps that have a worker, with its process id. Changed under the app's lock, or by the run that added
+the entry."""
 
 
 class EmbeddedWorker:
@@ -88,9 +87,9 @@ class EmbeddedWorker:
         with app.Worker(concurrency=2, queues=["mail"]):
             ...  # tasks run, in threads of this program
 
-    ``async with`` does the same in a coroutine. hostname, queues, options: as for Worker; those left out are
-    the settings', and those given become the app's settings. A program that was forked has no worker until it
-    starts one.
+    ``async with`` does the same in a coroutine. hostname, queues, options: as for Worker. Given options
+    become the app's settings; the others are taken from them. A forked child has no worker until it starts
+    one.
     """
 
     def __init__(
@@ -110,41 +109,40 @@ class EmbeddedWorker:
         self._options = options
         self._run: _Run | None = None  # written under the app's lock
 
-    # -- what it is asked --
+    # -- state --
 
     @property
     def running(self) -> bool:
-        """Return whether it takes tasks: it has started, and is not ending."""
+        """Whether it takes tasks: it has started, and is not stopping."""
         run = self._own_run()
         return run is not None and run.worker.running
 
     @property
     def error(self) -> BaseException | None:
-        """Why it ended, or is ending, by itself; None when it did not. It was logged as well."""
+        """The error that stopped it, which was also logged; None if there is none."""
         run = self._own_run()
         return None if run is None else run.worker.failure
 
     def _own_run(self) -> _Run | None:
-        """Return the latest run, unless this process is a fork of the one that has it."""
+        """Return the latest run in this process; None if there is none, as in a forked child."""
         run = self._run
         return run if run is not None and run.process == os.getpid() else None
 
     # -- starting --
 
     def start(self) -> None:
-        """Start, and return when tasks are taken, or stop() was called meanwhile. Safe to call twice; after
-        stop() it starts again.
+        """Start; return when it takes tasks, or stop() was called meanwhile. Safe to call twice; after stop()
+        it starts again.
 
-        A broker that cannot be reached is waited for, while ``broker_connection_retry_on_startup`` is on.
-        Raises QWorkerError when something cannot start: ConfigurationError for wrong settings, and for
-        processes that cannot be forked here.
+        Waits for an unavailable broker if ``broker_connection_retry_on_startup`` is on. Raises QWorkerError
+        if it cannot start: ConfigurationError for invalid settings, or if forking is unsafe here.
         """
         run = self._begin()
         if run is not None:
             self._bring_up(run)
 
     def _begin(self) -> _Run | None:
-        """A run that is to be brought up; None when there is one."""
+        """Return a new run; None if one is running."""
         app = self._app
         place = os.getpid(), app
         with app.lock:
@@ -156,7 +154,7 @@ class EmbeddedWorker:
                     f"{app!r} has a worker in this program already: give that one more concurrency and all "
                     "the queues, or make another app for this one"
                 )
-            app.conf.resolve()  # so that options that are wrong are not kept
+            app.conf.resolve()  # so that invalid options are not kept
             worker: _Worker = import_object("qworker.worker:Worker")(
                 app,
                 hostname=self._hostname,
@@ -173,7 +171,7 @@ class EmbeddedWorker:
             import_object("qworker.components.pool.choice:refuse_unsafe_fork")(self._app)
             worker.start()
             run.watcher.start()
-        except BaseException:  # Ctrl-C, too: the caller then has no worker
+        except BaseException:  # also Ctrl-C; the caller has no worker then
             worker.request_stop("cold")
             if run.watcher.ident is None:
                 self._end(run)
@@ -192,7 +190,7 @@ class EmbeddedWorker:
             )
 
     def _watch(self, run: _Run) -> None:
-        """Run the watching thread, until the end is requested or something has failed."""
+        """Watch the worker until a request to stop or a failure, then end it. Runs on its own thread."""
         try:
             run.worker.watch()
         finally:
@@ -208,15 +206,15 @@ class EmbeddedWorker:
     # -- ending --
 
     def stop(self, how: str = "warm") -> None:
-        """Stop, and return when that is done. Safe to call twice, and from a receiver of a signal.
+        """Stop; return when it has stopped. Safe to call twice, and from a receiver of a signal.
 
-        how: "warm" returns tasks that have not begun, waits for running ones up to
-        ``worker_shutdown_timeout``, and then interrupts them; "soft" interrupts them at once; "cold" waits
-        for nothing. An interrupt while this waits, such as Ctrl-C, makes the end cold.
+        how: "warm" gives back tasks that have not begun, waits for running ones up to
+        ``worker_shutdown_timeout``, and then interrupts them; "soft" interrupts them at once; "cold" does not
+        wait. An interrupt meanwhile, such as Ctrl-C, makes it cold.
         """
         run = self._ask(how)
         if run is None or threading.get_ident() in (run.starting, run.watcher.ident):
-            return  # the interrupted thread handles it when it returns
+            return  # the thread that called this stops the worker when it continues
         try:
             run.ended.wait()
         except BaseException:
@@ -225,7 +223,7 @@ class EmbeddedWorker:
             raise
 
     def _ask(self, how: str) -> _Run | None:
-        """Ask for the end, and do not wait for it."""
+        """Request a stop without waiting for it; return the run."""
         run = self._own_run()
         if run is not None and not run.ended.is_set():
             run.worker.request_stop(how)
@@ -240,7 +238,7 @@ class EmbeddedWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop. Raises the error that has ended the worker, unless the block has its own."""
+        """Stop. Raises the error that stopped the worker, unless the block raised one."""
         self.stop()
         self._tell(error)
 
@@ -265,8 +263,8 @@ class EmbeddedWorker:
             raise failure
 
     async def _apart(self, work: Callable[..., None], *args: Any) -> None:
-        """Run *work* in a thread. A cancellation meanwhile makes the end cold, and waits for that."""
-        import asyncio  # imported here: only coroutines need it
+        """Run *work* in a thread. If cancelled meanwhile, request a cold stop and wait for *work*."""
+        import asyncio  # here, because only coroutines need it
 
         doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
         try:
@@ -281,7 +279,7 @@ _NAMES = ", ".join(WorkerOptions.__annotations__)
 
 
 def _pool(app: App, asked: str | None) -> str:
-    """Return the pool's kind. The default of the settings is for workers that are separate programs."""
+    """Return the kind of pool: by default threads, because "prefork" is the default for separate workers."""
     named: str = asked or app.conf.worker_pool
     if asked is None and named == "prefork":
         logger.info("tasks run in threads of this program; pool='prefork' runs them in processes")

@@ -1,7 +1,7 @@
-"""Failed tasks: inspects kept failures, and runs them again. ``app.failed``.
+"""Failed: lists failed tasks that were kept, and sends them again. ``app.failed``.
 
 Comes from:  ``qworker failed``, and programs.
-Goes to:     the broker's place for them (``Broker.letters``), and the result store.
+Goes to:     the broker, which stores them (``Broker.letters``), and the result store.
 Thread:      the caller's.
 """
 
@@ -37,17 +37,18 @@ if TYPE_CHECKING:
     from qworker.message.signing import Signer
 
 MOST_SEGMENTS = 10_000
-"""So many parts of a long chain are put together at most."""
+"""Maximum number of segments of a long chain that are joined."""
 
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A call that has failed for good.
+    """A failed call that will not be retried.
 
-    - tag (int): its number here. id, task, queue (text): of the call; "" where the message does not contain
-      it.
-    - error, traceback (text): of the exception; the error as its ``repr()``.
-    - attempts (int): how often it was run. failed_at: epoch seconds.
+    - tag (int): its number in the list of failed tasks.
+    - id, task, queue (text): of the call; "" if the message does not contain it.
+    - error, traceback (text): of the exception; the error is its ``repr()``.
+    - attempts (int): the number of runs.
+    - failed_at: epoch seconds.
     - args, kwargs (text): as in logs, without the parts that the caller hides (``argsrepr``).
     """
 
@@ -66,9 +67,9 @@ class FailedTask:
 class Failed:
     """The failed tasks of *app*, newest first.
 
-    All methods that select take the same keywords: tags (numbers), task (its full name), error (a part of the
-    error's text), queue; without any of them all are selected, by retry() and discard(), too. Raises
-    TypeError for invalid tags, NotSupported where the broker keeps none.
+    Methods that select tasks take the same keywords: tags (numbers), task (its full name), error (a part of
+    the error's text), queue. Without any of them, all are selected, also by retry() and discard(). Raises
+    TypeError for invalid tags, NotSupported if the broker does not keep failed tasks.
     """
 
     def __init__(self, app: App) -> None:
@@ -94,8 +95,7 @@ class Failed:
         queue: str | None = None,
         limit: int = 100,
     ) -> list[FailedTask]:
-        """Return those that are meant, the newest first, *limit* at most; [] for none. Raises ValueError for
-        a limit below 1."""
+        """Return the selected tasks, newest first, *limit* at most. Raises ValueError for a limit below 1."""
         if not isinstance(limit, int) or limit < 1:
             raise ValueError(f"limit={limit!r:.80} is not valid: give a number from 1 on")
         return [_read(letter) for letter in self._chosen(tags, task, error, queue, limit)]
@@ -112,8 +112,7 @@ class Failed:
         return chosen(self._place, wanted, queue, limit, _is_meant(task, error))
 
     def get(self, tag: int) -> FailedTask:
-        """Return the failed task with *tag*. Raises ConfigurationError when it does not exist, or no
-        longer."""
+        """Return the failed task *tag*. Raises ConfigurationError if it does not exist."""
         for each in self.list([tag]):
             return each
         raise ConfigurationError(f"there is no failed task {tag}; see `qworker failed list`")
@@ -128,21 +127,21 @@ class Failed:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> Retried:
-        """Send them again under their ids, with all their retries before them and without an ``eta`` or
-        ``expires``; return how many, and which are refused. Those that somebody else has sent meanwhile are
-        left out.
+        """Send the selected tasks again, with their ids and all their retries, but without ``eta`` and
+        ``expires``; return how many, and which were refused. Those sent by another process meanwhile are left
+        out.
 
-        The body of a chord, which has failed because a member has, gets the current values of the members. It
-        is refused until all of them have succeeded.
+        - args, kwargs: replace the arguments. Raises MessageError, without sending any task, if the arguments
+          of one cannot be read.
 
-        With a security_key a task without a valid signature is refused, and not even read. Its age does not
-        matter: a failed task may wait for longer than a message, and is signed anew.
+        A chord's body that failed because of a member gets the current values of the members. It is refused
+        until all of them have succeeded.
 
-        A refused task that *tags* names raises the reason, a ChordError, MessageError or PublishError, before
-        any is sent. Refusals of the broker concern only that task, also with *tags*.
+        With a security_key, a task without a valid signature is refused without reading it. The age of the
+        signature does not matter, because the task gets a new one.
 
-        args, kwargs: replace the arguments. Raises MessageError, without sending any, for a message whose
-        arguments are to be changed and cannot be read.
+        If *tags* are given, a refused task raises ChordError, MessageError or PublishError before any is
+        sent. A task that only the broker refuses does not raise.
         """
         app, place = self._app, self._place
         sendings: dict[int, Sending] = {}
@@ -169,7 +168,7 @@ class Failed:
         error: str | None = None,
         queue: str | None = None,
     ) -> int:
-        """Delete those that are meant, for good; return how many these were."""
+        """Delete the selected tasks permanently; return how many."""
         if tags is None and task is None and error is None and queue is None:
             return self._place.discard()
         numbers = [letter.tag for letter in self._chosen(tags, task, error, queue)]
@@ -191,7 +190,7 @@ def _is_meant(task: str | None, error: str | None) -> Callable[[Dead], bool] | N
 
 
 def _numbers(tags: Iterable[int]) -> set[int]:
-    wanted = set(tags) if isinstance(tags, Iterable) else {None}  # which may be gone through once only
+    wanted = set(tags) if isinstance(tags, Iterable) else {None}  # perhaps an iterator
     if not all(isinstance(tag, int) for tag in wanted):
         raise TypeError(f"tags={tags!r:.80} is not valid: give a list of numbers, as [1]")
     return wanted
@@ -216,10 +215,10 @@ def _read(letter: Dead) -> FailedTask:
 
 
 def _ids_of(app: App, again: Again) -> Iterator[str]:
-    """Return the ids of the stored failures that *again* is to undo: those of the rest of its chain, and its
-    own unless the broker deletes that as it is sent."""
+    """Yield the ids of the stored failures to delete when *again* is sent: those of the rest of its chain,
+    and its own unless the broker deletes that itself."""
     headers = headers_of(again)
-    own = None if headers and app.results_with_broker else id_of(app, again)  # not in headers: protocol 1
+    own = None if headers and app.results_with_broker else id_of(app, again)  # no headers: protocol 1
     if own is not None:
         yield own
     for call in calls_in(_chain_of(app, again, headers), following=True):
@@ -229,8 +228,8 @@ def _ids_of(app: App, again: Again) -> Iterator[str]:
 
 
 def _chain_of(app: App, message: Dead | Again, headers: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the rest of the chain in *message*, the last first; () for none, and for one that cannot be
-    read."""
+    """Return the rest of the chain in *message*, last call first; () if there is none, or it is
+    unreadable."""
     if not headers or not may_embed(message.body):
         return ()
     properties, limit = parse_properties(message.properties), app.conf.message_max_bytes
@@ -242,9 +241,8 @@ def _chain_of(app: App, message: Dead | Again, headers: Mapping[str, Any]) -> Se
 
 
 def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> list[Any] | None:
-    """Return *chain*, the rest of that of a call with *headers*, and the calls in other messages that were to
-    follow it, and have failed along; None if there are none. The marks of the joins in between are
-    removed."""
+    """Return *chain*, the rest of the chain of a call with *headers*, extended by the stored segments that
+    failed with it, without the marks of the joins between them; None if there are none."""
     whole: list[Any] = list(chain)
     for _ in range(MOST_SEGMENTS):
         options: dict[str, Any] = {"headers": headers}
@@ -265,8 +263,8 @@ def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> lis
 
 
 def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the values of the members for the chord's body *letter*, as its first argument; [] for one
-    without that. Raises ChordError where some are missing."""
+    """Return the values of the members, as the first argument of the chord's body *letter*; [] if it takes
+    none. Raises ChordError if some are missing."""
     what = f"failed task {letter.tag} is the body of a chord"
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
@@ -286,9 +284,9 @@ def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> li
 
 
 def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
-    """Return the message of *letter* as it is sent again."""
+    """Return the message to send *letter* again."""
     headers = headers_of(letter)
-    if not headers:  # of another protocol: it goes as it came
+    if not headers:  # of protocol 1, which is sent unchanged
         if args is not None or kwargs is not None:
             raise MessageError(
                 f"the arguments of failed task {letter.tag} cannot be changed: {letter.reason}"
@@ -332,19 +330,19 @@ def _check_size(app: App, body: bytes) -> None:
 
 
 def _with_rest(app: App, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:
-    """Return the rest of the chain of *letter*, where that was in more messages than its own; otherwise
+    """Return the complete rest of the chain of *letter* if parts of it were stored separately; otherwise
     None."""
     if app.backend.why_none or app.stores.sends_results:
         return None
     try:
         return _whole_chain(app, headers, _chain_of(app, letter, headers))
-    except (*bodies.UNREADABLE, RecursionError):  # written by a stranger: the worker will refuse it
+    except (*bodies.UNREADABLE, RecursionError):  # invalid data of another client; the worker will refuse it
         return None
 
 
 def _verify(signer: Signer | None, letter: Dead) -> None:
-    """Return if the message of *letter* was signed with one of our keys, however long ago, or there is no key
-    and it was not signed; raise SecurityError if not. Nothing reads its body before."""
+    """Raise SecurityError unless *letter* is signed with one of our keys, of any age, or is unsigned and
+    there is no key. Called before the body is read."""
     if signer is None:
         if "signature" in headers_of(letter):
             raise SecurityError(

@@ -1,7 +1,7 @@
-"""Letters: what looking through dead letters and failed tasks, and sending them again, have in common.
+"""Letters: common code for listing and resending dead letters and failed tasks.
 
 Comes from:  ``failed.py`` and ``dead_letters.py``; the command line.
-Goes to:     the broker's place for each kind (``Broker.letters``), and the result store.
+Goes to:     the broker, which stores each kind (``Broker.letters``), and the result store.
 Thread:      the caller's.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Retried(NamedTuple):
-    """number: of letters sent again. refused: the reasons of the others, by their tags."""
+    """number: the number of letters sent again. refused: the reasons of the others, by tag."""
 
     number: int
     refused: dict[int, str]
@@ -37,8 +37,8 @@ def chosen(
     limit: int | None = None,
     is_meant: Callable[[Dead], bool] | None = None,
 ) -> Iterator[Dead]:
-    """Return the newest *limit* (None: all) selected letters, newest first. They are read in portions, no
-    further than the last of *tags*."""
+    """Yield the newest *limit* (None: all) selected letters, newest first. No more are read than needed to
+    find *tags*."""
     if letters is None:
         return
     left = None if tags is None else set(tags)
@@ -63,18 +63,17 @@ def _selected(
 
 
 class Sending(NamedTuple):
-    """A letter to send again. again: the changed message, None: as it is kept. ids: of the calls whose stored
-    failures are deleted, so that waiting callers see the new outcome."""
+    """A letter to send again. again: the changed message, None if unchanged. ids: of the calls whose stored
+    failures are deleted, so that waiting clients get the new outcome."""
 
     again: Again | None
     ids: Sequence[str]
 
 
 def send(app: App, letters: Letters, sendings: Mapping[int, Sending], refused: dict[int, str]) -> Retried:
-    """Send *sendings*, by their tags. Stored failures of unsent letters are restored.
+    """Send *sendings*, by tag. Stored failures of unsent letters are restored.
 
-    refused: those that are refused already; gets the reason of each that the broker does not take. The others
-    are sent.
+    refused: reasons of letters that are already refused; those that the broker refuses are added.
     """
     failures = _take_failures(app, {each for one in sendings.values() for each in one.ids})
     number, unsent, waiting = 0, set(sendings), [list(sendings)] if sendings else []
@@ -126,14 +125,13 @@ def _take_failures(app: App, ids: Collection[str]) -> dict[str, Meta]:
 
 
 def check_queue(letter: Dead) -> None:
-    """Raise MessageError if nobody would find *letter* when it is sent again: something else than a worker
-    has put it among the letters."""
+    """Raise MessageError if *letter*, which another program has stored, does not name its queue."""
     if not letter.queue:
         raise MessageError("the message does not say to which queue it belongs")
 
 
 def id_of(app: App, message: Dead | Again) -> str | None:
-    """Return the id of the call of *message*; None for one that no worker can read."""
+    """Return the id of the call of *message*; None if the message is unreadable."""
     headers, properties, body = message.headers, message.properties, message.body
     try:
         return str(receive(headers, properties, body, app.accept, None, app.conf.message_max_bytes)[0]["id"])
@@ -142,7 +140,7 @@ def id_of(app: App, message: Dead | Again) -> str | None:
 
 
 def headers_of(letter: Dead | Again) -> dict[str, Any]:
-    """Return its headers; {} when they are invalid, which may be why it is a letter."""
+    """Return the headers of *letter*; {} if they are invalid."""
     try:
         return parse_headers(letter.headers)
     except MessageError:

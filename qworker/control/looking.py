@@ -1,4 +1,4 @@
-"""Looking: reads the workers, the state of the queues, and the tasks. Changes nothing.
+"""Looking: inspects workers, queues and tasks. Changes nothing.
 
 Comes from:  ``app.workers()``, ``app.queues()``, ``app.peek()``; the command line.
 Goes to:     the broker's administration.
@@ -21,22 +21,23 @@ STATES: tuple[State, ...] = ("running", "reserved", "waiting", "delayed")
 _STANDINGS: dict[Standing, tuple[State, ...]] = {
     "leased": ("running", "reserved"),
     "ready": ("waiting",),
-    "delayed": ("waiting", "delayed"),  # some have fallen due, and no worker has come by since
+    "delayed": ("waiting", "delayed"),  # some may be due without a worker having fetched them
 }
 
 
 class TaskSeen(NamedTuple):
-    """A task that has not ended, and where it is.
+    """A task that has not ended.
 
-    - id, name: "" of an unreadable message.
-    - state: "running"; "reserved", a worker has it and has not begun, or has ended and not reported that yet;
-      "waiting" in its queue; "delayed" until its time.
-    - queue: "" when unknown.
+    - id, name: "" for an unreadable message.
+    - state: "running"; "reserved" by a worker that has not begun it, or not reported its end yet; "waiting"
+      in its queue; "delayed" until its due time.
+    - queue: "" if unknown.
     - args, kwargs: the sender's representations, at most 4,096 characters; None without them.
-    - priority: None when unknown.
-    - retries: how often it was retried. deliveries: how many runs of it a death cut short.
-    - sent, eta, started: epoch seconds; None when that is not known, or is not so.
-    - worker: the name of the node that has it, pid: the process that runs it; "" and 0 for none.
+    - priority: None if unknown.
+    - retries: the number of retries. deliveries: the number of runs ended by a death.
+    - sent, eta, started: epoch seconds; None if unknown or not applicable.
+    - worker: the name of the node that has it; "" for none.
+    - pid: the process that runs it; 0 for none.
     """
 
     id: str
@@ -96,7 +97,7 @@ def peek(
             for task in _lying(broker.peeking.peek(queue, standing, limit), running, now)
         ]
     known = {task.id for task in found}
-    found += [task for id, task in running.items() if id not in known]  # acknowledged before they began
+    found += [task for id, task in running.items() if id not in known]  # acked before their run
     found = [task for task in found if task.state in states]
     return sorted(found, key=lambda task: (STATES.index(task.state), task.started or 0.0))
 
@@ -106,7 +107,7 @@ def _listed(names: str | Iterable[str]) -> list[str]:
 
 
 def _running(live: Sequence[Presence]) -> Iterator[TaskSeen]:
-    """Return the tasks that the *live* workers report as running."""
+    """Yield the tasks that the *live* workers report as running."""
     for worker in live:
         for task in worker.running:
             yield TaskSeen(

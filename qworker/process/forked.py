@@ -1,7 +1,7 @@
-"""Forked children: they drop the connections and leases of their parent's stores.
+"""Forked: makes forked children drop the connections and leases of their parent's stores.
 
 Comes from:  each module of a store, once.
-Goes to:     the stores, in the child and before anything else runs there.
+Goes to:     the stores, in the child, before any other code runs there.
 Thread:      the one that forked, the only one of the child.
 """
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def forgetful() -> WeakSet[Any]:
     """Return a weak set of stores whose ``_after_fork()`` is called in every forked child.
 
-    In the order in which modules call this: a module that uses another's connections calls it later.
+    Sets are handled in the order of these calls. A module that uses another's connections must call it later.
     """
     stores: WeakSet[Any] = WeakSet()
 
@@ -26,7 +26,7 @@ def forgetful() -> WeakSet[Any]:
         for store in list(stores):
             try:
                 store._after_fork()
-            except Exception:  # the others must still be called
+            except Exception:  # must not affect the other stores
                 logger.warning("a forked process could not drop the connections of %r", store, exc_info=True)
 
     if hasattr(os, "register_at_fork"):

@@ -2,11 +2,10 @@
 
 Comes from:  ``push`` of brokers that publish on one connection, on any thread.
 Goes to:     their function that writes or sends, called while holding the connection's lock.
-Thread:      any thread adds to what is pending; the thread that holds the lock takes it out.
+Thread:      any thread adds pending items; the thread that holds the lock removes them.
 
-The holder of the lock may be interrupted (see ``interrupts.py``), and releases the lock all the same. An
-interrupted writer cannot report the others' outcomes, so the main thread, the only one that signals
-interrupt, serves only itself.
+The holder of the lock may be interrupted (see ``interrupts.py``), and still releases the lock. An interrupted
+writer cannot report the others' outcomes, so the main thread, which signals interrupt, serves only itself.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ T = TypeVar("T")
 
 
 class Connected(Protocol):
-    """The owner of a connection for one user at a time; a fork gives the child another lock."""
+    """The owner of a connection for one user at a time. A forked child has another lock."""
 
     lock: Lock
 
 
 class Pending(Generic[T]):
-    """Items of one caller that wait to be served. done: they were served, with *error* as the outcome."""
+    """Pending items of one caller. done: they were served; *error* is the outcome."""
 
     __slots__ = ("done", "error", "items")
 
@@ -42,8 +41,12 @@ class Pending(Generic[T]):
 
 
 class Line(Generic[T]):
-    """Callers that wait for the lock of *place*. serve: called with a batch, the caller's own items first,
-    and a deadline (monotonic seconds); it marks those that are done. name: of the place, for messages."""
+    """Callers that wait for the lock of *place*.
+
+    - serve: called with a batch, the caller's items first, and a deadline (monotonic seconds); marks those
+      that are done.
+    - name: of the place, for messages.
+    """
 
     def __init__(self, place: Connected, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
         self._place = place
@@ -52,13 +55,13 @@ class Line(Generic[T]):
         self._pending: deque[Pending[T]] = deque()
 
     def forget(self) -> None:
-        """In a forked child: pending items belong to the parent's threads."""
+        """Drop pending items, which belong to the parent's threads. Called in a forked child."""
         self._pending = deque()
 
     def push(self, items: Sequence[T], timeout: float) -> None:
-        """Have *items* served, alone or with those of others; return when they are done.
+        """Serve *items*, alone or with those of other callers; return when they are done.
 
-        Raises their error; BrokerUnavailable when the lock was not available within *timeout* seconds: then
+        Raises their error, or BrokerUnavailable if the lock was not available within *timeout* seconds; then
         nothing was written.
         """
         deadline = time.monotonic() + timeout
@@ -71,21 +74,21 @@ class Line(Generic[T]):
             except LockTimeout:
                 try:
                     pending.remove(mine)
-                except ValueError:  # it is in progress: only that thread knows the outcome
+                except ValueError:  # another thread is serving them, and knows the outcome
                     with_lock(lock, None, self._serve_all, mine, deadline)
                 else:
                     raise BrokerUnavailable(
                         f"{self._name} took no message within {timeout:g} s; nothing was published"
                     ) from None
         finally:
-            if not mine.done:  # perhaps interrupted: then nobody else must send it
+            if not mine.done:  # perhaps interrupted; then no other thread must send them
                 with suppress(ValueError):
                     pending.remove(mine)
         if mine.error is not None:
             raise mine.error
 
     def _serve_all(self, mine: Pending[T], deadline: float) -> None:
-        """Serve everything that is pending: the caller's items, and those of others."""
+        """Serve the caller's items and all other pending ones."""
         if mine.done:
             return
         batch = [mine]
@@ -93,7 +96,7 @@ class Line(Generic[T]):
             try:
                 self._pending.remove(mine)
             except ValueError:
-                pass  # another thread took it, and was interrupted
+                pass  # taken by another thread, which was interrupted
         else:
             while self._pending:
                 pending = self._pending.popleft()
@@ -102,7 +105,7 @@ class Line(Generic[T]):
         self._serve(batch, deadline)
 
     def put_back(self, batch: Iterable[Pending[T]]) -> None:
-        """Put these items back, to be served separately. Called while holding the lock."""
+        """Put *batch* back, to be served separately. Called while holding the lock."""
         self._pending.extendleft(batch)
 
 
@@ -122,7 +125,7 @@ class GroupCommit(Line[T]):
         items = [item for pending in batch for item in pending.items] if together else batch[0].items
         error = self._store(items, deadline)
         if error is not None and together:
-            # One bad message, or one caller's short timeout, must not fail the others: they retry separately.
+            # The others retry separately, because one invalid message or short timeout must not fail them.
             self.put_back(reversed(batch[1:]))
             batch = batch[:1]
             error = self._store(batch[0].items, deadline)

@@ -1,12 +1,12 @@
 """Owner files of a consumer: a lock that shows that it is alive, and its running file.
 
 Comes from:  the consumers; the children, which record what they run (``process/running_file.py``).
-Goes to:     a directory beside the embedded database, or for a broker that is a server, one of this user on
-             this machine; and consumers that reclaim.
+Goes to:     the directory of the embedded database, or for a broker that is a server, a directory of this
+             user; and consumers that reclaim.
 Thread:      the listener's.
 
-The kernel releases the lock with the process, so on one machine a death is noticed at once. Only an existing
-unlocked file proves it: a missing file may mean another container, where the lease must expire.
+The kernel releases the lock when the process ends, so on one machine a death is noticed at once. Only an
+existing unlocked file proves it. A missing file may belong to another container, where the lease must expire.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from qworker.process.running_file import SLOT
 
 try:
     import fcntl
-except ImportError:  # Windows: a consumer's death is only noticed by its lease
+except ImportError:  # on Windows, a consumer's death is only noticed by its lease
     fcntl = None  # type: ignore[assignment]
 
 PROMPT_SECONDS = 1.0
-"""If checking the leases of others takes longer, the server was blocked. Then the others could not renew
-either, and their silence means nothing."""
+"""If checking the leases of other consumers takes longer, the server was blocked, and they may not have been
+able to renew."""
 LONG_DEAD = 86400.0
 """Seconds after which the files of a consumer are no longer needed, if its broker is a server."""
 _NAME = re.compile(r"[0-9]+\.[0-9a-f]{12}\.(?:lock|running)")
-"""The form of their names. Anyone who can write to the broker could otherwise name any file of this
-machine."""
+"""The only accepted file names, because anyone who can write to the broker could name any file."""
 
 
 def runtime_directory() -> Path | None:
-    """Return a directory of this user on this machine, for the files of workers; None where nothing can be
-    written."""
+    """Return a directory of this user for the files of workers; None if none is writable."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     user = os.getuid() if hasattr(os, "getuid") else 0
     for path in (Path(base, "qworker") if base else None, Path(tempfile.gettempdir(), f"qworker-{user}")):
@@ -49,17 +47,17 @@ def runtime_directory() -> Path | None:
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
             status = path.lstat()
-            # In another user's directory, or behind a link, others could fake our death.
+            # In another user's directory, or through a link, others could fake our death.
             if stat.S_ISDIR(status.st_mode) and status.st_uid == user and os.access(path, os.W_OK):
                 return path
     return None
 
 
 class OwnerFiles:
-    """The files of this process as a consumer, in *directory*, which is called when they are needed; None:
-    nowhere.
+    """The files of this process as a consumer.
 
-    lock: path of the locked file, '' if there is none.
+    - directory: returns their directory, or None if there is none; called when they are needed.
+    - lock: path of the locked file, '' if there is none.
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
@@ -71,7 +69,7 @@ class OwnerFiles:
 
     @property
     def running(self) -> str:
-        """Path of the running file, '' if there is none; it does not change."""
+        """Path of the running file, which does not change; '' if there is none."""
         if self._running is None:
             directory = self._directory()
             name = f"{os.getpid()}.{os.urandom(6).hex()}.running"
@@ -79,9 +77,9 @@ class OwnerFiles:
         return self._running
 
     def take(self) -> None:
-        """Create the lock, if possible; without it, others only notice our death by the lease.
+        """Create the lock, if possible; without it, other consumers only notice our death by the lease.
 
-        Called for each generation, before others can read of it. An existing lock is kept.
+        Called for each generation, before it is visible to them. An existing lock is kept.
         """
         self._copied = b""
         if fcntl is None or not self.running or (self.lock and os.path.exists(self.lock)):
@@ -95,22 +93,22 @@ class OwnerFiles:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            forget(path)  # unlocked, it would report our death
+            forget(path)  # an unlocked file would report our death
             os.close(file)
         else:
             self._file, self.lock = file, path
 
     def copy_running(self, write: Callable[[set[int]], object]) -> None:
-        """Call *write* with the running tags, when they have changed since its last call."""
+        """Call *write* with the running tags if they have changed since the last call."""
         data = _read(self.running) or b""
         if data != self._copied:
             write(_tags(data))
             self._copied = data
 
     def tidy(self, known: Collection[str] = (), age: float = LONG_DEAD) -> None:
-        """Delete files of processes that ended more than *age* seconds ago, and that nobody reclaimed.
+        """Delete files of processes that ended more than *age* seconds ago and were not reclaimed.
 
-        known: running files, by name, of consumers still to be reclaimed from here, which are kept.
+        known: names of running files to keep, because their consumers are still to be reclaimed from here.
         """
         spared = {name.removesuffix(".running") for name in known}
         before = time.time() - age
@@ -125,8 +123,8 @@ class OwnerFiles:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Context for giving back held messages: the files are deleted afterwards. If that fails, the lock
-        file stays, unlocked, and tells others on this machine that the consumer is dead."""
+        """Context for giving back held messages; deletes the files afterwards. On an error the lock file
+        stays, unlocked, so that other consumers on this machine see that this one is dead."""
         try:
             yield
             forget(self.lock)
@@ -135,8 +133,8 @@ class OwnerFiles:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the lock and keep the files; in a forked child, because otherwise the lock would outlive the
-        parent."""
+        """Close the lock and keep the files. A forked child must call it, so that the lock does not outlive
+        the parent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -144,17 +142,17 @@ class OwnerFiles:
 
 
 def lock_beside(running: str) -> str:
-    """Return the path of the lock that belongs to the running file *running*."""
+    """Return the path of the lock of the running file *running*."""
     return f"{running.removesuffix('.running')}.lock"
 
 
 def died(lock: str, boot: str) -> bool:
-    """Tell whether the process that created the file *lock* in the boot *boot* is certainly dead."""
+    """Return whether the process that created the file *lock* in the boot *boot* is certainly dead."""
     return boot == boot_id() and _is_named(lock) and _is_free(lock)
 
 
 def running_tags(running: str) -> set[int] | None:
-    """Return the tags in the running file *running*; None when there is no such file here."""
+    """Return the tags in the running file *running*; None if it does not exist here."""
     data = _read(running) if _is_named(running) else None
     return None if data is None else _tags(data)
 
@@ -165,8 +163,8 @@ def copied_tags(text: str) -> set[int]:
 
 
 def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
-    """Return the names of dead consumers whose files are beside *running*, except *known*, and the tags of
-    each."""
+    """Yield the names, except *known*, and running tags of dead consumers with files in the directory of
+    *running*."""
     with contextlib.suppress(OSError):
         for path in Path(running).parent.glob("*.lock"):
             if path.stem not in known and _is_free(str(path)):
@@ -189,12 +187,12 @@ def bury(lock: str) -> None:
 
 
 def _is_named(path: str) -> bool:
-    """Tell whether *path* may be that of an owner file."""
+    """Return whether *path* has the name of an owner file."""
     return isinstance(path, str) and "\0" not in path and _NAME.fullmatch(os.path.basename(path)) is not None
 
 
 def _is_free(path: str) -> bool:
-    """Tell whether the file exists and is not locked."""
+    """Return whether the file exists and is not locked."""
     if fcntl is None:
         return False
     try:
@@ -202,7 +200,7 @@ def _is_free(path: str) -> bool:
     except OSError:
         return False
     try:
-        # Shared, so that two processes that check do not mislead each other
+        # Shared, so that two processes can check at the same time.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -212,7 +210,7 @@ def _is_free(path: str) -> bool:
 
 
 def _ended(path: str) -> bool:
-    """Tell whether the process whose id begins the file's name has ended."""
+    """Return whether the process whose id begins the file's name has ended."""
     try:
         os.kill(int(os.path.basename(path).partition(".")[0]), 0)
     except ProcessLookupError:

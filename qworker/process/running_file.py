@@ -1,4 +1,4 @@
-"""Running file: the messages that a process is running, stored so that they outlive it.
+"""Running file: a record of the messages that a process is running, which outlives it.
 
 Comes from:  pool children and the threads pool, at the start and the end of each run; for kombu's consumers,
              which do not report starts, ``transports/as_kombu/desk.py``.
@@ -6,8 +6,8 @@ Goes to:     the running file (``Consumer.running_path``); when the worker dies,
              messages counts the death only for those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.
 
-The file has a slot for each run: the tag of its message, or 0. It is memory-mapped, so that a slot is written
-without a system call, and survives a kill.
+The file has a slot for each run, with the tag of its message or 0. It is memory-mapped, so that writing a
+slot takes no system call, and the data survives a kill.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class RunningFile:
         self._free = list(range(1, slots))  # any thread: pop and append are atomic
 
     def set(self, slot: int, tag: int) -> None:
-        """Record that *slot* runs *tag*; 0: nothing. Slot 0 is the main thread's."""
+        """Record that *slot* runs *tag*, or nothing if it is 0. Slot 0 is the main thread's."""
         if self._file is not None:
             SLOT.pack_into(self._file, (self._first + slot) * SLOT.size, tag)
 
     def begin(self, tag: int) -> int:
-        """Record *tag* in a free slot, and return that for end(); -1 when none is free."""
+        """Record *tag* in a free slot; return the slot for end(), -1 if none is free."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -65,4 +65,4 @@ def _open(path: str, first: int, slots: int) -> mmap.mmap | None:
         finally:
             os.close(file)
     except OSError:
-        return None  # disk full: a death of the worker will not count for its running tasks
+        return None  # for example, the disk is full; then a death does not count for the running tasks

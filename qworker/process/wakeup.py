@@ -1,7 +1,7 @@
-"""WakeupPipe: wakes a thread that sleeps in poll(), from other threads and from signal handlers.
+"""WakeupPipe: wakes a thread that sleeps in poll(), from other threads and signal handlers.
 
 Comes from:  any thread, and signal handlers (wake).
-Goes to:     the sleeping thread: in sleep(), or in its own poll() together with other files.
+Goes to:     the sleeping thread, in sleep() or in its own poll().
 Thread:      the sleeping one, except wake().
 """
 
@@ -13,11 +13,11 @@ import select
 
 
 class _Pipe:
-    """Its files are closed with the last reference: a late call must not write into another file that reused
-    the number."""
+    """A pipe that is closed with the last reference, so that a late call cannot write to another file that
+    reuses the descriptor."""
 
     ends: tuple[int, ...] = ()
-    """None yet, if an interrupt came before they were created."""
+    """The descriptors; () if an interrupt came before they were created."""
 
     def __init__(self) -> None:
         self.ends = self.reader, self.writer = os.pipe()
@@ -30,22 +30,22 @@ class _Pipe:
 
 
 class WakeupPipe:
-    """Closed at first: then wake() does nothing, and sleep() lasts the full time."""
+    """Initially closed; while it is, wake() has no effect, and sleep() takes the full time."""
 
     def __init__(self) -> None:
         self._pipe: _Pipe | None = None
 
     def open(self) -> None:
-        """Safe to call twice."""
+        """Open it. Safe to call twice."""
         if self._pipe is None:
             self._pipe = _Pipe()
 
     def close(self) -> None:
-        """Safe to call twice, and in a forked child."""
+        """Close it. Safe to call twice, and in a forked child."""
         self._pipe = None
 
     def fileno(self) -> int:
-        """The descriptor that is readable after wake(), until clear(); -1 while closed."""
+        """Return the descriptor that is readable from wake() to clear(); -1 while closed."""
         pipe = self._pipe
         return -1 if pipe is None else pipe.reader
 
@@ -59,7 +59,7 @@ class WakeupPipe:
                 pass  # full: the thread is awake
 
     def clear(self) -> bytes:
-        """Return everything that wake() was called with since the last time; b"" if it was not called."""
+        """Return the words passed to wake() since the last call; b"" if there are none."""
         pipe = self._pipe
         if pipe is None:
             return b""
@@ -69,15 +69,15 @@ class WakeupPipe:
             return b""
 
     def sleep(self, seconds: float, *files: int) -> tuple[bytes, set[int]]:
-        """Sleep until one of *files* (-1: none) is readable, wake() is called or so many seconds have passed.
+        """Sleep until one of *files* (-1: none) is readable, wake() is called, or *seconds* have passed.
 
-        Return what wake() was called with, and the readable *files*.
+        Return the words passed to wake(), and the readable *files*.
         """
         ready = select.poll()
         for file in (self.fileno(), *files):
             if file >= 0:
                 ready.register(file, select.POLLIN)
-        # Rounded up: poll() counts whole milliseconds, and 0.4 ms must not become a busy loop.
+        # Rounded up, because poll() takes whole milliseconds, and 0.4 ms must not become a busy loop.
         found = {file for file, _ in ready.poll(math.ceil(max(0.0, seconds) * 1000))}
         words = self.clear() if self.fileno() in found else b""
         return words, found
