@@ -1,8 +1,8 @@
-"""Awaiting: waiting for a result without blocking the event loop.
+"""Awaiting: waits for a result without blocking the event loop.
 
 Comes from:  ``await result``, and ``gathering`` for several results.
 Goes to:     the ResultWatcher of the result store, whose thread calls back into the loop.
-Thread:      the event loop's. asyncio is imported on use, not with this module.
+Thread:      the event loop's. asyncio is imported on first use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
-    """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read,
-    BackendError when the store is unavailable."""
+    """Return the metadata of *task_id* once it has ended. Raises DamagedResult if it cannot be read,
+    BackendError if the store is unavailable."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -50,8 +50,8 @@ async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
 
 
 async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]:
-    """Return which of *ids* have ended now, or as soon as a store that has just become unavailable is back.
-    Raises BackendError when it does not come back."""
+    """Return the metadata of those of *ids* that have ended; wait if the store has just become unavailable.
+    Raises BackendError if it does not come back."""
     import asyncio
 
     while (found := await asyncio.to_thread(watcher.own_look, ids)) is None:
@@ -64,7 +64,7 @@ async def each_ended(
 ) -> AsyncGenerator[dict[str, Found], None]:
     """Yield the metadata of *ids* as they end, until all have ended or *timeout* seconds have passed.
 
-    Raises BackendError when the store is unavailable.
+    Raises BackendError if the store is unavailable.
     """
     import asyncio
 
@@ -74,7 +74,7 @@ async def each_ended(
 
     def call_back(task_id: str, found: Found | Exception) -> None:
         arrived.append((task_id, found))
-        if len(arrived) == 1:  # else the loop has been notified already, and takes this one with the others
+        if len(arrived) == 1:  # otherwise the loop was notified already
             try:
                 loop.call_soon_threadsafe(something.set)
             except RuntimeError:
@@ -91,7 +91,7 @@ async def each_ended(
                 await asyncio.wait_for(something.wait(), left)
             except TimeoutError:
                 if found := final(await asyncio.to_thread(backend.read_many, list(missing))):
-                    yield found  # at the last moment
+                    yield found  # ended at the last moment
                 return
             something.clear()
             ended: dict[str, Found] = {}

@@ -1,8 +1,7 @@
-"""Promises: callbacks for results that are not available yet.
+"""Callbacks: promises for results that are not available yet.
 
 Comes from:  ``AsyncResult.then`` and ``ResultSet.then``.
-Goes to:     the callbacks, from a thread of the ResultWatcher, or from whichever thread notices the end
-          first.
+Goes to:     the callbacks, on a thread of the ResultWatcher, or on another thread that notices the end first.
 Thread:      any.
 """
 
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=Single)
 M = TypeVar("M", bound=Several)
 
-_promising = threading.Lock()  # two threads may make the first promise of one result
+_promising = threading.Lock()  # because two threads may make the first promise of one result
 
 
 def then(result: S, callback: Callable[[S], Any], on_error: Callable[..., Any] | None) -> Any:
@@ -46,7 +45,7 @@ def then(result: S, callback: Callable[[S], Any], on_error: Callable[..., Any] |
 
 
 def _promise(callback: Callable[..., Any], on_error: Callable[..., Any] | None) -> tuple[Any, Any]:
-    """Return a promise, and that of its callbacks. Raises TypeError for anything not callable."""
+    """Return a promise, and the promise of its callbacks. Raises TypeError for anything not callable."""
     for name, given in (("callback", callback), ("on_error", on_error)):
         if not callable(given) and not (name == "on_error" and given is None):
             taken = "the result" if name == "callback" else "the exception, or None"
@@ -78,7 +77,7 @@ def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., A
             for result, meta in pending.take(found):
                 result._value(meta, True)
             pending.check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - passed to the promise
             pending.missing.clear()
             _call(partial(kept.throw, error, propagate=False), results)
             return True
@@ -105,7 +104,7 @@ def keep(result: Single, found: dict[str, Any] | Exception) -> None:
     """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     while result._promises:
         try:
-            # Popping one makes this thread keep it, even if two threads notice the end
+            # The thread that pops a promise keeps it, so only one does if two threads notice the end.
             kept = result._promises.pop(0)
         except IndexError:
             break
@@ -120,5 +119,5 @@ def keep(result: Single, found: dict[str, Any] | Exception) -> None:
 def _call(keep_it: Callable[[], Any], result: object) -> None:
     try:
         keep_it()
-    except Exception:  # the callback's fault, unrelated to the thread that noticed the end
+    except Exception:  # an error of the callback must not affect the thread that noticed the end
         logger.exception("a callback of result %s raised", result)

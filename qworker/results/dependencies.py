@@ -1,4 +1,4 @@
-"""Dependency graphs: nodes with edges to others, in order and as a drawing.
+"""Dependencies: graphs of results, which can be sorted and drawn.
 
 Comes from:  ``AsyncResult.build_graph()``, for results and those of their tasks' calls.
 Goes to:     the caller; Graphviz, through to_dot().
@@ -24,13 +24,13 @@ class Writable(Protocol):
 
 
 class GraphFormatter:
-    """How Graphviz draws a graph: labels of nodes, and attributes of nodes and edges.
+    """Writes a graph for Graphviz: labels of nodes, and attributes of nodes and edges.
 
     Subclass it for other attributes (the mappings below) or labels (label()).
     """
 
     scheme: Mapping[str, object] = {"shape": "box", "style": "filled", "fontname": "sans-serif"}
-    """Attributes of everything."""
+    """Attributes of the graph, nodes and edges."""
     graph_scheme: ClassVar[Mapping[str, object]] = {"bgcolor": "white"}
     node_scheme: ClassVar[Mapping[str, object]] = {"fillcolor": "lightblue"}
     term_scheme: ClassVar[Mapping[str, object]] = {"fillcolor": "palegreen"}
@@ -46,8 +46,8 @@ class GraphFormatter:
         inw: str = "    ",
         **scheme: object,
     ) -> None:
-        """root: the first node. type: "digraph" or "graph". id: the name of the drawing. indent: how many
-        times *inw* precedes each line. scheme: additional attributes of everything."""
+        """root: the first node. type: "digraph" or "graph". id: the name of the drawing. indent: the number
+        of *inw* before each line. scheme: additional attributes of the graph, nodes and edges."""
         self.root = root
         self.type = type or "digraph"
         self.direction = {"digraph": "->", "graph": "--"}[self.type]
@@ -61,48 +61,48 @@ class GraphFormatter:
         return obj
 
     def attrs(self, own: Mapping[str, object] | None, scheme: Mapping[str, object] | None = None) -> str:
-        """Return the attributes of everything, with *scheme* and *own* over them, in Graphviz's syntax."""
+        """Return the common attributes, overridden by *scheme* and *own*, in Graphviz's syntax."""
         told = {**self.scheme, **(scheme or {}), **(own or {})}
         return ", ".join(f"{name}={_quoted(value)}" for name, value in told.items())
 
     def head(self, **attrs: object) -> str:
-        """The first lines."""
+        """Return the first lines."""
         root = {} if self.root is None else {"root": self.label(self.root)}
         told = self.attrs({**root, **attrs}, self.graph_scheme)
         return f"{self._outer}{self.type} {self.id} {{\n{self._inner}graph [{told}]"
 
     def tail(self) -> str:
-        """The last line."""
+        """Return the last line."""
         return f"{self._outer}}}"
 
     def node(self, obj: Any, **attrs: object) -> str:
-        """The line of a node with successors."""
+        """Return the line of a node with successors."""
         return self.draw_node(obj, self.node_scheme, attrs)
 
     def terminal_node(self, obj: Any, **attrs: object) -> str:
-        """The line of a node without successors."""
+        """Return the line of a node without successors."""
         return self.draw_node(obj, self.term_scheme, attrs)
 
     def draw_node(self, obj: Any, scheme: Mapping[str, object], attrs: Mapping[str, object]) -> str:
-        """The line of a node with these attributes."""
+        """Return the line of a node with these attributes."""
         return f"{self._inner}{_quoted(self.label(obj))} [{self.attrs(attrs, scheme)}]"
 
     def edge(self, a: Any, b: Any, **attrs: object) -> str:
-        """The line of the edge from *a* to *b*."""
+        """Return the line of the edge from *a* to *b*."""
         ends = f"{_quoted(self.label(a))} {self.direction} {_quoted(self.label(b))}"
         return f"{self._inner}{ends} [{self.attrs(attrs, self.edge_scheme)}]"
 
 
 class DependencyGraph(Generic[T]):
-    """Nodes with their successors: ``graph[node]`` is a list of them.
+    """Nodes with their successors: ``graph[node]`` is the list of successors.
 
-    Iteration yields the nodes in insertion order; ``items()`` yields both.
+    Iteration yields the nodes in insertion order; ``items()`` yields nodes and successors.
     """
 
     def __init__(
         self, it: Iterable[tuple[T, Iterable[T]]] | None = None, formatter: GraphFormatter | None = None
     ) -> None:
-        """it: nodes with their successors. formatter: how it is drawn."""
+        """it: nodes with their successors. formatter: for to_dot()."""
         self.formatter = formatter or GraphFormatter()
         self.adjacent: dict[T, list[T]] = {}
         if it is not None:
@@ -113,11 +113,11 @@ class DependencyGraph(Generic[T]):
         self.adjacent.setdefault(obj, [])
 
     def add_edge(self, A: T, B: T) -> None:
-        """Add an edge from *A*, which must exist, to *B*. Raises KeyError when *A* does not exist."""
+        """Add an edge from *A* to *B*. Raises KeyError if *A* does not exist."""
         self.adjacent[A].append(B)
 
     def connect(self, graph: DependencyGraph[T]) -> None:
-        """Add the nodes of another graph; a node in both gets the successors from that graph."""
+        """Add the nodes of another graph. A node in both has the successors of that graph."""
         self.adjacent.update(graph.adjacent)
 
     def update(self, it: Iterable[tuple[T, Iterable[T]]]) -> None:
@@ -139,10 +139,9 @@ class DependencyGraph(Generic[T]):
     iteritems = items
 
     def topsort(self) -> list[T]:
-        """Return the nodes in an order in which each comes after its successors. Raises CycleError for a
-        graph with cycles."""
+        """Return the nodes, each after its successors. Raises CycleError for a graph with cycles."""
         done: dict[T, bool] = {}
-        """By node: whether all its successors are in the order."""
+        """By node: whether it and all its successors are in the order."""
         order: list[T] = []
         for start in self.adjacent:
             waiting = [start]
@@ -184,7 +183,7 @@ class DependencyGraph(Generic[T]):
                 lines.append(draw.node(node) if others else draw.terminal_node(node))
             lines += (draw.edge(node, each) for each in others)
         lines.append(draw.tail())
-        for line in lines:  # Celery's formatters make bytes
+        for line in lines:  # Celery's formatters return bytes
             fh.write(f"{line.decode() if isinstance(line, bytes) else line}\n")
 
     def format(self, obj: T) -> Any:

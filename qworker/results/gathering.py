@@ -1,8 +1,8 @@
-"""Gathering: waiting for several results at once, with one read per wake-up for all that have ended.
+"""Gathering: waits for several results at once, with one read per wake-up for all that have ended.
 
 Comes from:  ``ResultSet``, which passes the results of single calls in it and in nested sets.
 Goes to:     the ResultWatcher of the result store, for which a group of any size is one waiter.
-Thread:      the caller's, or the event loop's for what is ``async``.
+Thread:      the caller's; the event loop's for ``async`` functions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Single)
 
 IGNORED: Meta = {"status": states.IGNORED, "result": None}
-"""Stands for the metadata of a call with an ignored result: there is nothing to wait for."""
+"""The metadata of a call whose result is ignored; it is not waited for."""
 
 
 class PendingResults(Generic[S]):
-    """The results still waited for, and their predecessors, whose failure ends the waiting."""
+    """The results to wait for, and their predecessors, whose failure ends the waiting."""
 
     def __init__(self, results: Iterable[S], parents: Iterable[Single] = ()) -> None:
         self._known: list[tuple[S, Meta]] = []
-        """Those that had ended already, until they are taken."""
+        """Results that had ended already, until take() returns them."""
         self.missing: dict[str, list[tuple[int, S]]] = {}
         self._before = [each for each in parents if not each.ignored]  # nearest first
         self._parents = {each.id: each for each in self._before if each._meta is None}
@@ -49,12 +49,12 @@ class PendingResults(Generic[S]):
                 self.missing.setdefault(result.id, []).append((place, result))
 
     def ids(self) -> list[str]:
-        """Return the ids of all to be waited for."""
+        """Return the ids of the results and predecessors to wait for."""
         return list({**self._parents, **self.missing}) if self.missing else []
 
     def take(self, found: Mapping[str, Found]) -> list[tuple[S, Meta]]:
-        """Record what has ended; return the corresponding results in order, those that had ended before
-        first."""
+        """Record the ended tasks in *found*; return their results in order, after those that had ended
+        before."""
         known, self._known = self._known, []
         ended: list[tuple[int, S, Meta]] = []
         for task_id, each in found.items():
@@ -72,8 +72,9 @@ class PendingResults(Generic[S]):
         return known + [(result, meta) for _, result, meta in ended]
 
     def unsure(self, ended: Iterable[tuple[S, Meta]]) -> list[str]:
-        """Return the ids of unknown predecessors, if one of *ended* or a later predecessor has failed,
-        perhaps because of them: then the exception does not depend on which failure is seen first."""
+        """Return the ids of predecessors not known to have ended, if one of *ended* or a predecessor has
+        failed, perhaps because of them. They are read, so that the exception does not depend on which failure
+        is seen first."""
         if not self._parents or not (self._failed or any(_has_failed(meta) for _, meta in ended)):
             return []
         return [each for each in self._parents if each not in self.missing]
@@ -85,12 +86,12 @@ class PendingResults(Generic[S]):
                 raise exception_of(parent._meta)
 
     def check(self) -> None:
-        """Raise the DamagedResult of an unreadable result, after the readable ones were delivered."""
+        """Raise the DamagedResult of an unreadable result. Called after the readable ones were delivered."""
         if self._damaged is not None:
             raise self._damaged
 
     def overdue(self, app: App, of: int, timeout: float) -> ResultTimeout:
-        """Return the error that names those that have not ended."""
+        """Return the error for results that have not ended."""
         first = next(iter(self.missing))
         meta = app.backend.get(first)
         state = states.PENDING if meta is None else meta["status"]
@@ -101,7 +102,7 @@ class PendingResults(Generic[S]):
         )
 
     def hint(self, app: App) -> None:
-        """Log why the first missing result may never come."""
+        """Log why the first missing result may never arrive."""
         for (_, result), *_ in self.missing.values():
             hint(app, result.id, result._queue)
             break
@@ -122,7 +123,7 @@ def gather(
     """Yield *results* with their metadata as they end, several at a time, until all have.
 
     parents: results whose failure is raised as soon as it is known. timeout: seconds, None for no limit, 0 to
-    read once. Raises ResultTimeout when some have not ended by then, DamagedResult for an unreadable one.
+    read once. Raises ResultTimeout if some have not ended by then, DamagedResult for an unreadable one.
     """
     pending = PendingResults(results, parents)
     until = None if timeout is None else app.clock.monotonic() + timeout
@@ -143,7 +144,7 @@ def gather(
 
 
 def _hinting(app: App, pending: PendingResults[Any]) -> Callable[[], None]:
-    """Return a function that logs once, after some time of waiting, why results may never come."""
+    """Return a function that logs once, after HINT_AFTER seconds, why results may never arrive."""
     left = [app.clock.monotonic() + HINT_AFTER]
 
     def hint_once() -> None:
@@ -193,7 +194,7 @@ async def gather_async(
 
 
 def known_states(singles: Sequence[Single], backend: Callable[[], Backend]) -> dict[str, str]:
-    """Return the state of each of *singles*, by id, reading once those that are not known to have ended.
+    """Return the state of each of *singles*, by id, with one read for those not known to have ended.
 
     Raises DamagedResult for an unreadable one.
     """

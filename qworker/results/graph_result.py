@@ -1,6 +1,6 @@
-"""Results of graphs: the results of the nodes, by name.
+"""Graph result: the results of the nodes of a graph, by name.
 
-Comes from:  a called graph; or built by hand from any results.
+Comes from:  a called graph, or user code that makes one from other results.
 Goes to:     the result store, with one read for all nodes.
 Thread:      any; one object may be shared.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class GraphResult:
-    """The results of the nodes of a graph: ``result["name"]`` is one of them.
+    """The results of the nodes of a graph; ``result["name"]`` is that of one node.
 
     ``result.get()`` returns the value of each node by name; ``await result`` does the same in asyncio.
 
-    - id: of the graph. parent: the result of the call before it.
-    - members: the same results as a GroupResult, ordered by name: to iterate over as they end, and for its
-      other methods.
+    - id: of the graph.
+    - parent: the result of the call before it.
+    - members: the same results as a GroupResult, ordered by name, for its other methods.
     """
 
     __module__ = "qworker"
@@ -90,7 +90,7 @@ class GraphResult:
         """Wait until all nodes have ended; return the value of each by name.
 
         propagate: raise the exception of the first failed node as soon as it is known; False returns
-        exceptions in place of values, also for nodes that did not run because another failed. Other arguments
+        exceptions instead of values, also for nodes that did not run because another failed. Other arguments
         and errors are those of ResultSet.get().
         """
         values = self.members.get(timeout, propagate, interval, disable_sync_subtasks=disable_sync_subtasks)
@@ -103,46 +103,46 @@ class GraphResult:
     async def _await(self) -> dict[str, Any]:
         return dict(zip(self.names, await self.members, strict=True))
 
-    # -- looking --
+    # -- state --
 
     def ready(self) -> bool:
-        """Tell whether all nodes have ended, in whatever way."""
+        """Return whether all nodes have ended, successfully or not."""
         return self.members.ready()
 
     def waiting(self) -> bool:
-        """Tell whether any node has not ended."""
+        """Return whether any node has not ended."""
         return self.members.waiting()
 
     def successful(self) -> bool:
-        """Tell whether all nodes returned a value."""
+        """Return whether all nodes returned a value."""
         return self.members.successful()
 
     def failed(self) -> bool:
-        """Tell whether any node failed, or did not run because another failed."""
+        """Return whether any node failed, or did not run because another failed."""
         return self.members.failed()
 
     def completed_count(self) -> int:
         """Return how many nodes returned a value."""
         return self.members.completed_count()
 
-    # -- the calls that the nodes made: see AsyncResult --
+    # -- the calls of the nodes' tasks --
 
     def iterdeps(self, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
-        """Go through the tree, level by level, as AsyncResult.iterdeps() does."""
+        """Iterate over the tree, level by level; see AsyncResult.iterdeps()."""
         return tree.iterdeps(self, intermediate)
 
     def collect(self, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
-        """Wait for each result of the tree in turn, as AsyncResult.collect() does."""
+        """Wait for each result of the tree in turn; see AsyncResult.collect()."""
         return tree.collect(self, intermediate, options)
 
     def get_leaf(self) -> Any:
         """Wait for all results of the tree, and return the value of the last."""
         return tree.get_leaf(self)
 
-    # -- acting --
+    # -- actions --
 
     def forget(self) -> None:
-        """Delete what is stored of the nodes and of what ran before the graph."""
+        """Delete the stored results of the nodes and of the calls before the graph."""
         tree.forget_line(self)
 
     def revoke(
@@ -157,10 +157,10 @@ class GraphResult:
         those of AsyncResult.revoke()."""
         self.members.revoke(connection, terminate, signal, wait, timeout)
 
-    # -- being described --
+    # -- description --
 
     def as_tuple(self) -> Any:
-        """Return what result_from_tuple() makes a GroupResult of; see AsyncResult.as_tuple()."""
+        """Return plain data, which result_from_tuple() converts to a GroupResult."""
         return tree.described(self)
 
     def as_list(self) -> list[str]:
@@ -188,7 +188,7 @@ class GraphResult:
             raise absent("GraphResult", name, RESULT)
 
     def __getitem__(self, name: str) -> AsyncResult[Any]:
-        """Return the result of the node *name*. Raises KeyError when there is none."""
+        """Return the result of the node *name*. Raises KeyError if there is none."""
         try:
             return self.results[self.names.index(name)]
         except ValueError:
@@ -207,11 +207,11 @@ class GraphResult:
         return True
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the nodes."""
+        """Return the names of the nodes."""
         return self.names
 
     def items(self) -> list[tuple[str, AsyncResult[Any]]]:
-        """The names of the nodes with their results."""
+        """Return the names of the nodes with their results."""
         return list(zip(self.names, self.results, strict=True))
 
     def __eq__(self, other: object) -> bool:

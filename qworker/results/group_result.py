@@ -1,6 +1,6 @@
-"""Results of groups: those of the members, under the id of the group, which can be saved.
+"""Group result: the results of the members of a group, which can be saved.
 
-Comes from:  a called or saved group; the descriptions of results that a task called.
+Comes from:  a called or saved group; the descriptions of a task's calls.
 Goes to:     the result store.
 Thread:      any; one object may be shared, except for changes of its members.
 """
@@ -24,7 +24,7 @@ __all__ = ["GroupResult", "GroupResults", "ResultSet"]
 
 
 class GroupResult(ResultSet[R]):
-    """The results of the members of a group, under the id of the group.
+    """The results of the members of a group, with the id of the group.
 
     parent: the result of the call before the group.
     """
@@ -47,27 +47,27 @@ class GroupResult(ResultSet[R]):
     def _before(self) -> Iterable[Single]:
         return tree.singles_before(self)
 
-    # -- kept in the store --
+    # -- saving --
 
     def save(self, backend: Backend | None = None) -> None:
-        """Store which results this group has, for restore(); as long as results are kept."""
+        """Store the ids of the members for restore(), for as long as results are kept."""
         (backend or self.backend).save_group(self.id, self.as_tuple())
 
     def delete(self, backend: Backend | None = None) -> None:
-        """Delete what save() stored, if anything. The results are kept."""
+        """Undo save(). The results are kept."""
         (backend or self.backend).delete_group(self.id)
 
     @classmethod
     def restore(cls, id: str, backend: Backend | None = None, app: App | None = None) -> Any:
-        """Return the group saved under this id; None if there is none, or it has expired."""
+        """Return the group saved with this id; None if there is none, or it has expired."""
         app = app or get_current_app()
         described = (backend or app.backend).get_group(id)
         return described and result_from_tuple(described, app)
 
-    # -- being described --
+    # -- description --
 
     def as_tuple(self) -> Any:
-        """Return what result_from_tuple() makes such a result of; see AsyncResult.as_tuple()."""
+        """Return plain data, which result_from_tuple() converts back; see AsyncResult.as_tuple()."""
         return tree.described(self)
 
     def as_list(self) -> list[str]:
@@ -114,7 +114,7 @@ class GroupResults(NamedTuple):
         results: Iterable[AsyncResult[R]],
         parent: Any = None,
     ) -> GroupResult[R]:
-        """Return the handle of the group *id*, whose members' results are *results*."""
+        """Return the result of the group *id* with the members *results*."""
         return GroupResult(id, results, parent, self.app)
 
     def restore(self, id: str, backend: Backend | None = None) -> Any:

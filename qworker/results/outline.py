@@ -1,13 +1,13 @@
-"""Outlines: the structure of a workflow, stored so that its progress can be displayed.
+"""Outline: the structure of a workflow, stored so that its progress can be displayed.
 
 Comes from:  publishing, which stores the outline of a called workflow with joins, or of every workflow with
              the setting ``result_extended``.
 Goes to:     ``workflow``, which reads the results of the calls in it.
 Thread:      any.
 
-An outline is plain data: the steps of a line of calls, in order. A step is ``[id, name]``, followed by
-``"IGNORED"`` if its result is not kept, or ``[id of a group, None, [line of each member]]``. A graph is a
-group of its nodes, followed by ``{name: [names that it waits for]}`` in the same order.
+An outline is plain data: the steps of a line of calls, in order. A call is ``[id, name]``, followed by
+``"IGNORED"`` if its result is not kept. A group is ``[id, None, [line of each member]]``. A graph is a group
+of its nodes, followed by ``{name: [names that it waits for]}`` in the same order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from qworker.backends.base import Backend
 
 Line = Sequence[Sequence[Any]]
-"""Tuples when it is made, because they take less memory for large groups; lists when it is read."""
+"""Tuples when made, because they take less memory for large groups; lists when read."""
 
 _KEY = "qworker-workflow-"
 MOST_GROUPS = 16
-"""Maximum number of groups of one line under whose ids its outline is stored."""
+"""Maximum number of groups in one line whose ids refer to its outline."""
 
 
 class Outline(NamedTuple):
@@ -55,13 +55,13 @@ def outlined(step: Mapping[str, Any], is_ignored: Callable[[Any], bool]) -> Line
 
 
 def has_joins(steps: Line) -> bool:
-    """Tell whether a call follows a group in *steps*: then no ended call names the calls after it."""
+    """Return whether a call follows a group in *steps*; then no result names the calls after the group."""
     return any(name is None for _, name, *_ in steps[:-1])
 
 
 def keep(backend: Backend, line: Line, parent: str | None, kept: float = 0.0) -> None:
-    """Store the outline of a workflow, under the id of its last step and those of the groups before it,
-    *kept* seconds longer than results. Raises BackendError, and EncodeError when it is too large."""
+    """Store the outline of a workflow, with the ids of its last step and of the groups before it as keys, for
+    *kept* seconds longer than results. Raises BackendError, and EncodeError if it is too large."""
     last = line[-1][0]
     backend.save_group(_KEY + last, {"line": line, "parent": parent}, kept)
     groups = [step[0] for step in line[:-1] if step[1] is None]
@@ -70,7 +70,7 @@ def keep(backend: Backend, line: Line, parent: str | None, kept: float = 0.0) ->
 
 
 def read(backend: Backend, identity: str) -> Outline | None:
-    """Return the outline of the workflow that ends with the call *identity*, or contains the group; None when
+    """Return the outline of the workflow that ends with the call *identity*, or contains the group; None if
     there is no readable one. Raises BackendError."""
     try:
         found = backend.get_group(_KEY + identity)
@@ -85,12 +85,12 @@ def read(backend: Backend, identity: str) -> Outline | None:
 
 
 def forget(backend: Backend, identity: str) -> None:
-    """Delete the outline under *identity*, if there is one."""
+    """Delete the outline with the key *identity*, if there is one."""
     backend.delete_group(_KEY + identity)
 
 
 def _is_line(value: Any) -> bool:
-    """Tell whether *value* is a valid line, including nested ones."""
+    """Return whether *value* is a valid line, including nested ones."""
     waiting = [value]
     while waiting:
         line = waiting.pop()
@@ -111,7 +111,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _are_names(after: Any, count: int) -> bool:
-    """Tell whether *after* maps so many nodes of a graph to the nodes they wait for."""
+    """Return whether *after* maps *count* nodes of a graph to the nodes that they wait for."""
     return (
         isinstance(after, dict)
         and len(after) == count

@@ -1,7 +1,7 @@
-"""Results: the caller's view of a task, by id.
+"""Result: the handle of a call and its result, by id.
 
 Comes from:  publishing (``delay`` returns one), or a stored id.
-Goes to:     the result store, when it is queried; creating one does not access the store.
+Goes to:     the result store, when it is queried; making one does not access the store.
 Thread:      any; one object may be shared.
 """
 
@@ -62,7 +62,7 @@ class AsyncResult(Generic[R]):
     """For ``except result.TimeoutError``."""
 
     supports_native_join = True
-    """Several are waited for together (ResultSet.join_native), with every result store."""
+    """join_native() works with every result store."""
 
     __slots__ = ("__weakref__", "_app", "_meta", "_promises", "_queue", "id", "ignored", "parent")
 
@@ -76,9 +76,9 @@ class AsyncResult(Generic[R]):
         queue: str | None = None,
         ignored: bool = False,
     ) -> None:
-        """backend, task_name: in Celery's positions; an app takes the position of backend."""
+        """backend, task_name: accepted for Celery's order of arguments; *backend* must be None."""
         given: tuple[Any, ...] = (task_name, app, parent)
-        if isinstance(given[2], bool):  # a pickle, also of an older version: see __reduce__()
+        if isinstance(given[2], bool):  # a pickle; see __reduce__()
             parent, queue, ignored = given
             app = None
         if backend is not None:
@@ -124,19 +124,20 @@ class AsyncResult(Generic[R]):
     ) -> R:
         """Wait until the task has ended; return its value, or raise its exception.
 
-        timeout: seconds or a timedelta, None for no limit; 0 or less: do not wait.
-        propagate: False returns the exception instead of raising it.
-        interval: seconds between polls where the store cannot notify us, and between calls of on_interval().
-        follow_parents: also raise the exception of an earlier task of the chain, as soon as it is known.
-        callback(id, value) is called with the value. on_message(metadata) is called with each state that is
-        seen, including the last: the store keeps one state at a time, so short states may be missed; an
-        exception is passed as the stored dict. no_ack has no effect.
+        - timeout: seconds or a timedelta; None for no limit; 0 or less: do not wait.
+        - propagate: False returns the exception instead of raising it.
+        - interval: seconds between polls of a store that does not notify us, and between calls of
+          on_interval().
+        - follow_parents: also raise the exception of an earlier task of the chain, as soon as it is known.
+        - callback: called with the id and the value.
+        - on_message: called with the metadata of each state that is seen, including the last; an exception is
+          in it as the stored dict. Short states may be missed.
+        - no_ack: no effect.
 
-        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout after the
-        timeout, BackendError when the store is unavailable, or becomes so and does not come back within 20
-        seconds, TypeError for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is
-        False, NotSupported when results are disabled. Returns None at once for a call whose result is
-        ignored.
+        Returns None at once for a call whose result is ignored. The cause (``__cause__``) of the exception is
+        the worker's traceback. Raises ResultTimeout after the timeout, BackendError if the store is
+        unavailable, or becomes so for more than 20 seconds, TypeError for an invalid timeout, RuntimeError in
+        a task unless disable_sync_subtasks is False, NotSupported if results are disabled.
         """
         limit = timeout_seconds(timeout)
         if self.ignored:
@@ -158,7 +159,7 @@ class AsyncResult(Generic[R]):
         if on_message is not None:
             on_message(meta)
         if follow and meta["status"] in states.PROPAGATE_STATES:
-            # An earlier task may have failed since, and caused this failure.
+            # An earlier task may have failed meanwhile, and caused this failure.
             tree.raise_of_parents(self, look(self.app, tree.unknown_before(self), until))
         value = self._value(meta, propagate)
         if callback is not None:
@@ -200,14 +201,14 @@ class AsyncResult(Generic[R]):
         """Call callback(result) when there is a value, or on_error(exception) on failure; return a vine
         promise.
 
-        They are called at once if it has ended already, otherwise from a thread of the app, or one that
-        notices the end; their exceptions are logged. on_error is also called with the DamagedResult of an
-        unreadable result, which is raised here if it is stored already. weak has no effect: callbacks are
-        kept. Raises TypeError for anything not callable.
+        They are called at once if the task has ended, otherwise on a thread of the app, or one that notices
+        the end; their exceptions are logged. on_error is also called with the DamagedResult of an unreadable
+        result, which is raised here if it is stored already. weak has no effect. Raises TypeError for
+        anything not callable.
         """
         return callbacks.then(self, callback, on_error)
 
-    # -- looking --
+    # -- state --
 
     def _final_meta(self) -> dict[str, Any] | None:
         """Return the stored metadata if the task has ended, else None."""
@@ -215,7 +216,7 @@ class AsyncResult(Generic[R]):
         return meta if meta["status"] in states.READY_STATES else None
 
     def keep(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Record the metadata of the ended task permanently, and keep its promises."""
+        """Keep the metadata of the ended task, and call its callbacks."""
         if self._meta is None:
             self._meta = meta
         callbacks.keep(self, meta)
@@ -226,7 +227,7 @@ class AsyncResult(Generic[R]):
         try:
             found = self.backend.watcher.own_look(tree.unknown_before(self))
         except BackendError:
-            return  # waiting reports it if it lasts
+            return  # if it persists, waiting raises it
         tree.raise_of_parents(self, found or {})
 
     def _look(self) -> dict[str, Any]:
@@ -255,8 +256,8 @@ class AsyncResult(Generic[R]):
 
     @property
     def result(self) -> Any:
-        """The value; the exception if it failed; the info of update_state() while it runs; None if there is
-        none."""
+        """The value, the exception if it failed, or the info of update_state() while it runs; None without
+        any."""
         meta = self._look()
         if meta["status"] in states.EXCEPTION_STATES:
             return exception_of(meta)
@@ -266,7 +267,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def traceback(self) -> str | None:
-        """The worker's traceback as text; None when there is none."""
+        """The worker's traceback as text; None if there is none."""
         return self._look().get("traceback")
 
     @property
@@ -277,13 +278,14 @@ class AsyncResult(Generic[R]):
 
     @property
     def children(self) -> list[Any]:
-        """The calls that the task made, available once it has ended: an AsyncResult for each, a GroupResult
-        for a group."""
+        """The results of the calls that the task made, available once it has ended: an AsyncResult, or a
+        GroupResult for a group."""
         return [result_from_tuple(child, self._app) for child in self._look().get("children") or ()]
 
     @property
     def name(self) -> str | None:
-        """The task's name; this and the next are stored if the setting result_extended is on, else None."""
+        """The task's name. This, and the following fields, are only stored with the setting
+        result_extended, else None."""
         return self._look().get("name")
 
     @property
@@ -303,7 +305,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def retries(self) -> int | None:
-        """How often it was retried."""
+        """The number of retries."""
         return self._look().get("retries")
 
     @property
@@ -312,26 +314,26 @@ class AsyncResult(Generic[R]):
         return self._queue or self._look().get("queue")
 
     def ready(self) -> bool:
-        """Tell whether it has ended, in whatever way."""
+        """Return whether it has ended, successfully or not."""
         return self._final_meta() is not None
 
     def successful(self) -> bool:
-        """Tell whether it returned a value."""
+        """Return whether it returned a value."""
         return self.state == states.SUCCESS
 
     def failed(self) -> bool:
-        """Tell whether it raised an exception."""
+        """Return whether it raised an exception."""
         return self.state == states.FAILURE
 
     def exists(self) -> bool:
-        """Tell whether a result is stored: False for an id that was never sent, or that waits or has
+        """Return whether a state is stored: False for an id that was never sent, is waiting, or has
         expired."""
         return self._meta is not None or self.backend.get(self.id) is not None
 
     def maybe_throw(self, propagate: bool = True, callback: Callable[[str, Any], Any] | None = None) -> Any:
         """Raise its exception if it has failed; return the value, None while there is none.
 
-        callback(id, value) is called with the value.
+        callback: called with the id and the value.
         """
         value = self._value(self._look(), propagate)
         if callback is not None:
@@ -340,13 +342,12 @@ class AsyncResult(Generic[R]):
 
     maybe_reraise = maybe_throw
 
-    # -- the calls that it made --
+    # -- the calls of its task --
 
     def iterdeps(self, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
         """Iterate over the tree, level by level: yield ``(parent, result)``; the first parent is None.
 
-        intermediate: skip the calls of unended results; otherwise IncompleteStream is raised after such a
-        result.
+        intermediate: skip the calls of tasks that have not ended, instead of raising IncompleteStream.
         """
         return tree.iterdeps(self, intermediate)
 
@@ -361,13 +362,13 @@ class AsyncResult(Generic[R]):
     def build_graph(
         self, intermediate: bool = False, formatter: GraphFormatter | None = None
     ) -> DependencyGraph[Node]:
-        """Return the tree as a graph of results, each with the results it led to. intermediate: as for
-        iterdeps(). formatter: how to_dot() draws it."""
+        """Return the tree as a graph of results, each with those of its task's calls. intermediate: as for
+        iterdeps(). formatter: for to_dot()."""
         return tree.build_graph(self, intermediate, formatter)
 
     @property
     def graph(self) -> DependencyGraph[Node]:
-        """build_graph(): what has not ended raises IncompleteStream."""
+        """The graph of build_graph(). Raises IncompleteStream if a task has not ended."""
         return self.build_graph()
 
     def tree(self) -> ResultTree:
@@ -377,7 +378,7 @@ class AsyncResult(Generic[R]):
         """
         return tree.tree_of(self)
 
-    # -- acting --
+    # -- actions --
 
     def forget(self) -> None:
         """Delete its stored result and those of its predecessors; the state is PENDING afterwards."""
@@ -394,22 +395,21 @@ class AsyncResult(Generic[R]):
         wait: bool = False,
         timeout: Any = None,
     ) -> None:
-        """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is already running.
+        """Cancel it: workers will not run it. terminate: if it is running, end it with *signal* (TERM).
 
-        For a called chain or chord, this cancels all calls that have not run, including earlier ones. Calls
-        after a cancelled call fail with it.
+        For a chain or chord, this cancels all calls that have not run, including earlier ones. Calls after a
+        cancelled call fail too.
 
-        The broker has stored the order when this returns. Workers do not reply, so *wait* and *timeout* raise
-        ControlError.
-        connection: None, or one of this app's.
+        The broker has stored the command when this returns. Workers do not reply, so *wait* and *timeout*
+        raise ControlError. connection: None, or one of this app's.
         """
         tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
 
     def as_tuple(self) -> Any:
         """Return ``((id, parent), members)``, plain data that result_from_tuple converts back to a result.
 
-        members: None for a single call. Of a long chain only the nearest predecessors are described, as many
-        as JSON can nest.
+        members: None for a single call. For a long chain, only the nearest predecessors are included, because
+        JSON limits the nesting.
         """
         return tree.described(self)
 
@@ -445,14 +445,13 @@ class AsyncResult(Generic[R]):
         return f"<{type(self).__name__}: {self.id}>"
 
     def __reduce__(self) -> Any:
-        """Its id, None, its parent, its queue, and whether it is ignored, in the order that other versions
-        use."""
+        """Return the arguments in the order of other versions: id, None, parent, queue, ignored."""
         return type(self), (self.id, None, self.parent, self._queue, self.ignored)
 
 
 def result_from_tuple(value: Any, app: App | None = None) -> Any:
-    """Make the AsyncResult or GroupResult described by ``as_tuple()``. Raises ValueError for anything
-    else."""
+    """Return the AsyncResult or GroupResult for the data of ``as_tuple()``. Raises ValueError for other
+    data."""
     before: list[tuple[str, Any]] = []
     described = value
     while True:

@@ -1,4 +1,4 @@
-"""Result set: the results of several calls, queried and waited for together.
+"""Several: sets of results, which are queried and waited for together.
 
 Comes from:  results of any kind; ``group_result``, for those of a group.
 Goes to:     the result store, with one read for all of them.
@@ -75,7 +75,7 @@ class ResultSet(Generic[R]):
     # -- members --
 
     def add(self, result: AsyncResult[R]) -> None:
-        """Add *result*, unless it is a member."""
+        """Add *result* if it is not a member."""
         if result not in self.results:
             self.results.append(result)
 
@@ -88,7 +88,7 @@ class ResultSet(Generic[R]):
                 self.results.append(result)
 
     def remove(self, result: AsyncResult[R] | str) -> None:
-        """Remove *result*, or the one with this id. Raises KeyError when it is missing."""
+        """Remove *result*, or the one with this id. Raises KeyError if it is missing."""
         for place, each in enumerate(self.results):
             if str(each) == result if isinstance(result, str) else each == result:
                 del self.results[place]
@@ -103,7 +103,7 @@ class ResultSet(Generic[R]):
             pass
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all members."""
         self.results.clear()
 
     @property
@@ -112,7 +112,7 @@ class ResultSet(Generic[R]):
         return self.results
 
     def _singles(self) -> Iterator[AsyncResult[Any]]:
-        """Return the results of single calls: the members, and those of nested sets."""
+        """Yield the results of single calls, including those of nested sets."""
         for result in self.results:
             if result._is_single:
                 yield result
@@ -134,17 +134,18 @@ class ResultSet(Generic[R]):
     ) -> list[R]:
         """Wait until all have ended; return their values in the order of the set.
 
-        timeout: seconds or a timedelta, for all together; None for no limit; 0 or less: do not wait.
-        propagate: raise the exception of the first that fails as soon as it is known, or of an earlier call;
-        False returns exceptions in the list.
-        interval: seconds between polls where the store cannot notify us, and between calls of on_interval().
-        callback(id, value) is called with each value as it arrives; then the list is empty.
-        on_message(metadata) is called with the final metadata of each; an exception is passed as the stored
-        dict. no_ack has no effect.
+        - timeout: seconds or a timedelta, for all together; None for no limit; 0 or less: do not wait.
+        - propagate: raise the exception of the first failed one, or of an earlier call, as soon as it is
+          known; False returns exceptions in the list.
+        - interval: seconds between polls of a store that does not notify us, and between calls of
+          on_interval().
+        - callback: called with the id and value of each as it arrives; the returned list is empty then.
+        - on_message: called with the final metadata of each; an exception is in it as the stored dict.
+        - no_ack: no effect.
 
         The value of a call whose result is ignored is None. Raises ResultTimeout after the timeout, TypeError
-        for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is False, NotSupported
-        when results are disabled.
+        for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is False, NotSupported if
+        results are disabled.
         """
         limit = timeout_seconds(timeout)
         if disable_sync_subtasks:
@@ -172,7 +173,7 @@ class ResultSet(Generic[R]):
         on_interval: Callable[[], Any] | None = None,
         disable_sync_subtasks: bool = True,
     ) -> list[R]:
-        """get(), with its arguments in Celery's order for this name."""
+        """Like get(), with Celery's order of arguments."""
         return self.get(
             timeout, propagate, interval, callback, no_ack, on_message, disable_sync_subtasks, on_interval
         )
@@ -189,7 +190,7 @@ class ResultSet(Generic[R]):
         return gather(self.app, singles, parents, timeout, interval, on_interval) if singles else iter(())
 
     def _before(self) -> Iterable[Single]:
-        """Return the results whose failure means that this will never end."""
+        """Return the earlier results, whose failure means that this set will never end."""
         return ()
 
     def _values(self, propagate: bool) -> list[R]:
@@ -219,7 +220,7 @@ class ResultSet(Generic[R]):
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         on_interval: Callable[[], Any] | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield ``(id, metadata)`` of each as it ends; an exception is passed as the stored dict.
+        """Yield ``(id, metadata)`` of each as it ends; an exception is in it as the stored dict.
 
         Arguments and errors are those of get(). Calls whose result is ignored are left out.
         """
@@ -232,8 +233,8 @@ class ResultSet(Generic[R]):
     def as_completed(self, timeout: float | timedelta | None = None, interval: float = 0.5) -> AsCompleted[R]:
         """Return an iterator over the results as they end, for ``for`` and ``async for``.
 
-        Each yielded result has ended, or is ignored: its get() does not wait. Raises ResultTimeout when some
-        have not ended after *timeout* seconds.
+        The get() of a yielded result does not wait, because it has ended, or is ignored. Raises ResultTimeout
+        if some have not ended after *timeout* seconds.
         """
         return AsCompleted(self, timeout_seconds(timeout), interval)
 
@@ -272,36 +273,36 @@ class ResultSet(Generic[R]):
         """Call callback(results) when all have a value, or on_error(exception) as soon as one has failed;
         return a vine promise.
 
-        They are called at once if the outcome is known already, otherwise from a thread of the app; their
-        exceptions are logged. on_error is also called with the DamagedResult of an unreadable result. weak
-        has no effect. Raises TypeError for anything not callable.
+        They are called at once if the outcome is known, otherwise on a thread of the app; their exceptions
+        are logged. on_error is also called with the DamagedResult of an unreadable result. weak has no
+        effect. Raises TypeError for anything not callable.
         """
         return callbacks.then_all(self, callback, on_error)
 
-    # -- looking --
+    # -- state --
 
     def _states(self) -> dict[str, str]:
         return known_states(list(self._singles()), lambda: self.backend)
 
     def ready(self) -> bool:
-        """Tell whether all have ended, in whatever way. Calls whose result is ignored do not count."""
+        """Return whether all have ended, successfully or not. Ignored results do not count."""
         ended = {*states.READY_STATES, states.IGNORED}
         return all(state in ended for state in self._states().values())
 
     def waiting(self) -> bool:
-        """Tell whether any has not ended."""
+        """Return whether any has not ended."""
         return not self.ready()
 
     def successful(self) -> bool:
-        """Tell whether all returned a value."""
+        """Return whether all returned a value."""
         return all(state == states.SUCCESS for state in self._states().values())
 
     def failed(self) -> bool:
-        """Tell whether any raised an exception."""
+        """Return whether any raised an exception."""
         return states.FAILURE in self._states().values()
 
     def completed_count(self) -> int:
-        """Return how many members returned a value; a nested set counts once, when all of its members did."""
+        """Return how many members returned a value; a nested set counts once, if all of its members did."""
         known = self._states()
         return sum(
             all(known[each.id] == states.SUCCESS for each in result._singles()) for result in self.results
@@ -310,7 +311,7 @@ class ResultSet(Generic[R]):
     def maybe_throw(self, callback: Callable[[str, Any], Any] | None = None, propagate: bool = True) -> None:
         """Raise the exception of the first member that has failed, if any has.
 
-        callback(id, value) is called with the value of each single call; None if there is none yet.
+        callback: called with the id and value of each single call; None if there is no value yet.
         """
         self._states()
         for each in self._singles():
@@ -320,12 +321,12 @@ class ResultSet(Generic[R]):
 
     maybe_reraise = maybe_throw
 
-    # -- acting --
+    # -- actions --
 
     parent: AsyncResult[Any] | GroupResult[Any] | None = None
 
     def forget(self) -> None:
-        """Delete the stored results of them and of those before them."""
+        """Delete the stored results of the members and of earlier calls."""
         tree.forget_line(self)
 
     def revoke(
@@ -336,11 +337,11 @@ class ResultSet(Generic[R]):
         wait: bool = False,
         timeout: Any = None,
     ) -> None:
-        """Cancel them, and earlier calls: tell all workers, in one order, not to run these calls. Arguments
-        and errors are those of AsyncResult.revoke()."""
+        """Cancel the members and earlier calls, with one command to all workers. Arguments and errors are
+        those of AsyncResult.revoke()."""
         tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
 
-    # -- being a collection --
+    # -- collection methods --
 
     if not TYPE_CHECKING:
 
@@ -374,7 +375,7 @@ class ResultSet(Generic[R]):
 
 
 class AsCompleted(Generic[R]):
-    """The results of a set as they end: to go through with ``for`` or ``async for``."""
+    """Iterates over the results of a set as they end, with ``for`` or ``async for``."""
 
     def __init__(self, results: ResultSet[R], timeout: float | None, interval: float) -> None:
         self._results = results

@@ -1,10 +1,10 @@
-"""Result tree: a result with the results of its task's calls, recursively.
+"""Tree: a result with the results of its task's calls, recursively.
 
 Comes from:  the methods of ``AsyncResult``, ``GroupResult`` and ``GraphResult``.
 Goes to:     the result store, one read for each level.
 Thread:      any.
 
-A task's calls are known once it has ended (its option ``trail`` is on by default).
+A task's calls are known once it has ended, unless its option ``trail`` is off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Several(Protocol):
-    """A result of whatever kind: of one call, a set, a group, or a graph."""
+    """A result of any kind: of one call, a set, a group, or a graph."""
 
     _is_single: bool
 
@@ -33,7 +33,7 @@ class Several(Protocol):
     def backend(self) -> Backend: ...
     @property
     def parent(self) -> Any:
-        """The Node of what ran before it."""
+        """The Node before it; None if there is none."""
 
     @property
     def children(self) -> Sequence[Any]: ...
@@ -71,8 +71,8 @@ class Single(Node, Protocol):
 
 
 DESCRIBED = 32
-"""Maximum results of a line in a description: each nests two levels deeper, and messages nest 200 at most.
-"""
+"""Maximum results of a line in a description, because each nests two levels deeper, and messages nest 200
+levels at most."""
 
 
 def iterdeps(result: Node, intermediate: bool) -> Iterator[tuple[Node | None, Node]]:
@@ -93,10 +93,10 @@ def iterdeps(result: Node, intermediate: bool) -> Iterator[tuple[Node | None, No
 
 
 def _look(results: Sequence[Single]) -> None:
-    """Read once all *results* that are not known to have ended, and keep the final ones."""
+    """Read the *results* not known to have ended, in one read, and keep the final ones."""
     unknown = [each for each in results if each._meta is None and not each.ignored]
     if len(unknown) < 2:
-        return  # it is read separately
+        return  # a single one is read on use
     found = unknown[0].backend.read_many([each.id for each in unknown])
     for each in unknown:
         meta = found.get(each.id)
@@ -135,8 +135,9 @@ def get_leaf(result: Node) -> Any:
 class ResultTree(NamedTuple):
     """A result and those of its task's calls, as far as known.
 
-    name: of the task, if ``result_extended`` is on; None for a group, and if unknown. state: of a group
-    FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is known, else STARTED.
+    - name: of the task, if ``result_extended`` is on; None for a group, and if unknown.
+    - state: for a group, FAILURE if a member failed, SUCCESS if all returned, PENDING if none has a state,
+      else STARTED.
     """
 
     id: str
@@ -177,7 +178,7 @@ def tree_of(result: Node) -> ResultTree:
 
 
 def state_of_many(members: Iterable[str]) -> str:
-    """Return the state of a group from those of its *members*; calls whose result is ignored do not count."""
+    """Return the state of a group from those of its *members*; ignored results do not count."""
     found = set(members) - {states.IGNORED}
     if found & states.PROPAGATE_STATES:
         return states.FAILURE
@@ -186,7 +187,7 @@ def state_of_many(members: Iterable[str]) -> str:
     return states.STARTED
 
 
-# -- the results before it --
+# -- predecessors --
 
 
 def line(result: Several) -> Iterator[Node]:
@@ -198,7 +199,7 @@ def line(result: Several) -> Iterator[Node]:
 
 
 def singles_before(result: Node) -> list[Single]:
-    """Return the results of single calls before *result*, including those of groups, nearest first."""
+    """Return the results of the single calls before *result*, including those in groups, nearest first."""
     return [single for node in line(result) if node is not result for single in node._singles()]
 
 
@@ -208,8 +209,8 @@ def unknown_before(result: Node) -> list[str]:
 
 
 def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
-    """Raise the exception of a failed predecessor of *result*, the first if there are several. Unreadable
-    ones are skipped: their values were not requested.
+    """Raise the exception of the first failed predecessor of *result*, if any. Unreadable ones are skipped,
+    because their values were not requested.
 
     found: the stored results for unknown_before().
     """
@@ -233,7 +234,7 @@ def ids_of_line(result: Node) -> list[str]:
 
 
 def _of_the_workflow(result: Several) -> list[Single]:
-    """Return the results of single calls in it, before it, and before each of its members."""
+    """Return the results of the single calls in *result*, before it, and before each of its members."""
     met: dict[int, Any] = {}
     unseen: list[Any] = [result]
     while unseen:
@@ -247,8 +248,8 @@ def _of_the_workflow(result: Several) -> list[Single]:
 def revoke_workflow(
     result: Several, connection: Any, terminate: bool, signal: str | int | None, wait: bool, timeout: Any
 ) -> None:
-    """Tell all workers, in one order, not to run any call of the workflow with *result*, except those known
-    here to have ended. See AsyncResult.revoke()."""
+    """Cancel all calls of the workflow with *result*, except those known here to have ended, with one command
+    to all workers. See AsyncResult.revoke()."""
     ids = list(dict.fromkeys(each.id for each in _of_the_workflow(result) if each._meta is None))
     if ids:
         result.app.control.revoke(

@@ -1,4 +1,4 @@
-"""Waiting: the caller blocks until a result is available, and is warned when it may never be.
+"""Waiting: blocks the caller until a result is available, and logs if it may never be.
 
 Comes from:  ``result.get()``.
 Goes to:     the result store; once to the broker, to check whether a worker is running.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HINT_AFTER = 2.0
-"""Seconds of waiting after which a missing worker is logged."""
+"""Seconds of waiting after which missing workers are logged."""
 
 _LONGEST_LOOK = 3600.0
 
@@ -38,8 +38,8 @@ _joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=F
 
 @contextmanager
 def allow_join_result() -> Iterator[None]:
-    """Allow get() to wait inside a task, in this block. Only safe when another worker process runs the
-    awaited task."""
+    """Allow get() to wait inside a task, in this block. Only safe if another worker process runs the awaited
+    task."""
     token = _joins_allowed.set(True)
     try:
         yield
@@ -48,7 +48,7 @@ def allow_join_result() -> Iterator[None]:
 
 
 def refuse_to_wait_in_a_task() -> None:
-    """Raise RuntimeError inside a task that a worker runs, unless allow_join_result() is in force."""
+    """Raise RuntimeError inside a worker's task, except in a block of allow_join_result()."""
     context = current_context()
     if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
         return
@@ -82,10 +82,11 @@ def wait_for(
     looked: int | None = None,
     hinted: bool = False,
 ) -> Meta:
-    """Return the metadata of the task once it has ended. timeout: seconds, None for no limit. looked: the
-    watcher's mark() from before it was read. hinted: a missing worker was logged already.
+    """Return the metadata of the task once it has ended.
 
-    Raises ResultTimeout when it has not ended by then.
+    - timeout: seconds, None for no limit; then ResultTimeout is raised.
+    - looked: the watcher's mark() from before the result was read.
+    - hinted: missing workers were already logged.
     """
     clock, backend = app.clock, app.backend
     started = clock.monotonic()
@@ -96,7 +97,7 @@ def wait_for(
             meta = backend.get(task_id)
             state = states.PENDING if meta is None else meta["status"]
             if meta is not None and state in states.READY_STATES:
-                return meta  # at the last moment
+                return meta  # ended at the last moment
             advice = "see qworker doctor" if state == states.PENDING else "it may still be running"
             raise ResultTimeout(
                 f"task {task_id} has not ended within {timeout:g} s (state: {state}); {advice}"
@@ -113,9 +114,9 @@ def wait_for(
 
 
 def look(app: App, ids: Collection[str], until: float | None = None) -> dict[str, Found]:
-    """Return which of *ids* have ended now, or as soon as a store that has just become unavailable is back.
+    """Return the metadata of those of *ids* that have ended; wait if the store has just become unavailable.
 
-    until: when to give up, by the monotonic clock. Raises BackendError when the store is not back by then.
+    until: the monotonic time to give up. Raises BackendError if the store is not back by then.
     """
     clock, watcher = app.clock, app.backend.watcher
     while (found := watcher.own_look(ids)) is None:
@@ -126,7 +127,7 @@ def look(app: App, ids: Collection[str], until: float | None = None) -> dict[str
 
 
 def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callable[[], Any]:
-    """Return a function that calls both; None is ignored."""
+    """Return a function that calls *first*, and *second* unless it is None."""
 
     def both() -> None:
         first()
@@ -137,10 +138,8 @@ def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callab
 
 
 def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
-    """Return a function that reads the task's state, and calls tell(metadata) when it has changed.
-
-    The final state is left to the waiting caller.
-    """
+    """Return a function that reads the task's state, and calls tell(metadata) if it has changed and is not
+    final."""
     last: list[Meta] = []
 
     def tell_if_new() -> None:
@@ -149,7 +148,7 @@ def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable
         except BackendError as error:
             if isinstance(error, DamagedResult):
                 raise
-            return  # waiting reports it if it lasts
+            return  # if it persists, waiting raises it
         if meta is not None and [meta] != last and meta["status"] not in states.READY_STATES:
             last[:] = [meta]
             tell(meta)
@@ -158,12 +157,12 @@ def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable
 
 
 def hint(app: App, task_id: str, queue: str | None) -> None:
-    """Log why there may never be a result: no worker, or none for *queue*. Never raises."""
+    """Log if no worker runs, or none consumes *queue*, because there may never be a result. Never raises."""
     try:
         if (presence := app.broker.presence) is None:
             return
         workers = presence.admin.workers()
-    except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
+    except Exception as error:  # noqa: BLE001 - a failed hint must not end the waiting
         reraise_interrupt(error)
         logger.debug("cannot determine whether workers are running: %s", error)
         return

@@ -1,12 +1,12 @@
-"""Workflow: all calls connected with one id, as far as the result store knows them.
+"""Workflow: finds all calls of a workflow in the result store, given one id.
 
 Comes from:  ``qworker graph``, with an id.
 Goes to:     the result store: one read for all calls found by the previous read; predecessors one by one.
 Thread:      any; a Survey belongs to one.
 
-The data about a workflow is distributed. A result names the calling task and the calls that its task made;
-some stores only keep the latter. An outline names all calls of a workflow with joins. A saved group names its
-members. Everything else is reported as unknown.
+A result names the task that made the call, which some stores do not keep, and the calls that its task made.
+An outline names all calls of a workflow with joins. A saved group names its members. Other data is reported
+as unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qworker.backends.base import Found
 
 UNREADABLE = "UNREADABLE"
-"""Reported instead of a state for damaged or forged data."""
+"""The reported state of damaged or forged results."""
 MOST_GROUPS = 64
 """Maximum number of groups for which the calls after them are looked up."""
 ENDED = states.READY_STATES | {states.IGNORED, UNREADABLE}
@@ -37,11 +37,10 @@ class Step(NamedTuple):
     """A call, or a group of calls.
 
     - name: of the task; None for a group, and if unknown.
-    - state: of a group FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is
-      known, else STARTED.
-    - is_group: its calls are its members, instead of its task's calls.
-    - calls, then: ids; then is the call that gets its value, or follows it.
-    - node: its name as a node of a graph; None elsewhere.
+    - state: as in ResultTree.
+    - is_group: whether *calls* are the members of a group, or the calls of its task.
+    - calls, then: ids; *then* of the calls that get its value, or follow it.
+    - node: its name as a node of a graph; None otherwise.
     - after: the ids of the nodes that it waits for.
     """
 
@@ -56,10 +55,11 @@ class Step(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """The current knowledge about a workflow.
+    """The known data about a workflow.
 
+    - asked: the requested id.
+    - root: the id of the first step.
     - steps: by id, each before its successors.
-    - root: the id of the first. asked: the requested id.
     - unknown: sentences about missing data.
     """
 
@@ -69,7 +69,7 @@ class Workflow(NamedTuple):
     unknown: tuple[str, ...]
 
     def counts(self) -> Counter[str]:
-        """Return how many calls are in each state; groups do not count."""
+        """Return the number of calls in each state; groups do not count."""
         return Counter(step.state for step in self.steps.values() if not step.is_group)
 
     def line(self, first: str) -> Iterator[Step]:
@@ -98,7 +98,7 @@ class _Node:
 
 
 class Survey:
-    """Examines the workflow of *task_id*, repeatedly if required: ended calls are read once."""
+    """Examines the workflow of *task_id*. look() may be called repeatedly; ended calls are read only once."""
 
     def __init__(self, app: App, task_id: str) -> None:
         self._app = app
@@ -113,8 +113,8 @@ class Survey:
         self._unknown: list[str] = []
 
     def look(self) -> Workflow | None:
-        """Return the current state of the workflow; None when nothing is stored for the id. Raises
-        BackendError when the store is unavailable, NotSupported when results are disabled."""
+        """Return the current state of the workflow; None if nothing is stored for the id. Raises BackendError
+        if the store is unavailable, NotSupported if results are disabled."""
         self._nodes, self._made_by, self._lone, self._unknown = {}, [], {}, []
         root = self._climb()
         if root is None:
@@ -122,10 +122,10 @@ class Survey:
         self._descend()
         return self._made(root)
 
-    # -- up --
+    # -- predecessors --
 
     def _climb(self) -> str | None:
-        """Find the first call of all, or None, and read the outlines on the way."""
+        """Return the id of the first step, None if nothing is stored; read the outlines on the way."""
         top, current = self._asked, self._asked
         seen: set[str] = set()
         known = False
@@ -177,7 +177,7 @@ class Survey:
         except (DamagedResult, NotSupported, ValueError):
             return None
 
-    # -- notifications --
+    # -- collecting steps --
 
     def _node(self, identity: str, is_group: bool = False) -> _Node:
         node = self._nodes.get(identity)
@@ -213,7 +213,7 @@ class Survey:
             node.node, node.after = name, tuple(firsts[each] for each in after[name])
 
     def _take_result(self, result: Any) -> str:
-        """Add a result, with its unknown predecessors; return the id of the first."""
+        """Add a result and its predecessors that were not added yet; return the id of the first."""
         waiting, first = deque([result]), None
         while waiting:
             before: list[Any] = []
@@ -232,10 +232,10 @@ class Survey:
             first = first or before[0].id
         return str(first)
 
-    # -- down --
+    # -- successors --
 
     def _descend(self) -> None:
-        """Read all known steps and those they name, until there are no new ones."""
+        """Read all known steps and the steps that they name, until there are no new ones."""
         looked, groups = 0, 0
         while new := list(islice(self._nodes, looked, None)):
             looked += len(new)
@@ -259,11 +259,11 @@ class Survey:
         try:
             result = result_from_tuple(child, self._app)
         except ValueError:
-            return  # invalid data: it names no call
+            return  # invalid data
         node.calls[self._take_result(result)] = None
 
     def _read(self, ids: Iterable[str]) -> dict[str, Found]:
-        """Return the stored results of *ids*; ended ones as first read."""
+        """Return the stored results of *ids*; ended ones are read only once."""
         wanted = list(ids)
         unknown = [each for each in wanted if each not in self._ended]
         found = self._backend.read_many(unknown) if unknown else {}
@@ -272,11 +272,11 @@ class Survey:
                 self._ended[identity] = meta
         return {**found, **{each: self._ended[each] for each in wanted if each in self._ended}}
 
-    # -- what is made of it --
+    # -- the result --
 
     def _made(self, root: str) -> Workflow:
-        """Put each step in one place: after the step whose value it gets, else below its caller or its
-        group."""
+        """Return the workflow, with each step in one place: after the step whose value it gets, else below
+        its caller or group."""
         placed: dict[str, tuple[list[str], list[str]]] = {root: ([], [])}
         waiting = deque([root])
 
