@@ -89,7 +89,8 @@ class PublishError(QWorkerError):
 def _also_kombus(kind: type[QWorkerError], name: str) -> None:
     """Make *kind* a subclass of kombu's error *name*, which Celery's users catch around ``delay()``.
 
-    Does nothing until kombu is loaded: nobody can catch its errors before, and loading it is expensive.
+    Does nothing until kombu is loaded, because loading it is expensive, and its errors cannot be caught
+    before.
     """
     if "kombu" in sys.modules:
         theirs = getattr(import_module("kombu.exceptions"), name)

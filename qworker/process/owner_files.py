@@ -25,7 +25,7 @@ from qworker.process.running_file import SLOT
 
 try:
     import fcntl
-except ImportError:  # on Windows, a consumer's death is only noticed by its lease
+except ImportError:  # Windows: a consumer's death is only noticed by its lease
     fcntl = None  # type: ignore[assignment]
 
 PROMPT_SECONDS = 1.0

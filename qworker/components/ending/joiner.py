@@ -154,7 +154,7 @@ class Joiner(ThreadComponent):
         return messages_of(self._app, body, self._values(join, body))
 
     def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
-        """Return the messages that make *body* fail, in a worker if qworker wrote it.
+        """Return the messages that make *body* fail, in a worker if the join is in qworker's format.
 
         believed: the parts belong to the members.
         """

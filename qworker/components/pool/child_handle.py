@@ -269,8 +269,8 @@ class ChildHandle:
             elif first:
                 first = False  # sync jobs run one after the other: only the first one is running
                 if limit is not None:
-                    # It had started before its predecessor's outcome arrived, so this may be late but not
-                    # early.
+                    # It started when its predecessor's outcome was sent, which arrived later, so it is not
+                    # killed too early.
                     limits.append(Limit(max(since, self.last_heard) + limit, request, OVERDUE))
         return min(limits, default=None, key=lambda limit: limit.at)
 

@@ -59,8 +59,8 @@ class TaskPool(ABC):
     def __init__(self) -> None:
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
         self.starts = self.deaths = self.recycled = 0
-        """Numbers of processes that were started, that died unexpectedly, and that were replaced because of a
-        limit."""
+        """Numbers of processes that were started, that died or were killed, and that were replaced because of
+        their number of tasks or their size."""
 
     @abstractmethod
     def start(self) -> None:
