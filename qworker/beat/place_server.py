@@ -70,7 +70,7 @@ class ServerPlace:
         self._handle.abandon()
 
     def _tell(self, link: Link) -> None:
-        link.speak_whole()
+        link.use_client_cursor()
         link.do(SETTINGS[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:

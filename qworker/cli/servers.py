@@ -186,7 +186,7 @@ def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     mysql = import_module("qworker.transports.sql.mysql")
     where = mask_urls(url)
-    arguments = mysql.asked_by(url.removeprefix("db+")).arguments()
+    arguments = mysql.url_options(url.removeprefix("db+")).arguments()
     patience = {"connect_timeout": int(TIMEOUT), "read_timeout": int(TIMEOUT)}
     database = arguments["database"] or None
     connection = import_module("pymysql").connect(**{**arguments, **patience, "database": database})

@@ -35,7 +35,7 @@ def test_postgresql_reads_lists(
 ) -> None:
     link = connector(require("postgresql"), 4.0, {})(False)
     try:
-        link.speak_whole()
+        link.use_client_cursor()
         ((found_texts, found_blobs, found_numbers),) = link.ask(
             "SELECT CAST(%s AS text[]), CAST(%s AS bytea[]), CAST(%s AS bigint[])", (texts, blobs, numbers)
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from qworker.transports.sql.link import blind
+from qworker.transports.sql.link import detach_socket
 from qworker.transports.sql.result_upserts import LOOK
 
 DRIVERS = ("psycopg", "psycopg2")
@@ -57,7 +57,7 @@ class ListenConnection:
 
     def abandon(self) -> None:
         with suppress(Exception):  # it may be closed already
-            blind(self.fileno())
+            detach_socket(self.fileno())
 
 
 def _keep_alive(file: int) -> None:

@@ -270,7 +270,7 @@ def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
     if not url.drivername.endswith("+pymysql"):
         return url
     # Imported here, because it loads OpenSSL, which PyMySQL needs in any case.
-    read = import_module("qworker.transports.sql.mysql_options").asked_of
+    read = import_module("qworker.transports.sql.mysql_options").options_of
     asked = read(((name, str(value)) for name, value in url.query.items()), "result_backend")
     if asked.tls is not None:
         asked.tls.checked("result_backend")

@@ -26,7 +26,7 @@ from qworker.django.models import Task
 from qworker.django.transports.databases import own_connection
 from qworker.django.transports.notifications import Notifications, open_notifications
 from qworker.transports.portions import portions
-from qworker.transports.sql.link import blind
+from qworker.transports.sql.link import detach_socket
 
 LINGER_SECONDS = 1.0
 """Seconds for which the connections and the thread are kept after the last wait."""
@@ -149,7 +149,7 @@ class TaskWatcher:
         for connection in self._idle:
             with suppress(Exception):  # a driver without a file descriptor
                 driver = connection.connection
-                blind(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
+                detach_socket(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
         self._idle.clear()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from pymysql.connections import Connection
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.sql.link import blind
+from qworker.transports.sql.link import detach_socket
 
 TOO_LARGE = 1153
 """The server's own error number."""
@@ -89,4 +89,4 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
     def abandon(self) -> None:
         """In a forked child: drop the connection without notifying the server."""
         if self._sock is not None:
-            blind(self._sock.fileno())
+            detach_socket(self._sock.fileno())

@@ -125,7 +125,7 @@ class Link(ABC):
     @abstractmethod
     def rollback(self) -> None: ...
 
-    def speak_whole(self) -> None:  # noqa: B027 - MySQL does in any case
+    def use_client_cursor(self) -> None:  # noqa: B027 - MySQL does in any case
         """From now on send each statement with its values as one message, which the server has either
         received completely, or knows to be incomplete."""
 
@@ -451,8 +451,8 @@ class Handle:
             link.abandon()
 
 
-def blind(file: int) -> None:
-    """Let *file* lead nowhere in this process; whoever else has it keeps it."""
+def detach_socket(file: int) -> None:
+    """Point *file* at the null device in this process only; other processes keep the socket."""
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.dup2(nowhere, file, inheritable=False)

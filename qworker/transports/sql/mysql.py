@@ -29,7 +29,7 @@ from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.portions import portions_by_size
 from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, leased
-from qworker.transports.sql.mysql_options import Asked, asked_of
+from qworker.transports.sql.mysql_options import MySQLOptions, options_of
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
@@ -96,7 +96,7 @@ _USUAL: Mapping[str, Any] = {
 }
 
 
-def asked_by(url: str) -> Asked:
+def url_options(url: str) -> MySQLOptions:
     """Return PyMySQL's arguments for *url*; ConfigurationError for unknown options."""
     try:
         parts = urlsplit(url)
@@ -104,7 +104,7 @@ def asked_by(url: str) -> Asked:
     except ValueError:
         text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
         raise ConfigurationError(text, setting="broker_url") from None
-    asked = asked_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
+    asked = options_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
     said = {
         "host": parts.hostname,
         "port": port,
@@ -123,7 +123,7 @@ class MySQLLink(Link):
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
-        asked = asked_by(url)
+        asked = url_options(url)
         if not asked.fields["database"]:
             raise ConfigurationError(
                 "broker_url names no database: mysql://user@host/database", setting="broker_url"
@@ -166,7 +166,7 @@ class MySQLLink(Link):
 
     @staticmethod
     def check(url: str) -> None:
-        tls = asked_by(url).tls
+        tls = url_options(url).tls
         if tls is not None:
             tls.checked("broker_url")
 

@@ -102,7 +102,7 @@ _IN_FILES = {
 """Names in option files that are others in URLs; all others are the same, with dashes or not."""
 
 
-class Asked(NamedTuple):
+class MySQLOptions(NamedTuple):
     """fields: arguments of PyMySQL's connection. tls: None if not requested: then PyMySQL encrypts if the
     server can, without verification. plain: TLS is disabled."""
 
@@ -117,7 +117,7 @@ class Asked(NamedTuple):
         return {**self.fields, "ssl_disabled": True} if self.plain else self.fields
 
 
-def asked_of(query: Iterable[tuple[str, str]], setting: str) -> Asked:
+def options_of(query: Iterable[tuple[str, str]], setting: str) -> MySQLOptions:
     """Return the options in the parameters of a URL, the value of *setting*. Files of certificates are not
     read.
 
@@ -149,7 +149,7 @@ def asked_of(query: Iterable[tuple[str, str]], setting: str) -> Asked:
             hint = near(name, NAMES, 1)
             did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(sorted(NAMES))}"
             raise _wrong(setting, f"MySQL's connection has no option {name!r}; {did_you_mean}")
-    return Asked(fields, *_tls(parameters, setting))
+    return MySQLOptions(fields, *_tls(parameters, setting))
 
 
 def _flags(text: str) -> int:

@@ -31,7 +31,16 @@ from qworker.transports.connect_errors import (
 )
 from qworker.transports.lease import MAX_LEASE_BYTES, Part
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
-from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, blind, leased
+from qworker.transports.sql.link import (
+    Claimed,
+    ClaimOrder,
+    DriverError,
+    Link,
+    MessageRow,
+    Row,
+    detach_socket,
+    leased,
+)
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
 from qworker.transports.sql.schema import (
@@ -209,7 +218,7 @@ class PostgreSQLLink(Link):
         if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             self._connection.execute("ROLLBACK")
 
-    def speak_whole(self) -> None:
+    def use_client_cursor(self) -> None:
         self._connection.cursor_factory = psycopg.ClientCursor
         self._connection.adapters.register_dumper(list, ArrayDumper)
         self._connection.prepare_threshold = None
@@ -353,7 +362,7 @@ class PostgreSQLLink(Link):
 
     def abandon(self) -> None:
         try:
-            blind(self._connection.fileno())
+            detach_socket(self._connection.fileno())
         except (psycopg.Error, OSError):
             pass
 

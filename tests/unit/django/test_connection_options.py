@@ -34,8 +34,8 @@ from qworker.transports.redis import client_options
 from qworker.transports.redis.url import endpoint
 from qworker.transports.sql import mysql_options
 from qworker.transports.sql.links import connector
-from qworker.transports.sql.mysql import MySQLLink, asked_by
-from qworker.transports.sql.mysql_options import asked_of
+from qworker.transports.sql.mysql import MySQLLink, url_options
+from qworker.transports.sql.mysql_options import options_of
 from qworker.transports.sql.postgresql import PostgreSQLLink, fields_of
 from tests.certificates import Certificates
 
@@ -219,9 +219,9 @@ def test_every_option_of_mysqls_drivers_is_decided() -> None:
     undecided = there - mysql_options.NAMES - TLS_NAMES - OBJECTS
     assert undecided == set(), "carry it over in mysql_options.py, or say there why it means nothing"
     for name in sorted(TLS_NAMES - {"ssl_key"}):
-        asked_of([(name, "true")], "broker_url")
+        options_of([(name, "true")], "broker_url")
     for name in mysql_options.IGNORED:
-        assert asked_of([(name, "1")], "broker_url") == asked_of([], "broker_url")
+        assert options_of([(name, "1")], "broker_url") == options_of([], "broker_url")
 
 
 def test_a_new_option_of_mysqls_is_refused_by_its_name(database: Any) -> None:
@@ -238,7 +238,7 @@ def test_a_new_option_of_mysqls_is_refused_by_its_name(database: Any) -> None:
             connector(database("mysql", option), 1.0, {})
     with pytest.raises(ConfigurationError, match="no option 'ssl_tls_version'"):
         connector(database("mysql", {"ssl": {"tls_version": "1.3"}}), 1.0, {})
-    asked_by(database("mysql", {"compress": False, "auth_plugin": "mysql_native_password"}))
+    url_options(database("mysql", {"compress": False, "auth_plugin": "mysql_native_password"}))
 
 
 @pytest.fixture
@@ -263,17 +263,17 @@ def test_tls_that_django_insists_on_is_insisted_on(database: Any, files: Certifi
         ({"ssl": {"ca": ca, "check_hostname": False}}, ("CERT_REQUIRED", False)),
     ]
     for options, expected in insisting:
-        asked = asked_by(database("mysql", options))
+        asked = url_options(database("mysql", options))
         assert asked.tls is not None, options
         assert (asked.tls.cert_reqs.name, asked.tls.check_hostname) == expected, options
         assert "ssl" in asked.arguments()
     for options in ({}, {"ssl_mode": "PREFERRED"}, {"ssl": {}}):
-        asked = asked_by(database("mysql", options))
+        asked = url_options(database("mysql", options))
         assert (asked.tls, asked.plain) == (None, False)
     for options in ({"ssl_mode": "DISABLED"}, {"ssl_disabled": True}):
-        assert asked_by(database("mysql", options)).arguments()["ssl_disabled"] is True
+        assert url_options(database("mysql", options)).arguments()["ssl_disabled"] is True
     with pytest.raises(ConfigurationError, match="DISABLED, PREFERRED"):
-        asked_by(database("mysql", {"ssl_mode": "SOMETIMES"}))
+        url_options(database("mysql", {"ssl_mode": "SOMETIMES"}))
     with pytest.raises(ConfigurationError, match="/no/such"):
         check_options_of(database, {"ssl": {"ca": "/no/such"}})
 
@@ -316,18 +316,18 @@ def test_an_option_file_is_read(database: Any, tmp_path: Path) -> None:
         "[mysql]\nprompt = x\n[client]\nuser=file\npassword = 'a # b'\nhost=there\ndatabase=d\n"
         "default-character-set = utf8mb4\nssl-mode=REQUIRED\nsocket=/run/s\n"
     )
-    asked = asked_by(f"mysql:///?read_default_file={file}")
+    asked = url_options(f"mysql:///?read_default_file={file}")
     assert {name: asked.fields[name] for name in ("user", "password", "host", "database", "unix_socket")} == {
         "user": "file", "password": "a # b", "host": "there", "database": "d", "unix_socket": "/run/s",
     }  # fmt: skip
     assert asked.tls is not None
-    own = asked_by(database("mysql", {"read_default_file": str(file)}))
+    own = url_options(database("mysql", {"read_default_file": str(file)}))
     assert (own.fields["user"], own.fields["host"], own.fields["database"]) == ("me", "db", "shop")
     file.write_text(f"[client]\n{NEW.replace('_', '-')} = 1\n")
     with pytest.raises(ConfigurationError, match=NEW):
-        asked_by(f"mysql:///?read_default_file={file}")
+        url_options(f"mysql:///?read_default_file={file}")
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        asked_by("mysql:///?read_default_file=/no/such")
+        url_options("mysql:///?read_default_file=/no/such")
 
 
 def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -> None:
@@ -341,9 +341,9 @@ def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -
     (folder / "1.cnf").write_text("[client]\nuser=b\npassword=b\n")
     (folder / "2.cnf.off").write_text("[client]\nuser=off\n")
     more.write_text("[client]\npassword=c\n")
-    asked = asked_by(f"mysql:///?read_default_file={file}")
+    asked = url_options(f"mysql:///?read_default_file={file}")
     assert [asked.fields[name] for name in ("user", "password", "host")] == ["b", "c", "a"]
-    asked = asked_by(f"mysql:///?read_default_file={file}&read_default_group=shop")
+    asked = url_options(f"mysql:///?read_default_file={file}&read_default_group=shop")
     assert [asked.fields[name] for name in ("user", "password", "host")] == ["b", "c", "shop"]
     assert asked.tls is not None
     for wrong, word in (
@@ -353,7 +353,7 @@ def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -
     ):
         file.write_text(f"{wrong}\n")
         with pytest.raises(ConfigurationError, match=word):
-            asked_by(f"mysql:///?read_default_file={file}")
+            url_options(f"mysql:///?read_default_file={file}")
 
 
 # -- SQLite --

@@ -16,7 +16,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-NEWS, REVOKED = b"!", b"r"
+MESSAGE, REVOKED = b"!", b"r"
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -100,7 +100,7 @@ class Notifier:
         self._seen = -1  # under _lock
         _notifiers.add(self)
 
-    def notify(self, word: bytes = NEWS) -> None:
+    def notify(self, word: bytes = MESSAGE) -> None:
         """Write *word* to all pipes: one byte that names the reason. A full pipe is skipped."""
         with self._lock:
             try:
