@@ -163,7 +163,7 @@ class _Missing:
         first, _, deeper = rest.partition(".")
         if package != __name__ or first in _MODULES:
             return
-        table = import_module("qworker.conf.absent").FRONT_DOOR
+        table = import_module("qworker.conf.unsupported").FRONT_DOOR
         if first in table:
             raise ModuleNotFoundError(f"there is no {name}: {table[first]}", name=name)
         if not deeper and not first.startswith("_"):
@@ -179,7 +179,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"qworker.{name}")
     if name not in _ROOM_OF:
-        table = import_module("qworker.conf.absent").FRONT_DOOR
+        table = import_module("qworker.conf.unsupported").FRONT_DOOR
         if name in table:  # ``from qworker import …`` would discard the text of an AttributeError
             raise ImportError(f"there is no qworker.{name}: {table[name]}")
         raise AttributeError(f"module 'qworker' has no attribute {name!r}")

@@ -21,9 +21,9 @@ from qworker.backends import Backend
 from qworker.backends.stores import Stores
 from qworker.canvas.signatures import Signature, signature
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.conf import Settings, absent
-from qworker.conf.absent import refuse
+from qworker.conf import Settings, unsupported
 from qworker.conf.sources import refuse_unknown
+from qworker.conf.unsupported import refuse
 from qworker.context import add_app, all_apps, get_current_task, set_default_app
 from qworker.control import looking
 from qworker.control.client import Control
@@ -102,7 +102,7 @@ class QWorker:
         clock: Clock = SYSTEM_CLOCK,
         **settings: Any,
     ) -> None:
-        refuse("QWorker(…)", settings, absent.APP_ARGUMENTS)
+        refuse("QWorker(…)", settings, unsupported.APP_ARGUMENTS)
         refuse_unknown(settings)
         urls = {"broker_url": broker, "result_backend": backend}
         initial: dict[str, Any] = {
@@ -655,11 +655,11 @@ class QWorker:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent.absent("app", name, absent.APP)
+            raise unsupported.unsupported("app", name, unsupported.APP)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        refuse(f"class {cls.__name__}", vars(cls), absent.APP_OVERRIDES)
+        refuse(f"class {cls.__name__}", vars(cls), unsupported.APP_OVERRIDES)
 
     def __enter__(self) -> QWorker:
         return self

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.conf.absent import SIGNALS
+from qworker.conf.unsupported import SIGNALS
 from qworker.contracts import App
 from qworker.errors import ConfigurationError, NotAvailable
 from qworker.interrupts import reraise_interrupt

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, cast
 from qworker import canvas
 from qworker.canvas import stamping
 from qworker.canvas.plain import known_task, plain, sendable
-from qworker.conf.absent import SIGNATURE, absent
+from qworker.conf.unsupported import SIGNATURE, unsupported
 from qworker.context import get_current_app
 from qworker.contracts import App, Task
 from qworker.message.marks import apart, over, unmarked
@@ -437,7 +437,7 @@ class Signature(dict[str, Any]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent("Signature", name, SIGNATURE)
+            raise unsupported("Signature", name, SIGNATURE)
 
     def __repr__(self) -> str:
         arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]

@@ -74,7 +74,7 @@ class LazyGroup(SuggestingGroup):
         return command
 
     def without(self, name: str) -> str | None:
-        from qworker.conf.absent import COMMANDS as CELERYS
+        from qworker.conf.unsupported import COMMANDS as CELERYS
 
         return CELERYS.get(name)
 

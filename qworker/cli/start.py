@@ -19,7 +19,7 @@ from qworker.cli.reload import Reloader, start_again
 from qworker.cli.spool.spooler_options import SpoolerGiven, SpoolerHelpApart, spooler_options
 from qworker.cli.worker_process import Process, run_worker
 from qworker.conf import mask_urls
-from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
+from qworker.conf.unsupported import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
 from qworker.conf.workers import OPTIONS
 from qworker.errors import ConfigurationError
 from qworker.naming import node_name

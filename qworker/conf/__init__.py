@@ -4,7 +4,7 @@ Modules, in reading order: ``setting`` (a declaration), ``broker``, ``tasks``, `
 ``schedules`` and ``spooler`` (the declarations by topic), ``settings`` (all of them), ``kinds`` (types of
 values), ``sources`` (where values come from), ``resolved`` (the values of an app), ``checks`` (combinations
 of settings), ``compat`` (Celery's old names), ``secrets`` (masking), ``reference`` (their documentation
-page), ``absent`` (Celery's names that are not available).
+page), ``unsupported`` (Celery's names that are not available).
 """
 
 from qworker.conf.resolved import Row, Settings

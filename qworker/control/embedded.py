@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
-from qworker.conf import absent
+from qworker.conf import unsupported
 from qworker.contracts import App
 from qworker.errors import QWorkerError
 from qworker.naming import import_object
@@ -100,7 +100,7 @@ class EmbeddedWorker:
         queues: Sequence[str] | None = None,
         **options: Unpack[WorkerOptions],
     ) -> None:
-        absent.refuse("app.Worker(…)", options, absent.WORKER_ARGUMENTS)
+        unsupported.refuse("app.Worker(…)", options, unsupported.WORKER_ARGUMENTS)
         for name in options.keys() - WorkerOptions.__annotations__.keys():
             raise TypeError(f"app.Worker() has no argument {name!r}; it has hostname, queues, {_NAMES}")
         self._app = app

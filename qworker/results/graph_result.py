@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from qworker.conf.absent import RESULT, absent
+from qworker.conf.unsupported import RESULT, unsupported
 from qworker.contracts import App
 from qworker.results import tree
 from qworker.results.group_result import GroupResult
@@ -185,7 +185,7 @@ class GraphResult:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent("GraphResult", name, RESULT)
+            raise unsupported("GraphResult", name, RESULT)
 
     def __getitem__(self, name: str) -> AsyncResult[Any]:
         """Return the result of the node *name*. Raises KeyError if there is none."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from qworker import states
 from qworker.clock import parse_iso
-from qworker.conf.absent import ONE_STORE, RESULT, absent
+from qworker.conf.unsupported import ONE_STORE, RESULT, unsupported
 from qworker.context import get_current_app
 from qworker.contracts import App
 from qworker.errors import BackendError, NotAvailable, ResultTimeout
@@ -428,7 +428,7 @@ class AsyncResult(Generic[R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent("AsyncResult", name, RESULT)
+            raise unsupported("AsyncResult", name, RESULT)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):

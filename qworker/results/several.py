@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from qworker import states
-from qworker.conf.absent import RESULT, absent
+from qworker.conf.unsupported import RESULT, unsupported
 from qworker.context import get_current_app
 from qworker.contracts import App
 from qworker.results import callbacks, tree
@@ -346,7 +346,7 @@ class ResultSet(Generic[R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent(type(self).__name__, name, RESULT)
+            raise unsupported(type(self).__name__, name, RESULT)
 
     def __len__(self) -> int:
         return len(self.results)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qworker.conf import kinds
-from qworker.conf.absent import TASK_OPTIONS, refuse
+from qworker.conf.unsupported import TASK_OPTIONS, refuse
 from qworker.errors import ConfigurationError
 from qworker.naming import near
 

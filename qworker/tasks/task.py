@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Unpack, cast, overload
 
 from qworker.canvas.signatures import Signature
-from qworker.conf import absent
-from qworker.conf.absent import refuse
+from qworker.conf import unsupported
+from qworker.conf.unsupported import refuse
 from qworker.context import get_current_app
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.message.context import Context, context_of, current_context, is_entered, pop, push
@@ -131,7 +131,7 @@ class Task(Generic[P, R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse(f"class {cls.__qualname__}", vars(cls), absent.OVERRIDES)
+        refuse(f"class {cls.__qualname__}", vars(cls), unsupported.OVERRIDES)
         # Computed once per class, not for each call and run.
         cls.renames = cls.shadow_name is not Task.shadow_name
         cls.own_apply_async = cls.apply_async is not Task.apply_async
@@ -538,7 +538,7 @@ class Task(Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent.absent("task", name, absent.TASK)
+            raise unsupported.unsupported("task", name, unsupported.TASK)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"

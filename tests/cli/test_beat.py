@@ -14,7 +14,7 @@ import pytest
 from qworker.beat.leadership import living
 from qworker.beat.store import LEASE_SECONDS
 from qworker.cli.discovery import find_app
-from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
+from qworker.conf.unsupported import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
 from qworker.testing.clock import FakeClock
 from tests.support.processes import SLOW, Started
 from tests.support.waiting import until

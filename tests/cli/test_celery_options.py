@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.conf.absent import COMMANDS, OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
+from qworker.conf.unsupported import COMMANDS, OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
 
 
 @pytest.mark.parametrize("names", WORKER_OPTIONS)

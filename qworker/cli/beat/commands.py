@@ -48,7 +48,7 @@ from qworker.cli.names import doubt_task, likely_task
 from qworker.cli.options import Instant, Number, app_option, json_option, open_app, process_options
 from qworker.cli.output import count, print_json, visible
 from qworker.cli.purge import confirm
-from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
+from qworker.conf.unsupported import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
 from qworker.publishing.call import check_options, check_priority
 
 _NAME = EntryName()

@@ -1,4 +1,4 @@
-"""Absent: Celery's names that this version does not have, each with an explanation.
+"""Unsupported: Celery's names that this version does not have, each with an explanation.
 
 Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the package ``qworker``; the
              command line.
@@ -253,7 +253,7 @@ OPTIONS_WITHOUT_EFFECT = {
 tasks always go to free processes (`-O fair`). True for those that take a value."""
 
 
-def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
+def unsupported(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
     """Return the error for *name*, missing in *what* (such as "app"), with its explanation in *table*."""
     if name in table:
         return NotAvailable(f"{what}.{name} is not in qworker: {table[name]}")
