@@ -1,7 +1,7 @@
 """Running file: a record of the messages that a process is running, which outlives it.
 
 Comes from:  pool children and the threads pool, at the start and the end of each run; for kombu's consumers,
-             which do not report starts, ``transports/as_kombu/desk.py``.
+             which do not report starts, ``transports/as_kombu/shared_state.py``.
 Goes to:     the running file (``Consumer.running_path``); when the worker dies, the process that reclaims its
              messages counts the death only for those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.

@@ -511,8 +511,8 @@ with Consumer(connection, [Queue("q")], callbacks=[lambda body, message: got.app
     while len(got) < 2:
         connection.drain_events(timeout=60)
     got[0].ack()
-    connection.transport.courier.look()
-    connection.transport.courier.desk.ask(lambda: None)
+    connection.transport.consumer_thread.look()
+    connection.transport.consumer_thread.shared_state.ask(lambda: None)
     print([message.headers.get("x-delivery-count", 0) for message in got])
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -578,8 +578,10 @@ def test_settling_what_another_has_is_only_said(
         publish(connection, "a")
         inbox = Inbox(connection, queue())
         inbox.drain(1)
-        courier, ack = connection.transport.courier, Ack(int(inbox[0].delivery_tag))
-        courier.desk.ask(lambda: courier._consumer.settle(courier._generation, [ack]))
+        consumer_thread, ack = connection.transport.consumer_thread, Ack(int(inbox[0].delivery_tag))
+        consumer_thread.shared_state.ask(
+            lambda: consumer_thread._consumer.settle(consumer_thread._generation, [ack])
+        )
         inbox[0].ack()
     assert "could not be settled" in caplog.text
 
@@ -592,7 +594,7 @@ def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
         inbox.drain(1)
         later.consumer.register("later", ["q"], 1)
         assert [dead.returned for dead in later.consumer.reclaim()] == [1]
-        connection.transport.courier._extend_at = 0.0  # as in some seconds
+        connection.transport.consumer_thread._extend_at = 0.0  # as in some seconds
         with pytest.raises(connection.connection_errors, match="data was deleted or replaced"):
             connection.drain_events(timeout=30)
         with pytest.raises(LeaseLost, match="has gone back"):
@@ -632,32 +634,32 @@ def test_whatever_is_settled_together_goes_in_one_step(connect: Connect) -> None
         publish(connection, *range(50))
         inbox = Inbox(connection, queue(), prefetch=50)
         inbox.drain(50)
-        courier, steps = connection.transport.courier, []
-        settle = courier._consumer.settle
+        consumer_thread, steps = connection.transport.consumer_thread, []
+        settle = consumer_thread._consumer.settle
 
         def counted(generation: int, settlements: Any) -> Any:
             steps.append(len(settlements))
             return settle(generation, settlements)
 
-        courier._consumer.settle = counted
-        with courier.desk.changed:  # it is somewhere else meanwhile
+        consumer_thread._consumer.settle = counted
+        with consumer_thread.shared_state.changed:  # it is somewhere else meanwhile
             for message in inbox:
                 message.ack()
-        courier.desk.ask(lambda: None)
+        consumer_thread.shared_state.ask(lambda: None)
         assert steps == [50]
 
 
 def test_who_consumes_no_more_is_no_consumer_any_more(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qworker.transports.as_kombu.courier.IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("qworker.transports.as_kombu.consumer_thread.IDLE_SECONDS", 0.05)
     with connect() as connection:
         publish(connection, "a", "b")
         inbox = Inbox(connection, queue(), settle="ack", prefetch=1)
         inbox.drain(1)
         inbox.consumer.cancel()
         deadline = time.monotonic() + 30
-        while connection.transport.courier.is_alive():
+        while connection.transport.consumer_thread.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         inbox.consumer.consume()
@@ -1015,14 +1017,14 @@ def test_a_channel_that_cannot_say_goodbye_holds_nothing(connect: Connect, store
         publish(connection, "a")
         inbox = Inbox(connection, queue(), subscriber("mine"))
         inbox.drain(1)
-        ask = connection.transport.courier.desk.ask
+        ask = connection.transport.consumer_thread.shared_state.ask
 
         def away(work: Any) -> Any:
             raise BrokerUnavailable("it is away")
 
-        connection.transport.courier.desk.ask = away
+        connection.transport.consumer_thread.shared_state.ask = away
         inbox.channel.close()
-        connection.transport.courier.desk.ask = ask
+        connection.transport.consumer_thread.shared_state.ask = ask
         assert Inbox(connection, queue()).drain(1) == ["a"]
         assert inbox.channel not in connection.transport.channels
 

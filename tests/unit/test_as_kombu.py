@@ -15,8 +15,8 @@ from kombu.transport import TRANSPORT_ALIASES
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import SCHEMES, broker_urls, open_broker, register
-from qworker.transports.as_kombu.desk import Desk
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges, matching
+from qworker.transports.as_kombu.shared_state import SharedState
 from qworker.transports.as_kombu.transport import max_deliveries_of, settings_of, url_of
 from qworker.transports.capabilities import KNOWN
 from qworker.transports.redis.client_options import CONNECTION
@@ -152,10 +152,10 @@ def test_a_bound_that_is_none_is_refused(given: object) -> None:
 
 
 def test_what_nobody_waits_for_any_more_is_not_done() -> None:
-    desk = Desk(lambda: None)
+    shared_state = SharedState(lambda: None)
     with pytest.raises(BrokerUnavailable, match="did not answer"):
-        desk.ask(lambda: None, seconds=0.0)
-    _, [(_, answer)] = desk.orders()
+        shared_state.ask(lambda: None, seconds=0.0)
+    _, [(_, answer)] = shared_state.orders()
     assert answer.cancelled()
 
 

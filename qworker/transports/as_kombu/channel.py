@@ -1,7 +1,7 @@
 """A kombu channel on one of our brokers: it declares queues, publishes, and consumes.
 
 Comes from:  kombu, and so Celery.
-Goes to:     ``Broker.sender`` in the caller's thread; the courier, for everything about leases.
+Goes to:     ``Broker.sender`` in the caller's thread; the consumer thread, for everything about leases.
 Thread:      as in kombu: a channel belongs to one thread, but any may ack.
 
 A delivered message is a lease: it goes back when it is rejected with requeue, when the channel closes, and
@@ -29,7 +29,7 @@ from qworker.transports.as_kombu.exchanges import EVERYTHING, Binding, matching
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release, Settlement
 
 if TYPE_CHECKING:
-    from qworker.transports.as_kombu.courier import Courier
+    from qworker.transports.as_kombu.consumer_thread import ConsumerThread
     from qworker.transports.as_kombu.exchanges import Exchanges
     from qworker.transports.lease import Broker
 
@@ -48,7 +48,7 @@ class Connection(Protocol):
 
     broker: Broker
     exchanges: Exchanges
-    courier: Courier
+    consumer_thread: ConsumerThread
     _callbacks: dict[str, Callable[..., Any]]
 
 
@@ -99,9 +99,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         super().__init__(connection, **kwargs)
         self._broker = connection.broker
         self._exchanges = connection.exchanges
-        self._courier = connection.courier
-        self._desk = connection.courier.desk
-        self._inbox = self._desk.open()
+        self._consumer_thread = connection.consumer_thread
+        self._shared_state = connection.consumer_thread.shared_state
+        self._inbox = self._shared_state.open()
         self._gone: set[str] = set()
         """Queues that are gone, although we hold messages of them."""
 
@@ -122,7 +122,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self, queue: str, auto_delete: bool = False, exclusive: bool = False, **kwargs: Any
     ) -> None:
         if exclusive:
-            self._courier.start()  # it keeps the queue alive
+            self._consumer_thread.start()  # it keeps the queue alive
         if auto_delete and (exclusive or self._exchanges.shared):
             expires = (kwargs.get("arguments") or {}).get("x-expires")
             self._exchanges.declare_until_left(queue, expires and expires / 1000, exclusive)
@@ -136,10 +136,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return bool(info.ready or info.delayed or info.leased)
 
     def _size(self, queue: str) -> int:
-        return self._courier.size(queue)
+        return self._consumer_thread.size(queue)
 
     def _purge(self, queue: str) -> int:
-        return self._courier.purge(queue)
+        return self._consumer_thread.purge(queue)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         self._exchanges.forget(queue)
@@ -147,9 +147,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def _leave(self, queue: str) -> None:
         """Delete an auto-delete queue after its last consumer, unless others use it."""
-        if self._desk.is_consumed(queue):
+        if self._shared_state.is_consumed(queue):
             return
-        self._desk.ask(lambda: None)  # its arrived messages have gone back by then
+        self._shared_state.ask(lambda: None)  # its arrived messages have gone back by then
         if self._exchanges.leave(queue):
             self._delete(queue)
             self._gone.add(queue)
@@ -160,7 +160,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """if_empty: not if messages wait in it, even delayed ones."""
         if if_empty:
             (info,) = self._broker.admin.depths([queue])
-            if info.ready or info.delayed or self._desk.arrived(queue):
+            if info.ready or info.delayed or self._shared_state.arrived(queue):
                 return
         self._delete(queue)
 
@@ -240,12 +240,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        self._desk.change(self._inbox, prefetch=prefetch_count)
+        self._shared_state.change(self._inbox, prefetch=prefetch_count)
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
-        self._courier.start()
+        self._consumer_thread.start()
         self._exchanges.consume(queue)
         super().basic_consume(
             queue, no_ack, self._forgetting(callback) if no_ack else callback, consumer_tag, **kwargs
@@ -255,7 +255,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def _changed_queues(self) -> None:
         alone = set(self._exchanges.ours()).issuperset(self._active_queues)
-        self._desk.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
+        self._shared_state.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
 
     def _forgetting(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def deliver(message: Any) -> Any:
@@ -271,13 +271,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if queue is None or queue in self._active_queues:
             return
         self._inbox.callbacks.pop(queue, None)
-        self._courier.leave(queue)
+        self._consumer_thread.leave(queue)
         if self._exchanges.goes_when_left(queue):
             self._leave(queue)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        self._courier.start()
-        delivery = self._courier.take_one(queue, self._inbox)
+        self._consumer_thread.start()
+        delivery = self._consumer_thread.take_one(queue, self._inbox)
         if delivery is None:
             raise Empty
         return delivery.envelope
@@ -295,7 +295,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def settle(self, settlement: Settlement) -> None:
         """Raises LeaseLost when the message has gone back."""
-        self._desk.settle(self._inbox, [settlement])
+        self._shared_state.settle(self._inbox, [settlement])
 
     def close(self) -> None:
         if self.closed:
@@ -307,8 +307,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             finally:  # whatever the broker answers, our messages go back
                 self._consumers.clear()
                 super().close()
-                self._desk.close(self._inbox)
-            if self._courier.is_alive():
+                self._shared_state.close(self._inbox)
+            if self._consumer_thread.is_alive():
                 for queue in self._gone:
                     if not self._exchanges.has(queue):
                         self._purge(queue)

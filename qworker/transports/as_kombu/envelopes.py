@@ -1,6 +1,6 @@
 """Envelopes: our messages in the form of kombu's virtual channels, and back.
 
-Comes from:  ``channel.py``, with published messages; ``courier.py``, with leased ones.
+Comes from:  ``channel.py``, with published messages; ``consumer_thread.py``, with leased ones.
 Goes to:     ``Envelope`` and the dict that kombu reads.
 Thread:      any; pure.
 """

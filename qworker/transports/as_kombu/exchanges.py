@@ -1,7 +1,7 @@
 """Exchanges: which queues get a published message, stored in the broker's registry.
 
-Comes from:  ``channel.py``, which declares queues and looks up destinations; ``courier.py``, which keeps our
-             entries alive.
+Comes from:  ``channel.py``, which declares queues and looks up destinations; ``consumer_thread.py``, which
+             keeps our entries alive.
 Goes to:     ``Broker.registry``; without one, only the declarations of this connection are known.
 Thread:      any.
 

@@ -3,7 +3,7 @@
 Comes from:  ``kombu.Connection("qworker+postgresql://…", transport_options=…)``; Celery's ``broker_url`` and
              ``broker_transport_options``.
 Goes to:     a Broker for each connection, in the same queues that qworker uses.
-Thread:      as in kombu; the courier's own for consuming.
+Thread:      as in kombu; the consumer thread's own for consuming.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, TransportError
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.as_kombu.channel import Channel
-from qworker.transports.as_kombu.courier import Courier, Terms
-from qworker.transports.as_kombu.desk import Delivery
+from qworker.transports.as_kombu.consumer_thread import ConsumerThread, Terms
 from qworker.transports.as_kombu.exchanges import Exchanges
+from qworker.transports.as_kombu.shared_state import Delivery
 from qworker.transports.capabilities import warn
 from qworker.transports.lease import Broker, Release
 
@@ -167,7 +167,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     """Set by ``qworker.transports.register()``, which knows all brokers."""
     broker: Broker
     exchanges: Exchanges
-    courier: Courier
+    consumer_thread: ConsumerThread
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
@@ -193,7 +193,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             (conf.dead_letter_expires, conf.dead_letter_max),
             max_deliveries_of(self.client),
         )
-        self.courier = Courier(self.broker, self.exchanges, terms, self._pipe.wake)
+        self.consumer_thread = ConsumerThread(self.broker, self.exchanges, terms, self._pipe.wake)
         self._closed = False
 
     def driver_version(self) -> str:
@@ -223,7 +223,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         super().close_connection(connection)
         try:
             self._leave_queues()
-            self.courier.stop()
+            self.consumer_thread.stop()
             self.broker.close()
         except TransportError as error:
             logger.warning("the connection closed without notifying the broker: %s", error)
@@ -231,25 +231,25 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def _leave_queues(self) -> None:
         """Delete temporary queues of this connection, unless others use them."""
-        if not self.courier.is_alive():
+        if not self.consumer_thread.is_alive():
             return
         for queue in self.exchanges.ours():
             if self.exchanges.leave(queue):
                 self.exchanges.forget(queue)
-                self.courier.purge(queue)
+                self.consumer_thread.purge(queue)
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message, waiting for it up to *timeout* seconds (None: without limit); then
         socket.timeout."""
-        self.courier.start()
+        self.consumer_thread.start()
         if timeout == 0:
-            self.courier.look()
-        self._hand_over(self.courier.desk.next(timeout))
+            self.consumer_thread.look()
+        self._hand_over(self.consumer_thread.shared_state.next(timeout))
 
     def _hand_over(self, delivery: Delivery) -> None:
         callback = delivery.inbox.callbacks.get(delivery.queue)
         if callback is None:  # another thread has cancelled it meanwhile
-            self.courier.desk.settle(delivery.inbox, [Release(delivery.tag)])
+            self.consumer_thread.shared_state.settle(delivery.inbox, [Release(delivery.tag)])
         else:
             callback(delivery.envelope)
 
@@ -263,5 +263,5 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def _on_readable(self) -> None:
         """Deliver all that has arrived."""
         self._pipe.clear()
-        while self.courier.desk.has_arrived():
-            self._hand_over(self.courier.desk.next(0))
+        while self.consumer_thread.shared_state.has_arrived():
+            self._hand_over(self.consumer_thread.shared_state.next(0))

@@ -1,7 +1,7 @@
-"""Courier: the consumer thread of a kombu connection: it leases messages, and settles them.
+"""Consumer thread of a kombu connection: it leases messages, and settles them.
 
-Comes from:  ``desk.py``, with calls and settlements from channels.
-Goes to:     ``Broker.consumer``, which is this thread's alone; deliveries, back to the desk.
+Comes from:  ``shared_state.py``, with calls and settlements from channels.
+Goes to:     ``Broker.consumer``, which is this thread's alone; deliveries, back to the shared state.
 Thread:      its own; any for starting and stopping.
 
 It works beside a worker's loop, so leases are renewed while that is busy, even for hours. Everything settled
@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, QWorkerError
 from qworker.process.forked import forgetful
-from qworker.transports.as_kombu.desk import Delivery, Desk, Errand, Inbox
 from qworker.transports.as_kombu.envelopes import envelope_of
 from qworker.transports.as_kombu.exchanges import RENEW_SECONDS, Exchanges
+from qworker.transports.as_kombu.shared_state import Call, Delivery, Inbox, SharedState
 from qworker.transports.lease import MAX_LEASE_BYTES, Broker, DeadLetter, Leased, Release, Settlement
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,20 @@ IDLE_SECONDS = 5.0
 LARGE = MAX_LEASE_BYTES // 2
 """Bytes of bodies from which a claim may have been truncated."""
 
-_couriers = forgetful()
+_consumer_threads = forgetful()
 
 
 class Terms(NamedTuple):
-    """Settings of a courier. lease_seconds: how long a silent one is considered alive. dead_limits: for how
-    many seconds, and how many dead letters are kept. max_deliveries: after so many failed deliveries, a
-    message becomes a dead letter; 0: never."""
+    """Settings of a consumer thread. lease_seconds: how long a silent one is considered alive. dead_limits:
+    for how many seconds, and how many dead letters are kept. max_deliveries: after so many failed deliveries,
+    a message becomes a dead letter; 0: never."""
 
     lease_seconds: float
     dead_limits: tuple[float, int]
     max_deliveries: int = 0
 
 
-class Courier:
+class ConsumerThread:
     """broker: whose consumer is ours. notify: called when there are deliveries; any thread."""
 
     def __init__(
@@ -67,17 +67,17 @@ class Courier:
         self._exchanges = exchanges
         self._terms = terms
         self._notify = notify
-        self.desk = Desk(self._consumer.wake)
+        self.shared_state = SharedState(self._consumer.wake)
         self._start_over()
-        _couriers.add(self)
+        _consumer_threads.add(self)
 
     def _start_over(self) -> None:
-        # Under the desk's lock:
+        # Under the shared state's lock:
         self._thread: threading.Thread | None = None
         self._former: threading.Thread | None = None
         """A thread that was idle, and may still be ending."""
         self._ending = False
-        # Only used by the courier's thread:
+        # Only used by the consumer thread:
         self._unsettled: list[Settlement] = []
         self._generation = 0
         self._extend_at = self._housekeep_at = self._sweep_at = self._renew_at = 0.0
@@ -88,52 +88,54 @@ class Courier:
         """In a forked child: the thread and everything it holds belong to the parent."""
         self._start_over()
         self._exchanges.after_fork()
-        self.desk.changed = threading.Condition()  # the thread that held it does not exist here
-        self.desk.mark_in(None)  # the others belong to the parent's messages
-        self.desk.fail(BrokerUnavailable("this connection belongs to the process that was forked"))
+        self.shared_state.changed = threading.Condition()  # the thread that held it does not exist here
+        self.shared_state.mark_in(None)  # the others belong to the parent's messages
+        self.shared_state.fail(BrokerUnavailable("this connection belongs to the process that was forked"))
 
     # -- any thread --
 
     def start(self) -> None:
         """Register as a consumer, if that was not done. Raises errors of the broker."""
-        with self.desk.changed:
-            if self._thread is not None or self.desk.failure is not None:
+        with self.shared_state.changed:
+            if self._thread is not None or self.shared_state.failure is not None:
                 return
             former, self._former = self._former, None
-            thread = self._thread = threading.Thread(target=self._run, name="qworker-courier", daemon=True)
+            thread = self._thread = threading.Thread(
+                target=self._run, name="qworker-kombu-consumer", daemon=True
+            )
         if former is not None:
             former.join(END_SECONDS)
         thread.start()
-        self.desk.ask(lambda: None)
+        self.shared_state.ask(lambda: None)
 
     def is_alive(self) -> bool:
         """Whether it is a consumer of this process, and has not failed."""
-        return self._thread is not None and self.desk.failure is None
+        return self._thread is not None and self.shared_state.failure is None
 
     def look(self) -> None:
         """If nothing has arrived, return when the messages that the broker has now have arrived."""
 
         def bring() -> None:
-            self.desk.have_news()
+            self.shared_state.have_news()
             self._bring()
 
-        if not self.desk.has_arrived():
-            self.desk.ask(bring)
+        if not self.shared_state.has_arrived():
+            self.shared_state.ask(bring)
 
     def take_one(self, queue: str, inbox: Inbox) -> Delivery | None:
         """Return a message of *queue*, to be held by *inbox*; None when there is none."""
 
         def take() -> Delivery | None:
-            if delivery := self.desk.take(queue, inbox):
+            if delivery := self.shared_state.take(queue, inbox):
                 return delivery
             while leased := self._take(queue):
                 for delivery in self._read(leased, {queue: inbox}):
-                    self.desk.hold(inbox, delivery.tag)
+                    self.shared_state.hold(inbox, delivery.tag)
                     return delivery
                 self._settle()  # messages that nobody wants
             return None
 
-        return self.desk.ask(take)
+        return self.shared_state.ask(take)
 
     def _take(self, queue: str) -> list[Leased]:
         by_queue = self._broker.by_queue
@@ -147,34 +149,36 @@ class Courier:
 
         def unbind() -> None:
             assert by_queue is not None
-            if not self.desk.is_consumed(queue):
+            if not self.shared_state.is_consumed(queue):
                 by_queue.unbind(queue)
 
         if by_queue is not None and self.is_alive():
-            self.desk.order(unbind)
+            self.shared_state.order(unbind)
 
     def size(self, queue: str) -> int:
         """Return how many messages of *queue* wait, here and in the broker, counted at one moment."""
 
         def count() -> int:
             (info,) = self._broker.admin.depths([queue])
-            return info.ready + self.desk.arrived(queue)
+            return info.ready + self.shared_state.arrived(queue)
 
-        return self.desk.ask(count) if self.is_alive() else count()
+        return self.shared_state.ask(count) if self.is_alive() else count()
 
     def purge(self, queue: str) -> int:
         """Delete the waiting messages of *queue*, here and in the broker; return their number."""
         if not self.is_alive():
             return self._broker.admin.purge(queue)
-        return self.desk.ask(lambda: self.desk.delete(queue) + self._broker.admin.purge(queue))
+        return self.shared_state.ask(
+            lambda: self.shared_state.delete(queue) + self._broker.admin.purge(queue)
+        )
 
     def stop(self) -> None:
         """Send the last settlements, and deregister. Safe to call twice."""
-        with self.desk.changed:
+        with self.shared_state.changed:
             thread, self._thread = self._thread or self._former, None
             self._ending = True
-            self.desk.tell()
-            self.desk.changed.notify_all()
+            self.shared_state.tell()
+            self.shared_state.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_SECONDS)
             if thread.is_alive():
@@ -187,7 +191,7 @@ class Courier:
     def _run(self) -> None:
         try:
             self._generation = self._consumer.register(f"kombu@{socket.gethostname()}", (), 0)
-            self.desk.mark_in(self._consumer.running_path())
+            self.shared_state.mark_in(self._consumer.running_path())
             self._answered_at = self._extend_at = self._used_at = time.monotonic()
             while not self._is_over() and not self._is_idle():
                 self._step()
@@ -197,13 +201,13 @@ class Courier:
 
     def _is_over(self) -> bool:
         """Whether it should end, and nothing is left to settle."""
-        return self._ending and not self._unsettled and not self.desk.has_orders()
+        return self._ending and not self._unsettled and not self.shared_state.has_orders()
 
     def _is_idle(self) -> bool:
         """Whether nothing was consumed for a while: then the thread ends, until it is needed."""
         now = time.monotonic()
-        with self.desk.changed:
-            if self._unsettled or self.desk.is_in_use() or self._exchanges.has_ours():
+        with self.shared_state.changed:
+            if self._unsettled or self.shared_state.is_in_use() or self._exchanges.has_ours():
                 self._used_at = now
             if now - self._used_at < IDLE_SECONDS or self._ending:
                 return False
@@ -214,12 +218,12 @@ class Courier:
         try:
             rest = self._turn()
             self._answered_at, self._pause = time.monotonic(), 0.0
-            if rest > 0 and self.desk.fall_asleep():
+            if rest > 0 and self.shared_state.fall_asleep():
                 try:
                     if self._consumer.wait(rest):
-                        self.desk.have_news()
+                        self.shared_state.have_news()
                 finally:
-                    self.desk.awake()
+                    self.shared_state.awake()
         except BrokerUnavailable as error:
             self._wait_for_broker(error)
 
@@ -227,17 +231,17 @@ class Courier:
         """Pause, if the lease may still hold when the broker is back. At the end one more attempt is made,
         because the error may come from a connection that was cut long ago."""
         silent = time.monotonic() - self._answered_at
-        settlements, errands = self.desk.orders()
+        settlements, calls = self.shared_state.orders()
         self._unsettled += settlements
-        _refuse(errands, error)
+        _refuse(calls, error)
         if (self._ending and self._pause) or silent > self._terms.lease_seconds:
             raise error
         if not (self._pause or self._ending):
             logger.warning("the broker does not answer, and is tried again: %s", error)
-        self.desk.have_news()
+        self.shared_state.have_news()
         self._pause = min(max(self._pause * 2, RETRY_SECONDS[0]), RETRY_SECONDS[1])
-        with self.desk.changed:
-            self.desk.changed.wait_for(lambda: self._ending, self._pause)
+        with self.shared_state.changed:
+            self.shared_state.changed.wait_for(lambda: self._ending, self._pause)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, QWorkerError):
@@ -246,19 +250,19 @@ class Courier:
             logger.error("the connection to the broker has failed: %s", error)
         if self._generation and not isinstance(error, BrokerUnavailable | LeaseLost):
             error = BrokerUnavailable(f"{type(error).__name__}: {error}")
-        _refuse(self.desk.fail(error), error)
+        _refuse(self.shared_state.fail(error), error)
         self._notify()
 
     def _turn(self) -> float:
         """Do one turn; return the seconds until the next one."""
-        settlements, errands = self.desk.orders()
+        settlements, calls = self.shared_state.orders()
         self._unsettled += settlements
         try:
             self._settle()
-            for errand in errands:
-                _run_errand(errand)
+            for call in calls:
+                _run_call(call)
         finally:
-            self.desk.put_back([errand for errand in errands if not errand[1].done()])
+            self.shared_state.put_back([call for call in calls if not call[1].done()])
         now = time.monotonic()
         if now >= self._extend_at:
             self._extend_at = now + self._terms.lease_seconds / 3
@@ -267,7 +271,7 @@ class Courier:
             self._housekeep(now)
         if self._bring() or self._ending:
             return 0.0
-        due = self.desk.next_due()
+        due = self.shared_state.next_due()
         rest = min(self._extend_at, self._housekeep_at) - now
         return max(0.001, rest if due is None else min(rest, due - time.time()))
 
@@ -277,19 +281,19 @@ class Courier:
         for tag in self._consumer.settle(self._generation, self._unsettled):
             logger.warning("message %d could not be settled: another consumer has it", tag)
         if any(isinstance(each, Release) for each in self._unsettled):
-            self.desk.have_news()
+            self.shared_state.have_news()
         self._unsettled.clear()
 
     def _bring(self) -> bool:
         """Lease messages for which there is room; return whether there may be more to do at once."""
-        by_queue, limit = self.desk.wanted(time.time())
+        by_queue, limit = self.shared_state.wanted(time.time())
         if self._ending or not by_queue:
             return False
         claim = self._consumer.lease(list(by_queue), limit)
         more = len(claim.messages) >= limit or sum(len(each.body) for each in claim.messages) > LARGE
-        self.desk.looked(by_queue.values(), more, claim.next_due)
+        self.shared_state.looked(by_queue.values(), more, claim.next_due)
         if claim.messages:
-            unwanted = self.desk.lay_down(self._read(claim.messages, by_queue))
+            unwanted = self.shared_state.deliver(self._read(claim.messages, by_queue))
             self._unsettled += [Release(delivery.tag) for delivery in unwanted]
             self._notify()
         return more or bool(self._unsettled)
@@ -314,7 +318,8 @@ class Courier:
     def _housekeep(self, now: float) -> None:
         """Like a qworker worker: put back messages of dead consumers, delete old data."""
         self._housekeep_at = now + HOUSEKEEPING_SECONDS
-        self.desk.have_news()  # poll from time to time: a publisher may have died before its notification
+        # Poll from time to time: a publisher may have died before its notification.
+        self.shared_state.have_news()
         for dead in self._consumer.reclaim():
             level = logging.WARNING if dead.returned else logging.INFO  # an orderly client held nothing
             logger.log(level, "%s is dead: %d of its messages are back", dead.name, dead.returned)
@@ -327,14 +332,14 @@ class Courier:
                 self._exchanges.tidy(self._broker.admin.purge)
 
 
-def _run_errand(errand: Errand) -> None:
-    work, answer = errand
+def _run_call(call: Call) -> None:
+    work, answer = call
     if answer.cancelled():
         return
     try:
         result = work()
     except (BrokerUnavailable, LeaseLost) as error:
-        _refuse([errand], error)
+        _refuse([call], error)
         if isinstance(error, LeaseLost):
             raise
     else:
@@ -342,7 +347,7 @@ def _run_errand(errand: Errand) -> None:
             answer.set_result(result)
 
 
-def _refuse(errands: Iterable[Errand], error: Exception) -> None:
-    for _, answer in errands:
+def _refuse(calls: Iterable[Call], error: Exception) -> None:
+    for _, answer in calls:
         with suppress(InvalidStateError):
             answer.set_exception(error)

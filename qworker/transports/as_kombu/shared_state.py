@@ -1,7 +1,8 @@
-"""Desk: the state shared by the channels of a kombu connection and its courier, under one lock.
+"""Shared state of the channels of a kombu connection and its consumer thread, under one lock.
 
 Comes from:  ``channel.py``: which queues are consumed, how many messages are wanted, and settlements.
-Goes to:     ``courier.py``, which takes the calls and delivers messages; the code that drains the connection.
+Goes to:     ``consumer_thread.py``, which takes the calls and delivers messages; the code that drains the
+             connection.
 Thread:      any.
 """
 
@@ -24,12 +25,12 @@ ASK_SECONDS = 30.0
 MARKS = 1024
 """How many held messages are counted when this process dies."""
 
-Errand = tuple[Callable[[], Any], "Future[Any]"]
-"""A call for the courier's thread, and the future for its result."""
+Call = tuple[Callable[[], Any], "Future[Any]"]
+"""A call for the consumer thread, and the future for its result."""
 
 
 class Inbox:
-    """The consumers of one channel. All attributes but the callbacks are under the desk's lock."""
+    """The consumers of one channel. All attributes but the callbacks are under the shared state's lock."""
 
     def __init__(self) -> None:
         self.queues: tuple[str, ...] = ()
@@ -70,8 +71,8 @@ class Delivery(NamedTuple):
     inbox: Inbox
 
 
-class Desk:
-    """wake: wakes the courier. Any thread."""
+class SharedState:
+    """wake: wakes the consumer thread. Any thread."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
@@ -82,9 +83,9 @@ class Desk:
         self._marks = RunningFile(None)
         self._arrived: deque[Delivery] = deque()
         self._settlements: list[Settlement] = []
-        self._errands: list[Errand] = []
+        self._calls: list[Call] = []
         self._told = False
-        """Whether something was added since the courier last took the calls."""
+        """Whether something was added since the consumer thread last took the calls."""
         self._asleep = False
 
     # -- for the channels --
@@ -177,18 +178,18 @@ class Desk:
         return bool(self._arrived or self.failure)
 
     def order(self, work: Callable[[], T]) -> Future[T]:
-        """Run *work* on the courier's thread, after all earlier settlements. Raises the error with which the
+        """Run *work* on the consumer thread, after all earlier settlements. Raises the error with which the
         connection failed."""
         answer: Future[T] = Future()
         with self.changed:
             if self.failure is not None:
                 raise self.failure
-            self._errands.append((work, answer))
+            self._calls.append((work, answer))
             self.tell()
         return answer
 
     def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-        """Return the result of *work* on the courier's thread, after all earlier settlements. Raises its
+        """Return the result of *work* on the consumer thread, after all earlier settlements. Raises its
         error, the error with which the connection failed, and BrokerUnavailable after so many *seconds*."""
         answer = self.order(work)
         try:
@@ -231,20 +232,20 @@ class Desk:
         delivery.inbox.arrived -= 1
 
     def tell(self) -> None:
-        """Wake the courier, or keep it from sleeping."""
+        """Wake the consumer thread, or keep it from sleeping."""
         with self.changed:
             self._told = True
             if self._asleep:
                 self._asleep = False
                 self._wake()
 
-    # -- for the courier --
+    # -- for the consumer thread --
 
     def is_in_use(self) -> bool:
         """Whether there are consumers or calls."""
         with self.changed:
             used = any(inbox.queues or inbox.held for inbox in self.inboxes)
-            return bool(used or self._settlements or self._errands)
+            return bool(used or self._settlements or self._calls)
 
     def mark_in(self, path: str | None) -> None:
         """Record messages held by consumers in the running file *path*, in case this process dies; None:
@@ -255,20 +256,20 @@ class Desk:
     def has_orders(self) -> bool:
         """Whether orders() would return any."""
         with self.changed:
-            return bool(self._settlements or self._errands)
+            return bool(self._settlements or self._calls)
 
-    def orders(self) -> tuple[list[Settlement], list[Errand]]:
-        """Take the settlements and calls for the courier."""
+    def orders(self) -> tuple[list[Settlement], list[Call]]:
+        """Take the settlements and calls for the consumer thread."""
         with self.changed:
             self._told = False
             settlements, self._settlements = self._settlements, []
-            errands, self._errands = self._errands, []
-        return settlements, errands
+            calls, self._calls = self._calls, []
+        return settlements, calls
 
-    def put_back(self, errands: Sequence[Errand]) -> None:
-        """*errands* could not be done yet."""
+    def put_back(self, calls: Sequence[Call]) -> None:
+        """*calls* could not be done yet."""
         with self.changed:
-            self._errands[:0] = errands
+            self._calls[:0] = calls
 
     def have_news(self) -> None:
         """The broker may have messages for every inbox."""
@@ -298,7 +299,7 @@ class Desk:
             dues = [inbox.due for inbox in self.inboxes if inbox.due is not None and inbox.wants()]
         return min(dues, default=None)
 
-    def lay_down(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+    def deliver(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Put *deliveries* where the connection is drained; return those no longer wanted."""
         unwanted = []
         with self.changed:
@@ -312,17 +313,17 @@ class Desk:
         return unwanted
 
     def fall_asleep(self) -> bool:
-        """Whether the courier may sleep: then tell() wakes it until it has called awake()."""
+        """Whether the consumer thread may sleep: then tell() wakes it until it has called awake()."""
         with self.changed:
             self._asleep = not self._told
             return self._asleep
 
     def awake(self) -> None:
-        """The courier is awake."""
+        """The consumer thread is awake."""
         with self.changed:
             self._asleep = False
 
-    def fail(self, error: Exception) -> list[Errand]:
+    def fail(self, error: Exception) -> list[Call]:
         """The connection has failed with *error*: all held messages are released. Return the calls that will
         not be done."""
         with self.changed:
@@ -331,7 +332,7 @@ class Desk:
             for inbox in self.inboxes:
                 self._let_go(inbox)
                 inbox.arrived = 0
-            errands, self._errands = self._errands, []
+            calls, self._calls = self._calls, []
             self._settlements.clear()
             self.changed.notify_all()
-        return errands
+        return calls
