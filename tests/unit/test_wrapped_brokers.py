@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker.publishing.transactions import _Held
-from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.combined import SpoolCombined, SpoolDepths, SpoolInstead
 from qworker.spooler.running.dispatch import JobDispatch, JobLane
 from qworker.spooler.running.job_messages import job_messages
 from qworker.spooler.watching.directory import SpoolDirectory
@@ -49,7 +49,7 @@ def spooled(kind: type, inner: Any, directory: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "withheld"), [(SpoolBeside, {}), (SpoolInstead, NOT_INSTEAD)], ids=["beside", "instead"]
+    ("kind", "withheld"), [(SpoolCombined, {}), (SpoolInstead, NOT_INSTEAD)], ids=["combined", "instead"]
 )
 def test_a_spooler_passes_on_all_of_the_broker(kind: type, withheld: dict[str, str], tmp_path: Path) -> None:
     inner = Noting()

@@ -22,7 +22,7 @@ from qworker.spooler.files.place import prepared
 from qworker.spooler.files.sweeping import sweep_all
 from qworker.spooler.files.writing import Writer
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.combined import SpoolCombined, SpoolDepths, SpoolInstead
 from qworker.spooler.running.dispatch import MOST, JobDispatch, JobLane
 from qworker.spooler.running.job_messages import SHOWN, job_messages
 from qworker.spooler.running.jobs import add_spool_tasks
@@ -60,7 +60,7 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
     add_spool_tasks(app, options, results=options.results)
     own = app.broker
     depths = SpoolDepths(own.admin, places, app.clock)
-    app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(own, consumer, depths))
+    app.stores.use_broker((SpoolInstead if alone else SpoolCombined)(own, consumer, depths))
     logging.getLogger("qworker.components.ending.outcomes").addFilter(_tells_nothing)
     signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
     return Attached([partial(_server, options, app.clock)] if options.sockets else [], consumer.rescan)

@@ -1,4 +1,4 @@
-"""SpoolBeside: the app's own broker and spool directories, as one broker for a worker."""
+"""SpoolCombined: the app's own broker and spool directories, as one broker for a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from qworker.errors import LeaseLost
 from qworker.spooler.files.writing import Writer
-from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.combined import SpoolCombined, SpoolDepths, SpoolInstead
 from qworker.spooler.running.dispatch import JobDispatch, JobLane
 from qworker.spooler.running.job_messages import job_messages
 from qworker.spooler.watching.directory import SpoolDirectory
@@ -36,14 +36,14 @@ def jobs(writer: Writer, clock: FakeClock) -> JobDispatch:
 
 
 @pytest.fixture
-def both(own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock) -> Iterator[SpoolBeside]:
-    broker = SpoolBeside(own, jobs, SpoolDepths(own.admin, [writer.path], clock))
+def both(own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock) -> Iterator[SpoolCombined]:
+    broker = SpoolCombined(own, jobs, SpoolDepths(own.admin, [writer.path], clock))
     yield broker
     broker.close()
 
 
 def test_jobs_and_messages_come_together_and_are_told_apart(
-    both: SpoolBeside, own: MemoryStore, writer: Writer
+    both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
     both.sender.push([message("a")])
@@ -56,7 +56,7 @@ def test_jobs_and_messages_come_together_and_are_told_apart(
     assert both.consumer.settle(generation, [Ack(-1), Ack(1)]) == {-1, 1}
 
 
-def test_neither_keeps_the_other_waiting(both: SpoolBeside, writer: Writer) -> None:
+def test_neither_keeps_the_other_waiting(both: SpoolCombined, writer: Writer) -> None:
     both.consumer.register("w", ["q"], 2)
     both.sender.push([message(str(number)) for number in range(100)])
     for _ in range(400):
@@ -67,7 +67,7 @@ def test_neither_keeps_the_other_waiting(both: SpoolBeside, writer: Writer) -> N
 
 
 def test_the_result_of_a_job_is_stored_with_the_broker(
-    both: SpoolBeside, own: MemoryStore, writer: Writer
+    both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
     writer.write({})
@@ -77,7 +77,7 @@ def test_the_result_of_a_job_is_stored_with_the_broker(
 
 
 def test_a_broker_that_is_away_takes_no_settlement_and_loses_none(
-    both: SpoolBeside, own: MemoryStore, writer: Writer
+    both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
     writer.write({})
@@ -90,7 +90,7 @@ def test_a_broker_that_is_away_takes_no_settlement_and_loses_none(
 
 
 def test_jobs_outlive_a_lease_that_was_lost(
-    both: SpoolBeside, own: MemoryStore, writer: Writer, clock: FakeClock
+    both: SpoolCombined, own: MemoryStore, writer: Writer, clock: FakeClock
 ) -> None:
     both.consumer.register("w", ["q"], 2)
     writer.write({})
@@ -106,7 +106,7 @@ def test_jobs_outlive_a_lease_that_was_lost(
     assert both.consumer.settle(again, [Release(leased.tag) for leased in offered]) == set()
 
 
-def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolBeside, writer: Writer) -> None:
+def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolCombined, writer: Writer) -> None:
     both.consumer.register("w", ["q"], 2)
     both.consumer.lease(["q"], 10)
     assert both.consumer.wait(0.01) is False
@@ -129,7 +129,7 @@ def test_alone_nothing_is_taken_from_the_own_broker(
     broker.close()
 
 
-def test_jobs_are_counted_with_the_queues(both: SpoolBeside, writer: Writer, clock: FakeClock) -> None:
+def test_jobs_are_counted_with_the_queues(both: SpoolCombined, writer: Writer, clock: FakeClock) -> None:
     both.sender.push([message("a")])
     writer.write({})
     writer.write({}, at=clock.now() + 100)

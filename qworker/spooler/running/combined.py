@@ -1,4 +1,4 @@
-"""Beside: spool directories beside an app's own broker, as one broker for a worker.
+"""Combined: spool directories and an app's own broker, as one broker for a worker.
 
 Comes from:  ``runner``, which gives it to the app of a worker that works off spool directories.
 Goes to:     the app's broker for sending; the app's broker and the directories for consuming.
@@ -45,7 +45,7 @@ POLL_SECONDS = 5.0
 """The longest sleep of the watch."""
 
 
-class SpoolBeside(Broker):
+class SpoolCombined(Broker):
     """broker: of the app. spool: what takes jobs from directories. admin: of both."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
