@@ -16,7 +16,7 @@ from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
 from qworker.cli.names import queues_in_use, queues_option, task_named
 from qworker.cli.options import (
-    Beside,
+    DependentOption,
     Instant,
     JsonValue,
     Number,
@@ -107,7 +107,7 @@ class _Until(ParamType):
 @click.option("--by-name", is_flag=True, help="Send it even if this app does not know the task.")
 @click.option("-w", "--wait", is_flag=True, help="Wait for the result and print it.")
 @click.option(
-    "--timeout", cls=Beside, beside="wait", type=_DURATION, default="60s", show_default=True,
+    "--timeout", cls=DependentOption, requires="wait", type=_DURATION, default="60s", show_default=True,
     help="How long --wait waits.",
 )  # fmt: skip
 @json_option

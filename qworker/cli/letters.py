@@ -22,7 +22,7 @@ from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.names import doubt_queues, numbers_of
-from qworker.cli.options import Beside, JsonValue, Number, app_option, json_option, open_sent
+from qworker.cli.options import DependentOption, JsonValue, Number, app_option, json_option, open_sent
 from qworker.cli.output import age, count, cut, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control import dead_letters
@@ -276,7 +276,9 @@ dead = _group(DEAD, "Look at dead letters: messages that no worker could run. Re
 @_TAGS
 @_all(DEAD.everything)
 @click.option("--sign", is_flag=True, help="Sign those that are not signed with a key of security_key.")
-@click.option("-y", "--yes", cls=Beside, beside="sign", is_flag=True, help="With --sign: do not ask.")
+@click.option(
+    "-y", "--yes", cls=DependentOption, requires="sign", is_flag=True, help="With --sign: do not ask."
+)
 @app_option
 def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, app: str | None) -> None:
     """Put dead letters back into their queues, as if they had never been delivered.

@@ -124,22 +124,22 @@ class Number(click.IntRange):
     name = "number"
 
 
-class Beside(click.Option):
+class DependentOption(click.Option):
     """An option that only has an effect together with another one, and is refused without it.
 
-    beside: the parameter name of the other option.
+    requires: the parameter name of the other option.
     """
 
-    def __init__(self, *args: Any, beside: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, requires: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.beside = beside
+        self.requires = requires
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
         read = super().handle_parse_result(ctx, opts, args)  # an invalid value is reported first
-        if opts.get(self.name or "") is not None and not opts.get(self.beside):
-            other = next(param for param in ctx.command.params if param.name == self.beside)
+        if opts.get(self.name or "") is not None and not opts.get(self.requires):
+            other = next(param for param in ctx.command.params if param.name == self.requires)
             names = [max(param.opts, key=len) for param in (self, other)]
             raise click.UsageError(f"{names[0]} goes with {names[1]}.", ctx)
         return read

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import Beside, SettingValue, app_option, json_option, open_app
+from qworker.cli.options import DependentOption, SettingValue, app_option, json_option, open_app
 from qworker.cli.watching import Picture, watch_options
 from qworker.cli.watching import show as display
 from qworker.errors import BackendError, ConfigurationError, DamagedResult, NotSupported, ResultTimeout
@@ -48,8 +48,8 @@ _ONLY_THERE = (
 @click.option("-w", "--wait", is_flag=True, help="Wait for it.")
 @click.option(
     "--timeout",
-    cls=Beside,
-    beside="wait",
+    cls=DependentOption,
+    requires="wait",
     type=SettingValue("worker_shutdown_timeout"),
     default="60s",
     show_default=True,

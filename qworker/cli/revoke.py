@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.options import Beside, ParamType, app_option, open_sent
+from qworker.cli.options import DependentOption, ParamType, app_option, open_sent
 from qworker.cli.output import count
 
 _LONGEST_ID = 255
@@ -52,8 +52,8 @@ class _Signal(ParamType):
 @click.option(
     "-s",
     "--signal",
-    cls=Beside,
-    beside="terminate",
+    cls=DependentOption,
+    requires="terminate",
     type=_Signal(),
     default="SIGTERM",
     show_default=True,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 import click
 
-from qworker.cli.options import Beside, SettingValue
+from qworker.cli.options import DependentOption, SettingValue
 from qworker.cli.output import print_json, to_json
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable
@@ -39,8 +39,8 @@ def watch_options(command: _F) -> _F:
     """Add --watch and --every. The function gets them as `watch` and `every`."""
     every = click.option(
         "--every",
-        cls=Beside,
-        beside="watch",
+        cls=DependentOption,
+        requires="watch",
         type=SettingValue("worker_shutdown_timeout"),
         default="2s",
         show_default=True,

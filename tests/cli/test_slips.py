@@ -16,7 +16,7 @@ import pytest
 
 from qworker.cli.discovery import find_app
 from qworker.cli.main import main
-from qworker.cli.options import Beside
+from qworker.cli.options import DependentOption
 from qworker.transports.amqp.queues import OURS
 from qworker.transports.lease import Envelope
 from tests.servers import require
@@ -103,7 +103,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
     pending: list[tuple[str, click.Command]] = [("", main)]
     while pending:
         path, command = pending.pop()
-        yield from ((path, param) for param in command.params if isinstance(param, Beside))
+        yield from ((path, param) for param in command.params if isinstance(param, DependentOption))
         if isinstance(command, click.Group):
             with click.Context(command) as context:
                 for name in command.list_commands(context):
@@ -126,7 +126,7 @@ def test_an_option_that_would_do_nothing_is_refused(tasks, run, path, option):
     )
     refused = run(*path.split(), *arguments, name, *value)
     assert refused.exit_code == 2
-    assert f"Error: {name} goes with --{option.beside}.\n" in refused.stderr
+    assert f"Error: {name} goes with --{option.requires}.\n" in refused.stderr
 
 
 def test_options_of_watching_waiting_and_ending_are_among_them():

@@ -17,7 +17,7 @@ import click
 from qworker.cli.discovery import NoApp
 from qworker.cli.init.deployment import fill_in, project_name
 from qworker.cli.init.templates import ALIASES, TEMPLATES, Example
-from qworker.cli.options import Beside, app_option, open_app
+from qworker.cli.options import DependentOption, app_option, open_app
 from qworker.cli.output import print_table
 from qworker.conf import Settings
 from qworker.errors import ConfigurationError
@@ -41,7 +41,11 @@ class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in old
 @app_option
 @click.option("-w", "--write", is_flag=True, help="Write the file into the working directory.")
 @click.option(
-    "--force", cls=Beside, beside="write", is_flag=True, help="With --write: replace an existing file."
+    "--force",
+    cls=DependentOption,
+    requires="write",
+    is_flag=True,
+    help="With --write: replace an existing file.",
 )
 def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
     """Print files to run this project, suitable for its broker: systemd, docker, k8s, …"""
