@@ -62,7 +62,7 @@ class ServerPlace:
         self._clock = clock
         plain = as_written_plainly(url)
         self.dialect = family_of(plain)
-        connect = connector(plain, _patience(plain), {}, "beat_store")
+        connect = connector(plain, _timeout(plain), {}, "beat_store")
         self._handle = Handle(lambda: connect(False), mask_urls(url), prepare=self._tell)
         _places.add(self)
 
@@ -123,7 +123,7 @@ class ServerPlace:
         self._handle.close()
 
 
-def _patience(url: str) -> float:
+def _timeout(url: str) -> float:
     """Return the connection timeout for *url*. (PostgreSQL's library reads it itself.)"""
     try:
         return float(dict(parse_qsl(urlsplit(url).query))["connect_timeout"])

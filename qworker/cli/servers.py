@@ -187,9 +187,9 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     mysql = import_module("qworker.transports.sql.mysql")
     where = mask_urls(url)
     arguments = mysql.url_options(url.removeprefix("db+")).arguments()
-    patience = {"connect_timeout": int(TIMEOUT), "read_timeout": int(TIMEOUT)}
+    timeouts = {"connect_timeout": int(TIMEOUT), "read_timeout": int(TIMEOUT)}
     database = arguments["database"] or None
-    connection = import_module("pymysql").connect(**{**arguments, **patience, "database": database})
+    connection = import_module("pymysql").connect(**{**arguments, **timeouts, "database": database})
     try:
         with connection.cursor() as cursor:
             before = time.time()

@@ -193,7 +193,7 @@ def _batches(
         if messages:
             yield epoch, messages
             last = monotonic()
-        elif monotonic() - last > _patience(source, names, lease_seconds, worked_on):
+        elif monotonic() - last > _timeout(source, names, lease_seconds, worked_on):
             return
         else:
             source.consumer.wait(0.1)
@@ -207,7 +207,7 @@ def _acknowledge(source: Broker, epoch: int, messages: Sequence[Leased]) -> int:
         return len(messages)
 
 
-def _patience(source: Broker, names: list[str], lease_seconds: float, worked_on: bool) -> float:
+def _timeout(source: Broker, names: list[str], lease_seconds: float, worked_on: bool) -> float:
     """Return how many seconds without a message mean that no more will come."""
     if "counts" in source.lacks:
         return QUIET_SECONDS

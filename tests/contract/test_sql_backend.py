@@ -111,12 +111,12 @@ def _shop(place: SQLPlace) -> Iterator[Shop]:
 def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
     """Its end of the connection is there, so TCP would wait for ever."""
     with Proxy(5432 if shop.place.server == "postgresql" else 3306) as proxy:
-        patience = {"connect_timeout": 2} | ({} if shop.place.server == "postgresql" else {"read_timeout": 1})
+        timeouts = {"connect_timeout": 2} | ({} if shop.place.server == "postgresql" else {"read_timeout": 1})
         app = QWorker(
             "patient",
             broker=MemoryStore(FakeClock()),
             backend=f"db+{proxy.url(shop.place.url)}",
-            database_engine_options={"connect_args": patience},
+            database_engine_options={"connect_args": timeouts},
             set_as_current=False,
         )
         backend = app.backend

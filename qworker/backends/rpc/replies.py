@@ -156,7 +156,7 @@ class Connector:
             # this import would wait for the import lock forever.
             "transport": "pyamqp" if hostname.startswith("amqp:") else None,
             "ssl": ssl,
-            "transport_options": {**_patience(hostname), **conf.broker_transport_options},
+            "transport_options": {**_timeouts(hostname), **conf.broker_transport_options},
             "connect_timeout": CONNECT_SECONDS,
         }
 
@@ -195,7 +195,7 @@ def let_go(connection: Any) -> None:
         logger.debug("closing a connection: %s", error)
 
 
-def _patience(hostname: str) -> dict[str, float]:
+def _timeouts(hostname: str) -> dict[str, float]:
     """Return timeouts for py-amqp, for a server that accepts a connection and then does not answer."""
     amqp = hostname.partition("://")[0] in ("amqp", "amqps", "pyamqp")
     return {"read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS} if amqp else {}

@@ -229,8 +229,8 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
             parsed = parsed.set(drivername=f"{dialect}+{driver}")
         parsed = _with_options(parsed, options)
         usual = _USUAL.get(parsed.get_driver_name(), {})
-        patience = {name: value for name, value in usual.items() if name not in parsed.query}
-        options["connect_args"] = {**patience, **options.get("connect_args", {})}
+        timeouts = {name: value for name, value in usual.items() if name not in parsed.query}
+        options["connect_args"] = {**timeouts, **options.get("connect_args", {})}
         if short_lived:
             options.setdefault("poolclass", sa.NullPool)
         options.setdefault("pool_pre_ping", True)

@@ -218,7 +218,7 @@ def members(
     if wait or count:
         what = _members(group_id, failures, count, cached)
         _look_at_limit(what, group_id, wait, count, cached)
-        found_by(what, _patience(wait, count))
+        found_by(what, _timeout(wait, count))
     if not _is_cached(cached):
         return Task.get_task_group(group_id, failures)
     found = cache.members(group_id)
@@ -233,7 +233,7 @@ async def amembers(
     if wait or count:
         what = _members(group_id, failures, count, cached)
         await sync_to_async(_look_at_limit)(what, group_id, wait, count, cached)
-        await afound_by(what, _patience(wait, count))
+        await afound_by(what, _timeout(wait, count))
     found = await sync_to_async(members)(group_id, failures, cached=cached)
     if _is_cached(cached):
         _look_at_cache(found, wait, cached)
@@ -252,12 +252,12 @@ def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cach
         f"{count} tasks of the group {group_id!r} are waited for, and save_limit keeps {limit} successes: "
         "the rest is deleted before all have ended"
     )
-    if _patience(wait, count) == FOREVER:
+    if _timeout(wait, count) == FOREVER:
         raise ValueError(f"{text}. Make Q_CLUSTER['save_limit'] larger, use cached=True, or wait for a time")
     logger.warning("%s", text)
 
 
-def _patience(wait: int, count: int | None) -> int:
+def _timeout(wait: int, count: int | None) -> int:
     return wait or (FOREVER if count else 0)
 
 

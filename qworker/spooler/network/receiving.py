@@ -42,7 +42,7 @@ class Conversation:
 
     unsent: answers to send. ending: nothing more is read; once all is sent the connection is closed.
     unread: the client may have sent more than was read. more: complete requests are left for the next call.
-    since, patience: for how long the present wait may last, from when on.
+    since, timeout: for how long the present wait may last, from when on.
     """
 
     def __init__(self, limits: Limits, admit: Callable[[Request], str], now: float) -> None:
@@ -51,7 +51,7 @@ class Conversation:
         self.unread = False
         self.more = False
         self.since = now
-        self.patience = limits.timeout
+        self.timeout = limits.timeout
         self._limits = limits
         self._admit = admit
         self._incoming = bytearray()
@@ -152,7 +152,7 @@ class Conversation:
         self._wait(self._limits.timeout if self._incoming else self._limits.keep_alive, now)
 
     def _wait(self, seconds: float, now: float) -> None:
-        self.since, self.patience = now, seconds
+        self.since, self.timeout = now, seconds
 
     def _end(self, unread: bool = False) -> None:
         self.ending, self.unread = True, unread

@@ -256,7 +256,7 @@ class SpoolServer(ThreadComponent):
                 peer.lingers = True
                 with suppress(OSError):
                     peer.connection.shutdown(socket.SHUT_WR)
-                conversation.since, conversation.patience = now, LINGER_SECONDS
+                conversation.since, conversation.timeout = now, LINGER_SECONDS
             self._watch(peer, selectors.EVENT_READ)
 
     def _send(self, peer: _Peer) -> bool:
@@ -311,7 +311,7 @@ class SpoolServer(ThreadComponent):
         self._next_sweep = now + SWEEP_SECONDS
         most = self._limits.timeout / HURRY if not self._is_listening else float("inf")
         for peer in list(self._peers):
-            if now - peer.conversation.since >= min(most, peer.conversation.patience):
+            if now - peer.conversation.since >= min(most, peer.conversation.timeout):
                 self._close(peer)
         if not self._is_listening and len(self._peers) < self._limits.max_connections:
             self._listen(True)

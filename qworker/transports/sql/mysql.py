@@ -151,18 +151,18 @@ class MySQLLink(Link):
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
         given = [asked.fields[name] for name in ("read_timeout", "write_timeout") if name in asked.fields]
-        self._patience: float = min(given, default=ANSWER_SECONDS)
-        self._connection.answer_within(self._patience)
+        self._timeout: float = min(given, default=ANSWER_SECONDS)
+        self._connection.answer_within(self._timeout)
         self._texts: dict[str, str] = {}
         self._notifications = 0
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
-        self._connection.answer_within(min(self._patience, max(0.05, deadline - time.monotonic())))
+        self._connection.answer_within(min(self._timeout, max(0.05, deadline - time.monotonic())))
         try:
             yield
         finally:
-            self._connection.answer_within(self._patience)
+            self._connection.answer_within(self._timeout)
 
     @staticmethod
     def check(url: str) -> None:

@@ -167,17 +167,17 @@ def test_one_that_does_not_read_its_answers_has_to() -> None:
 def test_each_wait_has_an_end() -> None:
     image = extended(OK, b"x" * SLOWEST * 3)
     conversation = talk(timeout=4, keep_alive=60)
-    assert (conversation.since, conversation.patience) == (0, 4)
+    assert (conversation.since, conversation.timeout) == (0, 4)
     conversation.received(image[:10], 1)
-    assert (conversation.since, conversation.patience) == (0, 4), "the first bytes give no more time"
+    assert (conversation.since, conversation.timeout) == (0, 4), "the first bytes give no more time"
     conversation.received(image[10:30], 2)
-    assert (conversation.since, conversation.patience) == (2, 7), "the body does, once"
+    assert (conversation.since, conversation.timeout) == (2, 7), "the body does, once"
     conversation.received(image[30:40], 3)
-    assert (conversation.since, conversation.patience) == (2, 7)
+    assert (conversation.since, conversation.timeout) == (2, 7)
     conversation.received(image[40:], 4)
-    assert (conversation.since, conversation.patience) == (4, 60), "the next packet may take its time"
+    assert (conversation.since, conversation.timeout) == (4, 60), "the next packet may take its time"
     conversation.received(image[:1], 5)
-    assert (conversation.since, conversation.patience) == (5, 4)
+    assert (conversation.since, conversation.timeout) == (5, 4)
 
 
 @given(st.lists(st.binary(max_size=40)), st.booleans())
