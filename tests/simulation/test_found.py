@@ -598,3 +598,11 @@ def test_a_member_of_a_failed_header_runs_again_while_the_body_is_awaited() -> N
     assert (
         problems(run(Case(World(pauses=0.1, long=0.1), orders=orders, faults=faults, seed=695571721))) == []
     )
+
+
+def test_a_failed_node_runs_again_before_those_after_it_have_failed() -> None:
+    """These fail with a ChordError: the error of the node is forgotten."""
+    flow = Graph([Node(Call(fails=True)), Node(Call()), Node(Call(), after=[2])])
+    faults = (Fault("restart", "worker0", at=2.411), Fault("retry failed", at=2.44))
+    orders = (Order(numbered(flow), at=2.41),)
+    assert problems(run(Case(World(workers=1, pauses=0.05), orders=orders, faults=faults, seed=1))) == []
