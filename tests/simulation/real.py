@@ -143,6 +143,8 @@ class RealRunning:
         self.ended_at = -RECOVERY
         """When the last fault ended, or the last fault of a server began."""
         fleet.record.trouble = False
+        self.older_joins = 0 if fleet.joins is None else fleet.joins.count()
+        """Of earlier cases, whose members were lost."""
 
     def go(self) -> Seen:
         seen, start = self.seen, time.monotonic()
@@ -286,7 +288,7 @@ class RealRunning:
             ]
             if queues:
                 return f"in queues: {queues}"
-            joins = 0 if fleet.joins is None or seen.excused else fleet.joins.count()
+            joins = self._joins()
             for asked in seen.asked:
                 want = self.wanted[asked.name]
                 if not asked.revoked and not want.pending and not seen.may_lose:
@@ -298,6 +300,11 @@ class RealRunning:
         if joins:
             return f"{joins} joins"
         return "" if seen.may_lose else self._missing()
+
+    def _joins(self) -> int:
+        """Return how many joins are left that should not be."""
+        joins = self.fleet.joins
+        return 0 if joins is None or self.seen.excused else max(0, joins.count() - self.older_joins)
 
     def _missing(self) -> str:
         """Return a call that has not run yet; "" if there is none. Brokers do not count messages held by
@@ -331,9 +338,8 @@ class RealRunning:
         seen.tasks = sum(len(seen.record.runs[asked.name]) for asked in seen.asked)
         errors = list(fleet.record.errors)
         seen.errors += [text for (text,) in errors[len(self.errors) :]]
-        joins = 0 if fleet.joins is None or seen.excused else fleet.joins.count()
         dead = admin.dead(fleet.place.queue if fleet.place.shared else None, 1000)
-        seen.left = {"dead": [letter.reason for letter in dead], "joins": joins}
+        seen.left = {"dead": [letter.reason for letter in dead], "joins": self._joins()}
         seen.look(self._app_of)
         admin.dead_discard([letter.tag for letter in dead])
 

@@ -76,12 +76,22 @@ def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) ->
     """Errors of a worker without a server were reported in the next case."""
     noted: list[Any] = []
     faults = SimpleNamespace(begin=noted.append)
-    fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), note=lambda *_: None, faults=faults)
+    fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), note=lambda *_: None, faults=faults, joins=None)
     cut = Fault("cut", "broker")
     running = RealRunning(Case(faults=(cut,)), fleet)
     running._begin(cut)
     assert noted == [cut]
     assert running._busy() == "workers may be without their server"
+
+
+def test_joins_that_an_earlier_case_left_are_not_of_this_one(tmp_path: Path) -> None:
+    """Their members were lost with a worker, which excuses them in that case only."""
+    joins = SimpleNamespace(count=lambda: 2)
+    fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), joins=joins)
+    running = RealRunning(Case(), fleet)
+    assert running._joins() == 0
+    joins.count = lambda: 3
+    assert running._joins() == 1
 
 
 def test_a_seed_makes_the_same_cases_each_time() -> None:
