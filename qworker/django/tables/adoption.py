@@ -39,22 +39,29 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
     drop the table.
 
     Messages locked by a cluster of django-q2 wait again, or they would never be run. If the database is not
-    the broker, waiting messages are dropped, which is logged.
+    the broker, a table with waiting messages stays, which is logged.
     """
     connection = schema_editor.connection
+    old = apps.get_model(PREDECESSOR, "OrmQ")
+    table = old._meta.db_table
+    broker = is_broker(connection)
+    there = not broker and table in connection.introspection.table_names()
+    if there and (count := old.objects.using(connection.alias).count()):
+        logger.warning(
+            "%d packages stay in the table %s of the database %s, which is not the broker: run them with "
+            "django-q2, then drop the table",
+            count,
+            table,
+            connection.alias,
+        )
+        return
 
     def move(cursor: Any, table: str) -> None:
-        if not is_broker(connection):
-            cursor.execute(f"SELECT count(*) FROM {table}")
-            if count := cursor.fetchone()[0]:
-                told = "%d packages in %s are left behind: it is not the broker"
-                logger.warning(told, count, connection.alias)
-            return
         key = connection.ops.quote_name("key")
         for queue, package in _rows(cursor, table, "id", f"{key}, payload"):
             insert(cursor, connection.vendor, queue, package)
 
-    _empty(connection, apps.get_model(PREDECESSOR, "OrmQ")._meta.db_table, move)
+    _empty(connection, table, move if broker else lambda cursor, table: None)
 
 
 def make_old_queue(apps: Any, schema_editor: Any) -> None:

@@ -182,6 +182,18 @@ def test_where_another_database_is_the_broker_no_queue_is_made(places: Callable[
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_where_another_database_is_the_broker_waiting_tasks_stay(
+    places: Callable[[str], Place], kind: str
+) -> None:
+    """They were deleted, though the log said that they were left behind."""
+    place = places(kind)
+    place.fill(DATA / f"django_q2.{kind}.sql")
+    count = place.rows("SELECT count(*) FROM django_q_ormq")
+    place.migrating(APPS["django_q"], ["call", "migrate"], orm="another")
+    assert place.rows("SELECT count(*) FROM django_q_ormq") == count == [(3,)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_database_that_becomes_the_broker_later_gets_its_queue(
     places: Callable[[str], Place], kind: str
 ) -> None:
