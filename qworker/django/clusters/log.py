@@ -17,9 +17,10 @@ from typing import Any
 
 from qworker import signals
 from qworker.django.conf import conf, logger, prepare_logger
+from qworker.django.execution.endings import ended
 from qworker.django.execution.running import SENDER
 from qworker.django.function_names import function_name
-from qworker.django.signals import post_execute, post_spawn
+from qworker.django.signals import post_spawn
 from qworker.django.transports.packages import RUN
 from qworker.safe_repr import printable
 
@@ -85,7 +86,7 @@ def _begins(*, index: int, **_: Any) -> None:
     pin(index)
     logger.info("worker %d ready for work at %d", _place[0], os.getpid())
     post_spawn.send(SENDER, proc_name=f"worker {_place[0]}")
-    post_execute.connect(_ended, dispatch_uid="qworker.django.clusters.log")
+    ended.connect(_ended, dispatch_uid="qworker.django.clusters.log")
 
 
 def _ends(**_: Any) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from django.db import Error, router
+from django.dispatch import Signal
 
 from qworker.django.execution import cached, parts
 from qworker.django.execution import connections as task_connections
-from qworker.django.execution.running import is_kept, located, note, observe, row_of
+from qworker.django.execution.running import SENDER, is_kept, located, note, observe, row_of
 from qworker.django.models import Task
 from qworker.django.signals import post_execute
 from qworker.django.transports import task_rows
@@ -34,6 +35,9 @@ logger = logging.getLogger("django-q")
 NAMESPACE = UUID("6c1f64f4-9a0e-5a5b-93a3-3d7c5b0e8f11")
 """Namespace for the ids of follow-ups: a repeated end enqueues the same ids."""
 
+ended = Signal()
+"""Sent before ``post_execute``, with the same argument: for the cluster's log."""
+
 Following = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
 """Function, args, kwargs and options of a task to enqueue."""
 
@@ -43,22 +47,26 @@ def end(package: Package) -> list[Following]:
 
     Raises BackendError if the database or the cache does not answer.
     """
-    _make_fit(package)
+    is_told = package.get("hook") is not None or post_execute.has_listeners(SENDER)
+    _make_fit(package, is_told)
     if package["success"] and package.get("attempt", 1) > 1 and not is_kept(package):
         _in_database(lambda: Task.objects.filter(pk=package["id"], success=False).delete())
     if package.get("iter_count"):
         _in_database(lambda: parts.add(package))
     elif package.get("cached"):
         cached.put(package)
+    if is_told and is_kept(package):  # they may read the task; the ack of its message stores it again
+        _in_database(lambda: task_rows.save(row_of(package)))
     if package.get("hook") is not None:
         _call_hook(package)
+    observe(ended, task=package)
     observe(post_execute, task=package)
     return _next(package) if package["success"] else []
 
 
-def _make_fit(package: Package) -> None:
+def _make_fit(package: Package, is_told: bool) -> None:
     """Turn a result that is too large for the database into a failure, before a success is reported."""
-    is_told = package.get("hook") is not None or package.get("chain")
+    is_told = is_told or bool(package.get("chain"))
     if package["success"] and (package.get("iter_count") or (is_told and is_kept(package))):
         try:
             task_rows.pack(row_of(package), router.db_for_write(Task))
@@ -75,16 +83,11 @@ def _in_database(work: Callable[[], None]) -> None:
 
 
 def _call_hook(package: Package) -> None:
-    """Call the hook. It may read the task, so that is stored first; the ack of its message stores it
-    again."""
-    values = row_of(package)
-    if is_kept(package):
-        _in_database(lambda: task_rows.save(values))
     callers = task_connections.in_transaction()
     try:
         hook = package["hook"]
         call = located(hook) if isinstance(hook, str) else hook
-        call(Task(**values))
+        call(Task(**row_of(package)))
     except (Exception, SystemExit) as error:
         reraise_interrupt(error)
         logger.error("the hook of task %s failed: %s", package["id"], safe_repr(error))

@@ -18,12 +18,15 @@ from django.core.cache import cache
 from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from qworker.django import tasks
 from qworker.django.brokers import get_broker
 from qworker.django.execution import cached as cached_results
+from qworker.django.execution import endings
+from qworker.django.execution.running import run
 from qworker.django.models import OrmQ, Schedule, Task
-from qworker.django.signals import pre_enqueue
+from qworker.django.signals import post_execute, pre_enqueue
 from qworker.django.signing import SignedPackage
 from qworker.django.tasks import (
     Async,
@@ -775,3 +778,22 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
             look(ABSENT, wait="y")
         with pytest.raises(TypeError, match=r"^wait is nan"):  # for which it waited for ever
             look(ABSENT, wait=float("nan"))
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_receivers_of_post_execute_can_read_the_task(save: bool) -> None:
+    """As in Django-Q, which sends it after it has saved the task."""
+    found: list[Any] = []
+
+    def read(*, task: dict[str, Any], **_: Any) -> None:
+        found.append(list(Task.objects.filter(pk=task["id"]).values_list("success", flat=True)))
+
+    package = {"id": "9" * 32, "name": "n", "func": "math.sqrt", "args": (4,), "kwargs": {}, "save": save}
+    package["started"] = timezone.now()
+    run(package)
+    post_execute.connect(read)
+    try:
+        endings.end(package)
+    finally:
+        post_execute.disconnect(read)
+    assert found == [[True] if save else []]
