@@ -234,15 +234,16 @@ def ids_of_line(result: Node) -> list[str]:
 
 
 def _of_the_workflow(result: Several) -> list[Single]:
-    """Return the results of the single calls in *result*, before it, and before each of its members."""
+    """Return the results of the single calls in *result*, before it, and before each of its members, also of
+    groups in groups."""
     met: dict[int, Any] = {}
     unseen: list[Any] = [result]
     while unseen:
         node = unseen.pop()
         if node is not None and id(node) not in met:  # members may share predecessors
             met[id(node)] = node
-            unseen.extend((node.parent, *node._singles()))
-    return [single for node in met.values() for single in node._singles()]
+            unseen.extend((node.parent, *(() if node._is_single else node.children)))
+    return [node for node in met.values() if node._is_single]
 
 
 def revoke_workflow(

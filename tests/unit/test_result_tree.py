@@ -10,6 +10,7 @@ from qworker import QWorker
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
+from qworker.results.group_result import GroupResult
 from qworker.results.result import AsyncResult
 from tests.support.stores import KeepingStore, make_app
 
@@ -109,6 +110,19 @@ def test_forgetting_forgets_those_before_it() -> None:
     assert not result.exists()
     assert not app.AsyncResult("b").exists()
     assert app.AsyncResult("c").exists()
+
+
+def test_what_comes_before_a_group_in_a_group_is_of_the_workflow() -> None:
+    """Only the members of the inner group were revoked and forgotten: what came before them ran."""
+    app, store = tree()
+    result = GroupResult(
+        "outer", [GroupResult("inner", [app.AsyncResult("a")], app.AsyncResult("b"), app)], None, app
+    )
+    result.revoke()
+    ((ids, *_),) = store.revoked
+    assert sorted(ids) == ["a", "b"]
+    result.forget()
+    assert not app.AsyncResult("b").exists()
 
 
 # -- what is seen of it --
