@@ -43,6 +43,15 @@ HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
 LIMITS = frozenset({"limit before", "limit after"})
+LASTING = frozenset({"move", "stranger", "retry dead"})
+"""Faults that neither delay anything nor let it expire early."""
+HEARD = 1.5
+"""Seconds within which all workers hear of a revocation: they are told at once, and ask each second."""
+RECOVERED = 4.0
+"""Seconds after a fault in which workers may not have heard yet: they connect again within two, and are
+restarted after one."""
+CANCELLED = (Failed("TaskRevoked"), Failed("ChordError"))
+"""The values of revoked calls, and of those that follow them."""
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
 """Connection faults, after which the broker still knows who holds what; and ends that the worker notices."""
 
@@ -145,12 +154,20 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
-    if not asked.revoked:
-        found += _too_early(asked, want, ran)
-    if asked.revoked or (seen.case.world.forgets and seen.fired):
-        return found
-    # Two calls share their results: one may have lost what succeeded in the other.
-    unsure = _after_losses(asked.order.flow) if calls == 2 and seen.may_lose else frozenset()
+    found += _too_early(asked, want, ran)
+    found += _despite(seen, asked)
+    # Two calls share their results: one may have lost what succeeded in the other. What runs whatever becomes
+    # of others does not show that these were revoked.
+    unsure = (
+        _after_losses(asked.order.flow) if asked.revoked or (calls == 2 and seen.may_lose) else frozenset()
+    )
+
+    def is_right(value: Any, want: Any) -> bool:
+        value, want = _but(value, unsure), _but(want, unsure)
+        return bool(
+            value == want or (_lost(value) and seen.may_lose) or (asked.revoked and _cancelled(value, want))
+        )
+
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
         if not ready and (asked.forgotten or not want.pending):
@@ -160,8 +177,10 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         value = _in_segments(seen.values[asked.name][number], want.value, seen)
         if any(fault.kind == "retry failed" for fault in seen.fired):
             value = _with_forgotten(value, want.value)
-        if _but(value, unsure) != _but(want.value, unsure) and not (_lost(value) and seen.may_lose):
+        if not is_right(value, want.value):
             found.append(f"result {number} is {value!r}, not {want.value!r}")
+        elif not seen.may_lose and not asked.forgotten:
+            found += _unrun(seen, asked, asked.results[number], value)
     for number, value in seen.called.get(asked.name, ()) if kept else ():
         value = _in_segments(value, want.called.get(number), seen)
         if value != want.called.get(number) and not (
@@ -175,42 +194,61 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         right = (raises and _errors(want.value, want)) or [want.value]
         if raises and want.causes and any(fault.kind == "retry failed" for fault in seen.fired):
             right = [*right, Failed("ChordError")]  # a member's error is gone while it runs again
-        sure = [_but(each, unsure) for each in right]
-        if _but(value, unsure) not in sure and not (_lost(value) and seen.may_lose):
+        if not any(is_right(value, each) for each in right):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
-    world = seen.case.world
-    sent_once = is_line(asked.order.flow) or world.stores in ("memory", "sqlite")  # else a body may go twice
+    return found + _runs(seen, asked, want, exact)
+
+
+def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
+    """Return what ran too often, or not often enough."""
+    found: list[str] = []
+    world, flow = seen.case.world, asked.order.flow
+    calls = 2 if asked.order.how == "twice" else 1
+    ran, told = seen.record.ran(asked.name), seen.record.told[asked.name]
+    sent_once = is_line(flow) or world.stores in ("memory", "sqlite")  # else a body may go twice
     if not world.acks_late and sent_once and all(map(_repeats_nothing, seen.fired)):
         found += [
             f"{number} ran {ran[number]} times, not at most {count * calls}, though it is acknowledged first"
             for number, count in want.runs.items()
             if ran[number] > count * calls
         ]
-    if asked.refused or asked.forgotten or (seen.may_lose and _lost(seen.values.get(asked.name, []))):
+    forgets = world.forgets and any(fault.kind not in LASTING for fault in seen.fired)
+    if (
+        asked.refused
+        or asked.forgotten
+        or (seen.may_lose and (forgets or _lost(seen.values.get(asked.name, []))))
+    ):
         return found
     runs = {number: count * calls for number, count in (+want.runs).items()}
     tells = {number: count * calls for number, count in (+want.told).items()}
-    if exact:
+    least, tells_all = runs, True
+    if asked.revoked and not _is_complete(seen, asked, want):
+        least, tells_all = {}, False
+    elif forgets and not is_line(flow):  # joins may expire before their members have ended
+        later = {other for _, other in want.before}
+        least, tells_all = {number: runs[number] for number in runs if number not in later}, False
+    if exact and least is runs:
         if dict(ran) != runs:
             found.append(f"ran {dict(ran)}, not {runs}")
         if dict(told) != tells:
             found.append(f"errbacks were told {dict(told)}, not {tells}")
-    elif all(fault.kind in LIMITS for fault in seen.fired):
+    elif all(fault.kind in LIMITS for fault in seen.fired) and seen.fired:
         found += [
             f"{number} did not run, and what it is linked to has succeeded"
-            for number in _linked(asked.order.flow)
-            if asked.name in seen.values and runs.get(number) and not ran[number]
+            for number in _linked(flow)
+            if not asked.revoked and asked.name in seen.values and runs.get(number) and not ran[number]
         ]
     elif not seen.may_lose:
-        for number, count in runs.items():
+        for number, count in least.items():
             if ran[number] < count:
                 found.append(f"{number} ran {ran[number]} times, not {count}")
-        for number, count in tells.items():
+        for number, count in tells.items() if tells_all else ():
             if told[number] < count:
                 found.append(f"errback {number} was told {told[number]} times, not {count}")
         found += [f"{number} ran, which must not" for number in ran if number not in runs]
-        found += [f"errback {number} was told, which must not" for number in told if number not in tells]
-        faults = len(seen.fired)
+        if tells_all:
+            found += [f"errback {number} was told, which must not" for number in told if number not in tells]
+        faults = 0 if exact else len(seen.fired)
         away = sum(
             fault.seconds for fault in seen.fired if fault.kind in ("away", "full")
         )  # retried each second
@@ -225,6 +263,57 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
+
+
+def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
+    """Yield calls that began when every worker had to know that they were revoked."""
+    for id, since in asked.stopped.items():
+        late = [
+            at - since for at in seen.record.begun[id] if at > since + HEARD and not _deaf(seen, since, at)
+        ]
+        if late:
+            yield f"a call began {max(late):.1f} s after it was revoked"
+
+
+def _deaf(seen: Seen, since: float, at: float) -> bool:
+    """Return whether a worker may not know at the time *at* what was revoked at the time *since*: a crash has
+    undone it, or a fault has just kept the worker from hearing of it."""
+    for when, fault in zip(seen.fired_at, seen.fired, strict=True):
+        if fault.kind == "crash" and fault.at <= since <= when:
+            return True
+        if fault.kind not in HARMLESS and when <= at <= when + fault.seconds + RECOVERED:
+            return True
+    return False
+
+
+def _unrun(seen: Seen, asked: Asked, result: Any, value: Any) -> Iterator[str]:
+    """Yield revoked calls of *result* that never ran, if *value* does not say so."""
+    if isinstance(value, list) and hasattr(result, "results"):
+        for each in zip(result.results, value, strict=True):
+            yield from _unrun(seen, asked, *each)
+    elif getattr(result, "id", None) in asked.stopped and not seen.record.begun[result.id]:
+        alone = isinstance(asked.order.flow, Call)
+        if not result.ignored and not (
+            isinstance(value, Failed) and (not alone or value.error in ("TaskRevoked", "TaskExpired"))
+        ):
+            yield f"a revoked call that never ran is {value!r}"
+
+
+def _cancelled(value: Any, want: Any) -> bool:
+    """Return whether *value* is *want*, but for calls that were revoked, and those that follow them."""
+    if isinstance(value, list) and isinstance(want, list) and len(value) == len(want):
+        return all(map(_cancelled, value, want))
+    return bool(value == want) or value in CANCELLED
+
+
+def _is_complete(seen: Seen, asked: Asked, want: Expected) -> bool:
+    """Return whether the results of a revoked order show that all of it has run."""
+    flow, values = asked.order.flow, seen.values.get(asked.name)
+    if asked.order.how == "twice" or isinstance(flow, Graph) or has_failed(want.value) or not values:
+        return False
+    if seen.case.world.forgets or any(getattr(part, "ignored", False) for part in parts_of(flow)):
+        return False
+    return bool(values == [want.value])
 
 
 def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:

@@ -134,6 +134,7 @@ class Pool(InlinePool):
     """A pool whose children die if a fault requires it. process: the worker's."""
 
     process: Process
+    record: Record
     bell: Bell
     until: dict[Key, float]
     """When long runs end."""
@@ -146,6 +147,8 @@ class Pool(InlinePool):
     def outcome_of(self, request: Request) -> Outcome:
         process = self.process
         process.in_child = True
+        if request not in self.started:  # not in its turn, while the worker shuts down
+            self.record.begins(request, process.time.now)
         try:
             outcome = super().outcome_of(request)
         except Killed:
@@ -184,6 +187,7 @@ class Pool(InlinePool):
         is_new = request not in self.started
         if is_new:
             self.started.append(request)
+            self.record.begins(request, now)
             if not request.is_async and (long := time.long) and time.random.random() < long:
                 until[request.key] = now + LONG_RUN
                 time.took += LONG_RUN
@@ -232,7 +236,7 @@ class WorkerNode(Node):
         parts = self.worker.parts
         pool = self.worker.pool
         assert isinstance(pool, Pool)
-        pool.process, pool.until = self.process, {}
+        pool.process, pool.record, pool.until = self.process, self.record, {}
         pool.bell = self._actor("pool", lambda: pool.turn(time))
         pool._on_room = parts.mediator.refill
         parts.mediator.timeout = WAIT_SECONDS
@@ -315,6 +319,8 @@ class Asked:
         self.forgotten = False
         """Whether the stores may have lost it: it was called just before a crash."""
         self.revoked = False
+        self.stopped: dict[str, float] = {}
+        """The ids of its calls whose revocation was stored, and when."""
         self.told: list[Any] = []
         self.promised = 0
         """How many callbacks are expected for single calls."""
@@ -403,6 +409,22 @@ class Caller(Node):
             lambda found: asked.told.append(value_of(found)),
             lambda error: isinstance(result, GroupResult) or asked.told.append(Failed.by(error)),
         )
+
+
+def ids_of(result: Any) -> Iterator[str]:
+    """Yield the ids of the calls that ``result.revoke()`` cancels: those of its workflow, except those known
+    to have ended."""
+    waiting, met = [result], set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or isinstance(each, EagerResult) or id(each) in met:
+            continue
+        met.add(id(each))
+        waiting.append(each.parent)
+        if isinstance(each, GroupResult):
+            waiting += each.results
+        elif each._meta is None:
+            yield each.id
 
 
 def _of_graph(result: Any) -> Any:

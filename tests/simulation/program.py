@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from qworker import QWorker, Task, states
+from qworker.components.request import Request
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -63,6 +64,8 @@ class Record:
         self.tick = itertools.count()
         self.runs: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
+        self.begun: dict[str, list[float]] = defaultdict(list)
+        """When a worker began to run each task, by its id."""
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
@@ -91,6 +94,11 @@ class Record:
 
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])
+
+    def begins(self, request: Request, now: float) -> None:
+        """Record that a worker begins to run *request*; one that only fails does not run."""
+        if request.failing is None:
+            self.begun[request.id].append(now)
 
     def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
         """Store the *flow* of the order *name* for its tasks; see Flow."""

@@ -25,7 +25,7 @@ from unittest import mock
 
 from qworker import QWorker, states
 from qworker.backends.joins import PUSH_SECONDS, Join
-from qworker.errors import BackendError, QWorkerError
+from qworker.errors import BackendError, NotSupported, QWorkerError
 from qworker.publishing import workflows
 from qworker.publishing.transactions import holding_back
 from qworker.testing import MemoryStore
@@ -33,7 +33,7 @@ from qworker.transports.lease import DeadLetter, Envelope, Part
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
-from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
+from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, ids_of, is_ready, value_of
 from tests.simulation.program import THEIRS, Record
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
@@ -341,12 +341,17 @@ class Running:
         return any(fault.at <= self.time.now <= fault.at + fault.seconds for fault in crashes)
 
     def _revoke(self, caller: Caller, asked: Asked) -> None:
-        asked.revoked = True
         for result in asked.results:
+            ids = list(ids_of(result))
+            asked.revoked |= bool(ids)
             try:
                 result.revoke()
+            except NotSupported:
+                asked.revoked = False
             except Exception as error:  # noqa: BLE001 - the store may be away
                 self.time.note("cannot revoke", type(error).__name__)
+            else:
+                asked.stopped |= dict.fromkeys(ids, self.time.now)
 
     def _happen(self, fault: Fault) -> None:
         time = self.time

@@ -606,3 +606,14 @@ def test_a_failed_node_runs_again_before_those_after_it_have_failed() -> None:
     faults = (Fault("restart", "worker0", at=2.411), Fault("retry failed", at=2.44))
     orders = (Order(numbered(flow), at=2.41),)
     assert problems(run(Case(World(workers=1, pauses=0.05), orders=orders, faults=faults, seed=1))) == []
+
+
+def test_what_comes_before_a_group_in_a_group_is_cancelled_with_it() -> None:
+    """``group(chord | group(…)).revoke()`` revoked only the members of the inner group: what came before them
+    ran."""
+    later = {"countdown": 20.0}
+    inner = Chord([Call(options=later)], Chunks(items=1, each=1))
+    first = Pipe([Call(options=later), Chunks(items=2, each=1)])
+    for member in (inner, first):
+        order = Order(numbered(Group([member])), revoke_at=0.0)
+        assert problems(run(Case(orders=(order,)))) == []

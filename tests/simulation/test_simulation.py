@@ -22,6 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu.transport.memory import Channel
 
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.revocations import Revocations
 from qworker.components.status.counters import Counters
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
@@ -38,7 +40,7 @@ from tests.simulation.seams import FORGETS
 from tests.simulation.search import Drawing, find, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
-from tests.support.flows import PENDING, numbered
+from tests.support.flows import PENDING, Failed, numbered
 
 CASES = 20
 """Cases in each chunk of seeds."""
@@ -196,6 +198,81 @@ def test_a_caller_who_is_not_told_is_noticed() -> None:
     assert problems(seen) == []
     seen.asked[0].told.clear()
     assert problems(seen) == ["f0: the caller was told 0 times, not 1"]
+
+
+REVOKED = Order(Call(number=0), options={"countdown": 20.0}, revoke_at=0.5)
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+@pytest.mark.parametrize(
+    "faults", [(), (Fault("restart", "worker0", at=1.0), Fault("away", "broker", at=2.0))]
+)
+def test_a_worker_that_ignores_revocations_is_noticed(
+    stores: str, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(World(stores), (REVOKED,), faults)
+    seen = run(case)
+    assert problems(seen) == []
+    assert (seen.values["f0"], seen.record.ran("f0")) == ([Failed("TaskRevoked")], {})
+    monkeypatch.setattr(Revocations, "read", lambda this: setattr(this, "pending", False))
+    assert problems(run(case)) == ["f0: a call began 19.5 s after it was revoked"]
+
+
+def test_a_worker_that_does_not_revoke_what_it_holds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(orders=(replace(REVOKED, options={"countdown": 4.0}),))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(WorkerState, "revoke", lambda *_: [])
+    assert problems(run(case)) == ["f0: a call began 3.5 s after it was revoked"]
+
+
+def test_a_revocation_that_is_lost_is_noticed() -> None:
+    lost = Fault(FORGETS, "caller0", "revoke")
+    assert problems(run(Case(orders=(REVOKED,), faults=(lost,)))) != []
+
+
+def test_a_broker_that_cannot_revoke_runs_it() -> None:
+    seen = run(Case(World("kombu+memory"), (REVOKED,)))
+    assert problems(seen) == []
+    seen.record.runs.clear()
+    assert "f0: ran {}, not {0: 1}" in problems(seen)
+
+
+def test_a_revoked_call_that_ends_otherwise_is_noticed() -> None:
+    seen = run(Case(orders=(REVOKED,)))
+    seen.values["f0"] = ["0()"]
+    assert problems(seen) == ["f0: a revoked call that never ran is '0()'", "f0: ran {}, not {0: 1}"]
+    seen.values["f0"] = [Failed("ValueError")]
+    assert problems(seen) == ["f0: result 0 is Failed(error='ValueError'), not '0()'"]
+    seen.values["f0"], seen.ready["f0"] = [PENDING], [False]
+    assert problems(seen) == ["f0: result 0 has not ended"]
+
+
+def test_a_revoked_order_does_not_run_more_often() -> None:
+    seen = run(Case(orders=(Order(numbered(Group([Call(), Call()])), revoke_at=0.5),)))
+    assert seen.asked[0].revoked
+    assert problems(seen) == []
+    first, *_ = seen.record.runs["f0"]
+    seen.record.runs["f0"].append(first)
+    assert "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}" in problems(seen)
+    seen.values["f0"] = [[Failed("TaskRevoked"), "1()"]]
+    assert problems(seen) == ["f0: 0 ran 2 times, not 1, which 0 faults do not explain"]
+
+
+FORGETFUL = World(result_expires=60.0)
+
+
+@pytest.mark.parametrize("fault", [Fault("jump", "worker0", at=1.0, seconds=5.0), Fault("freeze", "worker0")])
+def test_runs_are_checked_where_results_expire_soon(fault: Fault) -> None:
+    orders = (Order(numbered(Chain([Call(), Call()]))), Order(numbered(Chord([Call(), Call()], Call()))))
+    seen = run(Case(FORGETFUL, orders, (fault,)))
+    assert problems(seen) == []
+    assert seen.fired == [fault]
+    made = {name: seen.record.runs[name] for name in ("f0", "f1")}
+    for times in (0, 9):
+        for name, runs in made.items():
+            seen.record.runs[name] = runs * times
+            assert [text for text in problems(seen) if text.startswith(f"{name}: ")] != []
+            seen.record.runs[name] = runs
 
 
 @pytest.mark.parametrize("kind", ["stranger", "retry failed", "forge"])
