@@ -617,3 +617,9 @@ def test_what_comes_before_a_group_in_a_group_is_cancelled_with_it() -> None:
     for member in (inner, first):
         order = Order(numbered(Group([member])), revoke_at=0.0)
         assert problems(run(Case(orders=(order,)))) == []
+
+
+def test_a_killed_task_calls_a_group_without_a_result_store() -> None:
+    """Only what waits for the group's members needs a store."""
+    flow = Call(does="hard", calls=Group([Call(), Call()]))
+    assert problems(run(Case(World("memory+disabled"), orders=(Order(numbered(flow)),)))) == []
