@@ -116,7 +116,7 @@ def _problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
-        if not seen.excused and not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT:
+        if not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT:
             found.append(f"all is quiet only {seen.rested:.1f} s after the last call")
         found += figures.wrong(
             seen.record.figures, seen.asked, seen.record, not seen.case.world.stores.endswith("disabled")

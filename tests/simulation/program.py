@@ -10,13 +10,15 @@ A task looks up by its number what to do. The record outlives all processes.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from qworker import QWorker, Task, states
+from qworker.backends.joins import Join
 from qworker.components.request import Request
 from qworker.errors import (
     BackendError,
@@ -31,6 +33,8 @@ from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.figures import Figures
 from tests.simulation.seams import Process
 from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
+
+_NAME = re.compile(rb'"(f[0-9]+)\\*"')
 
 
 class Again(Exception):
@@ -66,6 +70,8 @@ class Record:
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
         self.begun: dict[str, list[float]] = defaultdict(list)
         """When a worker began to run each task, by its id."""
+        self.joins: dict[str, str] = {}
+        """The orders of joins, by their ids."""
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
@@ -99,6 +105,12 @@ class Record:
         """Record that a worker begins to run *request*; one that only fails does not run."""
         if request.failing is None:
             self.begun[request.id].append(now)
+
+    def opens(self, joins: Sequence[Join]) -> None:
+        """Record to which orders *joins* belong: their bodies name them, except those of replacing groups."""
+        for join in joins:
+            if named := _NAME.search(join.body):
+                self.joins[join.id] = named[1].decode()
 
     def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
         """Store the *flow* of the order *name* for its tasks; see Flow."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -116,19 +116,22 @@ class Seen:
         answer_lost |= fault.kind == "stall" and fault.method in STALLED
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
-    @property
-    def excused(self) -> bool:
-        """Whether joins may be left until they expire: of failed calls, also in tasks, which open new ones
-        when they are redelivered; or of lost members."""
-        return self.may_lose or any(
-            asked.refused
-            or asked.revoked
+    def excuses(self, asked: Asked) -> bool:
+        """Return whether joins of *asked* may be left until they expire: of failed calls, also in tasks that
+        open new ones when they are redelivered; or of lost members."""
+        return bool(
+            self.may_lose
+            or asked.refused
             or asked.forgotten
             or asked.name in self.record.unsigned
             or (asked.rolled_back and self.case.world.stores != "sqlite")  # unknown in the results
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
-            for asked in self.asked
         )
+
+    @property
+    def excused(self) -> bool:
+        """Whether joins of any order may be left."""
+        return self.may_lose or any(map(self.excuses, self.asked))
 
     def look(self, app_of: Callable[[Asked], QWorker]) -> None:
         """Record the results of all calls, as seen by the app of each."""
@@ -248,6 +251,7 @@ class Running:
         process = Process(name, self.time, self.to_come, self.seen.fired)
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
+        process.opens = self.seen.record.opens
         node = kind(process, self.time, self.stores, world, self.seen.record, self.keyed, skew)
         self.processes[name] = node
         return node
@@ -449,7 +453,7 @@ class Running:
             for info in broker.admin.queues()
         ):
             return False
-        return self.seen.excused or self.joins() == 0
+        return self.unexcused() == 0
 
     def _waits(self, queue: str) -> bool:
         """Return whether a delayed message of *queue* will run: messages of unknown tasks are redelivered for
@@ -462,6 +466,17 @@ class Running:
     def joins(self) -> int:
         """Return the number of open joins."""
         return 0 if self.stores.disabled else self.observer.app.backend.joins.count()
+
+    def unexcused(self) -> int:
+        """Return the number of open joins that must not be left."""
+        seen, count = self.seen, self.joins()
+        if not count or not seen.excused:
+            return count
+        if seen.may_lose:
+            return 0
+        excused = {asked.name for asked in seen.asked if seen.excuses(asked)}
+        owners = (seen.record.joins.get(id) for id in self.stores.joins(self.observer.app.backend))
+        return sum(owner is not None and owner not in excused for owner in owners)
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
@@ -508,10 +523,9 @@ class Running:
             while time.now < until and (left := self.stores.left()):
                 time.pump(time.now + SWEPT / 20)
         self.seen.left_for_ever = left and self.stores.left()
-        if self.seen.excused:  # remaining joins have failed by now and called their errbacks
-            rolled_back = {asked.name for asked in self.seen.asked if asked.rolled_back}
-            told |= {name: each for name, each in record.told.items() if name in rolled_back}
-            record.told = defaultdict(Counter, told)
+        for asked in self.seen.asked:  # their remaining joins have failed by now and called their errbacks
+            if self.seen.excuses(asked) and not asked.rolled_back:
+                record.told[asked.name] = told.get(asked.name, Counter())
 
     def _why(self) -> str:
         broker = self.observer.app.broker
@@ -532,7 +546,7 @@ class Running:
             self.schedules.look()
         seen.left = {
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
-            "joins": 0 if seen.excused else self.joins(),
+            "joins": self.unexcused(),
         }
         if seen.case.world.keep_failed and "failed" in broker.letters:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))

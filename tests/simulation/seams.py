@@ -92,6 +92,8 @@ class Process:
         """Whether it is paused within a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
         """Writes into joins as someone without the key."""
+        self.opens: Callable[[Any], object] = lambda joins: None
+        """Called with joins that are to be opened."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
         """The errors of stores that are away."""
 
@@ -136,6 +138,8 @@ class Process:
             self.pause(MOMENT)
         self.calls[method] += 1
         fault = self._fault(method) if self.faults else None
+        if method == "join.open":
+            self.opens(args[0])
         self.stack.append(store)
         try:
             if fault is None:

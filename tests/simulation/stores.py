@@ -18,6 +18,7 @@ from typing import Any
 from kombu.transport.memory import Channel, Transport
 
 from qworker.backends import open_backend
+from qworker.backends.keyvalue.joins import JOIN_PREFIX, KeyValueJoins
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
@@ -140,6 +141,16 @@ class Stores:
                     shutil.copytree(kept, results)
 
         return restore
+
+    def joins(self, backend: Any) -> list[str]:
+        """Return the ids of the open joins of *backend*."""
+        joins = backend.joins
+        if isinstance(joins, KeyValueJoins):
+            states = map(joins._standing, joins._keys.list(JOIN_PREFIX))
+            return [state.id for state in states if state is not None]
+        file = self.directory / ("results.db" if self._results == "other" else "q.db")
+        with closing(sqlite3.connect(file)) as connection:
+            return [id for (id,) in connection.execute("SELECT id FROM joins WHERE remaining >= 0")]
 
     def left(self) -> dict[str, int]:
         """Return how much is in the stores, by kind, without live workers."""

@@ -313,6 +313,25 @@ def test_a_store_that_loses_a_result_is_noticed() -> None:
     assert problems(run(Case(World(stores="sqlite+memory"), (order,), lost))) != []
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        Order(Call(number=0), at=1.0, revoke_at=0.0),
+        Order(numbered(Chord([Call()], Call())), at=1.0, how="rollback"),
+        Order(Call(wrong=True, number=0), at=1.0),
+    ],
+)
+def test_a_join_that_is_left_is_noticed_whatever_else_is_called(other: Order) -> None:
+    """An order that leaves joins, or was revoked, excused those of all others."""
+    chord = Order(numbered(Chord([Call()], Call())))
+    case = Case(World("sqlite+other", workers=1), (chord, other))
+    assert problems(run(case)) == []
+    lost = Fault(FORGETS, "worker0", "join.add")
+    assert "1 joins are left" in problems(run(replace(case, faults=(lost,))))
+    revoked = replace(chord, options={"countdown": 20.0}, revoke_at=0.5)
+    assert "1 joins are left" in problems(run(replace(case, orders=(revoked,), faults=(lost,))))
+
+
 def test_figures_that_do_not_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(orders=(Order(Call(number=0)),))
     seen = run(case)
