@@ -241,8 +241,9 @@ def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reply_to(app: App, task: Task | None, chosen: Mapping[str, Any]) -> str | None:
-    """Return the queue for the result of a new call; None if the result is not sent."""
-    if chosen.get("ignore_result") and not (task is not None and task.store_errors_even_if_ignored):
+    """Return the queue for the results of a new call and the calls after it; None if there are none."""
+    follow = any(map(chosen.get, ("chain", "link", "link_error")))
+    if chosen.get("ignore_result") and not follow and not (task and task.store_errors_even_if_ignored):
         return None
     return app.stores.reply_to
 

@@ -33,7 +33,17 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 class PlainCalls:
     """Writes the plain calls of one task. ignored: their results are not stored."""
 
-    __slots__ = ("_check", "_dump", "_encode", "_priority", "_reply_to", "embeds", "ignored", "queue")
+    __slots__ = (
+        "_check",
+        "_dump",
+        "_encode",
+        "_priority",
+        "_replies",
+        "_reply_to",
+        "embeds",
+        "ignored",
+        "queue",
+    )
 
     def __init__(
         self,
@@ -44,11 +54,15 @@ class PlainCalls:
     ) -> None:
         """prototype: a call without arguments. limit: maximum bytes of a decompressed body. reply_to: returns
         the queue for results; None if they are not sent."""
+        message = prototype.message
         self._reply_to = reply_to
         self.queue = prototype.destination.queue
-        self.ignored = bool(prototype.message.ignore_result)
+        self.ignored = bool(message.ignore_result)
+        follow = message.callbacks or message.errbacks
+        self._replies = not self.ignored or bool(follow) or task.store_errors_even_if_ignored
+        """Whether a call has results also if no other call follows it."""
         self._priority = prototype.destination.priority
-        template = HeaderTemplate(prototype.message, limit)
+        template = HeaderTemplate(message, limit)
         self._encode, self.embeds = template.encode, template.is_plain
         self._check = task.check_arguments if task.typing else None
         self._dump = task.dump_arguments if task.dumps_arguments else None
@@ -75,7 +89,9 @@ class PlainCalls:
             self._check(*args, **kwargs)
         if self._dump is not None:
             args, kwargs = self._dump(args, kwargs, _NO_OPTIONS)
-        reply_to = None if self._reply_to is None else self._reply_to()
+        reply_to = None
+        if self._reply_to is not None and (self._replies or embed is not NO_EMBED_JSON):
+            reply_to = self._reply_to()
         headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed, reply_to)
         return Envelope(self.queue, headers, properties, body, self._priority)
 
@@ -170,8 +186,5 @@ def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
         return None
     # The queue for results depends on the process, so it is determined for each call.
     prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
-    replies = app.stores.sends_results and not (
-        prototype.message.ignore_result and not task.store_errors_even_if_ignored
-    )
-    reply_to = (lambda: app.stores.reply_to) if replies else None
+    reply_to = (lambda: app.stores.reply_to) if app.stores.sends_results else None
     return PlainCalls(prototype, task, app.conf.message_max_bytes, reply_to)

@@ -129,6 +129,15 @@ def test_chains_and_groups_come_back_over_rpc(over_rpc: QWorker) -> None:
     assert late.get(timeout=PATIENCE) == [4, 5]
 
 
+@pytest.mark.parametrize("way", ["option", "task"])
+def test_a_chain_that_begins_with_an_ignored_call_comes_back_over_rpc(over_rpc: QWorker, way: str) -> None:
+    """Its message named no queue for results, so nobody got the last one."""
+    add = over_rpc.tasks["add"]
+    silent = over_rpc.task(name="silent", ignore_result=True)(lambda x: x)
+    first = silent.s(3) if way == "task" else add.s(1, 2).set(ignore_result=True)
+    assert chain(first, add.s(4)).delay().get(timeout=PATIENCE) == 7
+
+
 def test_who_waits_for_a_chain_over_rpc_hears_that_it_failed(over_rpc: QWorker) -> None:
     """Nobody sends the results of calls that never run but the call that failed."""
     add = over_rpc.tasks["add"]
