@@ -506,8 +506,7 @@ class DjangoRunning(Running):
     def _happen(self, fault: Fault) -> None:
         super()._happen(fault)
         if fault.kind in ("away", "full"):
-            for each in self.processes.values():
-                getattr(each.process, fault.kind).update(DATABASE)
+            getattr(self, fault.kind).update(DATABASE)
 
     def _back(self, store: str) -> None:
         for each in DATABASE:
@@ -530,9 +529,8 @@ class DjangoRunning(Running):
         seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
         seen.tasks = sum(map(len, seen.record.runs.values()))
         seen.errors += self.errors
-        for each in self.processes.values():
-            each.process.away.clear()
-            each.process.full.clear()
+        self.away.clear()
+        self.full.clear()
         with self.observer.entered():
             seen.left = {
                 "rows": {task.pk: task for task in Task.objects.all()},

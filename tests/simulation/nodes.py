@@ -211,6 +211,8 @@ class WorkerNode(Node):
     queues: Any = QUEUES
     built = False
     """Whether its components may step: other nodes step while it registers."""
+    stopping = False
+    """Whether it shuts down, or has: other nodes step meanwhile."""
 
     def __init__(
         self,
@@ -292,6 +294,7 @@ class WorkerNode(Node):
 
     def stop(self) -> None:
         """Shut down. Its actors do not step meanwhile."""
+        self.stopping = True
         self.time.remove(self.name)
         self.worker.stop()
 

@@ -201,6 +201,9 @@ class Running:
         self.stores = Stores(case.world.stores, directory, self.time)
         self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
+        self.away: set[str] = set()
+        self.full: set[str] = set()
+        """The stores that no process reaches or can write to now, also one that starts now."""
         self.removed: list[Node] = []
         self.begun: list[Process] = []
         self.processes: dict[str, Node] = {}
@@ -249,6 +252,7 @@ class Running:
         if self.case.schedules is not None:
             skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
+        process.away, process.full = self.away, self.full
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
         process.opens = self.seen.record.opens
@@ -316,7 +320,9 @@ class Running:
         self.observer = self._node(self.caller_class, "observer")
         admin = self.observer.app.broker.admin
         waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
+        self.observer.process.away = set()  # bypasses the seams
         self.seen.unsigned = waiting + len(admin.dead(None, 1000))
+        self.observer.process.away = self.away
 
     def _is_amid(self, node: Node) -> bool:
         """Return whether *node* is within a step in which other nodes step."""
@@ -330,6 +336,8 @@ class Running:
             act()
 
     def _restart(self, node: WorkerNode) -> None:
+        if node.stopping:
+            return
         if node.process.alive:
             with suppress(Killed):
                 node.stop()
@@ -374,8 +382,7 @@ class Running:
         elif fault.kind == "jump" and fault.node in self.processes:
             self.processes[fault.node].clock.skew += fault.seconds
         elif fault.kind in ("away", "full"):
-            for each in self.processes.values():
-                getattr(each.process, fault.kind).add(fault.node)
+            getattr(self, fault.kind).add(fault.node)
             self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
         elif fault.kind == "crash":
             self._crash()
@@ -420,13 +427,14 @@ class Running:
 
     def _back(self, store: str) -> None:
         self.time.note("back:", store)
-        for each in self.processes.values():
-            each.process.away.discard(store)
-            each.process.full.discard(store)
+        self.away.discard(store)
+        self.full.discard(store)
 
     def _replace(self, node: WorkerNode, kill: bool) -> None:
-        if kill and node.process.alive:
+        if kill:
             node.process.die()
+        if node in self.removed:
+            return
         self.removed.append(node)
         self._at(self.time.now + 1.0, "world", lambda: self._start_worker(node.name))
 
@@ -554,8 +562,8 @@ class Running:
     def close(self) -> None:
         for process in self.begun:  # an app that is closed must not call a dead process
             process.alive = True
-            process.away.clear()
-            process.full.clear()
+        self.away.clear()
+        self.full.clear()
         if self.schedules is not None:
             self.schedules.close()
         self.stores.close()

@@ -98,6 +98,8 @@ class Process:
         """The errors of stores that are away."""
 
     def die(self) -> None:
+        if not self.alive:
+            return  # the actors of this name may be its successor's
         self.alive = False
         self.time.note(self.name, "is killed")
         self.time.remove(self.name)

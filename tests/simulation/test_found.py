@@ -623,3 +623,26 @@ def test_a_killed_task_calls_a_group_without_a_result_store() -> None:
     """Only what waits for the group's members needs a store."""
     flow = Call(does="hard", calls=Group([Call(), Call()]))
     assert problems(run(Case(World("memory+disabled"), orders=(Order(numbered(flow)),)))) == []
+
+
+def test_a_worker_is_restarted_twice_at_once() -> None:
+    """The simulator began the second restart during the first, and started two workers of that name."""
+    faults = (
+        Fault("stall", "worker0", method="extend", seconds=6.0),
+        Fault("restart", "worker0", at=1.133),
+        Fault("restart", "worker0", at=1.133),
+    )
+    orders = (
+        Order(numbered(Call(does="hard")), ask="await"),
+        Order(numbered(Pipe([Call(links=[Call()]), Call()])), at=2.0, ask="get"),
+    )
+    world = World(acks_late=False, pauses=0.1)
+    assert problems(run(Case(world, orders=orders, faults=faults, seed=2))) == []
+
+
+def test_a_worker_is_killed_again_before_it_is_replaced() -> None:
+    """The simulator started two workers of that name."""
+    faults = (Fault("kill", "worker0", at=1.0), Fault("kill", "worker0", at=1.5))
+    seen = run(case_of(Call(), world=World(workers=1), faults=faults))
+    assert problems(seen) == []
+    assert [line for line in seen.log if line.endswith("worker0 register")][2:] == []

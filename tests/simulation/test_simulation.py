@@ -518,3 +518,21 @@ def test_the_command_refuses_a_dimension_that_is_none() -> None:
     done = command("--world", "wrkers=1")
     assert done.returncode == 2
     assert "a world has no dimension 'wrkers'" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["away", "full"])
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_a_worker_that_starts_does_not_reach_a_store_that_is_away(stores: str, kind: str) -> None:
+    faults = (Fault(kind, "broker", at=1.0, seconds=10.0), Fault("kill", "worker0", at=2.0))
+    seen = run(Case(World(stores, workers=1), (Order(Call(number=0), at=20.0),), faults))
+    assert problems(seen) == []
+    at = [float(line.split()[0]) for line in seen.log if line.endswith("worker0 register")]
+    assert [each for each in at if 1.0 < each < 11.0] == []
+    assert at[-1] >= 11.0
+
+
+def test_the_key_is_set_while_the_broker_is_away() -> None:
+    orders = (Order(Call(number=0)), Order(Call(number=0), at=10.0))
+    seen = run(Case(World(key="late"), orders, (Fault("away", "broker", at=0.002, seconds=2.0),)))
+    assert problems(seen) == []
+    assert any("the key is set" in line for line in seen.log)
