@@ -84,7 +84,7 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
     killed = perhaps = 0
     for each in asked:
         flow, ran = record.flow(each.name), record.ran(each.name)
-        for number, part in flow.parts.items() if flow and not each.revoked else ():
+        for number, part in flow.parts.items() if flow else ():
             if not isinstance(part, Call):
                 continue
             call = each.name, number
@@ -107,13 +107,12 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
                     killed += ran[number]
                 else:  # unless it has failed before, because it calls what needs joins
                     perhaps += ran[number]
-    if not any(each.revoked for each in asked):
-        for state, how in TOLD.items():
-            count = sum(count for (_, end), count in figures.ended.items() if end == state)
-            count -= figures.eager[state] + (killed if state == states.FAILURE else 0)
-            fewer = perhaps if state == states.FAILURE else 0
-            if not count - fewer <= figures.counted(how) <= count:
-                yield f"metrics count {figures.counted(how)} as {how}, and signals {count}"
+    for state, how in TOLD.items():
+        count = sum(count for (_, end), count in figures.ended.items() if end == state)
+        count -= figures.eager[state] + (killed if state == states.FAILURE else 0)
+        fewer = perhaps if state == states.FAILURE else 0
+        if not count - fewer <= figures.counted(how) <= count:
+            yield f"metrics count {figures.counted(how)} as {how}, and signals {count}"
 
 
 def _call(kwargs: Any) -> list[Which]:

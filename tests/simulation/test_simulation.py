@@ -255,7 +255,7 @@ def test_a_revoked_order_does_not_run_more_often() -> None:
     seen.record.runs["f0"].append(first)
     assert "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}" in problems(seen)
     seen.values["f0"] = [[Failed("TaskRevoked"), "1()"]]
-    assert problems(seen) == ["f0: 0 ran 2 times, not 1, which 0 faults do not explain"]
+    assert "f0: 0 ran 2 times, not 1, which 0 faults do not explain" in problems(seen)
 
 
 FORGETFUL = World(result_expires=60.0)
@@ -333,7 +333,7 @@ def test_a_join_that_is_left_is_noticed_whatever_else_is_called(other: Order) ->
 
 
 def test_figures_that_do_not_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(orders=(Order(Call(number=0)),))
+    case = Case(orders=(Order(Call(number=0)), REVOKED))
     seen = run(case)
     seen.record.figures.began.clear()
     assert problems(seen) == ["f0: 0 ran 1 times, of which signals tell 0, {'SUCCESS': 1}"]
