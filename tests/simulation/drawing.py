@@ -495,7 +495,8 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
         faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
     elif kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
-        if made.acks_late:  # a task that outlives its lease may come back if other workers are busy
+        # A task that outlives its lease may come back if other workers are busy; results must outlast it.
+        if made.acks_late and not made.forgets:
             made = replace(made, concurrency=1, long=1.0)
     faults = tuple(amid(random, fault, orders) for fault in faults)
     if made.forgets and random.random() < 0.5:

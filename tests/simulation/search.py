@@ -38,7 +38,8 @@ PATIENCE = 120
 MOST_SHRUNK = 2
 """Cases to shrink for each kind of problem; for others, only the seed is reported."""
 MOST_TRACED = 400
-ORDER = re.compile(r"\bf\d+(?=:)")
+NAME = re.compile(r"(?<![\w-])(?:[fj]\d+(?=:)|e\d+(?![\w-]))")
+"""The name of an order, a job or an entry in a problem."""
 EPILOG = """examples:
   python -m tests.simulation --minutes 30 --jobs 2        fresh seeds for half an hour
   python -m tests.simulation --case 4711                  one case, with the log of what failed in it
@@ -154,16 +155,17 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
 
 
 def trace(case: Case, found: Sequence[str]) -> list[str]:
-    """Return the log lines of *case* about the orders named in *found*, or all if it names none."""
+    """Return the log lines of *case* about the orders, jobs and entries named in *found*, or about all if it
+    names none."""
     told = Trace()
     try:
         with _patience(PATIENCE):
-            log = run(case, told).log
+            seen = run(case, told)
     except TooLong:
         return ["it does not end"]
-    names = dict.fromkeys(name for each in found for name in ORDER.findall(each))
-    every = names or dict.fromkeys(f"f{number}" for number in range(len(case.orders)))
-    lines = told.lines(log, *every)
+    names = dict.fromkeys(name for each in found for name in NAME.findall(each))
+    every = names or {*told.orders.values(), *(asked.name for asked in seen.asked)}
+    lines = told.lines(seen.log, *every)
     more = len(lines) - MOST_TRACED
     return lines if more <= 0 else [*lines[:MOST_TRACED], f"and {more} more lines"]
 

@@ -30,7 +30,21 @@ from qworker.publishing import call as publishing
 from qworker.transports import transfer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing
-from tests.simulation.case import Call, Case, Chain, Chord, Errback, Fault, Group, Order, World
+from tests.simulation.case import (
+    Call,
+    Case,
+    Chain,
+    Chord,
+    Django,
+    Entry,
+    Errback,
+    Fault,
+    Group,
+    Job,
+    Order,
+    Timetable,
+    World,
+)
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
@@ -488,6 +502,42 @@ def test_a_trace_has_the_tasks_of_one_order() -> None:
     assert not set(first) & set(second)
     assert any("caller1 push" in line for line in second)
     assert trace(seen.case, ["f1: result 0 has not ended"]) == second
+
+
+def test_a_trace_has_malformed_messages() -> None:
+    case = Case(World("sqlite"), (Order(Call(number=0)),), (Fault("stranger", at=1.0),))
+    assert problems(run(case, Trace())) == []
+
+
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_trace_has_the_tasks_of_one_job(size: int) -> None:
+    jobs = (Job("iter", size=size), Job(at=1.0))
+    case = Case(World("django"), django=Django(jobs=jobs))
+    for name, other in (("j0", "j1"), ("j1", "j0")):
+        lines = trace(case, [f"{name}: it has not ended"])
+        assert any(" push " in line for line in lines), lines
+        assert any(f"runs {name}" in line for line in lines), lines
+        assert not any(other in line for line in lines)
+    every = trace(case, ["it does not end"])
+    assert all(any(f"runs {name}" in line for line in every) for name in ("j0", "j1"))
+
+
+def test_a_trace_has_the_tasks_of_one_entry() -> None:
+    entries = (Entry("e0", ("every", 5.0)), Entry("e1", ("every", 7.0)))
+    case = Case(schedules=Timetable(seconds=20.0, entries=entries))
+    first, second = (trace(case, [f"{name} was not called for 5.000000"]) for name in ("e0", "e1"))
+    for name, lines in (("e0", first), ("e1", second)):
+        assert any(" push " in line for line in lines), lines
+        assert any(f"runs {name}" in line for line in lines), lines
+    assert not {*first} & {*second}
+    assert {*first, *second} <= {*trace(case, ["it does not end"])}
+
+
+def test_results_outlast_the_runs_of_a_busy_worker() -> None:
+    """Some 80 runs of 1.6 s by one process took longer than results are kept."""
+    worlds = [case_of(seed).world for seed in (*range(2000), 8100274)]
+    assert any(world.long == 1.0 for world in worlds)
+    assert [world for world in worlds if world.forgets and world.long == 1.0] == []
 
 
 # -- the command --

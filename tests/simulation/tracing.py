@@ -4,21 +4,23 @@ Comes from:  ``seams``, with store calls of a traced run; ``search``, for an ord
 Goes to:     the log, as words.
 Thread:      the world's.
 
-The log shows the first eight characters of a task's id. A message's order is found by its body, or by the
-root of its workflow.
+The log shows the first eight characters of a task's id. A message's order, job of Django or entry of a
+schedule is found by its body or headers, or by the root of its workflow.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from qworker import states
 
-ORDER = re.compile(rb"(?<![0-9A-Za-z_])f\d+(?![0-9A-Za-z_])")
-"""The name of an order in the body of a message."""
+ORDER = re.compile(rb"(?<![0-9A-Za-z_])[fj]\d+(?![0-9A-Za-z_])")
+"""The name of an order, or of a job, in the body of a message."""
+OF_DJANGO = "qworker.django.run"
 WORDS = re.compile(r"[\w:]+")
 EVENTS = frozenset({"happens:", "back:", "killed", "meets", "short", "late"})
 """Words in lines that concern all orders."""
@@ -78,7 +80,10 @@ class Trace:
             self.roots[group] = root
         if tag := getattr(message, "tag", None):
             self.tags[tag] = id
-        if told := ORDER.search(message.body):
+        body = _pickled(message.body) if headers.get("task") == OF_DJANGO else message.body
+        if entry := headers.get("periodic_task_name"):
+            self.orders.setdefault(root, entry)
+        elif told := ORDER.search(body):
             self.orders.setdefault(root, told[0].decode())
         return id
 
@@ -90,3 +95,9 @@ class Trace:
         told = [line for line in log if not wanted.isdisjoint(WORDS.findall(line))]
         texts = [line.partition(" ")[2] for line in told]
         return [line for line, text, before in zip(told, texts, ["", *texts], strict=False) if text != before]
+
+
+def _pickled(body: bytes) -> bytes:
+    """Return the pickled task in the *body* of a message of a Django project."""
+    text = json.loads(body)[0][0].partition(":")[0]
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
