@@ -291,7 +291,7 @@ class RealRunning:
             joins = self._joins()
             for asked in seen.asked:
                 want = self.wanted[asked.name]
-                if not asked.revoked and not want.pending and not seen.may_lose:
+                if not want.pending and not seen.may_lose:
                     for result in asked.results:
                         if not is_ready(result, self._app_of(asked)):
                             return f"{asked.name} has not ended"
