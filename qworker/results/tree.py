@@ -242,7 +242,7 @@ def _of_the_workflow(result: Several) -> list[Single]:
         node = unseen.pop()
         if node is not None and id(node) not in met:  # members may share predecessors
             met[id(node)] = node
-            unseen.extend((node.parent, *(() if node._is_single else node.children)))
+            unseen.extend((node.parent, *(() if node._is_single else reversed(node.children))))
     return [node for node in met.values() if node._is_single]
 
 
