@@ -298,7 +298,7 @@ class Oracle:
             troubled = any(start <= second + jitter and second <= end for start, end in self.troubles)
             if late < -TOLERANCE - self.skew:
                 self.found.append(f"{name} was called {-late:.3f} s before {self._shown(due)}")
-            edited = any(second <= since <= second + late for since, _ in said)
+            edited = any(second <= since <= second + late + TOLERANCE for since, _ in said)
             excused = troubled or edited or known.unsure or self.jumps or self.silences
             if late > jitter + 1.0 and not excused:
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")

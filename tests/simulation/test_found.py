@@ -646,3 +646,10 @@ def test_a_worker_is_killed_again_before_it_is_replaced() -> None:
     seen = run(case_of(Call(), world=World(workers=1), faults=faults))
     assert problems(seen) == []
     assert [line for line in seen.log if line.endswith("worker0 register")][2:] == []
+
+
+def test_an_entry_is_called_in_the_moment_of_its_reset() -> None:
+    """The call was late by a rounding error more than the reset explains."""
+    edits = (Edit("stranger", "e3"), Edit("reset", "e3", 13.3))
+    table = Timetable(store="other", entries=(Entry("e3"),), edits=edits)
+    assert problems(run(Case(schedules=table))) == []
