@@ -53,6 +53,7 @@ class Stores:
         self._broker: MemoryStore | None = None
         self._backend: MemoryBackend | None = None
         self.opened: list[Any] = []
+        self._empty()  # other tests may have left messages
 
     def broker(self, process: Process, clock: Clock) -> Any:
         uptime = Clock(self._time).uptime
@@ -185,7 +186,11 @@ class Stores:
                 each.close()
             except BaseException:  # noqa: BLE001 - the node may have been killed
                 pass
-        if self._messages == "kombu":  # its queues are global, and include messages that were returned
+        self._empty()  # closing a broker returns messages
+
+    def _empty(self) -> None:
+        """Clear the queues of kombu's memory transport, which all tests of this process share."""
+        if self._messages == "kombu":
             Channel.queues.clear()
             Transport.global_state.clear()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
+from queue import Queue
 from random import Random, SystemRandom
 from typing import Any
 
@@ -143,6 +144,12 @@ def test_a_case_runs_the_same_each_time_and_in_each_process() -> None:
 def test_messages_held_at_the_end_do_not_reach_the_next_case() -> None:
     run(case_of(2026113308))
     assert Channel.queues == {}
+
+
+def test_messages_of_other_tests_do_not_reach_a_case() -> None:
+    Channel.queues["celery"] = Queue()
+    Channel.queues["celery"].put("nonsense")
+    assert problems(run(Case(World("kombu+memory"), (Order(Call(number=0)),)))) == []
 
 
 def test_a_case_can_be_pasted() -> None:
