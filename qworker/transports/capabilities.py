@@ -93,9 +93,8 @@ UNKNOWN = Capabilities(
 
 
 def capabilities_of(url: str | None) -> Capabilities:
-    """Return the row for the broker at *url* (None: the embedded one). A broker of another package has the
-    the row of its module, or that of brokers we know nothing of; one of kombu's transports that of its
-    scheme, or of the others."""
+    """Return the row for the broker at *url* (None: the embedded one). For a broker of another package, it is
+    the row of its module, or UNKNOWN; for one of kombu's transports, see plain_capabilities()."""
     scheme = (url or "sqlite://").partition(":")[0].lower()
     module = module_of(scheme)
     if module is None:
@@ -105,7 +104,7 @@ def capabilities_of(url: str | None) -> Capabilities:
 
 
 def plain_capabilities(scheme: str) -> Capabilities:
-    """The row of a transport of kombu's."""
+    """Return the row for kombu's transport of *scheme*; OTHER if there is none."""
     module = import_module(OURS[PLAIN])
     for row in module.PLAIN:
         if {scheme, scheme.partition("+")[0]} & {*row.schemes}:
@@ -115,9 +114,8 @@ def plain_capabilities(scheme: str) -> Capabilities:
     return other
 
 
-# -- Which of ``broker_transport_options`` a broker of ours looks at --
-# Options of our brokers in ``broker_transport_options``: an unknown one is probably a mistake. Thread: any;
-# pure, except that warn() logs each message once.
+# -- Options of our brokers in ``broker_transport_options`` --
+# An unknown one is probably a mistake. Thread: any; pure, except that warn() logs each message once.
 
 _REDIS = frozenset({
     "global_keyprefix", "priority_scale", "priority_steps", "visibility_timeout", "unacked_key",
@@ -134,7 +132,7 @@ KNOWN: dict[str, frozenset[str]] = {
     "ironmq": frozenset({"visibility_timeout", "wait_time_seconds"}),
     "disque": frozenset({"retry", "ttl", "replicate", "maxlen", "fastack", "wait_time_seconds"}),
 }
-"""By the scheme of the URL, without the part after a plus."""
+"""The options that a broker uses, by URL scheme, without the part after a plus. Others are not checked."""
 
 
 def without_effect(url: str | None, options: Iterable[str], more: Iterable[str] = ()) -> str:

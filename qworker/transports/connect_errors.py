@@ -21,13 +21,13 @@ from qworker.errors import ConfigurationError
 INVALID_HOST = (
     'its host or port is not valid; in a password "/" is written %2F, "?" %3F, "#" %23, ":" %3A and "@" %40'
 )
-"""Shown instead of Python's error, which quotes the part that is no port: it may be of a password."""
+"""Replaces Python's error, which quotes the invalid port: that may be part of a password."""
 
 
 class Spelling(NamedTuple):
     """The URL syntax for one kind of server: login, with a name and a password; and TLS.
-    authority: the option for trusted certificates; own: those for our own certificate and its key;
-    by_tls, without: the syntax with TLS, and without."""
+    authority: the option for trusted certificates; own: the options for our own certificate and its key;
+    by_tls, without: the syntax with and without TLS."""
 
     authority: str
     own: str
@@ -68,7 +68,7 @@ IRONMQ = Spelling(
 )
 
 _MEANINGS = (
-    # The server's text about us comes first, because it contains those of the others.
+    # What the server says about our certificate comes first: those texts match later patterns, too.
     (
         r"alert (unknown.ca|bad.certificate|certificate.(expired|revoked|unknown))|tlsv1 alert decrypt",
         "it refuses our certificate: {own} must name a valid one, signed by an authority that it trusts",
@@ -168,7 +168,7 @@ _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning 
 def explained(text: str, spelling: Spelling | None = None) -> str:
     """Return a driver's text on one line, preceded by an explanation and advice, if known.
 
-    spelling: of URLs of that kind of server; without it, only errors that need none are explained.
+    spelling: the URL syntax for this kind of server; None: errors whose advice needs it are not explained.
     """
     line = " ".join(text.split())
     words = {} if spelling is None else spelling._asdict()

@@ -6,10 +6,10 @@ Thread:      Sender and Admin from any thread, Consumer from the listener only. 
              server separately: ``Current`` is replaced as a whole, ``FailoverConsumer.index`` is the
              listener's.
 
-A server that fails for the first time after an answer gets a second chance, because connections break more
-often than servers; except when it was silent until a timeout. Then the listener registers at the first other
-server that is available, and only then leaves the old one. Messages held at the old one come back there when
-its lease expires; tags are marked with their server, so that a settlement never reaches another one.
+At its first failure after an answer, a server gets a second chance, because connections break more often than
+servers; but not if it was silent until a timeout. At the next failure the listener registers at the first
+other server that is available, and only then leaves the old one. Messages held at the old one come back there
+when its lease expires; tags are marked with their server, so that a settlement never reaches another one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LEAST_TRY = 0.05
 
 
 def _there(part: R | None) -> R:
-    """*part* of a broker, which all have: otherwise the broker of all has none."""
+    """Return *part*, which is not None: FailoverBroker only has parts that all its brokers have."""
     assert part is not None
     return part
 
@@ -170,7 +170,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         self._monotonic = monotonic
         self._index = 0  # listener, as all below
         self._answered = False
-        """The broker has answered since its last failure."""
+        """Whether the broker has answered since its last failure."""
         self._silent: BrokerUnavailable | None = None
         """The error when the broker fell silent during a wait: the next call need not try it again."""
         self._asked = -1
@@ -180,7 +180,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
 
     @property
     def broker(self) -> Broker:
-        """The one that messages are leased from."""
+        """The broker that messages are leased from."""
         return self._brokers.brokers[self._index]
 
     def wake(self) -> None:
@@ -211,7 +211,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         ) from failure
 
     def _register_at(self, index: int) -> int:
-        """The generation contains its server too, like tags."""
+        """Register at broker number *index*. The returned generation contains this number, as tags do."""
         name, queues, concurrency = self._registration
         broker = self._brokers.brokers[index]
         self._tell(broker)
@@ -328,7 +328,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         return self._at(lambda broker: broker.consumer.sweep(kind, expires, most))
 
     def running_path(self) -> str | None:
-        """The first server's: with another one, deaths of a whole worker are not counted."""
+        """Return the first server's path. At other servers, deaths of whole workers are not counted."""
         return self._brokers.brokers[0].consumer.running_path()
 
     def deregister(self) -> None:
@@ -370,7 +370,7 @@ class FailoverAdmin(Admin, Listing, Peeking, Delayed):
 
 
 class FailoverLetters(Letters):
-    """Those of *kind* at the current broker, or at the next one that answers."""
+    """Letters of *kind* at the current broker, or at the next one that answers."""
 
     def __init__(self, kind: Kind, brokers: Sequence[Broker], current: Current) -> None:
         self.portion = max(broker.letters[kind].portion for broker in brokers)

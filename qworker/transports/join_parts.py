@@ -13,14 +13,14 @@ from qworker.errors import EncodeError
 from qworker.transports.lease import Part
 
 MAX_ID = 255
-"""Characters of the id of a join."""
+"""Maximum characters of a join's id."""
 MAX_SIZE = 2**31 - 1
-"""Members of a join."""
+"""Maximum members of a join."""
 
 
 def by_join(parts: Iterable[Part]) -> dict[str, dict[int, Part]]:
-    """Return the parts of each join by number, the first of each; joins and numbers in a fixed order, against
-    deadlocks."""
+    """Return the valid *parts* as {join: {number: part}}; the first one of each number counts. Joins and
+    numbers are sorted, to avoid deadlocks."""
     found: dict[str, dict[int, Part]] = {}
     for part in parts:
         if may_be_id(part.join) and type(part.number) is int and 0 <= part.number < MAX_SIZE:

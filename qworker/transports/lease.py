@@ -1,7 +1,7 @@
 """The interface of a broker. One contract suite applies to all.
 
-Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin); what not
-             all can do stands beside these three in ``Broker``, as an object or None.
+Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin); optional
+             features are further attributes of ``Broker``, None where missing.
 Goes to:     the servers: one package each, beside this module.
 Thread:      Sender and Admin from any thread; Consumer from the listener only, except wake().
 
@@ -12,9 +12,9 @@ its settlements under the old generation have no effect. This is the fencing tok
 
 A broker may lose its data while a worker is running, by FLUSHALL, an old backup or a recreated database, and
 its counters restart. So generations and numbers of revocations do not count from one: each is the
-microseconds of the server's wall clock, or one more than the last if that is more. An old generation never
-becomes another consumer's, and no cursor is ahead of new numbers. Tags may be reused; a worker also
-identifies a message by the task's id (``Request.key``).
+microseconds of the server's wall clock, or one more than the last if that is more. An old generation is never
+given to another consumer, and no cursor is ahead of new numbers. Tags may be reused; a worker also identifies
+a message by the task's id (``Request.key``).
 """
 
 import sys
@@ -204,7 +204,7 @@ class Claim(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A failed task to run again: its message as it is sent. tag: under which it is kept."""
+    """A failed task to run again: its new message. tag: of the kept message."""
 
     tag: int
     headers: str
@@ -213,9 +213,9 @@ class Again(NamedTuple):
 
 
 Kind = Literal["dead", "failed"]
-"""Of letters: dead letters, and failed tasks."""
+"""The kinds of letters: dead letters and failed tasks."""
 PORTION = 200
-"""How many letters are read at a time, where that spares the server work."""
+"""How many letters are read at a time, unless the store reads them all anyway."""
 
 
 class Letters(ABC):
@@ -223,18 +223,18 @@ class Letters(ABC):
     for good. Any thread."""
 
     portion: int = PORTION
-    """How many are read at a time; ``sys.maxsize`` where one look takes all of them in hand."""
+    """How many are read at a time; ``sys.maxsize`` if page() has to read all of them anyway."""
 
     @abstractmethod
     def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
-        """The newest *limit*, newest first; of those that follow *after*, the last of the page before, if
-        there is one. queue: only those of it. There are fewer only at the end."""
+        """Return up to *limit* letters, newest first: the newest, or those that follow *after*, the last one
+        of the previous page. queue: only of this queue. Fewer than *limit* means that there are no more."""
 
     def newest(
         self, queue: str | None = None, limit: int | None = None, after: Dead | None = None
     ) -> Iterator[Dead]:
-        """The newest *limit* (None: all), newest first, read in portions as they are asked for. queue, after:
-        as in page()."""
+        """Yield the newest *limit* letters (None: all), newest first, reading portions as needed. queue,
+        after: as in page()."""
         left = sys.maxsize if limit is None else limit
         while left > 0:
             size = min(self.portion, left)
@@ -246,13 +246,13 @@ class Letters(ABC):
 
     @abstractmethod
     def retry(self, tags: Sequence[int] | None = None) -> int:
-        """Send those with *tags* (None: all) back to their queues as they came, with a clean count; return
-        how many. A FAILURE that is stored beside is forgotten."""
+        """Send those with *tags* (None: all) back to their queues unchanged, with reset counts; return how
+        many. A FAILURE stored in the same place is deleted."""
 
     @abstractmethod
     def send_again(self, calls: Sequence[Again]) -> int:
-        """Put each of *calls* back into its queue, and delete the kept message; return how many were still
-        kept: the others are not sent. In one step; a FAILURE stored in the same place is deleted."""
+        """Send each of *calls* to its queue and delete the kept message, in one step; return how many were
+        still kept: the others are not sent. A FAILURE stored in the same place is deleted."""
 
     @abstractmethod
     def discard(self, tags: Sequence[int] | None = None) -> int:
@@ -260,25 +260,25 @@ class Letters(ABC):
 
     @abstractmethod
     def push(self, letters: Sequence[Dead]) -> None:
-        """Store all of *letters*, which come from another broker, under tags of their own.
+        """Store all of *letters*, which come from another broker, under new tags.
 
-        Raises NotSupported, having stored none, where they cannot be taken from elsewhere.
+        Raises NotSupported, with none stored, if this broker does not accept letters from elsewhere.
         """
 
 
 def page_of(letters: Iterable[Dead], limit: int, after: Dead | None) -> list[Dead]:
-    """Letters.page() of all *letters*, for who takes all in hand; of those that died at one moment the first
-    counts as the newest."""
+    """Letters.page() for stores that read all *letters* at once. Of those that died at the same time, the
+    first counts as the newest."""
     found = sorted(letters, key=lambda letter: -letter.died_at)
     tags = [] if after is None else [letter.tag for letter in found]
     start = tags.index(after.tag) + 1 if after is not None and after.tag in tags else 0
-    if after is not None and not start:  # it has gone
+    if after is not None and not start:  # it was deleted meanwhile
         start = sum(letter.died_at >= after.died_at for letter in found)
     return found[start : start + limit]
 
 
 class Sender(ABC):
-    """What any thread asks: to publish."""
+    """The interface for publishing, on any thread."""
 
     @abstractmethod
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -305,7 +305,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Register under a new generation, which is returned; messages of an older one go back."""
+        """Register under a new generation and return it; messages of an older one go back to their queues."""
 
     @abstractmethod
     def lease(
@@ -326,9 +326,9 @@ class Consumer(ABC):
 
     @abstractmethod
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        """Return those *tags* that settle() reported as no longer ours only because an earlier settle() had
-        when its answer, or that of confirm(), was lost; () where that cannot be told from what others have.
-        Raises LeaseLost when this consumer was considered dead: then others may have them."""
+        """Return those of *tags* that settle() reported as no longer ours only because an earlier settle()
+        had settled them, and its answer, or that of confirm(), was lost; () if this broker cannot know that.
+        Raises LeaseLost when this consumer was considered dead: then others may have the messages."""
 
     @abstractmethod
     def confirm(self) -> None:
@@ -353,7 +353,7 @@ class Consumer(ABC):
         BrokerUnavailable when the server does not answer.
 
         prefetch: how many messages may be taken as soon as they arrive, if that saves a round trip; lease()
-        returns them. 0: none, and those that cannot be cancelled any more go back."""
+        returns them. 0: none; messages that were already requested go back."""
 
     @property
     @abstractmethod
@@ -388,8 +388,8 @@ class Admin(ABC):
     @property
     @abstractmethod
     def purges_leased(self) -> bool:
-        """Whether purge() also deletes leased messages, if the server counts delayed messages as leased, and
-        does not distinguish them."""
+        """Whether purge() also deletes leased messages, because the server does not distinguish them from
+        delayed ones."""
 
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
@@ -405,7 +405,7 @@ class Admin(ABC):
         """Delete the waiting messages of *queue* (not running ones); return their number."""
 
     _dead_letters: Letters | None = None
-    """What the three methods below are about: ``Broker`` sets it."""
+    """The letters of the three methods below; set by ``Broker``."""
 
     @final
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
@@ -423,83 +423,83 @@ class Admin(ABC):
         return 0 if self._dead_letters is None else self._dead_letters.discard(tags)
 
 
-# -- What not all brokers can do: an object in its place in ``Broker``, or None --
+# -- Optional features: attributes of ``Broker``, None where missing --
 
 
 class Revoking(ABC):
-    """Of a sender. Any thread."""
+    """The part of a sender that revokes tasks. Any thread."""
 
     @abstractmethod
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them)."""
+        """Tell all workers, including those that start later, not to run these tasks (terminate: and to end
+        running ones)."""
 
 
 class Hearing(ABC):
-    """Of a consumer."""
+    """The part of a consumer that receives revocations."""
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
+        """Return a new cursor and the revocations since *cursor* (0: all that are still kept)."""
 
 
 @dataclass(frozen=True)
 class Revocations:
-    """Tasks that are called off, at all workers."""
+    """Revoking tasks at all workers."""
 
     sender: Revoking
     consumer: Hearing
 
 
 class Presenting(ABC):
-    """Of a consumer."""
+    """The part of a consumer that publishes its worker's status."""
 
     @abstractmethod
     def present(self, text: str) -> None:
-        """Keep *text* (see ``presence.py``) to be written with the registration and with each renewal of the
-        lease; it costs no exchange of its own."""
+        """Publish *text* (see ``presence.py``) with the registration and each renewal of the lease, without
+        an extra request."""
 
 
 class Listing(ABC):
-    """Of the administration. Any thread."""
+    """The part of the administration that lists workers. Any thread."""
 
     @abstractmethod
     def workers(self) -> list[Presence]:
-        """Live workers, with what they last told of themselves."""
+        """Return the live workers, each with the status that it published last."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Which workers live, and what they tell of themselves."""
+    """The status of live workers: publishing and reading it."""
 
     consumer: Presenting
     admin: Listing
 
 
 class Peeking(ABC):
-    """Messages shown where they lie. Any thread."""
+    """Reads messages without leasing them. Any thread."""
 
     @abstractmethod
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        """The first *limit* messages of *queue* that stand so. They stay where they are, and nothing about
-        them changes. What is ready comes in the order in which it is given out, what is delayed in that of
-        its due times, and what is on lease in any."""
+        """Return the first *limit* messages of *queue* in this state, without changing them: ready ones in
+        the order of delivery, delayed ones by due time, leased ones in any order."""
 
 
 class Delayed(ABC):
-    """Messages that wait for their time, reached before it. Any thread."""
+    """Access to delayed messages before they are due. Any thread."""
 
     @abstractmethod
     def next_due(self, queues: Sequence[str]) -> float | None:
-        """Epoch second at which the next delayed message of *queues* falls due; None when none waits."""
+        """Return the epoch second when the next delayed message of *queues* is due; None if there is none."""
 
     @abstractmethod
     def flush_delayed(self, queue: str) -> int:
-        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
-        queue find; return how many. Their headers still say when they are meant to run."""
+        """Make the delayed messages of *queue* ready at once, for readers that only look there; return how
+        many. Their headers still contain the due time."""
 
 
 class StoredResults(ABC):
-    """Results that are stored in the step of an ack. Any thread."""
+    """Results that are stored in the same step as an ack. Any thread."""
 
     @abstractmethod
     def may_have_due_joins(self, now: float) -> bool:
@@ -507,17 +507,19 @@ class StoredResults(ABC):
 
 
 class ByQueue(ABC):
-    """Messages taken of one queue, where the server may send others meanwhile. Of a consumer."""
+    """The part of a consumer that reads a single queue, where the server may send messages of others
+    meanwhile."""
 
     @abstractmethod
     def look(self, queue: str) -> Claim:
-        """One message of *queue* that is due, if the server has one now. lease() may find that only later,
-        and take what comes meanwhile; this does not. It may be one of another queue that was taken before."""
+        """Lease one due message of *queue*, if the server has one now; lease() may only find it later, and
+        takes others meanwhile. A message of another queue that was received before may be returned
+        instead."""
 
     @abstractmethod
     def unbind(self, queue: str) -> None:
-        """Take no more of *queue* until lease() or look() names it again; what has come, and was not given
-        out, goes back."""
+        """Receive no more messages of *queue* until lease() or look() names it again; those received and not
+        yet returned go back."""
 
 
 SHOWN = {
@@ -527,7 +529,7 @@ SHOWN = {
     Capability.RESULTS: "stored_results",
 }
 LETTERS: Mapping[Capability, Kind] = {Capability.DEAD_LETTERS: "dead", Capability.FAILED_TASKS: "failed"}
-"""What is lacking where a part is None, or letters of a kind are not kept."""
+"""The capability that is missing when a part is None, or letters of a kind are not kept."""
 
 
 class Broker(ABC):
@@ -560,7 +562,7 @@ class Broker(ABC):
         lowest_first: bool,
         silent_seconds: float,
     ) -> None:
-        """lacks: what no None here shows. The rest is as the fields say."""
+        """lacks: missing features other than those in SHOWN and LETTERS. The rest: see the attributes."""
         self.url = url
         self.sender = sender
         self.consumer = consumer
@@ -584,32 +586,31 @@ class Broker(ABC):
     """Missing features."""
 
     letters: Mapping[Kind, Letters]
-    """The letters that it keeps, by kind. Where "failed" is not among them, failed tasks are acknowledged as
-    others are."""
+    """The letters that it keeps, by kind. Without "failed", failed tasks are acknowledged like others."""
 
     revocations: Revocations | None
-    """None: only the worker that is told hears that a task is called off."""
+    """None: a revocation only reaches the worker that receives the command."""
 
     presence: Workers | None
-    """None: nobody knows which workers live."""
+    """None: live workers are not known."""
 
     peeking: Peeking | None
-    """None: it shows no message without giving it out."""
+    """None: messages cannot be read without leasing them."""
 
     delayed: Delayed | None
-    """None: delayed messages are given out when they are due, and not before."""
+    """None: delayed messages cannot be reached before they are due."""
 
     stored_results: StoredResults | None
-    """None: rows of settlements are not stored; results have a store of their own."""
+    """None: rows of settlements are not stored; results need a separate store."""
 
     by_queue: ByQueue | None
-    """None: lease() takes what it is asked for, and nothing else."""
+    """None: lease() only receives messages of the queues that it is asked for."""
 
     registry: Registry | None
-    """The exchanges and bindings of kombu's users. None: they are not kept, so there is no fanout."""
+    """The exchanges and bindings of kombu's users. None: not kept, so there is no fanout."""
 
     lowest_first: bool
-    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+    """Whether the lowest priority is the most urgent; elsewhere 9 is."""
 
     silent_seconds: float
     """How long a connection may be silent before its server gives its messages to others. inf: servers do not
@@ -627,7 +628,7 @@ class Broker(ABC):
 
 
 class SingleObjectBroker(Sender, Consumer, Admin, Broker):
-    """A broker whose class does all three. parts: as Broker has them."""
+    """A broker that implements the three interfaces in one class. parts: keyword arguments of Broker."""
 
     def __init__(self, url: str, **parts: Any) -> None:
         super().__init__(url, self, self, self, **parts)

@@ -26,10 +26,11 @@ NOT_REGISTERED = 0
 
 
 class WorkerRecord(NamedTuple):
-    """What a server keeps of a consumer: for ``Listing.workers()``, and for who finds it dead.
+    """A consumer's record in the server, for ``Listing.workers()`` and for reclaiming its messages when it is
+    dead.
 
-    boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner
-    files, '' if there are none. presence: the worker's status, '' if there is none.
+    boot: the boot id of its machine. started: epoch seconds. lock, running: paths of its owner files, '' if
+    there are none. presence: the worker's status, '' if there is none.
     """
 
     name: str
@@ -46,8 +47,8 @@ class WorkerRecord(NamedTuple):
 
 class LeaseConsumer(Consumer, Hearing, Presenting):
     """clock: for due times. lease_seconds: how long a silent consumer is considered alive. uptime: returns
-    the seconds used for leases; None: the server's clock is used. directory: of the owner files; None:
-    nowhere."""
+    the seconds used for leases; None: the server's clock is used. directory: returns that of the owner files;
+    None: there are none."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class LeaseConsumer(Consumer, Hearing, Presenting):
     # -- what a server supplies --
 
     def _take_files(self) -> None:
-        """Create the lock of this generation, before others can read of it."""
+        """Create the lock of this generation, before others can read its path."""
         self._files.take()
 
     @abstractmethod
@@ -109,7 +110,7 @@ class LeaseConsumer(Consumer, Hearing, Presenting):
     def _abandon_connections(self) -> None:
         """In a forked child: drop the connections without notifying the server."""
 
-    # -- the promise --
+    # -- Consumer --
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._take_files()
@@ -154,7 +155,7 @@ class LeaseConsumer(Consumer, Hearing, Presenting):
         return tags
 
     def confirm(self) -> None:
-        """It is known when settle() returns."""
+        """Does nothing: settlements are certain when settle() returns."""
 
     @property
     def prefetched(self) -> bool:

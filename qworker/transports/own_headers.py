@@ -1,6 +1,6 @@
 """Headers about a message's transport rather than the task: ours, and those added by RabbitMQ.
 
-Comes from:  nothing; names.
+Comes from:  nothing; constants.
 Goes to:     the transports that store such data in headers: ``transports/amqp/codec.py``,
              ``transports/held/messages.py``.
 Thread:      any; pure.
@@ -26,7 +26,7 @@ DUE, DELIVERIES, REQUEUED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + 
 DEATHS = OWN + "deaths"
 """The workers whose deaths are included in the count of deliveries, by the names of their running files."""
 QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
-"""For a dead letter."""
+"""Of a dead letter."""
 KEPT = frozenset({DELIVERIES, REQUEUED, REDELIVERED, DUE, DEATHS})
 """Headers kept when a message is sent again. The server's own, such as x-death, are about the old one."""
 
@@ -53,7 +53,7 @@ def outline(text: str) -> str:
     return dumps({name: value for name, value in found.items() if type(value) is str and len(value) < 256})
 
 
-# -- Fields beside a message that say how it has fared so far --
+# -- Validation of counts and times --
 
 MOST_COUNT = 2**31 - 1
 LATEST = 253402300799.0

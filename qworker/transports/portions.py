@@ -1,4 +1,4 @@
-"""Many values in portions, for servers that take only so many at a time, or should not take all at once.
+"""Splitting values into portions, for servers that limit a request, or should not get all values at once.
 
 Comes from:  transports, backends and schedules.
 Goes to:     nothing.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def portions(values: Iterable[T], most: int) -> Iterator[list[T]]:
-    """Yield *values*, at most so many at a time."""
+    """Yield *values* in lists of at most *most*."""
     rest = iter(values)
     while portion := list(islice(rest, most)):
         yield portion
@@ -24,7 +24,8 @@ def portions(values: Iterable[T], most: int) -> Iterator[list[T]]:
 def portions_by_size(
     values: Iterable[T], most: int, largest: int, size_of: Callable[[T], int]
 ) -> Iterator[list[T]]:
-    """Like portions(); the sizes of a portion have at most the sum *largest*, unless it is a single value."""
+    """Like portions(), but the sum of sizes in a portion is at most *largest*, unless it is a single
+    value."""
     portion: list[T] = []
     total = 0
     for value in values:

@@ -1,7 +1,7 @@
 """Presence: the status that a live worker publishes through its broker, and its encoding.
 
 Comes from:  a worker's listener, as text for ``Presenting.present``; the record that the broker keeps of it.
-Goes to:     ``Listing.workers()``, and so the command line and who else asks which workers there are.
+Goes to:     ``Listing.workers()``, for the command line and others.
 Thread:      any; values.
 
 The text is ASCII JSON, so that every server accepts it. It may have been written by another version, or by
@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 STARTING = "starting"
-"""It has registered, and has not fetched messages yet."""
+"""Registered, but has not fetched messages yet."""
 IDLE = "idle"
 WORKING = "working"
 STOPPING = "stopping"
-"""It takes nothing new, and stops."""
+"""Stopping: it takes no new messages."""
 
 MAX_RUNNING = 100
 """Maximum number of running tasks listed."""
 MAX_WORD = 255
 """Maximum characters of an id or a name."""
 MAX_TEXT = 4 * 1024**2
-"""Maximum characters of a text that is read: that many tasks with long names take a fourth."""
+"""Maximum characters of a text that is read; MAX_RUNNING tasks with long names take a quarter of it."""
 
 
 class RunningTask(NamedTuple):
@@ -96,7 +96,7 @@ class Presence(NamedTuple):
 
 
 def held_seconds(worker: Presence, now: float) -> float:
-    """Return for how many seconds each slot of *worker* has been running the same task; 0.0 when one is
+    """Return for how many seconds all slots of *worker* have been running the same tasks; 0.0 when one is
     free."""
     slots = min(worker.concurrency, MAX_RUNNING)
     if slots < 1 or worker.busy < worker.concurrency or len(worker.running) < slots:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 class Recent(Generic[T]):
     """Batches of recent operations. seconds: how long they are kept, counted back from the newest.
-    most: how many are kept at least, if there are so many."""
+    most: the oldest batches are dropped while at least this many operations remain."""
 
     def __init__(self, seconds: float, most: int = 2**63, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

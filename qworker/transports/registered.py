@@ -1,5 +1,5 @@
-"""Which module opens the broker of a URL's scheme: ours, and those that packages register which are installed
-beside us.
+"""Which module opens the broker for a URL scheme: one of ours, or one registered by another installed
+package.
 
 Comes from:  ``transports/__init__.py``, ``capabilities.py``.
 Goes to:     the entry points of installed packages, in the group ``qworker.brokers``.
@@ -31,18 +31,19 @@ OLDER = "does not do all that this version of qworker asks of a broker"
 OTHER_ARGUMENTS = ("abstract", "required keyword-only", "unexpected keyword argument")
 NEWER = "Install a version of it for this one; whoever writes it reads docs/how-to/write-a-broker.md"
 OURS: dict[str, str] = {}
-"""The modules of our brokers by scheme, and PLAIN: the front door, which knows them, fills it in."""
+"""Our brokers' modules by scheme, and PLAIN; filled in by ``transports/__init__.py``."""
 PLAIN = "*"
-"""In the place of a scheme: of all that kombu has a transport for."""
+"""Stands for every scheme that kombu has a transport for."""
 
 
 def own(scheme: str) -> str | None:
-    """The module of ours for *scheme*; None when there is none."""
+    """Return our module for *scheme*; None if there is none."""
     return OURS.get(scheme) or OURS.get(scheme.partition("+")[0])
 
 
 def module_of(scheme: str) -> str | None:
-    """The module for *scheme*, ours or another package's, which can be imported; None when there is none."""
+    """Return the module for *scheme*, ours or another package's, which can be imported; None if there is
+    none."""
     if (module := own(scheme)) is not None:
         return module
     point = registered(scheme)
@@ -92,15 +93,15 @@ def names() -> list[str]:
 
 
 def rows() -> list[Any]:
-    """``CAPABILITIES`` of every module, ours first, each once."""
+    """Return ``CAPABILITIES`` of every module, ours first, each once."""
     modules = dict.fromkeys([*OURS.values(), *(module_of(name) for name in names())])
     found = [getattr(import_module(module), "CAPABILITIES", None) for module in modules if module is not None]
     return [one for one in found if one is not None]
 
 
 def opened(point: EntryPoint, kind: type, url: str | None, conf: Settings) -> Any:
-    """What the function that *point* names opens. ConfigurationError unless it is of *kind*, and has all that
-    ``kind.__init__`` takes."""
+    """Return the broker that the function named by *point* opens. ConfigurationError unless it is of *kind*,
+    with an attribute for each argument of ``kind.__init__``."""
     function = load(point)
     try:
         store = function(url, conf)

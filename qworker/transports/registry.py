@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 
 class Registry(ABC):
-    """It is always read completely, so it is meant for some thousand entries."""
+    """Always read as a whole, so it is meant for a few thousand entries."""
 
     @abstractmethod
     def entries(self) -> dict[str, float | None]:

@@ -103,7 +103,7 @@ class Tls:
         return ""
 
     def checked(self, setting: str) -> Tls:
-        """This, once its files are known to be in order; ConfigurationError otherwise."""
+        """Return self if its files are valid; ConfigurationError otherwise."""
         wrong = self.problem()
         if wrong:
             raise ConfigurationError(f"{setting}: {wrong}", setting=setting)
@@ -187,8 +187,8 @@ def tls_of(
 
 
 def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
-    """*use_ssl* of RabbitMQ without ``server_hostname``, and that: the name in the server's certificate, if
-    not *host*."""
+    """Return *use_ssl* without ``server_hostname``, and the name expected in the server's certificate: the
+    value of that option, or *host*."""
     if not isinstance(use_ssl, Mapping):
         return use_ssl, host
     rest = {name: value for name, value in use_ssl.items() if name.removeprefix("ssl_") != "server_hostname"}

@@ -4,11 +4,10 @@ Comes from:  ``qworker move``.
 Goes to:     two brokers: leased from the one, pushed to the other, and only then acknowledged.
 Thread:      the caller's.
 
-Whenever it is interrupted, a message is in one or both brokers, never in none. At most one batch can be in
-both:
-BATCH messages that the new broker has accepted and the old one was not told of. Workers of the new broker may
-have taken them meanwhile, so moving again cannot recognise them, and they may run twice. Dead letters are not
-taken, so those that have arrived already are only discarded.
+Whenever it is interrupted, a message is in one or both brokers, never in none. At most BATCH messages can be
+in both: accepted by the new broker, but not yet deleted from the old one. Workers of the new broker may have
+taken them meanwhile, so the next move cannot recognise them, and they may run twice. Dead letters are not
+taken by workers, so those that have already arrived are only deleted from the old broker.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ EVER = 100 * 365 * 86400.0
 QUIET_SECONDS = 2.0
 """A broker that cannot count its messages is considered empty after this long without one."""
 ROUNDS = 3
-"""This many consecutive batches of messages moved before mean that both are one place with two names."""
+"""After this many consecutive batches of messages moved before, both must be one broker with two names."""
 HEARD_TRIES = 10
 HEARD_SECONDS = 0.05
 """How often, and for how long, to wait for a message sent to the other broker."""
@@ -57,9 +56,9 @@ _DATABASES = {"redis": "0", "rediss": "0", "valkey": "0", "valkeys": "0"}
 
 
 class Report(NamedTuple):
-    """moved and dead: how many messages and dead letters went over. twice: how many of the moved another took
-    meanwhile, because this process was silent for too long: they may run twice. left: what could not be
-    taken, by queue."""
+    """moved and dead: how many messages and dead letters went over. twice: how many of the messages another
+    consumer took meanwhile, because this process was silent for too long: they may run twice. left: the
+    states of queues that still hold anything."""
 
     moved: int
     dead: int
@@ -104,7 +103,7 @@ def move(
     move, if there are no workers. progress(moved) is called after every batch.
 
     Raises BrokerUnavailable when either broker becomes unavailable: messages not moved yet are still in
-    *source*; call it again. ConfigurationError when both are one, by two names. NotSupported, with nothing
+    *source*; call it again. ConfigurationError when both are the same broker. NotSupported, with nothing
     moved, when *dead* and *target* does not accept dead letters from elsewhere.
     """
     if dead:
@@ -131,7 +130,7 @@ def move(
             "the rest"
         ) from error
     finally:
-        with suppress(BrokerUnavailable, LeaseLost):  # it goes back when the lease ends
+        with suppress(BrokerUnavailable, LeaseLost):  # messages go back when the lease ends
             source.consumer.deregister()
     try:
         letters = _move_dead(source, target, queues) if dead else 0
@@ -200,7 +199,7 @@ def _batches(
 
 
 def _acknowledge(source: Broker, epoch: int, messages: Sequence[Leased]) -> int:
-    """Return how many were not ours any more."""
+    """Delete *messages* from *source*; return how many were no longer ours."""
     try:
         return len(source.consumer.settle(epoch, [Ack(message.tag) for message in messages]))
     except LeaseLost:
@@ -242,8 +241,8 @@ def _expires(headers: str) -> float | None:
 
 
 def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> int:
-    """Oldest first, so that the newest are the newest there too. Letters moved by an interrupted move are not
-    sent again."""
+    """Move dead letters, oldest first, so that the newest are the newest there, too; return their number.
+    Those that arrived in an interrupted move are not sent again."""
     letters = _dead(source, queues)
     arrived = Counter(_key(letter) for letter in _dead(target, queues)) if letters else Counter()
     letters.sort(key=lambda letter: (letter.died_at, letter.tag))
