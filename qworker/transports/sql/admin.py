@@ -62,7 +62,7 @@ class SQLAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         self._lease_seconds = lease_seconds
         self._uptime = uptime
         self._has_joins: Link | None = None  # under the handle's lock
-        """The connection that has seen the tables of joins."""
+        """The connection on which the tables of joins were found."""
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         def work(link: Link) -> float | None:

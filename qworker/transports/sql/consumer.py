@@ -38,8 +38,8 @@ from qworker.transports.sql.schema import (
 from qworker.transports.sql.settle import settle, settle_within
 
 COPY_SECONDS = 0.05
-"""How soon the running file is copied again, and how soon in a wait: by then children have begun with new
-messages."""
+"""Minimum seconds between copies of the running file, and from the start of a wait() to its copy: by then
+children have started the new messages."""
 CRASH_SECONDS = 3.0
 """How long after a crash of the server new messages are not claimed: a worker reconnects every two seconds,
 and then claims its own messages again."""
@@ -75,7 +75,7 @@ class SQLConsumer(LeaseConsumer):
         self._claim_at = 0.0
         """The monotonic time before which nothing new is claimed."""
         self._uncertain: set[int] = set()
-        """Messages held when the server crashed, which others may have by now."""
+        """Tags of messages held when the server crashed, which others may have by now."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -356,7 +356,7 @@ class PollBackoff(WakeupPipe):
         return bool(words)
 
 
-# -- What a consumer settled lately, in case that the server forgets it --
+# -- Recent settlements, in case the server loses them --
 # The worker's commits need not reach the disk at once, and a server that takes over may lack the last of
 # them. A lost ack leaves a message with a live consumer that would never settle it again: so it is settled
 # again. A lost claim leaves a message to others, although its consumer is alive and may be running it: so it
@@ -412,7 +412,7 @@ SUBSCRIBED_SECONDS = 60.0
 FULL_CLAIMS = 3
 """A consumer is busy after so many full claims in a row."""
 PAUSE_SECONDS = 0.25
-"""Minimum pause of notifications for a busy consumer, unless that changes."""
+"""Minimum pause of notifications while a consumer is busy."""
 SECOND_LOOK = 0.015
 """Seconds. A message published just before we started to listen was not announced: poll again after this
 time."""

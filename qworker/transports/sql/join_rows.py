@@ -40,10 +40,10 @@ TABLES = JoinTables()
 
 
 class Session(Protocol):
-    """A connection: a Link, or one of the result store's."""
+    """A connection: a Link, or one of the result store."""
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
-        """The rows of *statement*."""
+        """Return the rows of *statement*."""
 
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run *statement*; return how many rows it changed."""
@@ -54,7 +54,7 @@ Numbered = Mapping[str, Mapping[int, Part]]
 
 
 def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
-    """Record *parts*; those of missing joins, or with too large numbers, leave nothing behind."""
+    """Record *parts*; those of missing joins, or with too large numbers, are ignored."""
     numbered = by_join(parts)
     found: dict[int, tuple[str, int]] = {}
     for ids in portions(numbered, PORTION):
@@ -91,7 +91,7 @@ def _there(session: Session, tables: JoinTables, rows: Sequence[Row]) -> set[Row
 
 
 def _count(session: Session, tables: JoinTables, new: Mapping[int, int]) -> None:
-    """Count so many additional parts of each join."""
+    """Count the *new* parts: {seq of the join: number of parts}."""
     alike: dict[int, list[int]] = defaultdict(list)
     for seq, count in new.items():
         alike[count].append(seq)

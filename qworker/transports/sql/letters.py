@@ -32,7 +32,7 @@ VALUES (%s, %s, %s, %s, %s, 0, %s, %s, %s)"""
 
 
 class SQLLetters(Letters):
-    """handle: the connection that publishes. results: those that are beside."""
+    """handle: the connection that publishes. results: those in the same database."""
 
     def __init__(self, kind: Kind, handle: Handle, results: ResultTable, clock: Clock) -> None:
         self._table = LETTERS[kind]

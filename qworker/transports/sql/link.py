@@ -1,4 +1,4 @@
-"""A connection to the database that is the broker, of any kind; and the owner that keeps one open.
+"""Link, a connection to the broker's database, of any kind; and Handle, which keeps one open.
 
 Comes from:  ``postgresql.py`` and ``mysql.py``, which make a Link each.
 Goes to:     ``sender.py`` and ``admin.py``, which share one connection, and ``consumer.py``, which has its
@@ -126,8 +126,8 @@ class Link(ABC):
     def rollback(self) -> None: ...
 
     def use_client_cursor(self) -> None:  # noqa: B027 - MySQL does in any case
-        """From now on send each statement with its values as one message, which the server has either
-        received completely, or knows to be incomplete."""
+        """From now on, send each statement with its values as one message, so that the server never executes
+        an incomplete one."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class Link(ABC):
         yield  # when it fails, its Handle rolls back
         self.commit()
 
-    def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
+    def flush(self) -> None:  # noqa: B027 - by default, every commit is on the disk
         """Return when all earlier commits are on the disk."""
 
     def crash(self) -> tuple[str, float]:
@@ -150,7 +150,7 @@ class Link(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set the connection up."""
+        """Set up the connection."""
 
     @abstractmethod
     def has_tables(self) -> bool:
@@ -217,7 +217,7 @@ class Link(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """What to poll for notifications; -1: notified() must be asked again and again."""
+        """Return the file to poll for notifications; -1: notified() must be called at intervals."""
 
     def claim(self, order: ClaimOrder) -> Claimed:
         """Carry out *order*. Delayed messages are only looked for when the last claim saw that there are
@@ -235,25 +235,25 @@ class Link(ABC):
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, bool]:
-        """The columns of a table; for each, whether the server fills it when it is left out. {} when there is
-        none."""
+        """Return the columns of *table*, and for each whether the server fills it if it is left out; {} if
+        there is no such table."""
 
     @abstractmethod
     def make_results(self, table: str) -> None:
-        """Make a table of results as Celery makes it for extended ones: see ``backends/sql/tables.py``."""
+        """Create a table of results, as Celery does for extended ones: see ``backends/sql/tables.py``."""
 
     @abstractmethod
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
-        """Store results of different tasks by ``results.py``. makes_ids: the server gives a new row
-        its id."""
+        """Store results of different tasks (``result_upserts.py``). makes_ids: the server assigns the ids of
+        new rows."""
 
     def record_parts(self, tables: JoinTables, parts: Sequence[Part]) -> None:
-        """Within a transaction: record parts of joins by ``join_rows.py``."""
+        """Within a transaction: record parts of joins (``join_rows.py``)."""
         record(self, tables, parts)
 
     @abstractmethod
     def gone(self) -> bool:
-        """Whether the server has closed it since it was last used. Costs no exchange."""
+        """Whether the server has closed the connection since its last use. Sends nothing."""
 
     @abstractmethod
     def driver_error(self, error: Exception) -> DriverError: ...
@@ -264,7 +264,8 @@ class Link(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """In a forked child: close it without a word, since the parent goes on talking."""
+        """In a forked child: close the connection without notifying the server, since the parent still uses
+        it."""
 
 
 def _nothing(link: Link) -> None:
@@ -277,21 +278,20 @@ def _prepared(link: Link) -> None:
 
 
 class _NoTables(Exception):
-    """There are no tables, and reading creates none."""
+    """The tables do not exist, and reading does not create them."""
 
 
 def _looked_at(link: Link) -> None:
     link.prepare()
     if not link.has_tables():
         raise _NoTables
-    link.make_tables()  # what an older version has made may lack something
+    link.make_tables()  # those of an older version may lack additions
 
 
 class Handle:
-    """Keeps a Link open, and opens it again. lock: held by the thread that uses it, where several may.
-
-    on_connect: what has to be done first on each new connection. prepare: what sets it up; None: what a
-    broker needs, with its tables."""
+    """Keeps a Link open, and opens it again when it fails. lock: held by the thread that uses it, if several
+    may. on_connect: called first on each new connection. prepare: sets up a connection; None: as a broker
+    needs it, with its tables."""
 
     def __init__(
         self,
@@ -307,12 +307,13 @@ class Handle:
         self._url = url
         self._link: Link | None = None  # under lock
         self._whole = True
-        """Nobody was interrupted in the midst of using it."""
+        """Whether the last use of the connection was completed."""
         self.connections = 0
-        """How many there were, with the one that is open."""
+        """How many were opened so far."""
 
     def open(self, prepare: Callable[[Link], None] | None = None) -> Link:
-        """The connection, made if need be, with the tables in place. prepare: in place of the usual."""
+        """Return the connection, opened if necessary, with its tables. prepare: replaces that of the
+        Handle."""
         if not self._whole and self._link is not None:
             self._drop(self._link)
         if self._link is None:
@@ -336,8 +337,9 @@ class Handle:
         return self._link
 
     def run(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
-        """What *work* makes of the connection; it is called again when another transaction was in its way.
-        prepare: as of open().
+        """Return *work* applied to the connection; after a conflict with another transaction it is called
+        again.
+        prepare: as in open().
 
         Raises BrokerUnavailable when the server does not answer, or refuses.
         """
@@ -353,20 +355,20 @@ class Handle:
             except QWorkerError:
                 self._undo(link)
                 raise
-            except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+            except BaseException:  # an interrupt: nobody can continue its work
                 self._drop(link)
                 raise
         raise AssertionError("unreachable: the last try returns or raises")
 
     def run_at_rest(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
-        """run() on a connection that may have been at rest for long: where the server has closed it, on
-        another."""
+        """run() on a connection that may have been idle for long; if the server has closed it, on a new
+        one."""
         if self._link is not None and self._whole and self._link.gone():
             self._drop(self._link)
         return self.run(work, prepare)
 
     def _may_try_again(self, link: Link, error: Exception, attempt: int) -> None:
-        """Return when another try may succeed, a little later; raise what is wrong otherwise."""
+        """Return after a short pause if another try may succeed; raise our error otherwise."""
         found = link.driver_error(error)
         if found.fatal:
             self._drop(link)
@@ -377,7 +379,8 @@ class Handle:
         time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
 
     def _waited_out(self, error: QWorkerError) -> QWorkerError:
-        """What is wrong with a configuration that was right before: the server's side may be mended."""
+        """Return the error to raise for *error*: a configuration that worked before is not wrong, but the
+        server may be unavailable."""
         if isinstance(error, ConfigurationError) and self.connections:
             return BrokerUnavailable(str(error))
         return error
@@ -386,7 +389,7 @@ class Handle:
         try:
             link.rollback()
             self._whole = True
-        except Exception:  # noqa: BLE001 - whatever it is, this connection is of no more use
+        except Exception:  # noqa: BLE001 - after any error, this connection is unusable
             self._drop(link)
 
     def _drop(self, link: Link) -> None:
@@ -395,12 +398,12 @@ class Handle:
         link.close()
 
     def run_locked(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
-        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for
+        """run() on a connection shared with other threads; BrokerUnavailable when they keep it for
         LOCK_SECONDS."""
         return self._in_turn(lambda: self.run_at_rest(work, prepare))
 
     def run_once(self, work: Callable[[Link], T]) -> T:
-        """run_locked(), for who has no other use of a connection: one that was opened for this is closed."""
+        """run_locked(), for a single use: a connection opened for it is closed afterwards."""
 
         def alone() -> T:
             kept = self._link is not None
@@ -430,21 +433,21 @@ class Handle:
         return self.run_locked(whole, prepare)
 
     def look(self, work: Callable[[Link], T], nothing: U) -> T | U:
-        """transact(), for who looks at what is there, or changes it; *nothing* where no tables are, and none
-        are made."""
+        """transact() for reading or changing existing data: returns *nothing* if there are no tables, and
+        does not create them."""
         try:
             return self.transact(work, _looked_at)
         except _NoTables:
             return nothing
 
     def close(self) -> None:
-        """Let go of the connection; the next use opens another. Safe to call twice."""
+        """Close the connection; the next use opens another. Safe to call twice."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
 
     def abandon(self) -> None:
-        """In a forked child: leave the parent's connections to the parent."""
+        """In a forked child: drop the parent's connection without notifying the server."""
         self.lock = threading.Lock()
         link, self._link = self._link, None
         if link is not None:
@@ -461,7 +464,7 @@ def detach_socket(file: int) -> None:
 
 
 def leased(row: Row) -> Leased:
-    """A Leased of the columns that schema.COLUMNS names."""
+    """Return a Leased from a row of schema.COLUMNS."""
     tag, queue, urgency, due, deliveries, redelivered, requeued, headers, properties, body = row
     return Leased(
         tag, queue, -urgency, due, deliveries, redelivered == 1, requeued, headers, properties, body

@@ -30,8 +30,8 @@ def family_of(url: str) -> str:
 def connector(
     url: str, connect_timeout: float, options: Mapping[str, Any], setting: str = "broker_url"
 ) -> Callable[[bool], Link]:
-    """Return a function that makes Links to *url*; its argument: commits need not be on the disk when they
-    return.
+    """Return a function that makes Links to *url*; its argument: whether commits may return before they are
+    on the disk.
 
     setting: the one with the URL. Raises ConfigurationError when its driver is not installed, or its TLS
     settings can never work.
@@ -50,8 +50,8 @@ def connector(
 
 
 def as_written_plainly(url: str) -> str:
-    """*url* as a Link reads it, of one as SQLAlchemy does: with a driver, with blanks as plus signs, and with
-    ``?host=A:1&host=B:2`` for several servers."""
+    """Return *url*, which is in SQLAlchemy's notation, in that of a Link. SQLAlchemy's may name a driver, has
+    plus signs for blanks, and ``?host=A:1&host=B:2`` for several servers."""
     start, mark, query = url.removeprefix("db+").removeprefix("sqla+").partition("?")
     scheme, _, rest = start.partition("://")
     start = f"{scheme.partition('+')[0].lower()}://{rest}"

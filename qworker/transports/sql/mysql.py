@@ -371,7 +371,7 @@ class MySQLLink(Link):
             with self._connection.cursor() as cursor:
                 cursor.execute(statement, values)
 
-    # -- trouble --
+    # -- errors --
 
     def gone(self) -> bool:
         return bool(self._connection.gone())
@@ -404,14 +404,14 @@ class MySQLLink(Link):
 
 
 def _check(rows: Sequence[MessageRow]) -> None:
-    """Refuse a body that is not bytes, of which PyMySQL would store the repr()."""
+    """Raise TypeError for a body that is not bytes: PyMySQL would store its repr()."""
     for row in rows:
         if not isinstance(row[-1], bytes):
             raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
 
 
 def _size(row: MessageRow) -> int:
-    """About how long *row* is as a part of a statement."""
+    """Return roughly how many bytes *row* adds to a statement."""
     *_, headers, properties, body = row
     return len(headers) + len(properties or "") + len(body)
 
@@ -432,7 +432,7 @@ def _fitting(rows: Sequence[Row]) -> list[int]:
 # needs to store it --
 
 LARGE = 64 * 1024
-"""Bytes of a value that is no longer written by two characters for each."""
+"""Values of so many bytes or more are not written in hexadecimal, which doubles their length."""
 
 
 def statements(
@@ -440,7 +440,8 @@ def statements(
 ) -> Iterator[bytes]:
     """Yield *statement*, an INSERT with VALUES (%s, …), with the values of some of *rows* at a time.
 
-    most: bytes of the values of one, unless a row is longer. escape: writes values not written here.
+    most: maximum bytes of the values in a statement, unless one row is longer. escape: writes the values that
+    literal() does not.
     """
     head, _, rest = statement.partition(" VALUES (")
     _, _, tail = rest.partition(")")

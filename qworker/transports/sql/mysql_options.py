@@ -1,9 +1,9 @@
 """The parameters of a MySQL or MariaDB URL, converted for PyMySQL.
 
-Comes from:  ``mysql://…?name=value``: words of PyMySQL, of mysqlclient, of the server's own client and of its
+Comes from:  ``mysql://…?name=value``, with names of PyMySQL, mysqlclient, the server's own client and its
              option files.
 Goes to:     ``mysql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
-Thread:      any; pure, but that option files are read.
+Thread:      any; pure, except for reading option files.
 
 Each name is converted, ignored (IGNORED says why), or refused: none is dropped silently.
 """
@@ -53,7 +53,7 @@ _CARRIED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "server_public_key": ("server_public_key", str.encode),
     "server_public_key_path": ("server_public_key", _key),
 }
-"""Names of options → PyMySQL's name for it, and what reads the value."""
+"""Options → PyMySQL's name, and the function that converts the value."""
 _FILE, _GROUP = "read_default_file", "read_default_group"
 MOST_INCLUDED = 10
 """Maximum nesting of included option files, as in MySQL."""
@@ -72,7 +72,7 @@ IGNORED = {
     "max_allowed_packet": "the limit is read from the server",
     "defer_connect": "qworker connects on first use in any case",
 }
-"""Names that mean nothing to our connection, and why."""
+"""Options that are ignored, and why."""
 _SWITCHES = ("compress", "named_pipe")
 """Options that PyMySQL does not support: they may only be off."""
 _AUTH = "auth_plugin"
@@ -99,7 +99,7 @@ _IN_FILES = {
     "default_auth": _AUTH,
     "ssl_verify_server_cert": "ssl_verify_cert",
 }
-"""Names in option files that are others in URLs; all others are the same, with dashes or not."""
+"""Names in option files that are different in URLs; all others are the same, with dashes or underscores."""
 
 
 class MySQLOptions(NamedTuple):
@@ -111,15 +111,14 @@ class MySQLOptions(NamedTuple):
     plain: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """All arguments of PyMySQL's connection. OSError when files of certificates are not in order."""
+        """Return all arguments of PyMySQL's connection. OSError for invalid certificate files."""
         if self.tls is not None:
             return {**self.fields, "ssl": self.tls.context()}
         return {**self.fields, "ssl_disabled": True} if self.plain else self.fields
 
 
 def options_of(query: Iterable[tuple[str, str]], setting: str) -> MySQLOptions:
-    """Return the options in the parameters of a URL, the value of *setting*. Files of certificates are not
-    read.
+    """Return the options in the parameters of a URL, the value of *setting*. Certificate files are not read.
 
     Raises ConfigurationError for unknown names, invalid values, and option files that cannot be read.
     """

@@ -67,7 +67,7 @@ except ImportError as error:
     ) from error
 
 TYPES = ("text", "int2", "float8", "int2", "float8", "text", "text", "bytea")
-"""Of the columns of a new message."""
+"""The types of NEW_COLUMNS."""
 ARRAYS = ", ".join(f"CAST(%s AS {name}[])" for name in TYPES)
 COPY_FROM = 32
 """From so many messages on, COPY is faster than INSERT."""
@@ -330,7 +330,7 @@ class PostgreSQLLink(Link):
         if statement is not None:
             self.do(*statement)
 
-    # -- trouble --
+    # -- errors --
 
     def gone(self) -> bool:
         return bool(self._rest.poll(0))  # it sent data without a request: it closes the connection
@@ -412,7 +412,8 @@ FRONT_SECONDS = 0.25
 
 
 class _Drain(NamedTuple):
-    """taken: in a row. urgency, tag: of the last. front_at: when the front is checked again."""
+    """taken: messages in a row. urgency, tag: of the last one. front_at: monotonic seconds when the front is
+    checked again."""
 
     taken: int
     urgency: int
@@ -427,7 +428,7 @@ class Claims:
         self._drains: dict[str, _Drain] = {}
 
     def claim(self, connection: Any, order: ClaimOrder, next_due: float | None) -> Claimed:
-        """next_due: when the first of the delayed messages is due, according to the last claim."""
+        """Carry out *order*. next_due: when the first delayed message is due, according to the last claim."""
         generation, queue, now, limit, delayed_limit, until = order
         limit = max(0, limit)
         if next_due is not None and next_due <= now:
@@ -456,7 +457,7 @@ class Claims:
             try:
                 front = connection.execute(CLAIM, (generation, queue, rest, queue, now, rest, queue))
                 rows += _parted(front)[0]
-            except psycopg.Error:  # nor must we; the next request reports the error
+            except psycopg.Error:  # keep what was taken; the next request reports the error
                 if not rows and not early:
                     raise
         self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)

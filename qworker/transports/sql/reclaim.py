@@ -36,14 +36,14 @@ HELD = "SELECT tag FROM {message} WHERE owner = %s AND state = 2"
 COUNT = "UPDATE {message} SET deliveries = deliveries + 1 WHERE tag"
 PUT_BACK = "UPDATE {message} SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2"
 PORTION = 1000
-"""Rows that are deleted at once."""
+"""Maximum rows that are deleted at once."""
 SILENT_SECONDS = 3600.0
-"""After so long without a word, the row of a consumer that holds nothing goes as well."""
+"""Seconds after the end of its lease when the row of a consumer that holds nothing is deleted."""
 
 
 class Owner(NamedTuple):
-    """A consumer, as others find it. dead: certainly. silent: its lease has expired by *now*. forgotten: so
-    long ago that its row goes even if it holds nothing. copied: the tags in its row."""
+    """Another consumer. dead: it has certainly ended. silent: its lease has expired by *now*. forgotten: so
+    long ago that its row is deleted even if it holds nothing. copied: the running tags in its row."""
 
     id: int
     name: str

@@ -8,9 +8,9 @@ Thread:      any; pure. Drivers are recognised by the exceptions of PEP 249, and
 from __future__ import annotations
 
 _CLASSES = ("21", "22", "23", "42", "44", "54", "P0")
-"""Of PostgreSQL's codes: a value, a constraint, a type, a limit, a user's trigger."""
+"""Classes of PostgreSQL's codes about a value, a constraint, a type, a limit, or a user's trigger."""
 _NOT_VALUES = ("42501", "42P01", "42703", "42P05", "42P08")
-"""In these classes, but about permissions, missing tables, and statements."""
+"""Codes in these classes about permissions, missing tables, and statements."""
 _MYSQL = frozenset({
     1048, 1062, 1118, 1153, 1264, 1265, 1292, 1301, 1364, 1366, 1406, 1526, 1644, 1690, 1748, 3140, 3819,
     3988, 4025, 4161,
@@ -33,11 +33,11 @@ def refused(error: BaseException | None) -> bool:
     if isinstance(error, UnicodeError | OverflowError):
         return True  # it never left this process
     if "Could not decode to UTF-8" in str(error):
-        return True  # SQLite has bytes that are no text in a column of text, and no code for that
+        return True  # SQLite has no code for invalid UTF-8 in a column of text
     kinds = {kind.__name__ for kind in type(error).__mro__}
     number = error.args[0] if error is not None and error.args else None
     if isinstance(number, int):
-        # MySQL's own number. The class 42 of its states holds rights withdrawn and databases lost, too.
+        # MySQL's own number: the class 42 of its states includes revoked permissions and missing databases.
         return number in _MYSQL or (not kinds.isdisjoint(_KINDS) and number not in _MYSQL_NOT_VALUES)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state:

@@ -1,7 +1,7 @@
 """The registry of the SQL broker.
 
 Comes from:  ``broker.py``.
-Goes to:     the table ``qworker_registry``, which is made when something is first kept there.
+Goes to:     the table ``qworker_registry``, which is created when something is first stored there.
 Thread:      any, with the publishing connection.
 """
 
@@ -37,7 +37,7 @@ class SQLRegistry(Registry):
         self._handle = handle
         self._family = family
         self._seen: Link | None = None  # under the handle's lock
-        """The connection that has seen the table."""
+        """The connection on which the table was last found."""
 
     def _is_there(self, link: Link) -> bool:
         if self._seen is not link and link.columns("qworker_registry"):

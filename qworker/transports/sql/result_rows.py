@@ -17,7 +17,7 @@ from qworker import states
 from qworker.transports.lease import ResultRow
 
 LONGEST_ID = 155
-"""Characters of Celery's column."""
+"""Maximum characters of Celery's column ``task_id``."""
 DIGEST = "sha256-"
 _KEPT = LONGEST_ID - len(DIGEST) - 64
 
@@ -31,7 +31,7 @@ _NAMING = ("host", "port", "options", "unix_socket")
 def key_of(task_id: str) -> str:
     """Return the key of a task in the table: its id, unless that is too long, or could be mistaken for
     another's."""
-    if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL overlooks blanks at the end
+    if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL ignores trailing blanks
         return task_id
     return f"{task_id[:_KEPT]}{DIGEST}{sha256(task_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
@@ -50,7 +50,8 @@ def unpack(status: str, payload: bytes) -> dict[str, Any]:
 
 
 def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return of *rows*, oldest first, the final one for each task. In a fixed order, against deadlocks."""
+    """Return the row to store for each task in *rows*, which are oldest first. In a fixed order, against
+    deadlocks."""
     last: dict[str, ResultRow] = {}
     for row in rows:
         standing = last.get(row[0])
@@ -60,8 +61,8 @@ def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def place_of(url: str) -> tuple[Any, ...] | None:
-    """Which database of which server *url* leads to, whatever the driver and user; None: none that is a
-    server."""
+    """Return what identifies the database that *url* leads to, whatever the driver and user; None if it is
+    not on a server."""
     parts = urlsplit(url.removeprefix("db+"))
     family, port = _FAMILIES.get(parts.scheme.partition("+")[0], ("", 0))
     if not family:

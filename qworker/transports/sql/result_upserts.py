@@ -34,7 +34,7 @@ _FINAL = "({})".format(", ".join(f"'{state}'" for state in sorted(states.READY_S
 _MAY_REPLACE = (
     "{old} IS NULL OR ({old} <> 'SUCCESS' AND ({old} NOT IN " + _FINAL + " OR {new} IN " + _FINAL + "))"
 )
-"""As states.may_replace() has it."""
+"""The rule of states.may_replace() in SQL."""
 _KINDS = {
     "result": "bytea", "children": "bytea", "args": "bytea", "kwargs": "bytea", "stamps": "bytea",
     "date_done": "timestamp", "retries": "integer",
@@ -136,4 +136,4 @@ UPSERTS: dict[str, Upsert] = {
 }
 """By dialect; with others each row is stored separately."""
 COUNTING = ("postgresql", "sqlite")
-"""Where the upsert returns how many rows it stored."""
+"""Dialects whose upsert returns how many rows it stored."""

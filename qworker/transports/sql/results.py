@@ -1,4 +1,4 @@
-"""Results beside the messages: in the table that Celery makes, in the transaction of the ack.
+"""Results beside the messages: in Celery's table, stored in the transaction of the ack.
 
 Comes from:  the settlements that the worker gives to ``consumer.py``.
 Goes to:     ``celery_taskmeta``, or its name in ``database_table_names``; ``backends/sql/backend.py`` reads
@@ -44,7 +44,7 @@ class ResultTable:
         self._has_joins = False
 
     def forget_layout(self) -> None:
-        """Look at the table again: the connection may lead to another server by now."""
+        """Read the table's columns again: the connection may lead to another server by now."""
         self._columns = ()
         self._has_joins = False
 
@@ -78,8 +78,8 @@ class ResultTable:
         return from_epoch(expires - self._expires).replace(tzinfo=None)
 
     def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
-        """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a
-        transaction in which a table is made; elsewhere the table would go with it.)"""
+        """Outside of any transaction: create the table if it is missing and *settlements* have rows for it.
+        (Within one, MySQL would commit it, and elsewhere a rollback would remove the table.)"""
         if not self._has_joins and any(each.parts for each in settlements if not isinstance(each, Release)):
             self._has_joins = bool(link.columns(self.joins.part))
         if self._columns or not any(
@@ -95,7 +95,8 @@ class ResultTable:
         self._columns = tuple(name for name in found if name != "id")
 
     def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
-        """Delete the failures of these messages, so that waiters of a retried one see its new end."""
+        """Delete the failures of these messages, so that callers that wait for a retried one see its new
+        result."""
         ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
         if ids and link.columns(self._name):
             link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))

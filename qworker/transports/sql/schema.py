@@ -4,12 +4,12 @@ Comes from:  ``postgresql.py`` and ``mysql.py``, at their first use of a databas
 Goes to:     the database.
 Thread:      any; constants.
 
-What waits, what is delayed and what is held have an index each, so that taking a message costs the same
-however many wait. PostgreSQL's indexes hold only the rows in question; MySQL's begin with the state. urgency
-is the priority,
-negated: then the most urgent come first in a plain index. Names that are stored stay as they are, since
-workers of several versions share the tables: an ``owner`` is a consumer, its ``id`` the generation, ``marks``
-its running file, ``armed_until`` until when it wants notifications, and ``bell`` counts them.
+Ready, delayed and leased messages have an index each, so that taking a message costs the same however many
+wait. PostgreSQL's indexes are partial; MySQL has none of that kind, so the state is a column of the first
+two. ``urgency`` is the negated priority: so the most urgent come first in a plain index. Stored names are not
+changed, since workers of several versions share the tables: an ``owner`` is a consumer, its ``id`` the
+generation, ``marks`` its running file, ``armed_until`` until when it wants notifications, and ``bell`` counts
+them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from qworker.transports.lease import Kind
 
 VERSION = 1
-"""Of the tables: a version does not change those of a newer one."""
+"""The version of the tables; an older qworker does not touch newer ones."""
 ADDITIONS = (("qworker_owner", "presence", "text"), ("qworker_failed", "", ""))
 """Table, column and type ("": the whole table) of later additions, made so that earlier consumers ignore
 them: workers of both versions share the tables. ``qworker_schema`` has the row 1 for the version, and one
 with the next id for each addition; all have that version, which is all that an earlier consumer reads."""
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
-"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error, and a
-backslash escapes."""
+"""The SQL mode of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an
+error, and a backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
 LETTERS: Mapping[Kind, str] = {"dead": "qworker_dead", "failed": "qworker_failed"}
 """The tables of letters, by kind."""
@@ -36,7 +36,7 @@ LETTERS: Mapping[Kind, str] = {"dead": "qworker_dead", "failed": "qworker_failed
 NOW = "extract(epoch FROM clock_timestamp())"
 """The server's clock."""
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
-"""Of ``qworker_message``, as read by link.leased()."""
+"""Columns of ``qworker_message``, as read by link.leased()."""
 LAST_REVOKED = "SELECT coalesce(max(seq), 0) FROM qworker_revoked"
 NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
 NEW_COLUMNS = "queue, urgency, due, state, sent, headers, properties, body"
@@ -123,7 +123,7 @@ armed_until, running, presence) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {unt
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
 STANDING = "SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE"
-"""Whether a consumer counts as alive; within a transaction this holds until it ends."""
+"""Whether a consumer counts as alive; within a transaction, it stays so until the end."""
 PRESENT = "SELECT tag FROM qworker_message WHERE tag = ANY(%s)"
 CLAIM_AGAIN = """UPDATE qworker_message SET state = 2, owner = %s
 WHERE tag = ANY(%s) AND state <> 2 AND owner IS NULL"""

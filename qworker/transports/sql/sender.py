@@ -1,7 +1,7 @@
-"""Publishing to a database, and calling tasks off.
+"""Publishing to a database, and revoking tasks.
 
 Comes from:  ``publishing/publisher.py``, by ``SQLBroker.sender``.
-Goes to:     ``qworker_message`` and ``qworker_revoked``; in the caller's transaction by ``sender.py``.
+Goes to:     ``qworker_message`` and ``qworker_revoked``; for ``publishing_in``, in the caller's transaction.
 Thread:      any; they take turns at one connection, and those that wait together share one commit.
 """
 
@@ -65,7 +65,7 @@ class SQLSender(Sender, Revoking):
         ]
 
     def _store(self, rows: Sequence[MessageRow], deadline: float) -> Exception | None:
-        """Store *rows* in one transaction; return the error for which nothing of it was stored."""
+        """Store *rows* in one transaction; return the error if nothing was stored, else None."""
 
         def work(link: Link) -> None:
             with link.within(deadline):
@@ -84,7 +84,8 @@ class SQLSender(Sender, Revoking):
         return TransactionalSender(execute, *self._table_and_channel(), self._rows, self.url)
 
     def _table_and_channel(self) -> tuple[str, str]:
-        """As our connection sees them, which may differ from the caller's; they are read once."""
+        """Return what Link.table_and_channel() does on our connection, which may differ from the caller's; it
+        is asked once."""
         if self._found is None:
             self._found = self._handle.run_once(lambda link: link.table_and_channel())
         return self._found
@@ -118,11 +119,11 @@ class SQLSender(Sender, Revoking):
         self._handle.transact(work)
 
 
-# -- Publishing within the caller's own transaction: the message is there exactly if the caller's data is --
+# -- Publishing within the caller's own transaction: the message is stored if, and only if, its data is --
 # Thread: the caller's; its connection is neither committed nor rolled back here.
 
 PORTION = 500
-"""Rows of one statement."""
+"""Maximum rows of one statement."""
 _PLACES = "(%s, %s, %s, %s, %s, %s, %s, %s)"
 _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql", "MySQLdb": "mysql"}
 
@@ -130,9 +131,9 @@ Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 class TransactionalSender(Sender):
-    """The sender of ``publishing_in``. table: of the messages. channel: of PostgreSQL's notifications, ''
-    elsewhere: a worker that waits finds the message at its next look, since a notification would make other
-    publishers wait for this transaction. url: of the database. execute: carries out a statement in the
+    """The sender of ``publishing_in``. table: of the messages. channel: of PostgreSQL's notifications; ''
+    elsewhere, where a notification would make other publishers wait for this transaction: a waiting worker
+    finds the message at its next poll. url: of the database. execute: carries out a statement in the
     transaction."""
 
     def __init__(

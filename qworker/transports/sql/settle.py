@@ -1,4 +1,4 @@
-"""Settling messages: they are deleted, go back to their queue, or to the dead letters.
+"""Settling messages: deleting them, or moving them back to their queue or to the letters.
 
 Comes from:  ``consumer.py``.
 Goes to:     the tables ``qworker_message``, ``qworker_dead`` and ``qworker_failed``; results and parts of
@@ -50,7 +50,7 @@ def settle_within(
         if type(each) is not Ack:
             others.append(each)
         elif acks.setdefault(each.tag, each) is not each:
-            lost.add(each.tag)  # it comes twice
+            lost.add(each.tag)  # a repeated tag
     gone = link.remove(list(acks), generation) if acks else set()
     crash_point("acking")
     lost |= acks.keys() - gone

@@ -28,8 +28,8 @@ class _Unanswered(psycopg.OperationalError):
 
 class TimeoutConnection(psycopg.Connection[Any]):
     """Raises psycopg.OperationalError when an answer is not complete after *answer_seconds*, or when
-    *deadline* (monotonic seconds) has come. It is closed then, because libpq sends nothing before it has the
-    answer."""
+    *deadline* (monotonic seconds) has come. The connection is then closed, because libpq sends nothing before
+    it has the answer."""
 
     answer_seconds = ANSWER_SECONDS
     deadline: float | None = None
@@ -56,8 +56,8 @@ def _until(gen: Generator[Any, Any, Any], last: float) -> Generator[Any, Any, An
 
 
 def check_wait(connection: type) -> None:
-    """Raise ConfigurationError unless wait() of this class of psycopg's comes back at intervals, with or
-    without an answer; before 3.2 it did not."""
+    """Raise ConfigurationError unless wait() of *connection*, psycopg's class, returns control at intervals,
+    with or without an answer; before 3.2 it did not."""
     code = getattr(getattr(connection, "wait", None), "__code__", None)
     if code is None or "interval" not in code.co_varnames:
         raise ConfigurationError(

@@ -64,12 +64,12 @@ class SQLiteAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         self._silent_since = silent_since
 
     def may_have_due_joins(self, now: float) -> bool:
-        return True  # whoever has results here has the joins at hand
+        return True  # no need to look: the joins are in the same file
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         marks = ",".join("?" * len(queues))
         statement = f"SELECT min(due) FROM message WHERE state = {DELAYED} AND queue IN ({marks})"
-        rows = self._handle.read(statement, tuple(queues))  # none where there is no file yet
+        rows = self._handle.read(statement, tuple(queues))  # none if there is no file yet
         return rows[0][0] if rows else None
 
     def queues(self) -> list[QueueInfo]:

@@ -59,10 +59,10 @@ class SQLiteBroker(Broker):
 
     url: ``sqlite:///path`` or None for the default file.
     synchronous: FULL or NORMAL, for publishing.
-    lease_seconds: how long a silent consumer is believed to live.
+    lease_seconds: how long a silent consumer is considered alive.
     revoke_expires: seconds for which a revocation is valid.
-    uptime: seconds on a clock shared by all processes of this boot, which nobody sets, for leases.
-    store_rows: keeps the results of settlements.
+    uptime: the clock for leases, in seconds: shared by all processes of this boot, and never set.
+    store_rows: stores the results of settlements.
     """
 
     sender: SQLiteSender

@@ -82,7 +82,7 @@ LETTERS = {failed: DEAD_LETTER.format(table="failed" if failed else "dead") for 
 
 
 def _over(table: str) -> tuple[tuple[str, str, str], ...]:
-    """Select the letters in *table* that are too old or surplus."""
+    """Return selections, as in EXPIRED, of the letters in *table* that are too old or too many."""
     return (
         (table, "tag", f"SELECT tag FROM {table} WHERE died_at < ?"),
         (
@@ -118,12 +118,12 @@ def store_rows(connection: sqlite3.Connection, rows: Sequence[ResultRow]) -> Non
 
 
 class _NotAllOursError(Exception):
-    """Some tags of a batch are held by another by now."""
+    """Some messages of a batch are no longer ours."""
 
 
 class SQLiteConsumer(LeaseConsumer):
-    """messages, results: notify the waiters of these. uptime: a clock shared by all processes of this
-    boot, which nobody sets, for leases. store_rows: stores the results of settlements."""
+    """messages, results: notify those who wait for them. uptime: the clock for leases, shared by all
+    processes of this boot, and never set. store_rows: stores the results of settlements."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class SQLiteConsumer(LeaseConsumer):
     # -- registration --
 
     def _take_files(self) -> None:
-        """They are taken within the transaction of _insert()."""
+        """Does nothing: _insert() creates them within its transaction."""
 
     def _insert(self, record: WorkerRecord) -> int:
         held_in, self._handle.pinned = self._handle.pinned, None
         with self._handle as connection:
             if self._handle.file != held_in:
-                self._generation = NOT_REGISTERED  # which may be somebody else's in this file
+                self._generation = NOT_REGISTERED  # in this file, it may be another's
             if self._pipe is not None:
                 self._pipe.close()
             self._pipe = NotificationPipe(self._database.pipes, "message")
@@ -197,14 +197,13 @@ class SQLiteConsumer(LeaseConsumer):
                 crash_point("registering")
                 self._files.take()
                 known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
-                # No row of an existing lock is still to come: creating one needs the write lock, which we
-                # hold.
+                # Every lock that exists has its row: both are created under the write lock, which we hold.
                 self._files.tidy(known, age=0.0)
             self._handle.pinned = self._handle.file
         return generation
 
     def _remove(self, connection: sqlite3.Connection) -> None:
-        """Hold nothing any more, under the generation that was; not counted."""
+        """Within a transaction: release everything held under the old generation; uncounted."""
         if self._generation == NOT_REGISTERED:
             return
         connection.execute(
@@ -215,7 +214,7 @@ class SQLiteConsumer(LeaseConsumer):
         connection.execute("DELETE FROM owner WHERE id = ?", (self._generation,))
 
     def _give_back(self) -> None:
-        # A lease that is lost leaves nothing to give back.
+        # With a lost lease, there is nothing to give back.
         with suppress(LeaseLost), self._handle as connection, transaction(connection):
             self._remove(connection)
         self._messages.notify()

@@ -4,7 +4,7 @@ Comes from:  ``consumer.py``, for files that were made by an older version of SQ
 Goes to:     the tables ``message`` and ``dead``.
 Thread:      the listener's.
 
-Anybody may write into the file, and one bad row must not end every worker that meets it: it becomes a dead
+Anybody may write to the file, and a bad row must not stop every worker that reads it: it becomes a dead
 letter.
 """
 
@@ -28,7 +28,7 @@ properties, body)
 SELECT tag, queue, ?, ?, CAST(deliveries AS INTEGER), CAST(priority AS INTEGER), CAST(headers AS TEXT),
 CAST(properties AS TEXT), CAST(body AS BLOB) FROM message WHERE tag = ?"""
 NO_TIME = -math.inf
-"""Replaces a missing due time of a row."""
+"""Replaces the due time of a damaged row."""
 _NUMBERS = (float, int)
 
 
@@ -39,7 +39,7 @@ def is_strict(connection: sqlite3.Connection) -> bool:
 
 
 def mend_dues(connection: sqlite3.Connection) -> None:
-    """Within a transaction: let messages that are due at no time at all be claimed."""
+    """Within a transaction: make delayed messages without a valid due time ready."""
     connection.execute(MEND)
 
 

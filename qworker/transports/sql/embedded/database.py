@@ -53,9 +53,10 @@ class Database:
         self.owners = Path(f"{path}-owners")
 
     def prepare(self, mountinfo: str | None = None) -> None:
-        """Make the directories. Safe to call twice and from many processes at once.
+        """Create the directories. Safe to call twice, and from many processes at once.
 
-        mountinfo: text to use instead of the system's. Raises ConfigurationError where the place is unusable.
+        mountinfo: replaces the text of /proc/self/mountinfo. Raises ConfigurationError if the path is
+        unusable.
         """
         self.check_place(mountinfo)
         with self._refused():
@@ -67,7 +68,7 @@ class Database:
         return not os.path.lexists(self.path) and not self._log_size()
 
     def check_place(self, mountinfo: str | None = None) -> None:
-        """Raise as prepare() does, having made nothing, where it could not make the file."""
+        """Raise the errors of prepare() if the file could not be created, without creating anything."""
         kind = file_system(self.path, mountinfo)
         if kind in NETWORK_FILE_SYSTEMS:
             raise ConfigurationError(
@@ -101,8 +102,9 @@ class Database:
     def connect(self, synchronous: str | None = None) -> sqlite3.Connection:
         """Open a connection, with directories and schema in place.
 
-        Raises ConfigurationError for an unusable place, a file that is no database or of a newer qworker;
-        BrokerUnavailable when the disk does not answer.
+        Raises ConfigurationError for an unusable path, and a file that is not a database, or of a newer
+        qworker; BrokerUnavailable if the file cannot be used now: the disk is full, or another process locks
+        it.
         """
         self.prepare()
         with errors_explained(self.path):
@@ -112,8 +114,7 @@ class Database:
                 version = _enter_wal(connection)
                 connection.execute(f"PRAGMA synchronous = {synchronous or self.synchronous}")
                 connection.execute("PRAGMA journal_size_limit = 67108864")
-                # A log that is soon written over again: to make it longer costs a commit more than to write
-                # it.
+                # Keeps the log short, so that it is overwritten: growing it costs a commit more than writing.
                 connection.execute("PRAGMA wal_autocheckpoint = 400")
                 if version < SCHEMA_VERSION:
                     _create(connection)
@@ -140,7 +141,7 @@ class Database:
     def _refuse_beside_a_log(self) -> None:
         """Refuse to create a file beside the log of another: SQLite would use that log for the new file, and
         overwrite it."""
-        if self._log_size() and not self.path.exists():  # another process may have begun both in this moment
+        if self._log_size() and not self.path.exists():  # another process may just have created both
             log = f"{self.path.name}-wal"
             raise BrokerUnavailable(
                 f"{self.path} is gone, and its log {log} still exists: restore the file, and nothing is "
@@ -228,7 +229,7 @@ def _disk_full(path: Path) -> BrokerUnavailable:
 
 @contextmanager
 def errors_explained(path: Path) -> Iterator[None]:
-    """Turn errors of sqlite3 and the system into ours."""
+    """Convert errors of sqlite3 and the system to ours."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -239,9 +240,9 @@ def write(connection: sqlite3.Connection, statement: str, values: Sequence[Any],
     """Execute *statement*, which writes or begins to, on *connection*; wait up to *timeout* seconds for our
     turn.
 
-    Outside a transaction it is one by itself, durable on return, for half the price of a longer one.
-    SQLite's own waiting starts at 1 ms and grows; ours starts at 50 us, since a turn here takes some 100 us.
-    Raises sqlite3.Error as it comes (wrap in errors_explained).
+    Outside a transaction, the statement is a transaction by itself, at half the cost of one with BEGIN and
+    COMMIT. SQLite's own waiting starts at 1 ms and grows; ours starts at 50 us, since a turn here takes some
+    100 us. Raises sqlite3.Error, not converted (see errors_explained).
     """
     deadline = 0.0
     pause = 0.0001

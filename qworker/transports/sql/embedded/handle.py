@@ -57,7 +57,7 @@ class Handle:
     connection`` does the same on a thread that signals do not interrupt, such as the listener's.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
-    look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
+    look_seconds: how often to check whether the file is still there (0: at every use, which takes 1 us).
     """
 
     def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class Handle:
         self._connection: sqlite3.Connection | None = None  # under lock, as all below
         self._look_at = 0.0
         self.file = 0
-        """Which file was opened last (its number in the file system)."""
+        """The inode number of the file that was opened last."""
         self.pinned: int | None = None
         """The only file that is accepted; for another, opened() raises LeaseLost. None: any."""
         with _registry:
@@ -96,7 +96,7 @@ class Handle:
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of *statement*; [] if there is no file: reading does not create one.
 
-        Raises as run() does, also where the file could not be made.
+        Raises like run(), also if the file could not be created.
         """
         return with_lock(self.lock, None, self._read, statement, values)
 
@@ -184,8 +184,8 @@ _inherited: list[sqlite3.Connection | None] = []
 def _before_fork() -> None:
     _registry.acquire()
     for handle in list(_handles):
-        # A turn ends in time, except for a fork within it by a signal handler: that one must not wait for
-        # itself.
+        # Others release the lock in time, unless a signal handler forks while its own thread holds it: that
+        # fork must not wait for itself.
         if handle.lock.acquire(timeout=BUSY_SECONDS + 1):
             _held.append(handle)
             handle._drop()

@@ -4,10 +4,10 @@ Comes from:  ``consumer.py``, in the transaction of the ack; ``backends/sql/join
 Goes to:     the tables ``joins`` and ``part``.
 Thread:      any; within a write transaction of the caller's.
 
-A join has parts by its number in the file, ``seq``. ``remaining`` is how many are not there, and ``due`` when
-it may be claimed: 0 once all are, before that when it expires, and when a claim ends. What counts as a part
-is inserted here and nowhere else, under the lock that a write transaction is; so ``remaining`` is right. A
-join that was finished is kept without members, with -1 in ``remaining``, until it is ``due``.
+Parts refer to their join's number, ``seq``. ``remaining`` is how many are missing, and ``due`` when it may be
+claimed: 0 once all are there, otherwise when it expires, or when a claim ends. Parts are only inserted here,
+under the write lock, so ``remaining`` is correct. A finished join is kept without members, with -1 in
+``remaining``, until it is ``due``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ due = CASE WHEN remaining <= :new AND token IS NULL THEN 0.0 ELSE due END WHERE 
 
 
 def record(connection: sqlite3.Connection, parts: Sequence[Part]) -> None:
-    """Record *parts*; those of joins that are not there, or are not so large, leave nothing behind."""
+    """Record *parts*; those of missing joins, or with too large numbers, are ignored."""
     if not parts:
         return
     for join, numbered in by_join(parts).items():

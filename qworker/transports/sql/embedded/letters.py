@@ -23,7 +23,7 @@ WHERE (? IS NULL OR queue = ?){after} ORDER BY died_at DESC, tag DESC LIMIT ?"""
 AFTER = " AND (died_at, tag) < (coalesce((SELECT died_at FROM {kind} WHERE tag = ?), ?), ?)"
 INSERT = """INSERT INTO {kind} (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
-# So that waiters of a task that is sent again see its new end.
+# So that callers that wait for a task that is sent again see its new result.
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN
 (SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM {kind} {where})"""
 _SEND = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties, body)
@@ -95,7 +95,7 @@ class SQLiteLetters(Letters):
             (first,) = connection.execute(f"SELECT {NEXT_TAG}").fetchone()
             rows = [(first + offset, *letter[1:]) for offset, letter in enumerate(letters)]
             connection.executemany(INSERT.format(kind=self._kind), rows)
-            if rows:  # no message is to get the tag of a letter: it would replace it when it becomes one
+            if rows:  # a message with the tag of a letter would replace it when it dies
                 connection.execute("UPDATE highest SET tag = ?", (rows[-1][0],))
 
         self._handle.write(work)

@@ -1,4 +1,4 @@
-"""Notify: named pipes by which a process tells others on the machine that there is news.
+"""Notify: named pipes by which a process tells others on the machine that something has changed.
 
 Comes from:  a process that has written to the database, after its commit.
 Goes to:     each process that waits: it has a NotificationPipe in the directory beside the database.
@@ -21,7 +21,7 @@ _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class NotificationPipe:
-    """A named pipe that others write a byte to when there is news. Owner: one thread at a time.
+    """A named pipe to which others write a byte when something has changed. Owner: one thread at a time.
 
     kind: 'message' (notified by publishers) or 'result' (notified by code that stores results). Where named
     pipes are not supported, fileno() is -1 and wait() a sleep of at most 50 ms.
@@ -43,7 +43,7 @@ class NotificationPipe:
         return self._fd
 
     def clear(self) -> bytes:
-        """Empty the pipe; return the words in it, b"" when there were none."""
+        """Empty the pipe; return the bytes in it, b"" if there were none."""
         if self._fd < 0:
             return b""
         try:
@@ -52,7 +52,7 @@ class NotificationPipe:
             return b""
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds for a notification; True if one came."""
+        """Wait up to *timeout* seconds for a notification; True if one came, or may have come."""
         if self._fd < 0:
             time.sleep(min(timeout, 0.05))
             return True

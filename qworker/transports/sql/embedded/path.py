@@ -63,8 +63,7 @@ def database_path(url: str | None) -> Path:
 
 
 def file_system(path: Path, mountinfo: str | None = None) -> str:
-    """Return the type of the file system that holds *path* (``ext4``, ``nfs4``…), '' where that cannot be
-    known."""
+    """Return the type of the file system that holds *path* (``ext4``, ``nfs4``…), '' if unknown."""
     if mountinfo is None:
         try:
             mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")

@@ -1,7 +1,7 @@
 """The registry of the embedded broker.
 
 Comes from:  ``broker.py``.
-Goes to:     the table ``key_value``, which its own users know by other keys.
+Goes to:     the table ``key_value``, under keys of its own.
 Thread:      any, with the publishing connection.
 """
 
@@ -13,9 +13,9 @@ from qworker.transports.registry import Registry
 from qworker.transports.sql.embedded.handle import Handle
 
 PREFIX = "registry:"
-"""Prefix of keys. The expiry is in the value, because the table's own ``expires`` would delete it unseen."""
+"""Prefix of keys. The expiry is in the value: rows with ``expires`` are deleted by sweep()."""
 AFTER = "registry;"
-"""The first text after all that begin with the prefix."""
+"""The first text that sorts after all keys with the prefix."""
 
 
 class SQLiteRegistry(Registry):

@@ -1,4 +1,4 @@
-"""Publishing into the embedded broker, and calling tasks off.
+"""Publishing to the embedded broker, and revoking tasks.
 
 Comes from:  any thread, by ``Broker.sender``; ``backends/sql/joins.py``, in a transaction of its own.
 Goes to:     the tables ``message`` and ``revoked``; the notification pipes of waiting consumers.
@@ -65,8 +65,8 @@ class SQLiteSender(Sender, Revoking):
         self._commits.push(envelopes, timeout)
 
     def insert(self, connection: sqlite3.Connection, envelopes: Sequence[Envelope]) -> None:
-        """Publish *envelopes* within the transaction that *connection*, which is one to our file, is in. Call
-        notify() once it is committed."""
+        """Publish *envelopes* within the current transaction of *connection*, which is to our file. Call
+        notify() after the commit."""
         insert(connection, envelopes, self._clock.now())
 
     def notify(self) -> None:
@@ -77,7 +77,7 @@ class SQLiteSender(Sender, Revoking):
         return JoinedSender(self, _driver_connection(connection, self.path), connection)
 
     def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
-        """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
+        """Store *envelopes* in one transaction; return the error if nothing was stored, else None."""
         rows = _rows(envelopes, self._clock.now())
 
         def work(connection: sqlite3.Connection) -> None:
@@ -131,7 +131,7 @@ class JoinedSender(Sender):
     """Publishes through *connection*, in its current transaction. The sender's notify() wakes consumers after
     the commit.
 
-    given: the caller's, which has *connection*.
+    given: the caller's connection, which wraps *connection*.
     """
 
     def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection, given: Any) -> None:
@@ -141,8 +141,8 @@ class JoinedSender(Sender):
         self._given = given
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """Insert *envelopes*. An error is the driver's own, or what Django makes of it, since the caller's
-        transaction has failed with it."""
+        """Insert *envelopes*. An error is the driver's own, or Django's, since the caller's transaction has
+        failed with it."""
         self.write(
             lambda connection: self._sender.insert(connection, envelopes), len(envelopes) == 1, timeout
         )
