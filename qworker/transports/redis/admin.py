@@ -54,7 +54,7 @@ class RedisAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         return sorted(info for info in found if info.ready or info.delayed or info.leased or info.dead)
 
     def may_have_due_joins(self, now: float) -> bool:
-        return True  # whoever has results here has the joins at hand
+        return True  # no need to look: the joins are in the same database
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         first = self._database.ask(
@@ -105,7 +105,7 @@ def _presence(record: dict[str, str]) -> Presence:
     return from_text(record.get("presence", ""), known)
 
 
-# -- The Lua that shows messages where they lie --
+# -- The Lua that reads messages without leasing them --
 # Thread: any; constants and pure functions. Bodies stay in the server: the script cuts them out of our
 # messages, whose first part contains their size.
 

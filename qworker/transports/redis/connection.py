@@ -39,7 +39,7 @@ REQUIRED = "redis[hiredis]>=5.0,<9"
 _CODE = re.compile("[A-Z]{3,}")
 LONGEST = "proto-max-bulk-len"
 SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
-"""Maximum bytes of one value: LONGEST cannot be set lower; and its default, if it cannot be read."""
+"""Maximum bytes of one value: the lowest value of LONGEST, and its default, used if it cannot be read."""
 IDLE_LINKS = 8
 """How many idle connections are kept for publishers."""
 
@@ -85,7 +85,7 @@ class Link:
         self._reader: Any = None
         self._timeout = 0.0
         self._whole = True
-        """No use of it was interrupted."""
+        """Whether the last use was completed."""
 
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
         """Send packed commands; return that many replies, with errors as ``hiredis.ReplyError``.

@@ -323,7 +323,7 @@ class RedisConsumer(LeaseConsumer):
         self._subscription.wake()
 
 
-# -- Settlements as the script SETTLE takes them: a letter for each, flattened --
+# -- Settlements as arguments of SETTLE: a word for each, followed by its values --
 
 
 def operations(

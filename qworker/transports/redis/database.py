@@ -32,7 +32,7 @@ class Database:
             return self.layout.run(link, script, self.clock.now(), *arguments)
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies to *commands*."""
+        """Return the replies to *commands*. Raises BrokerUnavailable."""
         with self.links.lent() as link:
             replies = link.ask(b"".join(map(pack, commands)), len(commands))
             return [checked(link, reply) for reply in replies]

@@ -133,7 +133,7 @@ local function record_parts(prefix, at, to)
 end
 """
 )
-"""Defines ``record_parts``. Invalid parts leave nothing behind and stop nothing."""
+"""Defines ``record_parts``, which ignores invalid parts."""
 
 
 class JoinKeys(NamedTuple):

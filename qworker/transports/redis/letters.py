@@ -1,9 +1,9 @@
-"""Lua for dead letters and failed tasks, and for deleting old ones.
+"""Dead letters and failed tasks on Redis: reading, sending again, discarding, and deleting old ones.
 
-Comes from:  the classes below; ``consumer.py``, which sweeps.
+Comes from:  users and tools, through ``Broker.letters``; ``consumer.py``, which sweeps.
 Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` by
              time of death; for failed tasks the same with "failed" instead of "dead".
-Thread:      any; constants.
+Thread:      any; each use borrows a connection.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ return count
 )
 
 
-# -- What people and tools ask of them --
-# Thread: any; each use borrows a connection.
+# -- RedisLetters --
 
 
 class RedisLetters(Letters):
-    """kind: which is their place, too. database: with the queues that they go back to."""
+    """kind: also the *place* in the scripts. database: of the letters, and of the queues that they go back
+    to."""
 
     def __init__(self, kind: Kind, database: Database) -> None:
         self._kind = kind
@@ -240,7 +240,7 @@ class RedisLetters(Letters):
             self._database.run(TAKE_IN, self._kind, *arguments)
 
     def _kept(self, tags: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
-        """Queue and payload of each of *tags*."""
+        """Return queue and payload of the letters with *tags*; None where one is missing."""
         name = "letter" if self._kind == "dead" else "failure"
         keys = (self._layout.key(f"{name}.{tag}") for tag in tags)
         return [

@@ -24,7 +24,7 @@ from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100
 FORGET_SECONDS = 86400.0
-"""After which a silent consumer without messages is removed from the list."""
+"""Seconds after the end of its lease when a silent consumer without messages is removed from the list."""
 
 
 def died(record: dict[str, str]) -> bool:

@@ -191,7 +191,7 @@ class RedisSender(Sender, Revoking):
             revoke(self._database, until, ids, terminate, signal)
 
 
-# -- Revocations on Redis: each has a number, and stands until it expires --
+# -- Revocations on Redis: each has a number, and is valid until it expires --
 
 REVOKE = Script(
     PRELUDE

@@ -108,7 +108,7 @@ class Subscription:
             self._link.close()
 
     def _is_cut_off(self) -> bool:
-        """Whether notifications do not arrive here."""
+        """Whether the connection for notifications is broken."""
         return self._link.fileno() < 0
 
     def _choose(self, queues: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class Subscription:
             for reply in self._link.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
                 checked(self._link, reply)
         except BaseException:
-            self._link.close()  # otherwise it would pass for one that is subscribed
+            self._link.close()  # otherwise it would seem to be subscribed
             raise
         self._heard = self._asked = time.monotonic()
 
@@ -179,7 +179,7 @@ class Subscription:
         return told
 
     def _hear(self) -> bool:
-        """Whether there was a notification that no BLMOVE reports."""
+        """Read notifications; return whether there was one that no BLMOVE reports."""
         try:
             replies = self._link.received()
         except BrokerUnavailable:
@@ -197,7 +197,7 @@ class Subscription:
         return told
 
     def _unblocked(self, place: tuple[str, int], blocked: Blocked) -> bool:
-        """Whether the list at *place* has something, or had, after data arrived on its connection."""
+        """Read the data that arrived for *place*; return whether its list has, or had, something."""
         try:
             blocked.replies += blocked.link.received()
         except BrokerUnavailable:
@@ -284,9 +284,9 @@ class Subscription:
 
 
 # -- Claims of a consumer on Redis --
-# Claims of a consumer on Redis: the numbers that they assign, the messages held, and those that may be held
-# unknowingly. A claim names the numbers for the messages that it takes. Without an answer it is *orphaned*:
-# messages with one of those numbers are ours without our knowledge, and must be given back.
+# The numbers that claims assign, the messages held, and those that may be held unknowingly. A claim names the
+# numbers for the messages that it takes. Without an answer it is *orphaned*: messages with one of those
+# numbers are ours without our knowledge, and must be given back.
 
 Numbers = tuple[int, int]
 """The numbers that a claim may assign: from, up to."""

@@ -47,7 +47,7 @@ class Endpoint:
     db: int
     place: tuple[Any, ...]
     connect: Callable[..., Any]
-    """Return a connected redis-py connection; connect(timeout): no step of it takes longer than so many
+    """connect(timeout) returns a connected redis-py connection; no step of it takes longer than *timeout*
     seconds."""
 
 
@@ -179,8 +179,8 @@ def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> T
 
 
 def _check_login(connection: Any) -> None:
-    """Raise redis.AuthenticationError when the server requires a password and we have none. It would only say
-    so for a short command: for a long one it mentions lengths, and for a subscription it says nothing."""
+    """Raise redis.AuthenticationError when the server requires a password and we have none. The server only
+    says so for a short command: for a long one it mentions lengths, for a subscription it says nothing."""
     connection.send_command("PING")
     try:
         connection.read_response()
