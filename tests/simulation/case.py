@@ -48,6 +48,16 @@ class World(Short):
     long: float = 0.0
 
     @property
+    def by_messages(self) -> bool:
+        """Whether results are messages to the calling process."""
+        return self.stores.endswith("rpc")
+
+    @property
+    def joins(self) -> bool:
+        """Whether there are joins, and results that every process can read."""
+        return not self.stores.endswith(("disabled", "rpc"))
+
+    @property
     def forgets(self) -> bool:
         """Whether results expire before all calls are made."""
         return self.result_expires < 100.0

@@ -29,6 +29,7 @@ from tests.support.flows import (
     expected,
     has_failed,
     is_line,
+    needs_joins,
     parts_of,
 )  # fmt: skip
 
@@ -118,9 +119,7 @@ def _problems(seen: Seen) -> list[str]:
     if not seen.fired:
         if not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT:
             found.append(f"all is quiet only {seen.rested:.1f} s after the last call")
-        found += figures.wrong(
-            seen.record.figures, seen.asked, seen.record, not seen.case.world.stores.endswith("disabled")
-        )
+        found += figures.wrong(seen.record.figures, seen.asked, seen.record, seen.case.world.joins)
         # Of two calls with the same ids, one may be revoked and then see the success of the other.
         halves = [repr(each.name) for each in seen.asked if each.revoked and each.order.how == "twice"]
         found += [text for text in seen.record.unseen if not any(name in text for name in halves)]
@@ -148,7 +147,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if ran:
             found.append(f"ran {dict(ran)}, though it was refused")
         return found
-    if seen.case.world.stores.endswith("disabled") and not is_line(asked.order.flow):
+    if not seen.case.world.joins and needs_joins(asked.order.flow):
         return found  # flows that need joins fail
     if asked.refused and exact:
         return [f"cannot be called: {asked.refused[0]!r}"]
@@ -181,7 +180,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"result {number} is {value!r}, not {want.value!r}")
         elif not seen.may_lose and not asked.forgotten:
             found += _unrun(seen, asked, asked.results[number], value)
-    for number, value in seen.called.get(asked.name, ()) if kept else ():
+    for number, value in seen.called.get(asked.name, ()) if kept and not seen.case.world.by_messages else ():
         value = _in_segments(value, want.called.get(number), seen)
         if value != want.called.get(number) and not (
             asked.forgotten or (seen.may_lose and (_lost(value) or value == PENDING))
@@ -364,7 +363,7 @@ def _may_end_early(seen: Seen, asked: Asked) -> bool:
     """Return whether calls of *asked* may not run: it is revoked, or what they wait for may be gone or is not
     stored."""
     world = seen.case.world
-    no_joins = world.stores.endswith("disabled") and not is_line(asked.order.flow)
+    no_joins = not world.joins and needs_joins(asked.order.flow)
     return asked.revoked or no_joins or (world.forgets and bool(seen.fired))
 
 

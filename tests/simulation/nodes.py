@@ -93,7 +93,11 @@ class Node:
 
     def _app(self, stores: Stores, world: World, key: bool) -> QWorker:
         app = QWorker(
-            "simulated", clock=self.clock, set_as_current=False, **settings_of(world, LEASE_SECONDS, key)
+            "simulated",
+            clock=self.clock,
+            set_as_current=False,
+            broker_url="memory://" if world.by_messages else None,
+            **settings_of(world, LEASE_SECONDS, key),
         )
         broker = stores.broker(self.process, self.clock)
         backend = stores.backend(self.process, self.clock, app.conf)

@@ -256,6 +256,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         request = task.request if task is not None else None
         if request is not None and (request.is_eager or request.ignore_result):
             return
+        if app.stores.sends_results:  # only its caller sees it
+            return
         try:
             meta = app.backend.get(str(task_id))
         except QWorkerError:

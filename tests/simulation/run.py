@@ -40,7 +40,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
-from tests.support.flows import is_line, parts_of
+from tests.support.flows import is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
@@ -218,7 +218,7 @@ class Running:
         self.observer = self._node(self.caller_class, "observer")
         for number in range(case.world.workers):
             self._start_worker(f"worker{number}")
-        self.seen.record.keeps_all = not (self.stores.disabled or case.world.forgets)
+        self.seen.record.keeps_all = case.world.joins and not case.world.forgets
         self.last = self._plan()
         self.open = len(self.seen.asked)
         if self.schedules is not None:
@@ -290,8 +290,8 @@ class Running:
             caller.call(asked)
             asked.called = True
             self.open -= 1
-            if not (self.stores.disabled or self.case.world.forgets or self._is_forgotten_soon()):
-                caller.ask(asked, self.callers[1 - number])
+            if self._is_asked(asked) and not self._is_forgotten_soon():
+                caller.ask(asked, caller if self.case.world.by_messages else self.callers[1 - number])
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
@@ -343,6 +343,12 @@ class Running:
                 node.stop()
             node.process.die()
         self._replace(node, kill=False)
+
+    def _is_asked(self, asked: Asked) -> bool:
+        """Return whether callers can wait for the results of *asked*."""
+        world = self.case.world
+        joined = world.joins or not needs_joins(asked.order.flow)
+        return joined and not (self.stores.disabled or world.forgets)
 
     def _is_forgotten_soon(self) -> bool:
         """Return whether callers must not wait: a crash will undo the present, or this process will be
@@ -473,7 +479,7 @@ class Running:
 
     def joins(self) -> int:
         """Return the number of open joins."""
-        return 0 if self.stores.disabled else self.observer.app.backend.joins.count()
+        return 0 if not self.case.world.joins else self.observer.app.backend.joins.count()
 
     def unexcused(self) -> int:
         """Return the number of open joins that must not be left."""
@@ -548,7 +554,9 @@ class Running:
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app
         broker = app.broker
-        if not self.stores.disabled:
+        if self.case.world.by_messages:
+            seen.look(lambda asked: self.callers[int(asked.name[1:]) % 2].app)
+        elif not self.stores.disabled:
             seen.look(lambda _: app)
         if self.schedules is not None:
             self.schedules.look()

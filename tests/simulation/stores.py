@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from kombu.transport.memory import Channel, Transport
 from qworker.backends import open_backend
 from qworker.backends.keyvalue.joins import JOIN_PREFIX, KeyValueJoins
 from qworker.backends.keyvalue.memory import MemoryBackend
+from qworker.backends.rpc.backend import RpcBackend
+from qworker.backends.rpc.replies import Reading, ReplyQueue
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
-from tests.simulation.world import Clock, Time
+from tests.simulation.waiting import LOOK
+from tests.simulation.world import Actor, Clock, Time
 
 STORES = {
     "memory": ("memory", "memory"),
@@ -35,9 +39,11 @@ STORES = {
     "memory+sqlite": ("memory", "sqlite"),
     "memory+disabled": ("memory", "disabled"),
     "kombu+memory": ("kombu", "memory"),
+    "kombu+rpc": ("kombu", "rpc"),
     "django": ("sqlite", "sqlite"),
 }
-"""Stores of messages and results. "other" is another file; "django" a Django project's database."""
+"""Stores of messages and results. "rpc": by messages to the caller. "other" is another file; "django" a
+Django project's database."""
 LEASE_SECONDS = 4.0
 LASTING = frozenset({"owner", "highest"})
 """Tables of the embedded stores with rows for each live worker."""
@@ -91,8 +97,15 @@ class Stores:
             "other": f"sqlite:///{self.directory}/results.db",
             "files": f"file://{self.directory}/results",
             "disabled": "disabled://",
+            "rpc": "rpc://",
         }[self._results]
         made = open_backend(url, conf, clock)
+        self.opened.append(made)
+        if isinstance(made, RpcBackend):
+            watch(process, "results", made, ("store", "store_rows"))
+            watch(process, "broker", made, ("reply_to",))
+            made._replies._start = partial(self._read, process.name, made._replies)  # type: ignore[method-assign]
+            return made
         if isinstance(made, MemoryBackend):
             if self._backend is not None:
                 made._lock, made._values = self._backend._lock, self._backend._values
@@ -102,8 +115,17 @@ class Stores:
             joins = made.joins
             watch(process, "results", joins, JOINS, "join.")
             type_with_joins(made, joins)
-        self.opened.append(made)
         return made
+
+    def _read(self, node: str, replies: ReplyQueue, reading: Reading) -> None:
+        """Read a reply queue in the world's time."""
+
+        def step() -> float:
+            while replies.step(reading, 0.0):
+                pass
+            return LOOK
+
+        self._time.actors.append(Actor(node, "replies", step))
 
     @property
     def disabled(self) -> bool:

@@ -328,10 +328,11 @@ def test_a_store_that_loses_a_message_is_noticed(stores: str) -> None:
     assert "f0: result 0 has not ended" in found
 
 
-def test_a_store_that_loses_a_result_is_noticed() -> None:
+@pytest.mark.parametrize("stores", ["sqlite+memory", "kombu+rpc"])
+def test_a_store_that_loses_a_result_is_noticed(stores: str) -> None:
     order = Order(numbered(Chain([Call(), Call()])))
     lost = tuple(Fault(FORGETS, worker, "store_rows") for worker in ("worker0", "worker1"))
-    assert problems(run(Case(World(stores="sqlite+memory"), (order,), lost))) != []
+    assert problems(run(Case(World(stores), (order,), lost))) != []
 
 
 @pytest.mark.parametrize(

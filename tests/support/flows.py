@@ -168,6 +168,23 @@ def is_line(flow: Any) -> bool:
     return not any(isinstance(part, Group | Chord | Chunks | Graph) for part in parts_of(flow))
 
 
+def needs_joins(flow: Any) -> bool:
+    """Whether something in *flow* waits for several calls, or may if they take the place of one."""
+    if isinstance(flow, Graph):
+        return True
+    return _is_joined(built(flow).stages)
+
+
+def _is_joined(stages: list[Any]) -> bool:
+    for stage, following in _with_the_next(stages):
+        if isinstance(stage, Beside):
+            if following is not None or any(map(_is_joined, stage.rows)):
+                return True
+        elif not is_line(stage.call):
+            return True
+    return False
+
+
 def numbered(flow: Any) -> Any:
     """*flow*, in which each call has a number of its own."""
     numbers = count()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +27,18 @@ logger = logging.getLogger(__name__)
 
 LISTEN_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
+
+
+@dataclass
+class Reading:
+    """What the reader of a queue knows. broken: see Connector."""
+
+    queue: Any
+    broken: tuple[type[BaseException], ...]
+    stop: threading.Event
+    connection: Any
+    failures: int = 0
+    sweep_at: float = 0.0
 
 
 class ReplyQueue:
@@ -78,12 +90,7 @@ class ReplyQueue:
                 except broken as error:
                     raise BrokerUnavailable(self._connector.why(error)) from error
                 self._stop = threading.Event()
-                threading.Thread(
-                    target=self._read,
-                    args=(connection, queue, self._stop, broken),
-                    name="qworker-replies",
-                    daemon=True,
-                ).start()
+                self._start(Reading(queue, broken, self._stop, connection))
                 self._known = os.getpid(), name
             return self._known[1]
 
@@ -100,34 +107,40 @@ class ReplyQueue:
         body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
         self._take(body, message.properties.get("correlation_id"))
 
-    def _read(
-        self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
-    ) -> None:
-        """Read until the store is closed; reconnect after failures. Runs in the reader's thread."""
-        sweep_at, failures = 0.0, 0
-        while not stop.is_set():
-            try:
-                if connection is None:
-                    connection = self._connector.connect()
-                    self._consume(connection, queue)
-                    logger.warning("the reply queue is back; results sent meanwhile may be lost")
-                    failures = 0
-                connection.drain_events(timeout=LISTEN_SECONDS)
-            except TimeoutError:
-                pass
-            except broken as error:
-                if isinstance(error, socket.timeout):
-                    continue
-                logger.warning("the reply queue cannot be read: %s", error)
-                let_go(connection)
-                connection = None
-                failures += 1
-                stop.wait(min(0.1 * 2**failures, 10.0))
-            now = self._clock.now()
-            if now >= sweep_at:
-                sweep_at = now + SWEEP_SECONDS
-                self._sweep(now)
-        let_go(connection)
+    def _start(self, reading: Reading) -> None:
+        threading.Thread(target=self._read, args=(reading,), name="qworker-replies", daemon=True).start()
+
+    def _read(self, reading: Reading) -> None:
+        """Read until the store is closed. Runs in the reader's thread."""
+        while not reading.stop.is_set():
+            self.step(reading, LISTEN_SECONDS)
+        let_go(reading.connection)
+
+    def step(self, reading: Reading, seconds: float) -> bool:
+        """Read one reply, for which it waits up to *seconds*; return whether there was one. Reconnect after
+        failures."""
+        found = False
+        try:
+            if reading.connection is None:
+                reading.connection = self._connector.connect()
+                self._consume(reading.connection, reading.queue)
+                logger.warning("the reply queue is back; results sent meanwhile may be lost")
+                reading.failures = 0
+            reading.connection.drain_events(timeout=seconds)
+            found = True
+        except TimeoutError:
+            pass
+        except reading.broken as error:
+            logger.warning("the reply queue cannot be read: %s", error)
+            let_go(reading.connection)
+            reading.connection = None
+            reading.failures += 1
+            reading.stop.wait(min(0.1 * 2**reading.failures, 10.0))
+        now = self._clock.now()
+        if now >= reading.sweep_at:
+            reading.sweep_at = now + SWEEP_SECONDS
+            self._sweep(now)
+        return found
 
     def close(self) -> None:
         """Stop the reader; the next name() opens another queue. May be called twice."""
