@@ -82,7 +82,8 @@ class Order(Short):
 class Fault(Short):
     """A fault. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
 
-    node, method, nth: the call that fails. at, seconds: the time and duration of timed faults.
+    node, method, nth: the call that fails; for "die", method is the crash point.
+    at, seconds: the time and duration of timed faults.
     """
 
     kind: str

@@ -169,8 +169,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
-        if not ready and (asked.forgotten or not want.pending):
-            if not _may_vanish(seen) and not asked.forgotten:
+        if not ready and (asked.forgotten or asked.cut or not want.pending):
+            if not _may_vanish(seen) and not (asked.forgotten or asked.cut):
                 found.append(f"result {number} has not ended")
             continue
         value = _in_segments(seen.values[asked.name][number], want.value, seen)
@@ -215,6 +215,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if (
         asked.refused
         or asked.forgotten
+        or (asked.cut and (not ran or asked.order.how in ("twice", "eager")))  # else all of it is sent
         or (seen.may_lose and (forgets or _lost(seen.values.get(asked.name, []))))
     ):
         return found

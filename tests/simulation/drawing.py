@@ -16,6 +16,7 @@ from typing import Any
 
 from qworker.canvas.plan import SEGMENT
 from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
+from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
 from tests.simulation.run import HAPPENINGS, STALLED
@@ -316,6 +317,26 @@ def fault(random: Random, workers: int) -> Fault:
     return Fault(happening, node if happening in ("kill", "restart") else "", at=at)
 
 
+DEATHS = 0.2
+"""The share of faults that are deaths at crash points."""
+
+
+def death(random: Random, stores: str, node: str) -> Fault:
+    """Return the death of *node* at a crash point that it may reach."""
+    point = random.choice(points(stores, node.rstrip("0123456789")))
+    return Fault("die", node, point, random.choice((1, 1, 1, 2, 3, 5)))
+
+
+def dying(random: Random, made: World, fault: Fault) -> Fault:
+    """Return *fault*, or instead the death of a worker or caller."""
+    if random.random() >= DEATHS:
+        return fault
+    nodes = [f"worker{number}" for number in range(made.workers)]
+    if made.stores != "django" and random.random() < 0.2:
+        nodes = ["caller0", "caller1"]
+    return death(random, made.stores, random.choice(nodes))
+
+
 def of_stranger(random: Random) -> Fault:
     """Return a fault by someone without the key; failed tasks are then resent by an operator."""
     kind = random.choice(("forge", "stranger", "retry failed"))
@@ -417,7 +438,7 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
     return Case(
         made,
         (),
-        tuple(django_fault(random, made.workers) for _ in range(faults)),
+        tuple(dying(random, made, django_fault(random, made.workers)) for _ in range(faults)),
         random.getrandbits(32),
         random.random() < 0.1,
         django=replace(django, jobs=tuple(job(random, django) for _ in range(count))),
@@ -494,7 +515,9 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     faults = (
         ()
         if random.random() < (0.8 if made.forgets else 0.3)  # with both, little can be checked
-        else tuple(fault(random, made.workers) for _ in range(random.choice((1, 1, 2, 4))))
+        else tuple(
+            dying(random, made, fault(random, made.workers)) for _ in range(random.choice((1, 1, 2, 4)))
+        )
     )
     if made.key and random.random() < 0.3:
         faults = (of_stranger(random), *faults)

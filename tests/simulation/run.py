@@ -16,7 +16,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,7 @@ from qworker.transports.lease import DeadLetter, Envelope, Part
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
+from tests.simulation.crashing import reaching
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, ids_of, is_ready, value_of
 from tests.simulation.program import THEIRS, Record
 from tests.simulation.schedules import Schedules, Story
@@ -112,6 +113,8 @@ class Seen:
 
     def _loses(self, fault: Fault) -> bool:
         known = not self.case.world.stores.startswith("kombu")  # whether it can report what it received
+        if fault.kind == "die" and not fault.node.startswith("worker"):
+            return False
         answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
         answer_lost |= fault.kind == "stall" and fault.method in STALLED
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
@@ -123,6 +126,7 @@ class Seen:
             self.may_lose
             or asked.refused
             or asked.forgotten
+            or asked.cut
             or asked.name in self.record.unsigned
             or (asked.rolled_back and self.case.world.stores != "sqlite")  # unknown in the results
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
@@ -207,6 +211,8 @@ class Running:
         self.removed: list[Node] = []
         self.begun: list[Process] = []
         self.processes: dict[str, Node] = {}
+        self.live: dict[str, Process] = {}
+        """The last process of each node."""
         self.workers: dict[str, WorkerNode] = {}
         table = case.schedules
         self.schedules = None if table is None else Schedules(self, table)
@@ -252,6 +258,9 @@ class Running:
         if self.case.schedules is not None:
             skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
+        if not issubclass(kind, self.caller_class):  # the next process of a caller makes its other calls
+            process.on_death.append(lambda: self.time.remove(name))
+        self.live[name] = process
         process.away, process.full = self.away, self.full
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
@@ -262,13 +271,19 @@ class Running:
 
     def _start_worker(self, name: str) -> None:
         try:
-            self.workers[name] = self._node(self.worker_class, name)
+            with self.time.stepping(name):
+                self.workers[name] = self._node(self.worker_class, name)
         except Killed:
             self._at(self.time.now + 1.0, "world", lambda: self._start_worker(name))
             return
         worker = self.workers[name].worker
         if worker.failure is not None:
             self.seen.crashed.append(f"{name}: {worker.failure!r}")
+
+    def _reach(self, point: str) -> None:
+        """Note that the node that steps has reached the crash point *point*."""
+        if (process := self.live.get(self.time.node)) is not None:
+            process.reach(point)
 
     def _at(self, at: float, node: str, act: Callable[[], None], waits: bool = False) -> None:
         def step() -> None:
@@ -288,6 +303,7 @@ class Running:
         asked.begun = True
         try:
             caller.call(asked)
+            caller.process.step()  # an eager task may have caught its death
             asked.called = True
             self.open -= 1
             if self._is_asked(asked) and not self._is_forgotten_soon():
@@ -295,6 +311,12 @@ class Running:
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
+        except Killed:
+            if not asked.called:
+                asked.called = asked.cut = True
+                self.open -= 1
+            if self.callers[number] is caller:
+                self.callers[number] = self._node(self.caller_class, CALLERS[number])
         except BackendError as error:  # the first query fails at once if the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
 
@@ -339,7 +361,7 @@ class Running:
         if node.stopping:
             return
         if node.process.alive:
-            with suppress(Killed):
+            with suppress(Killed), self.time.stepping(node.name):
                 node.stop()
             node.process.die()
         self._replace(node, kill=False)
@@ -690,7 +712,10 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
                 try:
                     running = _kind_of(case)(case, directory, trace)
                     seen = running.seen
-                    with seen.record.figures.heard():
+                    with ExitStack() as stack:
+                        stack.enter_context(seen.record.figures.heard())
+                        if any(fault.kind == "die" for fault in case.faults):
+                            stack.enter_context(reaching(running._reach))
                         running.go()
                 except Exception:  # noqa: BLE001 - a search continues with other cases
                     seen.broken = f"the simulator failed: {traceback.format_exc()}"

@@ -22,7 +22,7 @@ from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
     "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
-    "forge", "limit before", "limit after",
+    "forge", "limit before", "limit after", "die",
 )  # fmt: skip
 MOMENT = 1e-6
 FORGETS = "forgets"
@@ -102,7 +102,6 @@ class Process:
             return  # the actors of this name may be its successor's
         self.alive = False
         self.time.note(self.name, "is killed")
-        self.time.remove(self.name)
         for act in self.on_death:
             act()
 
@@ -126,6 +125,15 @@ class Process:
             raise Killed(self.name)
         if self.child_lost and self.in_child:
             raise Killed(f"a child of {self.name}")
+
+    def reach(self, point: str) -> None:
+        """Die at the crash point *point* if a fault requires it; in a child, only the child dies."""
+        self.calls[point] += 1
+        if self._fault(point) is not None:
+            if self.in_child:
+                self.end_child(LOST)
+            self.die()
+            raise Killed(self.name)
 
     def call(self, store: str, method: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.step()

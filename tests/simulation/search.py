@@ -14,17 +14,19 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import count, islice
+from itertools import chain, count, islice, repeat
 from random import SystemRandom
 from typing import Any
 
 from tests.simulation.case import Case, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, Label, labels
+from tests.simulation.crashing import points
 from tests.simulation.drawing import BLOCK, case_of, is_django
 from tests.simulation.program import Record
 from tests.simulation.run import Seen, run
@@ -57,6 +59,8 @@ class Found:
     turns: int
     seconds: float
     """CPU seconds."""
+    points: tuple[str, ...] = ()
+    """The crash points at which a node died."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -127,6 +131,7 @@ def find(drawing: Drawing, seed: int) -> Found:
         seen.tasks,
         seen.turns,
         time.process_time() - start,
+        tuple(fault.method for fault in seen.fired if fault.kind == "die"),
     )
 
 
@@ -182,6 +187,7 @@ class Search:
         self.failed: list[Found] = []
         self.per_store: dict[str, list[float]] = {}
         self.cases = 0
+        self.points: Counter[str] = Counter()
         self._shrunk: dict[frozenset[str], int] = {}
         self._told = 0.0
 
@@ -213,6 +219,7 @@ class Search:
     def _add(self, found: Found) -> None:
         self.cases += 1
         self.covered.add(found.labels)
+        self.points.update(found.points)
         store = next(value for _, name, value in found.labels if name == "stores")
         sums = self.per_store.setdefault(ast.literal_eval(store), [0.0] * 4)
         for place, value in enumerate((1, found.tasks, found.turns, found.seconds)):
@@ -252,6 +259,11 @@ class Search:
                 f"{store:<20}{cases:>8.0f}{tasks:>9.0f}{turns:>10.0f}{seconds:>8.1f}"
                 f"{cases / rate:>9.1f}{tasks / rate:>9.0f}"
             )
+        died = [f"{point} {self.points[point]}" for point in sorted(self.points)]
+        never = sorted(
+            {*chain(*map(points, STORES, repeat("worker")), points("sqlite", "beat"))} - {*self.points}
+        )
+        rows += ["", f"crash points at which nodes died: {', '.join(died)}", f"at none: {', '.join(never)}"]
         return "\n".join([*rows, "", self.covered.table()])
 
 

@@ -594,3 +594,45 @@ def test_the_key_is_set_while_the_broker_is_away() -> None:
     seen = run(Case(World(key="late"), orders, (Fault("away", "broker", at=0.002, seconds=2.0),)))
     assert problems(seen) == []
     assert any("the key is set" in line for line in seen.log)
+
+
+HEADER = Call(instead=Call(), links=[Call()])
+DYING = Case(
+    World("sqlite+files", workers=1),
+    (
+        Order(numbered(Chord([HEADER, Call(retries=1)], Call())), ask="get"),
+        Order(Call(number=0, options={"countdown": 0.5}), at=0.1),
+    ),
+)
+REACHED = (
+    *("acking", "body-made", "body-sent", "calls-sent", "claimed", "claiming", "dispatched", "dispatching"),
+    *("forgetting-join", "heap push", "join-claimed", "joins-opened", "offering", "parts-recorded"),
+    *("published", "publishing", "recording-parts", "renewing", "replacement-made"),
+    *("replacement-sent", "settled", "settling"),
+)
+
+
+@pytest.mark.parametrize("point", REACHED)
+def test_a_worker_dies_at_a_crash_point(point: str) -> None:
+    seen = run(replace(DYING, faults=(death := Fault("die", "worker0", point),)))
+    assert seen.fired == [death]
+    assert problems(seen) == []
+
+
+@pytest.mark.parametrize("point", ["joins-opened", "publishing", "published", "calls-sent"])
+def test_a_caller_dies_at_a_crash_point(point: str) -> None:
+    """All of its call is carried out, or nothing."""
+    seen = run(replace(DYING, faults=(Fault("die", "caller0", point),)))
+    assert bool(seen.record.ran("f0")) == (point in ("published", "calls-sent"))
+    assert seen.asked[0].cut
+    assert problems(seen) == []
+    if runs := seen.record.runs["f0"]:
+        runs[:] = [each for each in runs if each[0] != 0]
+        assert any(text.startswith("f0: 0 ran 0 times") for text in problems(seen))
+
+
+def test_a_beat_dies_at_a_crash_point() -> None:
+    table = Timetable(1, seconds=20.0, entries=(Entry(when=("every", 4.0)),))
+    seen = run(Case(World("sqlite"), schedules=table, faults=(Fault("die", "beat0", "entries-published"),)))
+    assert [fault.method for fault in seen.fired] == ["entries-published"]
+    assert problems(seen) == []

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.case import Case, Edit, Entry, Fault, Order, Timetable, replace
-from tests.simulation.drawing import CALL_FAULTS, callable_in, early_key, fault, order, world
+from tests.simulation.drawing import CALL_FAULTS, callable_in, death, early_key, fault, order, world
 from tests.simulation.schedules import SCHEDULES, WRONG
 from tests.simulation.world import START
 
@@ -118,9 +118,11 @@ METHODS = (*("beat.fire",) * 8, *("push",) * 4, *(f"beat.{each}" for each in SCH
 """Methods that faults affect, mainly those that make calls."""
 
 
-def beat_fault(random: Random, table: Timetable) -> Fault:
+def beat_fault(random: Random, table: Timetable, stores: str) -> Fault:
     node = f"beat{random.randrange(table.beats)}"
     at = round(random.random() * table.seconds, 2)
+    if random.random() < 0.15 and not (stores.startswith("memory") and not table.store):
+        return death(random, stores, node)
     kind = random.random()
     if kind < 0.5:
         what = random.choice(("before", "after", "kill before", "kill after"))
@@ -174,7 +176,9 @@ def scheduled(random: Random, **dimensions: Any) -> Case:
     faults: list[Fault] = []
     if random.random() < 0.6:
         faults = [
-            beat_fault(random, table) if random.random() < 0.85 else worker_fault(random, made.workers)
+            beat_fault(random, table, made.stores)
+            if random.random() < 0.85
+            else worker_fault(random, made.workers)
             for _ in range(random.choice((1, 1, 2, 4)))
         ]
     if made.stores == "memory" and table.store == "":

@@ -99,6 +99,8 @@ class Time:
         """By node, until when it does not step."""
         self.limit = float("inf")
         """When waiting actors become Stuck."""
+        self.node = ""
+        """Whose actor steps."""
 
     def note(self, *words: Any) -> None:
         self.log.append(f"{self.now:.4f} {' '.join(map(str, words))}")
@@ -109,6 +111,15 @@ class Time:
         for actor in self.actors:
             if actor.due > now and (not node or actor.node == node) and (not name or actor.name == name):
                 actor.due = now
+
+    @contextmanager
+    def stepping(self, node: str) -> Iterator[None]:
+        """Let *node* be the one that steps within the block."""
+        before, self.node = self.node, node
+        try:
+            yield
+        finally:
+            self.node = before
 
     def remove(self, node: str) -> None:
         """Remove the actors of *node*."""
@@ -143,6 +154,7 @@ class Time:
     def _step(self, actor: Actor) -> None:
         actor.busy = True
         self.at_work += not actor.waits
+        before, self.node = self.node, actor.node
         actor.due = float("inf")
         loop = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
@@ -153,7 +165,7 @@ class Time:
             return
         finally:
             asyncio._set_running_loop(loop)
-            actor.busy = False
+            actor.busy, self.node = False, before
             self.at_work -= not actor.waits
         if rest is not None:
             actor.due = min(actor.due, self.now + rest)
