@@ -19,7 +19,7 @@ from typing import Any
 from tests.simulation import case as cases
 from tests.simulation.case import Case, Fault, World
 from tests.simulation.drawing import CHOICES
-from tests.simulation.nodes import ASK, HOW
+from tests.simulation.nodes import ASK, BY_CELERY, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.seams import KINDS
 from tests.simulation.shrinking import usual
@@ -62,7 +62,7 @@ def all_labels() -> frozenset[Label]:
     """Return all labels that are known without drawing cases."""
     found = {("world", name, repr(value)) for name, values in CHOICES.items() for value in values}
     found |= {("fault", kind, "") for kind in (*KINDS, *HAPPENINGS)}
-    found |= {("program", "Order.how", how) for how in set(HOW) - {"call"}}
+    found |= {("program", "Order.how", how) for how in {*HOW, *BY_CELERY} - {"call"}}
     found |= {("program", "Order.ask", ask) for ask in ASK[1:]}
     for kind in (getattr(cases, name) for name in cases.__all__):
         if isinstance(kind, type) and kind not in (World, Fault):

@@ -11,9 +11,14 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
+
+import celery
+from celery._state import _tls
+from celery.canvas import maybe_signature
 
 from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
@@ -32,7 +37,7 @@ from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
 from tests.simulation.program import STAMPS, Noting, Record, define
 from tests.simulation.seams import Process
-from tests.simulation.stores import LEASE_SECONDS, Stores
+from tests.simulation.stores import LEASE_SECONDS, STORES, Stores
 from tests.simulation.waiting import Watcher, awaited
 from tests.simulation.world import Actor, Clock, Killed, Stuck, Time
 from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
@@ -41,6 +46,8 @@ KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
 IN_TRANSACTIONS = ("commit", "rollback")
 """Called in a transaction on the broker's database, which ends in this way."""
+BY_CELERY = ("celery", "celery 1")
+"""Called by Celery itself, with message protocol 2 or 1, if messages go through kombu."""
 HOW = ("call", "call", "dicts", "twice", "many", "eager", *IN_TRANSACTIONS)
 AT_ONCE = 0.001
 """Seconds until the next step of an actor that is not idle."""
@@ -88,6 +95,7 @@ class Node:
         self.time = time
         self.record = record
         self.process = process
+        self.world = world
         self.clock = Clock(time, skew)
         self.app = self._app(stores, world, key)
 
@@ -345,6 +353,8 @@ class Caller(Node):
         order = asked.order
         eager = order.how == "eager"
         self.record.keep(asked.name, order.flow, order.stamped, eager)
+        if order.how in BY_CELERY:
+            self.record.by_celery.add(asked.name)
         call = canvas(order.flow, self.app.tasks, asked.name)
         if order.stamped:
             call.stamp(**STAMPS)
@@ -358,7 +368,10 @@ class Caller(Node):
         for _ in range(2 if order.how == "twice" else 1):
             try:
                 with self.within(order.how):
-                    if order.how == "many":
+                    if order.how in BY_CELERY and STORES[self.world.stores][0] == "kombu":
+                        push = partial(self.by_celery, call, order)
+                        asked.results.append(self.process.call("broker", "push", push, (), {}))
+                    elif order.how == "many":
                         asked.results += map(_of_graph, self.app.send_many([call]))
                     else:
                         asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
@@ -369,6 +382,24 @@ class Caller(Node):
             self.app.conf.task_always_eager = False
         if json.dumps(call, default=str) != before:
             self.record.complain(f"{asked.name}: its signature was changed when it was called")
+
+    def by_celery(self, call: Any, order: Order) -> Any:
+        """Let Celery call what is written of *call*."""
+        theirs = celery.Celery(
+            "theirs",
+            broker="memory://",
+            backend="disabled://",
+            set_as_current=False,
+            changes={"task_protocol": 1 if order.how == "celery 1" else 2},
+        )
+        theirs.now = lambda: datetime.fromtimestamp(self.clock.now(), UTC)
+        written = json.loads(json.dumps(call, default=timedelta.total_seconds))
+        try:
+            with mock.patch.object(_tls, "current_app", theirs):  # which calls the steps of a chain
+                made = maybe_signature(written, app=theirs).apply_async(order.given, **order.options)
+            return elsewhere(made, self.app)
+        finally:
+            theirs.close()
 
     @contextmanager
     def within(self, how: str) -> Iterator[None]:

@@ -92,6 +92,8 @@ class Record:
         """Complaints of tasks about what they saw."""
         self.unsigned = {"stranger"}
         """Orders called without the key, by a stranger or before it was set."""
+        self.by_celery: set[str] = set()
+        """Orders that Celery calls, without our middleware."""
         self.headers: dict[tuple[str | None, int], dict[str, Any]] = {}
         """The headers of the last attempt, by task id and number."""
         self.figures = Figures()
@@ -224,7 +226,7 @@ class Noting(Middleware):
 
     def execute(self, call_next: Any, context: Any) -> Any:
         flow = (context.kwargs or {}).get("flow")
-        known = flow is not None and self.record.flow(flow) is not None
+        known = self.record.flow(flow) is not None and flow not in self.record.by_celery
         if known and not context.is_eager and (context.headers or {}).get("noted") != 1:
             self.record.complain(f"{context.task} has not the header of the middleware")
         return call_next(context)

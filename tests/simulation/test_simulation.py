@@ -26,6 +26,8 @@ from kombu.transport.memory import Channel
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
 from qworker.components.status.counters import Counters
+from qworker.message import celery_v1, reading
+from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.transports import transfer
@@ -326,6 +328,22 @@ def test_a_store_that_loses_a_message_is_noticed(stores: str) -> None:
     lost = Fault(FORGETS, "caller0", "push")
     found = problems(run(Case(World(stores=stores), (order,), (lost,))))
     assert "f0: result 0 has not ended" in found
+
+
+@pytest.mark.parametrize(("how", "links"), [("celery", 1), ("celery 1", 0)])
+def test_what_celery_sends_without_its_links_is_noticed(
+    how: str, links: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Chain([Call(errbacks=[Errback()], fails=not links), *[Call(links=[Call()])] * links])
+    case = Case(World("kombu+memory"), (Order(numbered(flow), how=how, ask="get"),))
+    assert problems(run(case)) == []
+
+    def read(args: Any, kwargs: Any, embed: Any) -> Any:
+        return body_of(args, kwargs, {})
+
+    monkeypatch.setattr(reading, "body_of", read)
+    monkeypatch.setattr(celery_v1, "body_of", read)
+    assert problems(run(case)) != []
 
 
 @pytest.mark.parametrize("stores", ["sqlite+memory", "kombu+rpc"])

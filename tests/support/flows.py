@@ -168,6 +168,25 @@ def is_line(flow: Any) -> bool:
     return not any(isinstance(part, Group | Chord | Chunks | Graph) for part in parts_of(flow))
 
 
+def is_one_message(flow: Any) -> bool:
+    """Whether each message that is sent when *flow* is called has nothing in it that follows."""
+    stages = [] if isinstance(flow, Graph) else built(flow).stages
+    rows = [row for stage in stages if isinstance(stage, Beside) for row in stage.rows]
+    return len(stages) == 1 and all(len(row) == 1 and isinstance(row[0], Stage) for row in rows)
+
+
+def waits_for_several(flow: Any) -> bool:
+    """Whether one that calls *flow* has to open a join."""
+    return isinstance(flow, Graph) or _has_joins(built(flow).stages)
+
+
+def _has_joins(stages: list[Any]) -> bool:
+    return any(
+        isinstance(stage, Beside) and (following is not None or any(map(_has_joins, stage.rows)))
+        for stage, following in _with_the_next(stages)
+    )
+
+
 def needs_joins(flow: Any) -> bool:
     """Whether something in *flow* waits for several calls, or may if they take the place of one."""
     if isinstance(flow, Graph):
@@ -245,21 +264,21 @@ def _is_called(flow: Any) -> bool:
             or (
                 built(part.body).stages
                 and built(part.body).members != []
-                and not _is_chain_of_a_group(part.body)
+                and not is_chain_of_a_group(part.body)
             )
         )
         for part in parts_of(flow)
     )
 
 
-def _is_chain_of_a_group(flow: Any) -> bool:
+def is_chain_of_a_group(flow: Any) -> bool:
     """Whether *flow* is a chain of nothing but a group. A group of one is unrolled there or becomes a header,
     depending on how what follows is written, in Celery and here (test_celery_guide has both)."""
     return _alone(flow) is not _bare(flow) and isinstance(_alone(flow), Group | Chunks)
 
 
 def _is_chain_of_one(flow: Any) -> bool:
-    return _is_chain_of_a_group(flow) and len(built(_alone(flow)).members or ()) == 1
+    return is_chain_of_a_group(flow) and len(built(_alone(flow)).members or ()) == 1
 
 
 def _bare(flow: Any) -> Any:
