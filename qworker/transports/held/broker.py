@@ -1,8 +1,8 @@
 """The broker of a server that reserves messages, consisting of the modules in this package.
 
 Comes from:  the ``open_broker`` of each such transport; users and tools, through ``Broker.admin``.
-Goes to:     the sender, the consumer and the letters beside this module; the administration asks on a
-             connection for each question.
+Goes to:     the sender, the consumer and the letters beside this module; the administration opens a
+             connection for each call.
 Thread:      any; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
 
 It supports what the server supports (see ``transports/capabilities.py``).

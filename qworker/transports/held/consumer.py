@@ -146,7 +146,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         return self._generation
 
     def _bind(self, connection: Any, queues: Sequence[str]) -> None:
-        """Be a consumer of *queues*, too."""
+        """Consume *queues*, too."""
         if queues:
             bound = {queue: self._server.declare(connection, queue) for queue in queues}
             self._bound.update(bound)
@@ -248,10 +248,10 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         return 0
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        return ()  # what others have got cannot be told from it
+        return ()  # an ended message looks like one that others have
 
     def confirm(self) -> None:
-        """It is known when settle() returns."""
+        """Does nothing: settlements are certain when settle() returns."""
 
     def running_path(self) -> str | None:
         return None
@@ -347,7 +347,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         except PublishError:
             if due is None or release.counted:
                 raise
-            return End(released(held, release), due)  # it is too large to be sent on, and so it stays
+            return End(released(held, release), due)  # too large to be sent again: kept here
         return None
 
     def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
@@ -374,7 +374,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     # -- waiting --
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        """True when something was pushed here, or it is time to look."""
+        """True when this process has pushed something, or it is time to poll."""
         if self._connection is None:
             raise LeaseLost("this process holds no leases: register first")
         words, _ = self._wakeup.sleep(min(timeout, self._poll_seconds))
@@ -399,7 +399,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             return
         polls.close()
         held = list(self._everything())
-        # If it fails they come back when they are hidden no longer.
+        # If it fails, they come back when their reservation expires.
         with suppress(BrokerUnavailable), self._server.errors(connection):
             self._part_with_the_early()
             give_all_back(held)
@@ -412,7 +412,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._wakeup.close()
 
 
-# -- What a message looks like that goes back changed, or to the dead letters or the failed tasks --
+# -- Messages that go back changed, or become dead letters or failed tasks --
 
 
 def _may_return(held: Held, due: float, now: float) -> bool:
@@ -445,7 +445,8 @@ def released(held: Held, release: Release) -> Held:
 
 
 def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
-    """*held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or ``messages.packed``."""
+    """Return *held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or
+    ``messages.packed``."""
     own = {
         QUEUE: held.leased.queue,
         REASON: dead_letter.reason,

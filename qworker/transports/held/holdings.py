@@ -54,13 +54,13 @@ class Holdings:
         self.forget()
 
     def forget(self) -> None:
-        """Hold nothing."""
+        """Forget all messages."""
         self.leased: dict[int, Held] = {}
         """By tag: messages leased by the worker."""
         self.ended: set[int] = set()
-        """Tags that a settlement has ended which raised; it will be repeated."""
+        """Tags ended by a settle() that raised: it will be called again."""
         self.late: set[int] = set()
-        """Tags of messages that others had when they were to end, until settle() has reported them."""
+        """Tags of messages that others had when they were finished, until settle() has reported them."""
         self._tags: set[int] = set()  # of all that is leased or waits
         self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
 
@@ -95,8 +95,8 @@ class Holdings:
         return self._waiting[0][0] if self._waiting else None
 
     def take_due(self, now: float, limit: int, until: float, delayed_limit: int) -> Iterator[Held]:
-        """Up to *limit* that are due, and up to *delayed_limit* that are by *until*; the first due come
-        first."""
+        """Yield up to *limit* messages that are due, and up to *delayed_limit* that are due by *until*, in
+        the order of their due times."""
         while self._waiting:
             due = self._waiting[0][0]
             if due <= now and limit > 0:
@@ -120,7 +120,7 @@ class Holdings:
         return Held(message, leased(queue, content, tag), own, content.message_id)
 
     def everything(self) -> list[Held]:
-        """All that is here."""
+        """Return all messages here."""
         return [*self.leased.values(), *(entry[2] for entry in self._waiting)]
 
     def lose(self, gone: set[int]) -> None:
@@ -190,5 +190,5 @@ def give_back(queue: ServerQueue, batch: Sequence[Received], delay: int = 0) -> 
 
 
 def whole_seconds(until: float, now: float) -> int:
-    """Whole seconds from *now*, and never too few."""
+    """Return the seconds from *now* to *until*, rounded up; 0 if it has passed."""
     return max(0, math.ceil(until - now))

@@ -1,4 +1,4 @@
-"""Dead letters and failed tasks in separate queues: shown, sent again, discarded.
+"""Dead letters and failed tasks in separate queues: reading, sending again, discarding.
 
 Comes from:  users and tools, through ``Broker.letters``; the consumer stores them.
 Goes to:     ``ServerQueue``, on a connection for each call; the sender, for those that run again.
@@ -86,8 +86,8 @@ class HeldLetters(Letters):
     def _send(self, calls: Iterable[tuple[tuple[Received, Dead], Again]], own: dict[str, bool]) -> int:
         """Send *calls* to replace the letters beside them, which are deleted; return how many were deleted.
 
-        Where a letter that is read is not hidden, another process may send it at the same time: both send it
-        under the letter's id, and one of them deletes it.
+        Where reading does not hide a letter, another process may send it at the same time: both send it under
+        the letter's id, and one of them deletes it.
         """
         count, sent = 0, list[Received]()
         for (message, letter), call in calls:
@@ -122,8 +122,8 @@ class HeldLetters(Letters):
 
 
 def _take_all(queue: ServerQueue, taken: list[tuple[Received, Dead]]) -> None:
-    """Add to *taken* all that is in *queue*. There may be so many that the first are hidden no longer when
-    the last are read, and come again."""
+    """Add all messages in *queue* to *taken*. If there are many, the reservation of the first may expire
+    before the last are read; then they come again."""
     began = time.monotonic()
     places: dict[str, int] = {}
     while found := queue.take(queue.batch, queue.look_seconds):

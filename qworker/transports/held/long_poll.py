@@ -32,7 +32,7 @@ ANSWER_SECONDS = 3.0
 
 
 class LongPoll:
-    """Asks *source*, for *seconds* at a time. notify: called when there is news.
+    """Asks *source*, for *seconds* at a time. notify: called when an answer has arrived.
 
     Only requested messages are received, so that none is hidden here from workers that have room for it.
     """
@@ -132,7 +132,7 @@ class LongPoll:
         self._abandoned = self._thread.is_alive()
         try:
             self._take_all()
-        except Exception:  # noqa: BLE001 - whatever it was: nothing has come
+        except Exception:  # noqa: BLE001 - after any error: nothing has arrived
             pass
 
     def _run(self) -> None:
@@ -155,7 +155,7 @@ class LongPoll:
             self._answers.put(answer)
             self._notify()
         if self._abandoned:
-            with suppress(Exception):  # whatever it is: they come back when they are hidden no longer
+            with suppress(Exception):  # if it fails, they come back when their reservation expires
                 self._take_all()
                 give_all_back(self.arrived)
 
@@ -175,7 +175,7 @@ class Polls:
         self._polls: list[LongPoll] = []
 
     def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
-        """Poll *sources*, too."""
+        """Also poll *sources*."""
         self._polls += [LongPoll(source, seconds, notify) for source in sources]
 
     def __iter__(self) -> Iterator[LongPoll]:
@@ -227,7 +227,7 @@ class Polls:
             poll.lose(gone)
 
     def close(self) -> None:
-        """Stop polling, and process messages in transit, as long as the end may take for that."""
+        """Stop polling, and process messages in transit, for up to DRAIN_SECONDS."""
         for poll in self._polls:
             poll.close()
         _join(self._polls)
@@ -251,7 +251,7 @@ class Looks:
         self._sources: dict[str, Source] = {}
 
     def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
-        """Look at *sources*, too."""
+        """Also query *sources*."""
         self._sources.update((source.name, source) for source in sources)
 
     def __iter__(self) -> Iterator[LongPoll]:
@@ -266,11 +266,11 @@ class Looks:
         return None
 
     def unbind(self, queue: str, bound: Iterable[str]) -> list[str]:
-        """Return *bound*: none of them is polled."""
+        """Return []: sources are only queried for a given queue, so all stay bound."""
         return []
 
     def _nothing(self, *given: object) -> None:
-        """Nothing is under way."""
+        """Does nothing: no poll is ever active."""
 
     ask = look = collect = lose = close = drain = _nothing
 

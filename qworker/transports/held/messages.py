@@ -42,7 +42,7 @@ _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_
 
 class Outgoing(NamedTuple):
     """The arguments of Producer.publish, besides the queue. once: an id under which a server that remembers
-    ids stores the message once, whoever sends it; "": an id of its own."""
+    ids stores the message only once, whoever sends it; "": a new id."""
 
     queue: str
     body: bytes
@@ -135,7 +135,7 @@ def _unpacked(content: Read) -> tuple[str, bytes]:
             whole = zlib.decompressobj().decompress(b85decode(content.body), MOST_UNPACKED)
             return whole[:size].decode("utf-8", "surrogatepass"), whole[size:]
         except (ValueError, zlib.error):
-            pass  # a stranger's
+            pass  # sent by somebody else
     return content.text, content.body
 
 
@@ -187,15 +187,15 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return *value* as JSON; the worker refuses values without JSON, with the reason."""
+    """Return *value* as JSON. If it cannot be JSON, the error takes its place, and the worker reports it."""
     try:
         return rewritten(value)
-    except Exception as error:  # noqa: BLE001 - a stranger's
+    except Exception as error:  # noqa: BLE001 - sent by somebody else
         return rewritten({"unreadable": f"{type(error).__name__}: {error}"})
 
 
 def leased(queue: str, content: Read, tag: int) -> Leased:
-    """*content* as it is leased from *queue*, under *tag*."""
+    """Return *content* as leased from *queue*, under *tag*."""
     own = content.own
     return Leased(
         tag,
@@ -242,10 +242,10 @@ class Content(NamedTuple):
 
 
 def written(message: Outgoing) -> str:
-    """*message* as kombu's transport would write it."""
+    """Return *message* as kombu's transport would write it."""
     options = dict(message.options)
     headers = options.pop("headers")
-    if PACKED in headers:  # it is text, and as small as can be
+    if PACKED in headers:  # already text, and as small as possible
         body, encoding = message.body.decode("ascii"), None
     else:
         body, encoding = b64encode(message.body).decode("ascii"), "base64"

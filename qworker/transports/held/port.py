@@ -37,9 +37,9 @@ Item = TypeVar("Item")
 
 
 class NotAll(OSError):
-    """Some items of a call were not carried out, and the others were: only *left*, the positions of the
-    former, must be repeated. reason: the error if it had been all. It is raised without a cause, so that its
-    reason can be raised from it without a cycle."""
+    """Only some items of a call were carried out. left: the positions of the others, which must be repeated.
+    reason: their error. It is raised without a cause, so that its reason can be raised from it without a
+    cycle."""
 
     def __init__(self, left: Iterable[int], reason: Exception) -> None:
         super().__init__(str(reason))
@@ -115,8 +115,8 @@ class Received:
         self.expires = math.inf
         """The monotonic time until which it is hidden from others."""
         self.returns_at = math.inf
-        """The monotonic time from which others may have it, because it may have been given back: that is
-        unknown."""
+        """The monotonic time from which others may have it, because it may have been given back; inf: it was
+        not."""
         self.acknowledged = False
         self.deleted = False
         """Whether the server was told to delete it, and may have done so."""
@@ -129,12 +129,13 @@ class Received:
         self.delivery_info = {**found.delivery_info, "redelivered": redelivered}
 
     def hidden_from(self, moment: float) -> None:
-        """It was taken, or extended, at the monotonic time *moment*."""
+        """Record that it was taken, or extended, at the monotonic time *moment*."""
         self.renew_at = moment + self.lease_seconds / 3
         self.expires = moment + self.lease_seconds
 
     def may_be_back(self, moment: float) -> None:
-        """It was given back, so that others have it from the monotonic time *moment* on, or it was not."""
+        """Record that it may have been given back, so that others may have it from the monotonic time
+        *moment* on."""
         self.returns_at = min(self.returns_at, moment)
 
     @property
@@ -148,7 +149,7 @@ class Received:
         return moment < self.returns_at
 
     def ack(self) -> None:
-        """Mark it to be finished; its consumer does that, together with others."""
+        """Mark it as acknowledged; its consumer finishes it, together with others."""
         self.acknowledged = True
 
 
@@ -171,8 +172,7 @@ class Source(ABC):
         [] when there was none."""
 
     def interrupt(self) -> None:  # noqa: B027 - not every server's wait can be ended
-        """End a take() that is under way early, where no message is lost or hidden by that. Any
-        thread."""
+        """End an active take() early, if no message is lost or hidden by that. Any thread."""
 
 
 class ServerQueue(Source):
@@ -190,35 +190,35 @@ class ServerQueue(Source):
         return queue == self.name
 
     def text(self, message: Outgoing) -> Any:
-        """*message* as send() is given it; a text, where *portion_bytes* counts."""
+        """Return *message* as send() takes it; its length counts for *portion_bytes*."""
         return written(message)
 
     @abstractmethod
     def send(self, entries: Sequence[Entry]) -> None:
-        """Raises PublishError when the server will never accept one of them, and NotAll when it has accepted
-        the others. Any other error means that it did not accept all."""
+        """Send *entries*. Raises PublishError when the server will never accept one of them, and NotAll when
+        it has accepted some. Any other error means that it may have accepted only some."""
 
     @abstractmethod
     def extend(self, messages: Sequence[Received]) -> list[Received]:
-        """Hide *messages* of this queue from now on for longer; return those that are not ours any more.
+        """Extend the reservation of *messages*, counted from now; return those that are no longer ours.
         This and the next two raise NotAll when they know that only some have failed."""
 
     @abstractmethod
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
-        """Let others have *messages* after *delay* seconds, which is *longest_return* at most. Those that are
-        not ours any more are passed over."""
+        """Let others have *messages* after *delay* seconds, at most *longest_return*. Those that are no
+        longer ours are ignored."""
 
     @abstractmethod
     def finish(self, messages: Sequence[Received]) -> list[Received]:
-        """Delete *messages*, which are done; return those that were not ours any more, and may run again."""
+        """Delete *messages*, which are done; return those that were no longer ours, and may run again."""
 
     @abstractmethod
     def count(self) -> Count:
-        """Return the state."""
+        """Return the approximate state."""
 
     @abstractmethod
     def purge(self) -> int:
-        """Delete all that waits; return how many messages that were, about."""
+        """Delete all waiting messages; return roughly how many there were."""
 
 
 def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Received]]:
@@ -232,7 +232,7 @@ def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Receive
 
 
 def by_queue(messages: Iterable[Received]) -> Iterator[tuple[ServerQueue, list[Received]]]:
-    """*messages* as they may be given to the methods of their queues."""
+    """Yield each queue with batches of its *messages*, as its methods take them."""
     found: dict[ServerQueue, list[Received]] = {}
     for message in messages:
         found.setdefault(message.queue, []).append(message)
@@ -264,7 +264,7 @@ class Server(ABC):
     """Seconds after which a consumer polls, even without a notification."""
     letters: Sequence[str] = (DEAD,)
     """The kinds of letters that it keeps. Dead letters are in the queue DEAD, failed tasks in FAILED; a
-    reader has them hidden from others for a while, without extending it."""
+    reader hides them from others for a while, and does not extend that."""
     told_of_interrupts = False
     """Whether a connection can be interrupted during a send() and notices it; otherwise another thread sends,
     which is not interrupted."""
@@ -281,13 +281,13 @@ class Server(ABC):
 
     @abstractmethod
     def connect(self) -> Any:
-        """A connection, which has release(). Raises BrokerUnavailable, or ConfigurationError when a library
-        is missing or the server will not have us."""
+        """Return a connection, which has release(). Raises BrokerUnavailable, or ConfigurationError when a
+        library is missing or the server refuses us."""
 
     @abstractmethod
     def errors(self, connection: Any) -> AbstractContextManager[None]:
-        """Makes BrokerUnavailable of the library's own errors; QueueGone where declare() is to be called
-        again."""
+        """Return a context that converts the library's errors to BrokerUnavailable, or to QueueGone where
+        declare() must be called again."""
 
     @abstractmethod
     def declare(self, connection: Any, queue: str) -> ServerQueue:

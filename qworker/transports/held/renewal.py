@@ -1,6 +1,6 @@
-"""Renewal: extends the messages of a worker before their time is over.
+"""Renewal: extends the reservations of a worker's messages in time.
 
-Comes from:  the consumer, at each of its turns.
+Comes from:  the consumer, in most of its calls.
 Goes to:     ``ServerQueue.extend``.
 Thread:      the listener's.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from qworker.transports.held.port import NotAll, Received, by_queue
 
 LOOK_SECONDS = 0.5
-"""Interval of checks: there may be many messages, and a consumer's turns are frequent."""
+"""Interval of checks: there may be many messages, and such calls are frequent."""
 
 
 class Renewal:
@@ -39,7 +39,7 @@ class Renewal:
                 _hidden(error.divide(stale)[0], now)
                 raise error.reason from error.reason.__cause__
             gone |= lost
-            # If a later call raises, those that are lost are found to be so again.
+            # If a later call raises, the lost ones are found again.
             _hidden((one for one in stale if id(one) not in lost), now)
         return gone
 

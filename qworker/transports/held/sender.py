@@ -30,7 +30,7 @@ from qworker.transports.own_headers import DUE
 from qworker.transports.portions import portions_by_size
 
 LONGEST_PAUSE = 2.0
-"""Seconds between two tries of a portion."""
+"""Maximum seconds between two tries of a portion."""
 REVOKE_SECONDS = 10.0
 
 
@@ -82,7 +82,8 @@ class HeldSender(Sender, Revoking):
     # -- a turn at the connection --
 
     def _in_turn(self, timeout: float, work: Callable[[], None]) -> None:
-        """Do *work* in our turn to publish, with a connection; after whatever error the next has another."""
+        """Do *work* in our turn to publish, with a connection; any error closes it, and the next use opens
+        another."""
         try:
             with_lock(self._turn, timeout, self._connected, work)
         except LockTimeout:
@@ -134,8 +135,8 @@ class HeldSender(Sender, Revoking):
         return self._declared[name]
 
     def _send(self, name: str, portion: Sequence[Entry], seconds: float, taken: int, total: int) -> None:
-        """Have the queue take *portion*. When the server has *taken* some of the *total*, and be it of this
-        portion, the rest is tried again for so many *seconds*."""
+        """Send *portion* to the queue. Once the server has *taken* some of the *total*, even only of this
+        portion, the rest is tried again for up to *seconds*."""
         end, pause = self._clock.monotonic() + seconds, 0.1
         while True:
             try:
