@@ -1,7 +1,7 @@
 """Administration of RabbitMQ.
 
 Comes from:  the command line, the worker's status.
-Goes to:     the server, over a link for each question.
+Goes to:     the server, over a link for each call.
 Thread:      any.
 """
 

@@ -106,7 +106,7 @@ class AMQPBroker(Broker):
             by_queue=None,
             registry=None,
             lowest_first=False,
-            # RabbitMQ waits for twice that, but also for who was silent before.
+            # RabbitMQ waits for twice as long, but the silence may have begun before.
             silent_seconds=server.silent_seconds,
         )
         _brokers.add(self)
@@ -147,7 +147,7 @@ def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
     )
 
 
-# -- What any thread asks of RabbitMQ: to publish, and to call tasks off --
+# -- The sender: publishing and revoking, on any thread --
 
 
 class AMQPSender(Sender, Revoking):

@@ -86,7 +86,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._revoked = RevokedStream(server, publisher)
         self._presence = PresencePublisher(server, publisher)
         self.queues: tuple[str, ...] = ()
-        """Those of the last registration; any thread may read it."""
+        """The queues of the last registration; any thread may read this."""
         self._said_so = False
         """Whether it was logged that failed tasks cannot be kept."""
         self._start_over()
@@ -237,7 +237,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         return self._sweepers[queue].sweep(count or 0, self._server.clock.now(), expires, most)
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        return ()  # what others have got cannot be told from it
+        return ()  # an ended message looks like one that others have
 
     def running_path(self) -> str | None:
         return self._files.running or None
@@ -294,13 +294,13 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             raise
 
     def _send_back(self, subscription: Subscription, messages: Sequence[Held]) -> None:
-        """Send *messages* that nobody waits for back to their queues."""
+        """Send *messages* that are not needed here back to their queues."""
         if not messages:
             return
         orders = {held.leased.tag: (held, Release(held.leased.tag, held.leased.due)) for held in messages}
         try:
             self._part_with(subscription, [*orders.values()])
-        except BrokerUnavailable:  # settle() would be repeated, but nothing repeats this
+        except BrokerUnavailable:  # nobody repeats this, unlike settle()
             self._postponed.update(orders)
             raise
 
@@ -387,8 +387,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
 
 
 # -- Messages of RabbitMQ that a worker sends instead of settling them in place --
-# Messages of RabbitMQ that a worker sends instead of settling them in place: changed, or to the dead
-# letters or the failed tasks.
+# They have changed, or go to the dead letters or the failed tasks.
 
 
 class Republishing:

@@ -88,7 +88,7 @@ class DelayQueues:
         return self._bound.get(returned, _NEVER)[0]
 
     def forget(self) -> None:
-        """They may have been deleted: check again."""
+        """Forget what exists: it may have been deleted."""
         self._places, self._bound = 0, {}
 
 
@@ -108,7 +108,8 @@ def _declare_ends(link: Link, channel: Any) -> None:
 
 
 def _declare_place(link: Link, channel: Any, place: int) -> None:
-    """Sent without waiting for each answer: there are many, and a later answer reports an error of any."""
+    """Create the exchange and the queues of *place*, without waiting for each answer: there are many, and a
+    later answer reports an error of any."""
     here, below = exchange(place), exchange(place - 1)
     link.call(channel.exchange_declare, here, "topic", durable=True, auto_delete=False)
     link.call(channel.exchange_bind, below, here, pattern(place, 0))

@@ -96,7 +96,7 @@ class Prefetch:
 
 class Inbox:
     """prefetch: of the consumers that fill it. settled: identities of messages that ended here before.
-    deaths: returns the deaths of workers at which a message, by tag, was running."""
+    deaths: returns the dead workers that were running the message with a given tag."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Inbox:
         return sorted(surplus, key=lambda held: held.number)
 
     def forget(self, held: Held) -> int:
-        """*held* is settled; return its delivery number."""
+        """Forget *held*, which is settled; return its delivery number."""
         self.leased.pop(held.leased.tag, None)
         self._tags.discard(held.leased.tag)
         self._unacked.pop(held.number, None)

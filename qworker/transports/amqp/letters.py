@@ -1,5 +1,5 @@
-"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``), read
-and put back.
+"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
+reading them, and sending them back.
 
 Comes from:  people and tools, by ``Broker.letters``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a separate link; messages are sent by the publisher.
@@ -10,7 +10,7 @@ be removed, and gives back the rest, to their positions, by closing its channel.
 in one queue, so that administrators find them without knowing every queue; workers enforce the limit for each
 queue by sweeping.
 
-Headers that fill a frame leave no room for a reason. They are moved to the beginning of the body then.
+Headers that fill a frame leave no room for a reason: they are moved to the beginning of the body.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Sweeper:
         self._look_at = 0.0
 
     def sweep(self, count: int, now: float, expires: float, most: int) -> int:
-        """Delete of the *count* letters those that died over *expires* seconds before *now*, or exceed the
+        """Delete those of the *count* letters that died over *expires* seconds before *now*, or exceed the
         newest *most* of their queue; return their number. 0 also if another process is reading them."""
         stale = expires * 1000 > LONGEST_TIME and now >= self._look_at
         if not stale and count <= max(most, self._kept + most // 10):
@@ -259,11 +259,11 @@ def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None
     return Outgoing(queues.prefix + dead.queue, header, dead.body)
 
 
-# -- What people and tools ask of them --
+# -- AMQPLetters --
 
 
 class AMQPLetters(Letters):
-    """kind: whose queue is read. publisher: of this process. Each look takes all of them in hand."""
+    """kind: whose queue is read. publisher: of this process. Each call takes all of them."""
 
     portion = sys.maxsize
 
@@ -287,7 +287,8 @@ class AMQPLetters(Letters):
             return found.remove([letter for letter, message in back if message is not None])
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As Letters has it, but in two steps: a crash between them leaves a message sent and kept."""
+        """See Letters.send_again(), but in two steps: a crash between them leaves a message both sent and
+        kept."""
         prefix, now = self._server.queues.prefix, self._server.clock.now()
         with all_letters(self._server, self._queue) as found:
             letters = {letter.dead.tag: letter for letter in found.letters}

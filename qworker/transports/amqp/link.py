@@ -41,7 +41,7 @@ _RETURN, _ACK, _NACK, _CANCEL = (
     b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
 )  # fmt: skip
 AMQP_VERSIONS = ">=5.1.1,<6"
-"""Of py-amqp: versions whose internals are known here, as in ``pyproject.toml``."""
+"""Versions of py-amqp whose internals are known here, as in ``pyproject.toml``."""
 _INSIDES = (
     (amqp.Connection, ("Transport", "blocking_read", "collect", "heartbeat_tick")),
     (transport.TCPTransport, ("having_timeout",)),
@@ -206,7 +206,7 @@ class Link:
         self.on_cancel: Callable[[str], None] = _ignore
         _check_insides()
         self._framed = False
-        """py-amqp has requested its frame handler."""
+        """Whether py-amqp has requested its frame handler."""
         self._pid = os.getpid()
         self._poll = select.poll()
         self.connection: Any = None

@@ -44,7 +44,7 @@ they must not wait in transit."""
 TURN_SECONDS = 0.5
 """How long is_taken() waits for another thread that is sending."""
 _PROBE = publish_method("", "", False)
-"""No queue has that name."""
+"""Publishes to the empty name, which no queue has."""
 _NOTHING = content_header("{}", None, 0, "probe")
 
 
@@ -69,7 +69,7 @@ class Publisher:
         self._line: Line[Outgoing] = Line(self, self._serve, "RabbitMQ")
         self._link: Link | None = None  # under lock, as all below
         self._whole = True
-        """Nothing was interrupted while sending."""
+        """Whether the last use of the link was completed."""
         self._channel: Any = None
         self._sent = self._confirmed = 0
         self._above: set[int] = set()
@@ -141,7 +141,7 @@ class Publisher:
             self._deliver([message for pending in batch for message in pending.items], deadline)
         except _ReturnedError as unroutable:
             returned = unroutable.queues
-        except Exception as failure:  # noqa: BLE001 - every caller is to hear of it
+        except Exception as failure:  # noqa: BLE001 - every caller gets it
             error = failure
         for pending in batch:
             lost = returned & {message.queue for message in pending.items}

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 CONSUMER = "qworker.revoked"
 PREFETCH = 500
 PAUSE_SECONDS = 0.5
-"""If nothing arrives for so long the stream was read completely, where no marker can be sent."""
+"""If no marker can be sent, the stream counts as read once nothing arrives for so long."""
 
 
 def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
@@ -101,7 +101,7 @@ class RevokedStream:
             link.read(left)
 
     def take(self, message: Delivery) -> bool:
-        """Record *message* if it is ours; True when it is a revocation."""
+        """Record *message* if it is from the stream; True when it is a new revocation."""
         if message.consumer != CONSUMER or self._link is None:
             return False
         self._link.write(ack_frame(self._channel, message.number, False))

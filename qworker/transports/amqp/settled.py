@@ -34,20 +34,19 @@ class SettledMessages:
         self._until = self._alive_at = 0.0
 
     def add(self, identities: Iterable[int]) -> None:
-        """Their acks were written."""
+        """Record that their acks were written."""
         self._recent.add(tuple(identities))
 
     def undo(self) -> None:
-        """The last ones added are not settled: their runs waited for a confirmation of the ack, which did
-        not come."""
+        """Remove the last ones added: their runs waited for a confirmation of the ack, which did not come."""
         self._recent.undo()
 
     def alive(self) -> None:
-        """The server has answered."""
+        """Record that the server has answered."""
         self._alive_at = self._now()
 
     def lose(self, held: Iterable[int]) -> None:
-        """The connection is lost; *held* was not settled, and runs when it comes again."""
+        """Record that the connection is lost. *held* were not settled, and run when they come again."""
         self._recent.forget_before(self._alive_at - SECONDS)
         if self._now() >= self._until:
             self._lost.clear()

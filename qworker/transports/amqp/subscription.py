@@ -35,8 +35,8 @@ class Subscription:
         self.link = link
         self.inbox = inbox
         self.unheard = False
-        """A message or a revocation has arrived, or a queue has gone, that neither a claim nor a wait has
-        reported."""
+        """Whether a message or a revocation has arrived, or a queue was deleted, and neither a claim nor a
+        wait has reported it."""
         self._server = server
         self._names = queues
         self._revoked = revoked
@@ -85,7 +85,7 @@ class Subscription:
             self._deleted.discard(queue)
 
     def settle(self, acknowledged: Sequence[Held], returned: Sequence[Held]) -> None:
-        """Settle these, and acknowledge settled messages that were delivered again."""
+        """Settle these messages, and acknowledge settled ones that were delivered again."""
         over, self.inbox.over = self.inbox.over, []
         if over:
             logger.info(
@@ -115,7 +115,8 @@ class Subscription:
         return [held for held in surplus if held.expires]
 
     def confirm(self) -> None:
-        """Acks have no answer, but a later request has: the server works in order."""
+        """Return when the server has handled all acks: they have no answer, but a later request has, and the
+        server works in order."""
         channel = self.link.connection.channels[CHANNEL]
         self.link.call(channel.basic_qos, 0, self.inbox.prefetch.size, False)
 
