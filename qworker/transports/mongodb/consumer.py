@@ -59,9 +59,9 @@ class MongoConsumer(LeaseConsumer):
         self._doubtful: set[int] = set()
         """Tags of settlements that may have been carried out, without an answer."""
         self._unsure = False
-        """A claim may have taken more than we know of."""
+        """Whether a claim may have taken more than we know of."""
         self._drained = True
-        """The last claim left no ready messages."""
+        """Whether the last claim left no ready messages."""
         self._next_due: float | None = None
         """When the first delayed message left by the last claim is due."""
         self._revocations = SeenRevocations()
@@ -282,7 +282,7 @@ class MongoConsumer(LeaseConsumer):
             if left <= 0:
                 return False
             words = self._looking.rest(left)
-            if words.replace(MESSAGE, b""):  # wake(); other news is found by the next wait()
+            if words.replace(MESSAGE, b""):  # wake(); other notifications are handled by the next wait()
                 self._looking.found()
                 return False
 
@@ -319,7 +319,7 @@ class MongoConsumer(LeaseConsumer):
         return 0 if newest is None else int(newest["_id"])
 
     def published(self) -> None:
-        """This process has published a message. Any thread."""
+        """Record that this process has published a message. Any thread."""
         self._looking.published()
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters and failed tasks on MongoDB: read, sent again, discarded.
+"""Dead letters and failed tasks on MongoDB: reading, sending again, discarding.
 
 Comes from:  people and tools, by ``Broker.letters``; the documents from ``settle.py``.
 Goes to:     the collections ``qworker_dead`` and ``qworker_failed``; those of messages and results when one
@@ -8,8 +8,8 @@ Thread:      any.
 A document has the fields of its message, plus ``reason``, ``died_at`` and ``n`` (deliveries). It keeps the
 tag of the message, so that an interrupted move can be repeated.
 
-To be sent again is one transaction where the server has them. On a single server the message comes first,
-under the tag that it had, and what was kept goes last.
+Sending again is one transaction if the server supports it. On a single server the message is stored first,
+under its old tag, and the letter is deleted last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MongoLetters(Letters):
         self._published = published
 
     def _run(self, work: Callable[[Collections, Any], R]) -> R:
-        """What *work* returns of the collections, and of that of this kind."""
+        """Return *work* applied to the collections, and to the one of this kind."""
         return self._server.run(lambda found: work(found, getattr(found, self._kind)))
 
     def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
@@ -131,7 +131,8 @@ def _as_message(letter: Document, now: float) -> Document:
 
 
 def _retry(found: Collections, kept: Any, tags: Sequence[int], now: float, session: Any) -> int:
-    """Send these back to their queues. They keep their tags, so that who is cut short may do it again."""
+    """Send the letters with *tags* back to their queues. They keep their tags, so that an interrupted call
+    can be repeated."""
     chosen = list(kept.find({"_id": {"$in": list(tags)}}, session=session))
     if not chosen:
         return 0
@@ -147,7 +148,7 @@ def _retry(found: Collections, kept: Any, tags: Sequence[int], now: float, sessi
 
 
 def _send(found: Collections, kept: Any, call: Again, now: float, session: Any) -> int:
-    """Send one; return 1, or 0 when it is kept no longer."""
+    """Send one; return 1, or 0 if its letter was deleted meanwhile."""
     which = {"_id": call.tag}
     letter = kept.find_one(which, session=session)
     if letter is None:
@@ -155,6 +156,6 @@ def _send(found: Collections, kept: Any, call: Again, now: float, session: Any) 
     result_documents.forget_failures(found, [letter["headers"]], session)
     message = _as_message(letter, now)
     message |= {"headers": call.headers, "properties": call.properties, "body": call.body}
-    # What another has sent at the same moment, and somebody may have on lease, stays as it is.
+    # A message that another process has just sent may be on lease already, and is not changed.
     found.message.update_one(which, {"$setOnInsert": message}, upsert=True, session=session)
     return int(kept.delete_one(which, session=session).deleted_count)

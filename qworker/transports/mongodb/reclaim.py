@@ -24,7 +24,7 @@ from qworker.transports.mongodb.sender import complete
 from qworker.transports.mongodb.server import Collections, clock_of, epoch_of
 
 PORTION = 1000
-"""Documents deleted at once."""
+"""Maximum documents deleted at once."""
 SILENT_SECONDS = 3600.0
 """After so long, the record of a silent consumer without messages is deleted; and so are messages of a batch
 that never came."""
@@ -107,8 +107,8 @@ def return_orphaned(found: Collections) -> int:
 
 
 def sweep(found: Collections, now: float) -> int:
-    """Delete revocations and results whose time is over *now*. Returns how many went, of which there are
-    never very many at once."""
+    """Delete revocations and results that have expired by *now*, and messages of batches that never came.
+    Return the number of documents, limited per call."""
     count = _delete(found.revoked, {"expires": {"$lt": now}})
     count += _delete(found.result, {"expires": {"$lte": now}})
     silent = {"s": ARRIVING, "batch": {"$exists": True}, "sent": {"$lt": now - SILENT_SECONDS}}
@@ -116,8 +116,8 @@ def sweep(found: Collections, now: float) -> int:
 
 
 def sweep_letters(collection: Any, died_before: float, most: int) -> int:
-    """As sweep(), of the letters in *collection* those that died before then, or are beyond the newest *most*
-    of their queue."""
+    """Like sweep(), for the letters in *collection* that died before then, or exceed the newest *most* of
+    their queue."""
     count = _delete(collection, {"died_at": {"$lt": died_before}})
     for group in collection.aggregate([{"$group": {"_id": "$q", "count": {"$sum": 1}}}]):
         beyond = group["count"] - most

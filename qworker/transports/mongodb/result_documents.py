@@ -119,7 +119,8 @@ def _standing(status: str) -> list[str]:
 
 
 def forget_failures(found: Collections, headers: Iterable[str], session: Any = None) -> None:
-    """Delete the failures of these messages, so that waiters of a retried one see its new end."""
+    """Delete the failures of these messages, so that callers that wait for a retried one see its new
+    result."""
     ids = [task_id for text in headers if (task_id := _id(text)) is not None]
     if ids:
         found.result.delete_many({"_id": {"$in": ids}, "status": states.FAILURE}, session=session)

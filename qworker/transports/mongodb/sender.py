@@ -6,7 +6,7 @@ Thread:      any; threads that publish at the same time are served together by o
 
 One message is one insert. Several are inserted invisibly, followed by the document of their *batch*: this one
 write publishes them. The publisher then makes them visible; if it dies, any worker does (``reclaim.py``), and
-messages without a batch are deleted some day. So all are published or none, even if the server has no
+messages without a batch are deleted later. So all are published or none, even if the server has no
 transactions.
 """
 
@@ -130,7 +130,7 @@ def withdraw(found: Collections, batch: str | None, ids: Sequence[int]) -> None:
         found.message.delete_many({"_id": {"$in": list(ids)}, "s": {"$in": [READY, DELAYED]}})
 
 
-# -- Revocations: orders that all workers hear of, also those that start later --
+# -- Revocations: read by all workers, including those that start later --
 # Thread: any; functions, except SeenRevocations, which belongs to the listener. Numbers are assigned before
 # documents are inserted, so a lower one may become visible after a higher one. Readers read those of the last
 # seconds again, and the number is raised once more when they are there.

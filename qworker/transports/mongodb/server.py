@@ -33,7 +33,7 @@ T = TypeVar("T")
 SOCKET_SECONDS = 20.0
 """How long a server may take to answer."""
 _REFUSED = {18, 8000}
-"""Codes of authentication errors, or (13) of missing permissions."""
+"""Codes of authentication errors. _FORBIDDEN is that of missing permissions."""
 _FORBIDDEN = 13
 _abandoned: list[Any] = []
 """Clients of a parent: closing one would contact its servers."""
@@ -165,7 +165,8 @@ class Server:
         return BrokerUnavailable(f"{self.safe_url}: {explained(_text(error))}")
 
     def _wrong(self, text: str) -> QWorkerError:
-        """Return the error for a configuration that worked before: the server may be repaired."""
+        """Return a ConfigurationError, or BrokerUnavailable if the configuration has worked before: then the
+        server may be repaired."""
         if self._reached:
             return BrokerUnavailable(text)
         return ConfigurationError(text, setting=self.setting)

@@ -1,4 +1,4 @@
-"""Settling messages: they are deleted, go back to their queue, or to the dead letters or failed tasks.
+"""Settling messages: deleting them, or moving them back to their queue or to the letters.
 
 Comes from:  ``consumer.py``.
 Goes to:     the collections of messages, dead letters, failed tasks and results.

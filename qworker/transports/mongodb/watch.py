@@ -58,8 +58,8 @@ class Watch:
         """Whether changes notify from now on. Written by the thread."""
 
     def begin(self, database: Any, stages: Sequence[Document]) -> None:
-        """Ring at the first change in *database* selected by *stages*, unless that is active already, or has
-        failed recently."""
+        """Notify at the first change in *database* selected by *stages*, unless that is active already, or
+        has failed recently."""
         if self._closed or self._asked or self._clock() < self._not_before:
             return
         if self._thread is None:
@@ -69,7 +69,7 @@ class Watch:
         self._orders.put((database, stages))
 
     def close(self) -> None:
-        """Stop ringing. Does not wait for the thread."""
+        """Stop notifying. Does not wait for the thread."""
         self._closed = True
         self.stands = False
         self._orders.put(None)
@@ -78,7 +78,7 @@ class Watch:
         while order := self._orders.get():
             try:
                 self._wait(*order)
-            except Exception as error:  # noqa: BLE001 - whatever it is, there are looks instead
+            except Exception as error:  # noqa: BLE001 - after any error, the consumer polls instead
                 self._not_before = self._clock() + AGAIN_SECONDS
                 self._warn(error)
             self.stands = self._asked = False
@@ -102,7 +102,7 @@ class Watch:
             _log.info("MongoDB announces no changes (%s): polling instead", type(error).__name__)
 
 
-# -- Looking: when a consumer looks for something new, and how long it sleeps between two looks --
+# -- Looking: when a consumer polls, and how long it sleeps in between --
 # Thread: the listener's, except wake(), published() and calls of the Watch.
 
 QUICKEST, SLOWEST = 0.002, 0.25
@@ -119,9 +119,10 @@ class Looking(WakeupPipe):
         super().__init__()
         self._pause = QUICKEST
         self._slept_out = False
-        """The last sleep was not ended early."""
+        """Whether the last sleep was not ended early."""
         self._news = True
-        """There was a notification since the last poll. Set by any thread, and cleared before a poll."""
+        """Whether there was a notification since the last poll. Set by any thread, and cleared before a
+        poll."""
         self._watch = Watch(self.published)
 
     def open(self) -> None:
@@ -133,7 +134,7 @@ class Looking(WakeupPipe):
         super().close()
 
     def tell_anew(self) -> None:
-        """The set of changes to announce has changed: the current watch ends."""
+        """End the current watch, because other changes must be announced."""
         self._watch.close()
         self._watch = Watch(self.published)
         self._news = True
@@ -144,25 +145,25 @@ class Looking(WakeupPipe):
         return self._news or not self._watch.stands
 
     def begun(self) -> None:
-        """A poll begins: later notifications may not be covered by it."""
+        """Record that a poll begins: it may not cover later notifications."""
         self._news = False
 
     def missed(self) -> None:
-        """It failed: the server did not answer."""
+        """Record that the poll failed: the server did not answer."""
         self._news = True
 
     def found(self) -> None:
-        """A poll has found something: more may come soon."""
+        """Record that a poll has found something: more may come soon."""
         self._pause, self._slept_out = QUICKEST, False
 
     def watch(self, database: Any, stages: Sequence[Document]) -> None:
-        """A poll has found nothing. Start watching, if nothing has happened for a while. After a recent false
-        alarm, such as for another queue, another one would be likely."""
+        """After a poll that has found nothing: start watching, if nothing has happened for a while. After a
+        recent false alarm, such as for another queue, another one would be likely."""
         if self._slept_out and self._pause >= IDLE:
             self._watch.begin(database, stages)
 
     def published(self) -> None:
-        """This process has published a message, or the server announces a change. Any thread."""
+        """Record that this process has published a message, or the server announces a change. Any thread."""
         self._news = True
         self.wake(MESSAGE)
 
