@@ -1,4 +1,4 @@
-"""NATS JetStream: the sides beside this module, put together; and its row of capabilities.
+"""NATS JetStream: opening the broker, and its capabilities.
 
 Comes from:  ``broker_url = "nats://…"``, by the entry point.
 Goes to:     ``transports/held/``, with the modules of this package.
@@ -76,7 +76,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """broker_transport_options, of the types that we want."""
+    """Return broker_transport_options, converted. ConfigurationError for unknown names and invalid values."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         kind = OPTIONS.get(name)

@@ -2,8 +2,8 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``wire.py``; ``inbox.py`` and ``revocations.py``, with received messages.
-Thread:      one at a time, which reads itself what answers it; after share() several, and one more thread
-             reads for all.
+Thread:      one at a time, which reads its answers itself; after share() several, and one more thread reads
+             for all.
 
 A sender has its own connection: a call is one write, followed by reading the answers. It notices a lost or
 restarted server when it has something to send, and reconnects then. A consumer's connection is shared by its
@@ -28,9 +28,9 @@ from qworker.transports.nats.url import Host, Place
 from qworker.transports.nats.wire import Told, Wire, left_until
 
 PAUSE_SECONDS = 0.05
-"""Between two attempts to reconnect, while a caller waits."""
+"""Seconds between two attempts to reconnect, while a caller waits."""
 RECONNECT_SECONDS = 0.5
-"""The same for the reading thread; at most half as much again."""
+"""The same for the reading thread, times a random factor of 0.2 to 1.5."""
 PING_SECONDS = 10.0
 """A server that is silent for so long is pinged; after the same time again it is considered gone."""
 ANSWERS = "1"
@@ -92,7 +92,7 @@ class Client:
         self.timeout = timeout
         self.api = api
         self.declared: dict[str, str] = {}
-        """Streams that are known to be there, and when they were made."""
+        """Known streams, each with its time of creation."""
         self.exchanges = 0
         """How many requests were made, answered or not."""
         self.reconnects = 0
@@ -105,9 +105,9 @@ class Client:
         self._names = itertools.count(1)
         self._exchanges: dict[str, _Exchange] = {}
         self._whole = True
-        """No exchange was interrupted; for an unshared connection."""
+        """Whether the last exchange was completed; for an unshared connection."""
         self._order = threading.Lock()
-        self._wire: Wire | None = None  # under the order, once it is shared, as below
+        self._wire: Wire | None = None  # under _order once it is shared, as all below
         self._hearers: dict[str, tuple[str, Callable[[Told], None]]] = {}
         """By subscription: the subject, and the function called for its messages."""
         self._pongs: deque[SimpleQueue[bool | Exception]] = deque()
@@ -119,7 +119,7 @@ class Client:
 
     @property
     def max_payload(self) -> int:
-        """Bytes of a message, at most."""
+        """Maximum bytes of a message."""
         return self._most
 
     @property
@@ -358,7 +358,7 @@ class Client:
                     self._up.set()
                 else:
                     self._read(wire)
-            except Exception as error:  # noqa: BLE001 - whatever it was, there is no connection
+            except Exception as error:  # noqa: BLE001 - after any error, there is no connection
                 self._lose(error)
                 self._released.wait(RECONNECT_SECONDS * random.uniform(0.2, 1.5))
         self._lose(ConnectionError("the connection is closed"))
@@ -392,7 +392,7 @@ class Client:
 
 
 def _framed(posts: Sequence[Post], inbox: str) -> bytes:
-    """*posts* as they are published, to be answered at *inbox* and their number."""
+    """Return the bytes that publish *posts*. Answers go to *inbox* followed by their number."""
     parts: list[bytes] = []
     number = 0
     for subject, data, headers, answered, reply in posts:

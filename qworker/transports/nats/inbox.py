@@ -184,7 +184,7 @@ class Reading:
         self._count = 0
 
     def read(self, count: int) -> list[Entry]:
-        """Up to *count* more; [] at the end. TimeoutError when nothing comes, and there is more."""
+        """Return up to *count* more; [] at the end. TimeoutError when none arrive although there are more."""
         next_message = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         end = time.monotonic() + self._client.timeout
         while not (found := self._inbox.pull(next_message, count, 0)) and self._inbox.silent:
@@ -205,7 +205,7 @@ class Reading:
         return int(found["delivered"]["consumer_seq"]) > self._count or int(found["num_pending"]) > 0
 
     def rest(self) -> list[Entry]:
-        """All that is left; the server forgets the consumer."""
+        """Return all remaining messages, and delete the consumer."""
         entries: list[Entry] = []
         while found := self.read(500):
             entries += found

@@ -65,7 +65,7 @@ class LetterQueue(ServerQueue):
         return []
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
-        """They are where they were."""
+        """Does nothing: they are still in the stream."""
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
         subject = f"{self._connection.api}.STREAM.MSG.DELETE.{self._stream}"

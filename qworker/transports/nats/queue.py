@@ -132,7 +132,7 @@ class NatsQueue(ServerQueue):
             self._held.pop(one.delivery_tag, None)
 
     def _tell(self, messages: Sequence[Received], word: bytes) -> None:
-        """Tell the server *word* of each of *messages*; it has carried that out when this returns."""
+        """Send the server *word* for each of *messages*; it has carried them out when this returns."""
         if messages:
             last = len(messages) - 1
             posts = [Post(one.receipt, word, answered=number == last) for number, one in enumerate(messages)]
@@ -145,7 +145,7 @@ class NatsQueue(ServerQueue):
         return Count(int(found["num_pending"]), leased=int(found["num_ack_pending"]))
 
     def purge(self) -> int:
-        """Includes running messages, in case their worker dies."""
+        """Also deletes running messages: they are lost if their worker dies."""
         found = self._connection.ask(f"STREAM.PURGE.{self._stream}", {"filter": self._subject})
         return int(found["purged"])
 
@@ -181,5 +181,5 @@ def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterabl
 
 
 def written(value: Any) -> bytes:
-    """*value* as JSON."""
+    """Return *value* as JSON."""
     return json.dumps(value).encode()

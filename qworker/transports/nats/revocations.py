@@ -23,7 +23,7 @@ from qworker.transports.nats.wire import Told
 
 
 def encoded(id: str, terminate: bool, signal: str) -> bytes:
-    """A revocation as it is sent."""
+    """Return the data of a revocation."""
     return json.dumps({"id": id, "terminate": terminate, "signal": signal}).encode()
 
 

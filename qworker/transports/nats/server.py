@@ -1,4 +1,4 @@
-"""Server: how NATS is connected to, what its errors are, and how streams and consumers are made.
+"""Server: connecting to NATS, its errors, and creating streams and consumers.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
 Goes to:     ``client.py``.
@@ -32,7 +32,7 @@ WAIT_SECONDS = 10.0
 class StreamConfig(NamedTuple):
     """Settings of the streams. replicas: of each. duplicate_seconds: how long ids of messages are remembered.
     dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
-    failed_seconds, failed_max: the same of failed tasks. revoke_seconds: how long revocations are."""
+    failed_seconds, failed_max: the same for failed tasks. revoke_seconds: how long revocations are kept."""
 
     replicas: int = 1
     duplicate_seconds: float = 30.0
@@ -50,7 +50,7 @@ class StreamConfig(NamedTuple):
 
 
 class NatsServer(Server):
-    """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
+    """lease_seconds: how long a dead worker keeps its messages; set when a consumer declares the queue."""
 
     letters = tuple(LETTERS)
     told_of_interrupts = spreads_revocations = purges_leased = True
@@ -143,7 +143,7 @@ class NatsServer(Server):
         return queues
 
     def names(self, connection: Client) -> set[str]:
-        """Each queue has a consumer, whose description contains the name."""
+        """Return the queues: each has a consumer, whose description is the queue's name."""
         found: set[str] = set()
         total, seen = 1, 0
         while seen < total:
@@ -181,7 +181,7 @@ class NatsServer(Server):
         )
 
     def _declare_stream(self, connection: Client, name: str, subject: str, **more: Any) -> str:
-        """Have the stream *name*; when it was made, in digits."""
+        """Create the stream *name* if missing; return its time of creation, as digits."""
         if name in connection.declared:
             return connection.declared[name]
         window = int(self.stream_config.duplicate_seconds * 1e9)
@@ -243,7 +243,7 @@ class NatsServer(Server):
                 "ack_policy": "explicit",
                 "replay_policy": "instant",
                 "ack_wait": int(seconds * 1e9),
-                "max_deliver": -1,  # the server must give up no message: that is for the worker
+                "max_deliver": -1,  # giving up a message is for the worker
                 "max_ack_pending": -1,  # delayed messages count as delivered, and must not block others
                 "max_waiting": 10000,
             }

@@ -83,7 +83,7 @@ def host_of(text: str) -> Host:
     return Host(name, int(port), name)
 
 
-# -- What things are called in JetStream: streams, subjects, and the consumer of each queue --
+# -- Names in JetStream: streams, subjects, and the consumer of each queue --
 # Names of consumers and tokens of subjects may not contain dots, spaces, wildcards or path separators, and
 # JetStream makes a directory of a consumer's name. Queues may have any name. So any character except letters,
 # digits, "-" and "_" is written as "=" and two hexadecimal digits for each byte; and a name that would be too
@@ -91,13 +91,14 @@ def host_of(text: str) -> Host:
 
 _PLAIN = frozenset((ascii_letters + digits + "-_").encode())
 LONGEST = 120
-"""Characters of a token, at most: a file system gives a name 255 bytes, and JetStream adds to it."""
+"""Maximum characters of a token: file systems limit names to 255 bytes, and JetStream adds to them."""
 _DIGEST_BYTES = 16
 LETTERS = {DEAD: "dead", FAILED: "failed"}
 
 
 def token(queue: str) -> str:
-    """*queue* as a token of a subject, and as the name of a consumer. No two queues have the same one."""
+    """Return *queue* as a token of a subject, and as the name of a consumer. No two queues have the same
+    one."""
     written = "".join(
         chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in queue.encode("utf-8", "surrogatepass")
     )
@@ -133,6 +134,6 @@ class Layout(NamedTuple):
         return f"{self.stream}.{LETTERS[kind]}.{'*' if queue is None else token(queue)}"
 
     def consumer(self, queue: str, made: str) -> str:
-        """Of *queue*, in a stream that was *made* then. A server that has lost its data counts from one
-        again: with the same name an old acknowledgement would be one of a new message."""
+        """Return the consumer of *queue* in a stream that was *made* then. A server that has lost its data
+        counts from one again: under the same name, an old acknowledgement would settle a new message."""
         return f"{token(queue)}-{made}"

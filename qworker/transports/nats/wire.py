@@ -95,7 +95,7 @@ class Wire:
         self._socket.settimeout(left_until(end))
         secure = context.wrap_socket(self._socket, server_hostname=self._host.tls_name)
         self._socket, self._pending = secure, secure.pending
-        turn = threading.Lock()  # what encrypts is not made for two threads
+        turn = threading.Lock()  # TLS does not support two threads at a time
         self._receive, self._transmit = _in_turn(turn, secure.recv), _in_turn(turn, secure.send)
         self._watch()
 
@@ -122,7 +122,7 @@ class Wire:
         name."""
         found: list[Host] = []
         for text in info.get("connect_urls") or ():
-            with suppress(ValueError):  # nothing to connect to
+            with suppress(ValueError):  # not an address
                 host = host_of(str(text))
                 found.append(host._replace(tls_name=self._host.tls_name) if _is_address(host.name) else host)
         return found
@@ -130,7 +130,7 @@ class Wire:
     # -- sending --
 
     def send(self, data: bytes, end: float) -> None:
-        """Send all of *data* by the monotonic time *end*, or it is the end of this connection."""
+        """Send all of *data* by the monotonic time *end*; any error ends the connection."""
         try:
             with self._sending:
                 left: Buffer = data
@@ -155,7 +155,7 @@ class Wire:
     # -- reading --
 
     def is_silent(self, seconds: float) -> bool:
-        """Whether nothing arrives for so long."""
+        """Wait up to *seconds*; return whether nothing has arrived."""
         return not (self._read or self._pending() or self._readable.poll(_milliseconds(seconds)))
 
     def whatever_came(self, seconds: float) -> Iterator[Any]:
@@ -233,21 +233,21 @@ class Wire:
     # -- the end --
 
     def shut(self) -> None:
-        """End it: the reader gets an error."""
+        """Shut the connection down: the reader gets an error."""
         try:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # without TLS, which others are using
         except OSError as error:
             reraise_interrupt(error)
 
     def close(self) -> None:
-        """Called by the reader."""
+        """Close the socket. Called by the reader."""
         self.shut()
         with self._sending:
             self._socket.close()
 
 
 def left_until(end: float) -> float:
-    """Seconds until the monotonic time *end*. TimeoutError when it has come."""
+    """Return the seconds until the monotonic time *end*. TimeoutError when it has come."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError("no answer in time")
@@ -271,11 +271,11 @@ def _is_address(name: str) -> bool:
 
 
 def _milliseconds(seconds: float) -> int:
-    return int(seconds * 1000) + (seconds > 0)  # never too few, and none for none
+    return int(seconds * 1000) + (seconds > 0)  # rounded up; 0 stays 0
 
 
 def _headers(text: bytes) -> dict[str, str]:
-    """Headers that came, with the status in the first line."""
+    """Return received headers, with the status in the first line as ``Status`` and ``Description``."""
     first, *lines = text.decode("utf-8", "replace").rstrip("\r\n").split("\r\n")
     status = first.split(" ", 2)[1:]
     found = dict(zip(("Status", "Description"), status, strict=False))
