@@ -44,7 +44,7 @@ REFUSED = "rejected by its consumer"
 
 
 class Connection(Protocol):
-    """What a channel asks of its connection, which is the Transport."""
+    """What a channel needs of its connection, which is the Transport."""
 
     broker: Broker
     exchanges: Exchanges
@@ -103,7 +103,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._shared_state = connection.consumer_thread.shared_state
         self._inbox = self._shared_state.open()
         self._gone: set[str] = set()
-        """Queues that are gone, although we hold messages of them."""
+        """Deleted queues of which we may hold messages."""
 
     # -- queues and bindings --
 
@@ -157,7 +157,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
-        """if_empty: not if messages wait in it, even delayed ones."""
+        """Delete *queue*. if_empty: only if no messages wait in it, not even delayed ones."""
         if if_empty:
             (info,) = self._broker.admin.depths([queue])
             if info.ready or info.delayed or self._shared_state.arrived(queue):
@@ -213,7 +213,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return list(dict.fromkeys(found))
 
     def _lookup_undeclared(self, exchange: str, routing_key: str) -> list[str]:
-        """The same if only others know the kind of exchange: their bindings show it."""
+        """Like _lookup(), for an exchange that was declared elsewhere: its bindings show its kind."""
         found = matching(self._exchanges.table(exchange), routing_key)
         if not found or any(pattern == EVERYTHING for _, pattern, _ in self._exchanges.table(exchange)):
             found = matching(self._exchanges.table_now(exchange), routing_key)

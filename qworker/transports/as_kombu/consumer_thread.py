@@ -143,7 +143,7 @@ class ConsumerThread:
         return claim.messages
 
     def leave(self, queue: str) -> None:
-        """*queue* is no longer consumed here: leave its messages to others. Does not wait."""
+        """Leave the messages of *queue*, which is no longer consumed here, to others. Does not wait."""
 
         by_queue = self._broker.by_queue
 
@@ -196,7 +196,7 @@ class ConsumerThread:
             while not self._is_over() and not self._is_idle():
                 self._step()
             self._consumer.deregister()
-        except Exception as error:  # noqa: BLE001 - whoever drains the connection is to hear of it
+        except Exception as error:  # noqa: BLE001 - draining the connection raises it
             self._fail(error)
 
     def _is_over(self) -> bool:
@@ -308,7 +308,7 @@ class ConsumerThread:
                     self._unsettled.append(DeadLetter(each.tag, f"delivered {failed} times without success"))
                 elif inbox := by_queue.get(each.queue):
                     deliveries.append(Delivery(each.tag, each.queue, envelope_of(each), inbox))
-                else:  # taken before it was due, when somebody wanted it
+                else:  # taken early, when it was still wanted
                     self._unsettled.append(Release(each.tag))
             except InvalidTaskMessage as error:
                 logger.error("message %d in %s cannot be read: %s", each.tag, each.queue, error)

@@ -29,7 +29,7 @@ Binding = tuple[str, str, str]
 EVERYTHING = ".*"
 """The pattern of fanout bindings."""
 KNOWN_SECONDS = 1.0
-"""How long data read is cached, unless this connection changes it."""
+"""How long the contents of the registry are cached, unless this connection changes them."""
 LIFE_SECONDS = 120.0
 """Lifetime of a queue that is not kept alive. Clocks of machines may differ by half of it."""
 RENEW_SECONDS = 30.0
@@ -107,7 +107,7 @@ class Exchanges:
             self._put_for([entry], life)
 
     def consume(self, queue: str) -> None:
-        """We have a consumer of *queue*: an auto-delete queue is deleted with us from now on."""
+        """Record that we consume *queue*: an auto-delete queue is deleted with us from now on."""
         with self._lock:
             _, known = self._unused.pop(queue, (0.0, set()))
         if not known:
@@ -154,7 +154,7 @@ class Exchanges:
     # -- bindings --
 
     def bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Bind *queue* to *exchange* with such a routing key."""
+        """Bind *queue* to *exchange* with *routing_key*."""
         with self._lock:
             temporary = queue in self._ours
             life, waiting = self._unused.get(queue, (None, set()))

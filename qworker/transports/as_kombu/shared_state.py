@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 ASK_SECONDS = 30.0
 MARKS = 1024
-"""How many held messages are counted when this process dies."""
+"""Maximum held messages whose delivery is counted when this process dies."""
 
 Call = tuple[Callable[[], Any], "Future[Any]"]
 """A call for the consumer thread, and the future for its result."""
@@ -41,7 +41,7 @@ class Inbox:
         self.held: dict[int, int] = {}
         """Unsettled deliveries: the slot in the running file, by tag."""
         self.callbacks: dict[str, Callable[[dict[str, Any]], object]] = {}
-        """Of the consumers, by queue; belongs to the consuming thread."""
+        """The consumers' callbacks, by queue; belongs to the consuming thread."""
         self.arrived = 0
         """How many wait to be delivered."""
         self.news = True
@@ -267,12 +267,12 @@ class SharedState:
         return settlements, calls
 
     def put_back(self, calls: Sequence[Call]) -> None:
-        """*calls* could not be done yet."""
+        """Return *calls*, which could not be done yet, to the front."""
         with self.changed:
             self._calls[:0] = calls
 
     def have_news(self) -> None:
-        """The broker may have messages for every inbox."""
+        """Record that the broker may have messages for every inbox."""
         with self.changed:
             for inbox in self.inboxes:
                 inbox.news = True
@@ -288,7 +288,8 @@ class SharedState:
             return by_queue, min((inbox.room() for inbox in inboxes), default=0)
 
     def looked(self, inboxes: Iterable[Inbox], more: bool, due: float | None) -> None:
-        """*more*: the broker has more for *inboxes*. due: when the next delayed message is due, if any."""
+        """Record a claim for *inboxes*. more: whether the broker has more for them. due: when the next
+        delayed message is due, if any."""
         with self.changed:
             for inbox in inboxes:
                 inbox.news, inbox.due = inbox.news or more, due
@@ -300,7 +301,7 @@ class SharedState:
         return min(dues, default=None)
 
     def deliver(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Put *deliveries* where the connection is drained; return those no longer wanted."""
+        """Add *deliveries* for next(); return those no longer wanted."""
         unwanted = []
         with self.changed:
             for delivery in deliveries:
@@ -319,13 +320,13 @@ class SharedState:
             return self._asleep
 
     def awake(self) -> None:
-        """The consumer thread is awake."""
+        """Record that the consumer thread is awake."""
         with self.changed:
             self._asleep = False
 
     def fail(self, error: Exception) -> list[Call]:
-        """The connection has failed with *error*: all held messages are released. Return the calls that will
-        not be done."""
+        """Record that the connection has failed with *error*, and forget all held messages. Return the calls
+        that will not be done."""
         with self.changed:
             self.failure = error
             self._arrived.clear()

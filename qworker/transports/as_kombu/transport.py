@@ -183,7 +183,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.driver_type = "qworker" if self.exchanges.shared else "sql"
 
     def _open(self) -> None:
-        """Return the broker, not connected yet."""
+        """Open the broker, which connects on first use, and its consumer thread."""
         url = url_of(self.client)
         conf = settings_of(self.client, url)
         self.broker = self.open_broker(url, conf)
