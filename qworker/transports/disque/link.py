@@ -110,7 +110,7 @@ class Link:
         connected = getattr(self._connection, "_sock", None)
         if connected is None:
             return False
-        poll = select.poll()  # select() counts files to 1024
+        poll = select.poll()  # select() is limited to files below 1024
         poll.register(connected, select.POLLIN)
         return not poll.poll(0)
 
@@ -139,7 +139,7 @@ class Link:
             return refusal
 
     def say_no_more(self) -> None:
-        """The node ends its current work for us: a reply already sent still arrives, and no other will. Any
+        """Make the node end its current work for us: a reply already sent still arrives, but no other. Any
         thread."""
         connected = getattr(self._connection, "_sock", None)
         if connected is not None:

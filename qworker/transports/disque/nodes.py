@@ -21,7 +21,7 @@ from qworker.transports.disque.link import BROKEN, Command, Link, Refusal
 from qworker.transports.disque.url import Address, Nodes
 
 COUNTED = 500
-"""After how many jobs one looks where they come from."""
+"""Number of jobs after which the node that made most of them is chosen."""
 LEAVING = "100"
 """The priority in HELLO of a node that is leaving the cluster."""
 
@@ -56,7 +56,7 @@ class Cluster:
         return self.ask([("PING",)]).node
 
     def addresses(self) -> list[Address]:
-        """All nodes that are known of."""
+        """Return all known nodes."""
         return list(dict.fromkeys([*self._known.values(), *self._nodes.addresses]))
 
     def ask(
@@ -125,7 +125,7 @@ class Cluster:
             (self._leaving.add if priority.decode() == LEAVING else self._leaving.discard)(address)
 
     def _refused(self, address: Address, error: BaseException) -> None:
-        """Raises ConfigurationError when it is the password that is wrong."""
+        """Raise ConfigurationError if *error* is about the password."""
         said = str(error)
         if any(
             word in said for word in ("NOAUTH", "invalid password", "no password is set", "Authentication")
@@ -151,7 +151,8 @@ class Cluster:
             self._chosen = random.choice(others) if others else None
 
     def got(self, ids: Sequence[str]) -> None:
-        """Jobs with those *ids* were given to us: choose the node that made most of the last ones."""
+        """Record that jobs with *ids* were delivered to us, and choose the node that made most of the last
+        ones."""
         with self._turn:
             self._made.update(job_id[2:10] for job_id in ids)
             if self._made.total() < COUNTED:

@@ -39,7 +39,7 @@ LONGEST_DELAY = 365 * 86400
 ELSEWHERE = ("LEAVING", "NOREPL")
 """Refusals after which another node is tried."""
 LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING")
-"""Refusals that end."""
+"""Refusals that are temporary."""
 FULL = "used memory >"
 """A node's error for full memory; redis-py removes the first word."""
 
@@ -91,7 +91,7 @@ class DisqueQueue(ServerQueue):
 
     @property
     def retry(self) -> int:
-        """Seconds."""
+        """The retry time of its jobs, in seconds."""
         return self._options.retry
 
     def send(self, entries: Sequence[Entry]) -> None:
@@ -235,7 +235,7 @@ def received(
 def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
     _, job_id, body, _, nacks, _, deliveries = job
     name = job_id.decode("ascii")
-    lease = math.inf if once(name) else queue.retry  # working() learns a stranger's
+    lease = math.inf if once(name) else queue.retry  # working() corrects it for other publishers' jobs
     return Received(
         queue,
         body.decode("utf-8", "surrogateescape"),
@@ -319,7 +319,7 @@ def every_node(cluster: Cluster, command: Command) -> list[Answer]:
 
 
 def accepted(reply: Any, node: Address) -> Any:
-    """*reply* of *node*. Raises BrokerUnavailable when it is a Refusal."""
+    """Return *reply* of *node*. Raises BrokerUnavailable when it is a Refusal."""
     if isinstance(reply, Refusal):
         raise BrokerUnavailable(f"Disque, {node}: {reply}")
     return reply
@@ -357,7 +357,7 @@ def counts(cluster: Cluster) -> dict[str, Count]:
     return {name: Count(one["ready"], one["delayed"], one["leased"]) for name, one in found.items()}
 
 
-# -- Jobs as nodes tell of them --
+# -- Jobs as nodes describe them --
 
 
 def once(job_id: str) -> bool:

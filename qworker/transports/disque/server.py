@@ -1,8 +1,8 @@
-"""Server: how Disque's nodes are connected to.
+"""Server: connecting to Disque's nodes.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
 Goes to:     ``nodes.py``; the sender, the consumer and the administration have a connection each.
-Thread:      any; it holds nothing that changes.
+Thread:      any; immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAIT_SECONDS = 10.0
 
 
 class Connection(NamedTuple):
-    """asking: for all but the jobs that a worker waits for, which block their connection."""
+    """waiting: for queries that wait for jobs, which block their connection. asking: for everything else."""
 
     asking: Cluster
     waiting: Cluster
@@ -34,7 +34,7 @@ class Connection(NamedTuple):
 
 
 class DisqueServer(Server):
-    """options: of the jobs that are added. wait_seconds: of one question for jobs."""
+    """options: of added jobs. wait_seconds: how long one query for jobs waits."""
 
     def __init__(
         self, url: str, options: Options, timeout: float, wait_seconds: float = WAIT_SECONDS
@@ -61,7 +61,7 @@ class DisqueServer(Server):
         return DisqueQueue(connection.asking, queue, options)
 
     def names(self, connection: Connection) -> set[str]:
-        """Includes those that others have created."""
+        """Return all queues, including those that others have created."""
         answers = every_node(connection.asking, ("QSCAN", "BUSYLOOP"))
         return {name.decode("utf-8", "replace") for answer in answers for name in answer.replies[0][1]}
 

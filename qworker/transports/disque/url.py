@@ -37,7 +37,7 @@ class Nodes(NamedTuple):
 
 
 def parsed(url: str) -> Nodes:
-    """Raises ConfigurationError for an invalid URL; the password is not shown."""
+    """Parse *url*. ConfigurationError for an invalid one, without showing the password."""
     refuse_parameters(url, "broker_url")
     rest = url.partition("://")[2].rstrip("/")
     login, _, places = rest.rpartition("@")

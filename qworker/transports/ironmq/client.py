@@ -1,4 +1,4 @@
-"""IronMQ's calls by HTTP: one JSON object there, one back.
+"""Calls of IronMQ's HTTP interface, with JSON objects in both directions.
 
 Comes from:  ``queue.py``, ``server.py``.
 Goes to:     urllib3, which keeps connections and makes new ones.

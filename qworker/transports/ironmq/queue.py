@@ -4,7 +4,7 @@ Comes from:  ``server.py``.
 Goes to:     ``client.py``.
 Thread:      see ServerQueue; a client serves several.
 
-A message that was reserved is known by its id and the reservation's, which a touch replaces.
+A reserved message is identified by its id and that of its reservation, which a touch replaces.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IronQueue(ServerQueue):
         self._make()
 
     def _make(self) -> None:
-        """Settings that others gave it stay."""
+        """Create the queue if it is missing; an existing one keeps its settings."""
         try:
             self._client.call("GET", self._path)
         except IronError as error:
@@ -95,7 +95,7 @@ class IronQueue(ServerQueue):
     def _each(
         self, messages: Sequence[Received], verb: str, more: dict[str, Any]
     ) -> Iterator[tuple[Received, dict[str, Any] | None]]:
-        """Return IronMQ's answer to *verb* for each message; None for those that are no longer ours."""
+        """Yield each message with IronMQ's answer to *verb*; None for those that are no longer ours."""
         for message in messages:
             path = f"{self._message(message)}/{verb}"
             try:
@@ -144,7 +144,7 @@ class IronQueue(ServerQueue):
         return Count(int(queue.get("size") or 0))
 
     def purge(self) -> int:
-        """Includes running messages, in case their worker dies."""
+        """Also deletes running messages: they are lost if their worker dies."""
         size = self.count().ready
         self._client.call("DELETE", f"{self._path}/messages", {})
         return size

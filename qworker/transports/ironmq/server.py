@@ -1,4 +1,4 @@
-"""Server: how an IronMQ is connected to, and what its errors are.
+"""Server: connecting to IronMQ, and its errors.
 
 Comes from:  ``broker_url`` and ``broker_transport_options``.
 Goes to:     ``client.py``.

@@ -45,7 +45,7 @@ def _plain(
     in_part: Mapping[Capability, str] | None = None,
     **words: str,
 ) -> Capabilities:
-    """A transport of kombu's without a store of ours."""
+    """Return the row of one of kombu's transports, used through KombuServer."""
     return Capabilities(
         name,
         schemes,

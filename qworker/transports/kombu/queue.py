@@ -24,7 +24,7 @@ COMPRESSION = "compression"
 
 
 class KombuQueue(ServerQueue):
-    """bound: of kombu, on a channel."""
+    """bound: kombu's queue, bound to a channel."""
 
     batch = 1
 
@@ -94,7 +94,7 @@ def take_anything(channel: Any) -> None:
 
 
 class _Compressed:
-    """kombu decompresses a body, and forgets that it was compressed."""
+    """Keeps a compressed body as it is: kombu would decompress it, and drop the header that says so."""
 
     headers: Any
 

@@ -1,8 +1,8 @@
-"""Server: how a broker that kombu has a transport for is connected to, and what its errors are.
+"""Server: connecting to a broker that kombu has a transport for, and its errors.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
-Goes to:     kombu; the sender, the consumer and the administration each open a connection of their own by it.
-Thread:      any; it holds nothing that changes.
+Goes to:     kombu; the sender, the consumer and the administration each open their own connection.
+Thread:      any; immutable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ kombu: Any = untyped_kombu
 EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
 """Extras of kombu whose name differs from the scheme."""
 LATE = {"pyro": "Pyro4", "slmq": "softlayer_messaging"}
-"""Modules that kombu's transports miss only when something is sent."""
+"""Modules whose absence kombu's transports only notice when something is sent."""
 UNUSABLE = (ImportError, NameError, TypeError, AttributeError)
 """Errors of transports with missing libraries."""
 UNKNOWN_URL = "ArgumentError"
@@ -33,7 +33,7 @@ UNKNOWN_URL = "ArgumentError"
 
 
 class KombuServer(Server):
-    """url: with a scheme of kombu's. options: transport_options for kombu. poll: seconds between looks.
+    """url: with a scheme of kombu's. options: transport_options for kombu. poll: seconds between polls.
     use_ssl: as the setting broker_use_ssl."""
 
     wait_seconds = None
@@ -47,7 +47,7 @@ class KombuServer(Server):
         self._use_ssl = use_ssl
 
     def look_for_library(self) -> None:
-        """Raise ConfigurationError when the transport has no library. Nothing is connected to."""
+        """Raise ConfigurationError if the transport's library is missing, without connecting."""
         try:
             with self._usable():
                 connection = kombu.Connection(self.url, transport_options=self._options)
@@ -73,8 +73,8 @@ class KombuServer(Server):
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
-        """Says in a sentence that a transport has no library, or can do nothing with its URL. Some find that
-        out only when they declare a queue."""
+        """Raise ConfigurationError for errors of a transport without its library, or with a URL that it
+        cannot use. Some only notice when they declare a queue."""
         try:
             yield
         except Exception as error:
@@ -97,7 +97,8 @@ class KombuServer(Server):
             raise ConnectionGone(f"{self.shown}: {explained(f'{type(error).__name__}: {error}')}") from error
 
     def declare_letters(self, connection: Any) -> None:
-        """Not before there is one: to declare a queue is to make a topic or a subscription somewhere."""
+        """Does nothing: declaring a queue may create a topic or a subscription, so this waits for the first
+        letter."""
 
     def declare(self, connection: Any, queue: str) -> KombuQueue:
         bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(

@@ -1,4 +1,4 @@
-"""Amazon SQS: messages as kombu's transport has them, sent, received, kept and deleted by us.
+"""Amazon SQS, with messages in the format of kombu's transport.
 
 Comes from:  ``broker_url = "sqs://…"``.
 Goes to:     ``transports/held/``, with the server and the queues beside this module.

@@ -22,7 +22,7 @@ from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQ
 FIFO = ".fifo"
 """Suffix of queues that keep an order; they cannot delay single messages."""
 LONGEST_DELAY = 900
-"""Seconds for which SQS keeps a message to itself, at most."""
+"""Maximum seconds for which SQS delays a message."""
 GONE = frozenset({"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"})
 """SQS's errors for a message that was delivered to somebody else meanwhile, or deleted."""
 UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
@@ -112,8 +112,8 @@ class SqsQueue(ServerQueue):
         self._hide(messages, delay)
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
-        """SQS also deletes with an old receipt a message that somebody else has by now, so these are left
-        out."""
+        """Messages that others may have by now are left out: SQS would delete them even with an old
+        receipt."""
         ours, gone = by_lease(messages)
         return gone + (self._do("delete_message_batch", ours) if ours else [])
 
@@ -140,7 +140,7 @@ class SqsQueue(ServerQueue):
         return Count(*(int(found.get(name, 0)) for name in names))
 
     def purge(self) -> int:
-        """Includes running messages, in case their worker dies."""
+        """Also deletes running messages: they are lost if their worker dies."""
         count = self.count()
         self.client.purge_queue(QueueUrl=self.url)
         return count.ready + count.delayed
@@ -151,8 +151,8 @@ def _places(failed: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _said(operation: str, failure: dict[str, Any]) -> str:
-    """Describe the failure without the sender's fault, which does not show whether it is temporary: a
-    throttled KMS key is ours."""
+    """Describe *failure* without SQS's flag for faults of the sender, which does not show whether it is
+    temporary: a throttled KMS key sets it."""
     return f"{operation}: {failure['Code']}: {failure.get('Message', '')}"
 
 

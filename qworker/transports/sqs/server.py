@@ -1,4 +1,4 @@
-"""Server: how SQS is connected to, and what its errors are.
+"""Server: connecting to SQS, and its errors.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
 Goes to:     kombu's transport for SQS, of which the connection and the names of queues are used.
@@ -37,7 +37,7 @@ kombu_sqs: Any = untyped_sqs
 
 OPTIONS = "broker_transport_options"
 LEASE_SECONDS = 30
-"""How long messages are hidden at least when they are received."""
+"""How long received messages are hidden, until they are extended."""
 SHELF_SECONDS = 120
 """How long a dead letter is hidden while it is being read."""
 WAIT_SECONDS = 10
