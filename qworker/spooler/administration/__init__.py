@@ -1,4 +1,5 @@
 """Administration: spool directories for operators.
 
-Modules, in reading order: ``counts`` (of jobs), ``admin`` (lists, shows, removes, retries and moves jobs).
+Modules, in reading order: ``counts`` (of jobs), ``admin`` (listing, showing, removing, retrying and moving
+jobs).
 """

@@ -1,11 +1,11 @@
-"""SpoolAdmin: administration of a spool directory: list, remove, retry and move jobs.
+"""SpoolAdmin: administration of a spool directory: listing, removing, retrying and moving jobs.
 
 Comes from:  the command line.
-Goes to:     the files, each changed under its lock, so that none is touched that somebody runs.
+Goes to:     the files, each changed under its lock, so that running jobs are not touched.
 Thread:      any; one at a time.
 
-A job is named by its path in the directory: the name of its file, and its priority before it when it has one.
-No link is followed on the way to it.
+A job is named by its path in the directory: the name of its file, preceded by its priority if it has one.
+Links in the path are not followed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Examined(NamedTuple):
-    """A job with the content of its file. note: why it was set aside; None when it was not."""
+    """A job with the content of its file. note: why it was set aside; None if it was not."""
 
     job: Waiting
     content: Content
@@ -54,7 +54,7 @@ class Examined(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A file that is locked: its descriptor, that of its folder, and its name there."""
+    """A locked file: its descriptor, that of its folder, and its name there."""
 
     file: int
     folder: int
@@ -63,9 +63,9 @@ class _Held(NamedTuple):
 
 class SpoolAdmin:
     """path: an existing directory, ConfigurationError otherwise. writable: whether changes are allowed.
-    lock: None for the best that the system has.
+    lock: None for best_lock().
 
-    Whatever cannot be done with a job is a SpoolError, and then nothing of the job has changed.
+    Its methods raise SpoolError if something cannot be done with a job; the job is then unchanged.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class SpoolAdmin:
             self._directory = -1
 
     def waiting(self) -> Iterator[Waiting]:
-        """Return the waiting and running jobs, in the order in which an ordered spooler would run them."""
+        """Yield the waiting and running jobs, in the order in which an ordered spooler would run them."""
         try:
             yield from waiting(self.path, self._directory, self._attempts, self._lock)
         except OSError as error:
             raise self._failed(self.path, error) from error
 
     def set_aside(self) -> Iterator[Aside]:
-        """Return the jobs that were set aside."""
+        """Yield the jobs that were set aside."""
         try:
             yield from aside(self.path, self._directory)
         except OSError as error:
@@ -127,8 +127,8 @@ class SpoolAdmin:
         return Examined(job, found, note)
 
     def remove(self, name: str, *, dead: bool = False, first: Callable[[], object] = lambda: None) -> None:
-        """Remove a job that waits. dead: one that was set aside, with its note. first: called while the job
-        is locked and there, before it is removed."""
+        """Remove a waiting job. dead: one that was set aside, with its note. first: called when the job is
+        locked and known to exist, before it is removed."""
         path = job_path(name)
         own = _own(path)
         if dead:
@@ -142,13 +142,13 @@ class SpoolAdmin:
                 self._never_tried(held.file, own)
 
     def set_due(self, name: str, due: float) -> None:
-        """Have a job that waits be due at that time, epoch seconds."""
+        """Make a waiting job due at *due*, epoch seconds."""
         with self._held(job_path(name)) as held:
             os.utime(held.file, (due, due))
 
     def read_set_aside(self, name: str) -> tuple[int, Packet]:
-        """Return the inode and the content of a job's file that was set aside. InvalidPacket when it is not a
-        job."""
+        """Return the inode and the content of the file of a job that was set aside. InvalidPacket when it is
+        not a job."""
         path = f"{DEAD}/{_own(job_path(name))}"
         with self._folder(path) as folder:
             try:
@@ -163,11 +163,11 @@ class SpoolAdmin:
                 os.close(file)
 
     def retry(self, name: str, *, dead: bool = False, due: float | None = None, returns: int = 0) -> str:
-        """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
-        was set aside, which goes back to where it was.
+        """Make a job run now, as if it had never been tried, and return its path. A job that was set aside
+        goes back to its former place.
 
-        dead: only one that was set aside. due: the time that its file gets; None for now. returns: how often
-        it counts as given back.
+        dead: only a job that was set aside. due: the new time of its file; None: now. returns: how often it
+        counts as given back.
         """
         times = None if due is None else (due, due)
         path = job_path(name)
@@ -190,11 +190,11 @@ class SpoolAdmin:
         return path
 
     def move(self, name: str, to: SpoolAdmin, priority: str | None = None) -> str:
-        """Move a job that waits to another spool directory, or to another priority, and return its path.
-        priority: '' for none, None for the one that it has.
+        """Move a waiting job to another spool directory or priority, and return its path. priority: '' for
+        none, None: unchanged.
 
-        Within one file system that is one step. Between two, the job is complete at its destination before it
-        is removed here, and its lock is held meanwhile; after a power loss in between it exists in both.
+        Within one file system this is atomic. Between two, the job is complete at its destination before it
+        is removed here, with its lock held; after a power loss in between it exists in both.
         """
         path = job_path(name)
         own = _own(path)
@@ -218,7 +218,7 @@ class SpoolAdmin:
 
     @contextmanager
     def _held(self, path: str) -> Iterator[_Held]:
-        """Hold the lock of the file *path*, so that nobody runs it meanwhile."""
+        """Hold the lock of the file *path*, so that it is not run meanwhile."""
         called = path.removeprefix(f"{DEAD}/")
         name = _own(path)
         try:
@@ -242,7 +242,7 @@ class SpoolAdmin:
 
     @contextmanager
     def _folder(self, path: str, *, make: bool = False) -> Iterator[int]:
-        """Return a descriptor of the folder that contains *path*. make: create missing folders."""
+        """Yield a descriptor of the folder that contains *path*. make: create missing folders."""
         folder = os.dup(self._directory)
         try:
             for part in path.split("/")[:-1]:
@@ -258,9 +258,9 @@ class SpoolAdmin:
 
     @contextmanager
     def _room_for(self, path: str) -> Iterator[int]:
-        """A descriptor of the folder that *path* will lie in, made when it is missing; the name is free."""
+        """Yield a descriptor of the folder for *path*, created if missing. SpoolError if *path* exists."""
         with self._folder(path, make=True) as folder:
-            # Names hold a random number: that somebody makes the same one now is not to be feared.
+            # Names contain a random number, so nobody creates the same one at this moment.
             with suppress(FileNotFoundError):
                 os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
                 raise SpoolError(
@@ -302,13 +302,13 @@ def _own(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-# -- Copying: a spool file goes to another file system, whole or not at all --
+# -- Copying a spool file to another file system, completely or not at all --
 
 
 def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> None:
-    """Write the content of the opened *file* as *name* in the directory whose descriptor is *folder*, as a
-    job that was *begun* so many times. It gets its name when it is complete, and then survives a power loss.
-    OSError when that fails; then the name does not exist, unless only the sync of the name failed."""
+    """Write the content of the opened *file* as *name* in the directory whose descriptor is *folder*, with
+    *begun* attempts. It gets its name when it is complete, and then survives a power loss. OSError when that
+    fails; then the name does not exist, unless only the sync of the name failed."""
     status = os.fstat(file)
     temporary = TEMPORARY + job_name(time.time())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -335,15 +335,15 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
     crash_point("spool copy named")
 
 
-# -- Examining: what one spool file says, for people, whoever runs it --
+# -- Examining: the content of a spool file, for display --
 
 BEGINNING = 4096
-"""Bytes of a body that are read."""
+"""Maximum bytes of a body that are read."""
 
 
 class Content(NamedTuple):
     """pairs: in the order of the file. beginning: of the body, which has body_length bytes. damage: why it is
-    no packet; '' when it is one."""
+    not a packet; '' if it is one."""
 
     pairs: dict[bytes, bytes]
     beginning: bytes
@@ -366,13 +366,12 @@ def content(file: int) -> Content:
 
 
 # -- Listing --
-# Listing: what lies in a spool directory, for people: the jobs that wait, and those that were set
-# aside.
+# The jobs in a spool directory, for display: waiting ones, and those that were set aside.
 
 
 class Waiting(NamedTuple):
-    """A job that waits or is run. path: its name, with its priority before it. due: epoch seconds. running:
-    whether somebody has its lock; None when its file may not be opened."""
+    """A waiting or running job. path: its name, preceded by its priority. due: epoch seconds. running:
+    whether its lock is held; None when its file may not be opened."""
 
     path: str
     size: int
@@ -395,9 +394,9 @@ class Aside(NamedTuple):
 
 
 def waiting(place: str, directory: int, attempts: Attempts, lock: FileLock) -> Iterator[Waiting]:
-    """Return the jobs in the spool directory *place* and in its priorities, in natural order."""
+    """Yield the jobs in the spool directory *place* and in its priorities, in natural order."""
     for path, _ in scan_in_order(place, math.inf, lambda folder: None):
-        with suppress(FileNotFoundError):  # it has just been done
+        with suppress(FileNotFoundError):  # it has just ended
             yield look(place, path, directory, attempts, lock)
 
 
@@ -415,7 +414,7 @@ def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLo
 
 
 def aside(place: str, directory: int) -> Iterator[Aside]:
-    """Return the jobs that were set aside, in natural order. OSError when they cannot be read."""
+    """Yield the jobs that were set aside, in natural order. OSError when they cannot be read."""
     for name in sorted(aside_names(place), key=natural_key):
         with suppress(FileNotFoundError):  # it has just gone
             status = os.stat(f"{DEAD}/{name}", dir_fd=directory, follow_symlinks=False)
@@ -429,8 +428,7 @@ def aside_names(place: str) -> list[str]:
         names = set(os.listdir(f"{place}/{DEAD}"))
     except FileNotFoundError:
         return []
-    # A note may be older than its file, or be left over; a job whose own name ends like that has a note
-    # besides.
+    # A note may exist before its file, or be left over. A job whose own name ends in .json has a note, too.
     return [
         name
         for name in names

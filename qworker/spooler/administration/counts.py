@@ -1,4 +1,4 @@
-"""JobCounter: how many jobs a spool directory has of each kind, and how many come and go.
+"""JobCounter: counts the jobs of a spool directory in each state, and how many come and go.
 
 Comes from:  `qworker spool watch`.
 Goes to:     the directory's names, times and locks, read only; no packet is read.
@@ -22,7 +22,7 @@ from qworker.spooler.watching.inotify import Inotify
 from qworker.spooler.watching.scanning import Entry
 
 LOCKS = 2000
-"""Locks checked at most in one count; checking more would take too long."""
+"""Maximum locks checked in one count; checking more would take too long."""
 
 _COMES = inotify.MOVED_TO | inotify.CREATE
 _GOES = inotify.MOVED_FROM | inotify.DELETE
@@ -32,8 +32,8 @@ _HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK
 class Counts(NamedTuple):
     """The counts of a directory.
 
-    - due: runnable jobs that nobody runs. running: jobs whose lock is held.
-    - delayed: jobs that are due later. dead: those that were set aside; None when they may not be seen.
+    - due: due jobs that are not running. running: jobs whose lock is held.
+    - delayed: jobs that are due later. dead: those that were set aside; None without permission to read them.
     - oldest: due time of the oldest due job; next_due: due time of the next delayed job. Epoch seconds; None
       without such a job.
     - complete: whether the locks of all due jobs were checked; otherwise some of the due jobs may be running.
@@ -58,7 +58,7 @@ class Flow(NamedTuple):
 
 
 class JobCounter:
-    """path: a directory, which may vanish and come back. lock: None for the best that the system has."""
+    """path: a directory, which may disappear and come back. lock: None for best_lock()."""
 
     def __init__(self, path: str, *, lock: FileLock | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = path
@@ -101,7 +101,7 @@ class JobCounter:
     def look(self) -> tuple[Counts, Flow | None]:
         """Return the counts, with arrivals and departures since the last look; None at the first one.
 
-        OSError when the directory cannot be read. The next look is a first one then.
+        OSError when the directory cannot be read; then the next look counts as the first.
         """
         try:
             return self._look()
@@ -132,7 +132,7 @@ class JobCounter:
         return counts, flow
 
     def _everything(self) -> Iterator[Entry]:
-        """Return the jobs in the directory and in its priorities, and watch these from now on."""
+        """Yield the jobs in the directory and its priorities, and watch these from now on."""
         folders = [""]
         for folder in folders:  # grows meanwhile
             place = f"{self.path}/{folder}" if folder else self.path
@@ -143,7 +143,7 @@ class JobCounter:
             except OSError:
                 if not folder:
                     raise
-                continue  # a priority that has just gone, or that we may not see
+                continue  # a priority that was just deleted, or that we may not read
             with found:
                 for entry in found:
                     is_job = entry.name.startswith(PREFIX)
@@ -157,7 +157,8 @@ class JobCounter:
                             folders.append(before + entry.name)
 
     def _watch(self, place: str) -> None:
-        """Each time, as another directory may have come in its place; else it is the same watch."""
+        """Watch *place*. Called for each count, because another directory may have replaced it; otherwise the
+        watch stays the same."""
         if self._inotify is None:
             return
         try:

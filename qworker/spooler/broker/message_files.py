@@ -1,6 +1,6 @@
 """Message files: messages of a broker as spool files, in a directory for each queue.
 
-Comes from:  ``broker``, with messages to send; claimed or inspected files.
+Comes from:  ``spool_broker``, with messages to send, and with files that it has claimed or reads.
 Goes to:     the bytes of a file, and back.
 Thread:      any; functions.
 
@@ -28,7 +28,7 @@ AT_ONCE = 1.0
 VERSION = b"1"
 MOST_URGENT = 9
 
-_counter = count(1)  # next() of it is one step: no two threads get the same number
+_counter = count(1)  # next() is atomic: no two threads get the same number
 
 
 class Stamp(NamedTuple):
@@ -48,8 +48,8 @@ def stamp(now: float) -> Stamp:
 
 
 def sent_at(name: str) -> float | None:
-    """Return when the message in the file *name* was sent, epoch seconds; None when the name does not contain
-    it."""
+    """Return when the message in the file *name* was sent, epoch seconds; None if the name does not contain
+    that."""
     numbers = _numbers(name)
     return None if numbers is None else numbers[0] / 1e6
 
@@ -73,7 +73,7 @@ def _numbers(name: str) -> tuple[int, int, int, int] | None:
 
 
 def queue_folder(queue: str) -> str:
-    """Return the name of the directory of *queue*, which cannot lead outside."""
+    """Return the name of the directory of *queue*, which cannot be a path to another place."""
     return quote(queue, safe="").replace(".", "%2E")
 
 
@@ -83,7 +83,7 @@ def queue_of(folder: str) -> str:
 
 
 def to_job(envelope: Envelope, name: str) -> NewJob:
-    """Return the job to write for *envelope*, with that file name."""
+    """Return the job to write for *envelope*, in the file *name*."""
     headers = envelope.headers.encode()
     properties = b"" if envelope.properties is None else envelope.properties.encode()
     urgency = min(max(envelope.priority, 0), MOST_URGENT)

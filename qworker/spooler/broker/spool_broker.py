@@ -4,8 +4,8 @@ Comes from:  ``broker_url``.
 Goes to:     a directory for each queue below ``.qw-queues``, with a file for each message.
 Thread:      the sender and the administration any; the consumer the listener's.
 
-It is for one machine, and needs nothing but a file system. Jobs that uWSGI writes lie in the spool directory
-itself: a worker runs them with ``--spooler``.
+It is for one machine, and only needs a file system. Jobs written by uWSGI are in the spool directory itself:
+a worker runs them with ``--spooler``.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ CAPABILITIES = Capabilities(
     in_part=PROCESSES_ONLY,
 )
 
-# -- MessageConsumer: the messages of ``spool://``, claimed by the worker that runs them --
+# -- MessageConsumer: messages of ``spool://``, claimed by the worker that runs them --
 
 logger = logging.getLogger(__name__)
 
 LATEST = 2.0**53
-"""Every file time is before this epoch second."""
+"""Times of files must be before this epoch second."""
 
 
 class _Held(NamedTuple):
@@ -113,7 +113,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         super().__init__(open_lanes, clock)
         self._held: dict[int, _Held] = {}
         self._stuck: list[FileClaim] = []
-        """Messages that have ended and could not be settled."""
+        """Messages that have ended but could not be settled."""
 
     def _forget(self) -> None:
         for held in self._held.values():
@@ -122,7 +122,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         self._stuck.clear()
 
     def offer_again(self) -> None:
-        """Do nothing: a consumer of this broker alone keeps its messages."""
+        """Does nothing: only SpoolCombined calls it, and not for this consumer."""
 
     def _take(self, lane: Lane, limit: int) -> list[Leased]:
         while (claim := lane.directory.next()) is not None:
@@ -159,7 +159,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         return tag
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
-        for order in orders:  # all or none of them: refusals are told apart by settling one by one
+        for order in orders:  # check first, so that all or none are settled
             if isinstance(order, Release) and order.due is not None and not abs(order.due) < LATEST:
                 raise ValueError(f"no file can be due at {order.due!r}")
         lost: set[int] = set()
@@ -171,7 +171,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
             try:
                 self._settle(held.claim, held.leased, order)
             except OSError as error:
-                # It has ended, and must not run again: it stays locked as long as this process lives.
+                # The message has ended and must not run again: it stays locked while this process lives.
                 self._stuck.append(held.claim)
                 logger.error("%s cannot be settled, and stays locked: %s", held.claim.path, error)
         return lost
@@ -196,21 +196,21 @@ class MessageConsumer(DirectoryConsumer[Lane]):
 
 
 SWEEP_AT_A_TIME = 1000
-"""Dead letters of a queue that are deleted in one step."""
+"""Maximum dead letters of a queue that are deleted in one sweep()."""
 
 
 class _Place:
-    """The directories of the queues of the spool directory *path*, each made when it is needed."""
+    """The directories of the queues in the spool directory *path*, created when needed."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self.path = path
         self.clock = clock
 
     def queue(self, name: str) -> str:
-        """Return the directory of a queue."""
+        """Return the directory of a queue, created if missing."""
         base = prepared(self.path)
         folder = f"{base}/{QUEUES}/{queue_folder(name)}"
-        for each in (f"{base}/{QUEUES}", folder):  # here, since it is no news that a queue has a directory
+        for each in (f"{base}/{QUEUES}", folder):  # here, because prepared() logs a warning
             with suppress(OSError):
                 os.mkdir(each, 0o750)
         return prepared(folder)
@@ -226,7 +226,7 @@ class _Place:
         return []
 
     def lanes(self, queues: Sequence[str]) -> list[Lane]:
-        """Queues, to be consumed."""
+        """Return a lane for each of *queues*, whose directories have been read."""
         lanes = [
             Lane(
                 queue,
@@ -241,7 +241,7 @@ class _Place:
 
 
 class SpoolSender(Sender):
-    """sync: what has reached the disk when push() returns."""
+    """sync: what is on the disk when push() returns."""
 
     def __init__(self, place: _Place, sync: Sync) -> None:
         self._place = place
@@ -261,7 +261,7 @@ class SpoolSender(Sender):
         except (SpoolError, OSError) as error:
             with self._lock:
                 for queue in jobs:
-                    self._writers.pop(queue, None)  # its directory may have gone
+                    self._writers.pop(queue, None)  # its directory may have been deleted
             raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
 
     def _writer(self, queue: str) -> Writer:
@@ -349,7 +349,7 @@ class SpoolQueues(Admin, Delayed):
 
 class SpoolLetters(Letters):
     """The dead letters of a spool directory: the files that were set aside. A letter has the tag of its
-    message. Each look reads all of them."""
+    message. Each call reads all of them."""
 
     portion = sys.maxsize
 
@@ -365,8 +365,8 @@ class SpoolLetters(Letters):
         return self._each(tags, lambda admin, name: admin.retry(name, dead=True, due=AT_ONCE, returns=1))
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As Letters does, but each in two steps: a crash between them leaves a message both sent and
-        kept."""
+        """See Letters.send_again(), but each is sent in two steps: a crash between them leaves a message both
+        sent and kept."""
         kept = {letter.tag: (letter, queue, name) for letter, queue, name in self._dead(None)}
         number = 0
         for call in calls:
@@ -386,7 +386,7 @@ class SpoolLetters(Letters):
         raise NotSupported("this broker takes no dead letters from elsewhere")
 
     def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
-        """Return the dead letters of *queue* (None: of all), each with its queue and the name of its file."""
+        """Yield the dead letters of *queue* (None: of all), each with its queue and the name of its file."""
         for known in self._place.known():
             if queue not in (None, known):
                 continue
@@ -407,7 +407,7 @@ class SpoolLetters(Letters):
 
 
 def _dead_letter(admin: SpoolAdmin, letter: Aside, queue: str) -> Dead | None:
-    """None when it has just gone."""
+    """Return the dead letter of a file that was set aside; None if it was just deleted."""
     try:
         inode, (pairs, body) = admin.read_set_aside(letter.name)
     except InvalidPacket:
@@ -492,7 +492,7 @@ class SpoolBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
-    """Return the broker at *url*, ``spool:///dir``; nothing is created before it is used.
+    """Return the broker at *url*, ``spool:///dir``; directories are created on first use.
 
     The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
     """

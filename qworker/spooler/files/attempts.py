@@ -1,9 +1,9 @@
-"""Attempts: how often a job was begun, and how often given back, kept with its file: no crash forgets it.
+"""Attempts: how often a job was begun, and given back, stored with its file, so that it survives crashes.
 
 Comes from:  ``claiming`` and ``administration``, under the job's lock.
 Goes to:     an extended attribute of the file, which moves with it; a file below ``.qw-attempts`` where the
              file system has no attributes.
-Thread:      the one that has the claim.
+Thread:      the holder of the claim.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NONE_HERE = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 class Attempts:
     """The attempts of the jobs in one spool directory, whose descriptor is *directory*. attribute: its name.
-    suffix: of the file that replaces the attribute where there are none."""
+    suffix: of the file that replaces the attribute where it is not supported."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class Attempts:
         return 0
 
     def count_first(self, file: int) -> bool:
-        """Count the first one, in one step; False, and nothing is done, when it may not be the first."""
+        """Count the first attempt, in one step; False, with nothing counted, if it may not be the first."""
         if self._attributes:
             try:
                 os.setxattr(file, self._attribute, b"1", os.XATTR_CREATE)
                 return True
-            except OSError:  # one exists, or there are no attributes, or no space: count() reports
+            except OSError:  # it exists, is not supported, or the disk is full: count() reports
                 pass
         return False
 
     def count(self, file: int, name: str) -> int:
-        """Count one more, and return its number."""
+        """Count one more attempt, and return its number."""
         if self.count_first(file):
             return 1
         number = self.read(file, name) + 1
@@ -82,7 +82,7 @@ class Attempts:
         return number
 
     def write(self, file: int, name: str, attempts: int) -> None:
-        """Note it. What cannot be noted, on a full disk, keeps no job from running."""
+        """Store the number of attempts. If that fails, as on a full disk, the job still runs."""
         try:
             if self._attributes:
                 try:
@@ -113,14 +113,14 @@ class Attempts:
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Remove the count of a job that is gone; an attribute has gone with its file."""
+        """Remove the count of a deleted job; an attribute was deleted with its file."""
         if not self._attributes:
             with suppress(OSError):
                 os.unlink(self._noted(name), dir_fd=self._directory)
 
 
 def returns_of(directory: int) -> Attempts:
-    """Return the counter of returned jobs: a job begun more often than it was returned met with a death."""
+    """Return the counter of returns: if a job was begun more often than returned, its process has died."""
     return Attempts(directory, attribute=RETURNS, suffix=".returns")
 
 
@@ -128,9 +128,9 @@ def _number(text: bytes) -> int:
     return int(text) if text.isdigit() else 0
 
 
-# -- What is set aside: files that nobody can run or that failed too often, kept with the reason --
-# Thread: the one that has the claim.
-# No spooler looks there. A file that is moved back is a job again.
+# -- Files that were set aside: they cannot be run, or have failed too often; kept with the reason --
+# Thread: the holder of the claim.
+# No spooler reads that directory. A file that is moved back is a job again.
 
 LONGEST_NOTE = 65_536
 
@@ -145,8 +145,8 @@ class Note(NamedTuple):
 
 
 def set_aside(directory: int, path: str, *, reason: str, attempts: int, now: float) -> None:
-    """Move *path* of the spool directory, whose descriptor is *directory*, and note why. OSError when that
-    fails; the file is still in its place then."""
+    """Set *path* aside, in the spool directory whose descriptor is *directory*, and write a note with the
+    reason. OSError when that fails; then the file is still in its place."""
     name = path.rpartition("/")[2]
     note = {"path": path, "reason": reason, "attempts": attempts, "at": from_epoch(now).isoformat()}
     with suppress(FileExistsError):
@@ -165,8 +165,8 @@ def note_name(name: str) -> str:
 
 
 def read_note(directory: int, name: str) -> Note:
-    """Return the note of the set-aside file *name*. Fields that cannot be read, or paths that lead outside,
-    count as not noted."""
+    """Return the note of the set-aside file *name*. A note that cannot be read, or whose path is not a job's,
+    counts as missing."""
     try:
         file = os.open(note_name(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
         with open(file, "rb") as stream:

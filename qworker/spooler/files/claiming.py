@@ -1,8 +1,8 @@
-"""Claims: a job is taken under the lock of its file, and ends in one of four ways.
+"""Claims: a job is claimed by locking its file, and the claim ends in one of several ways.
 
 Comes from:  ``directory``, which knows which file to try.
 Goes to:     a Claim, held until the job has ended; or a Refusal, with the time of the next try.
-Thread:      any thread may end a claim; a Claim is for one thread at a time.
+Thread:      any thread may end a claim; a Claim is used by one thread at a time.
 
 Every check is repeated under the lock: the file must still have its name, be a plain file of an allowed
 owner, and be due.
@@ -31,13 +31,13 @@ from qworker.spooler.files.packet import Head, read_body, read_head
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60.0
-"""A file that is no packet is set aside when it has not changed for so long: its writer may be slow."""
+"""A file that is not a packet is set aside when it has not changed for so long: its writer may be slow."""
 BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EIO)
-"""Errors that are not about the file."""
+"""Temporary errors, which are not about the file."""
 
 
 class Reason(Enum):
-    """Why a job cannot be had now."""
+    """Why a job cannot be claimed now."""
 
     GONE = "gone"
     LOCKED = "locked"
@@ -51,11 +51,11 @@ class Reason(Enum):
 
 
 Stamp: TypeAlias = "tuple[int, int, int, int]"
-"""Inode, size, time of modification and of change: a file that is the same has the same."""
+"""Inode, size, and times of modification and change: equal if the file is unchanged."""
 
 
 class Refusal(NamedTuple):
-    """until: when to try again, epoch seconds; infinity: when the file has changed, or is free again."""
+    """until: when to try again, epoch seconds; infinity: after the file has changed or was unlocked."""
 
     reason: Reason
     until: float = math.inf
@@ -64,15 +64,15 @@ class Refusal(NamedTuple):
 
 GONE = Refusal(Reason.GONE)
 Ended: TypeAlias = "Callable[[str, Refusal | None], None]"
-"""Told when a claim has ended: the path, and when there may be another one (None: never)."""
+"""Called when a claim has ended, with the path, and when it may be claimed again (None: never)."""
 
 
 class Claim:
-    """A job that is ours, its file locked. It ends with finish(), give_back(), decline() or set_aside(); as a
-    context manager, with give_back() if with nothing else.
+    """A claimed job, whose file is locked. It ends with finish(), give_back(), give_back_for(), let_go(),
+    decline() or set_aside(); a context manager calls give_back() if it has not ended.
 
     path: its file, relative to the spool directory. name: of the file, which is the job's id. pairs: its
-    content. inode: of the file. is_over: it has ended, and the job no longer exists.
+    content. inode: of the file. is_over: whether it has ended, and the job no longer exists here.
     """
 
     __slots__ = ("_file", "_head", "_place", "inode", "is_over", "name", "pairs", "path")
@@ -89,13 +89,14 @@ class Claim:
 
     @property
     def body(self) -> bytes:
-        """Return the body after the pairs. A large one is read anew on each call, while the claim is held."""
+        """Return the body after the pairs. A large one is read again at each access, while the claim is
+        held."""
         body = self._head.body
         return read_body(self._file, self._head.start) if body is None else body
 
     @property
     def attempts(self) -> int:
-        """Return how many times the job was begun, as far as that was counted."""
+        """Return how many times the job was begun, as far as counted."""
         return self._place.attempts.read(self._file, self.name)
 
     @property
@@ -117,22 +118,22 @@ class Claim:
         return stamp_of(os.fstat(self._file))
 
     def begin_first(self) -> bool:
-        """begin(), when that is certainly the first attempt; else False, and nothing is done."""
+        """Like begin(), if this is certainly the first attempt; otherwise return False, and count nothing."""
         first = self._place.attempts.count_first(self._file)
         if first:
             crash_point("spool job begun")
         return first
 
     def begin(self) -> int:
-        """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
-        that a crash counts, too."""
+        """Count an attempt and return its number, from 1. Call this before the job is run, so that a crash
+        counts, too."""
         number = self._place.attempts.count(self._file, self.name)
         crash_point("spool job begun")
         return number
 
     def finish(self) -> bool:
-        """Remove the file of the finished job. Return False, after a warning in the log, when it had gone
-        already. OSError when it cannot be removed; the claim is still held then."""
+        """Remove the file of the finished job. Return False, after logging a warning, if it no longer
+        existed. OSError when it cannot be removed; then the claim is still held."""
         place = self._place
         try:
             os.unlink(self.path, dir_fd=place.directory)
@@ -150,11 +151,12 @@ class Claim:
         return there
 
     def count_return(self) -> None:
-        """Count a begun job as returned."""
+        """Count a return of the job, which was begun."""
         self._place.returns.count(self._file, self.name)
 
     def give_back(self, delay: float = 0.0, *, returned: bool = False, attempts: int | None = None) -> None:
-        """Run the job again in *delay* seconds; every spooler respects that, uWSGI's to the second.
+        """Release the job, to run again in *delay* seconds; every spooler respects that, uWSGI's in whole
+        seconds.
 
         returned: count it among its returns. attempts: how often it counts as begun; None: as it was.
         """
@@ -162,7 +164,7 @@ class Claim:
         if returned:
             self.count_return()
         now = self._place.clock.now()
-        with suppress(PermissionError):  # another's file, which we may write: only we know of the delay then
+        with suppress(PermissionError):  # the file of another user: then only this process respects the delay
             os.utime(self._file, (now, now + delay))
         crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
@@ -172,24 +174,24 @@ class Claim:
         return os.fstat(self._file).st_mtime
 
     def note_returns(self, number: int) -> None:
-        """Note the number of its returns."""
+        """Store the number of its returns."""
         self._place.returns.write(self._file, self.name, number)
 
     def give_back_for(self, due: float) -> None:
-        """Run the job again at that time, epoch seconds."""
+        """Release the job, to run again at *due*, epoch seconds."""
         os.utime(self._file, (due, due))
         crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, due, stamp_of(os.fstat(self._file))))
 
     def let_go(self, attempts: int | None = None) -> None:
-        """Release the job as if it had never been claimed; this process may claim it too. attempts: how often
-        it counts as begun; None: unchanged."""
+        """Release the job as if it had never been claimed; this process may claim it again, too. attempts:
+        how often it counts as begun; None: unchanged."""
         self._set_attempts(attempts)
         now = self._place.clock.now()
         self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave the claim to the parent, whose death must free the lock."""
+        """In a forked child: close the file, so that the lock ends with the parent."""
         file, self._file = self._file, -1
         os.close(file)
 
@@ -199,7 +201,7 @@ class Claim:
 
     def set_aside(self, reason: str) -> None:
         """Move the file to ``.qw-dead`` with the reason; the job does not run again. OSError when that fails;
-        the claim is still held then."""
+        then the claim is still held."""
         self._place.put_aside(self._file, self.path, reason)
         self._let_go(None)
 
@@ -247,7 +249,7 @@ class ClaimedPlace:
         self._grace = grace
 
     def claim(self, path: str) -> Claim | Refusal:
-        """Try to take the job in the file *path*. Never waits."""
+        """Try to claim the job in the file *path*. Never waits."""
         try:
             file = self.lock.acquire(path, self.directory)
         except Locked:
@@ -268,15 +270,15 @@ class ClaimedPlace:
         return found
 
     def look(self, path: str, known: Refusal) -> Refusal | None:
-        """Check, without a trace, whether the refused *path* is still refused; None when it is worth
-        claiming."""
+        """Check whether the refused *path* is still refused, without opening it for writing; None if it may
+        be claimed."""
         try:
             status = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
             now = self.clock.now()
             if status.st_mtime > now:
                 return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
             if known.reason is Reason.LOCKED:
-                # Until it is free, however long that takes: to ask again at once would never end.
+                # until: infinity, because trying again at once would never end.
                 return Refusal(Reason.LOCKED) if self.lock.is_held(path, self.directory) else None
         except OSError as error:
             return self._unopened(path, error)

@@ -4,9 +4,10 @@ Comes from:  ``claiming``.
 Goes to:     the kernel, which frees a lock with the process that holds it.
 Thread:      any.
 
-uWSGI takes a POSIX record lock on the whole file. An OFD lock (of the open file description) excludes it and
-is excluded by it, and belongs to one opening of the file; a record lock belongs to the process, which loses
-it when it closes the file anywhere. So OFD locks are used where they exist: on Linux, but not on NFS.
+uWSGI takes a POSIX record lock on the whole file. An OFD lock (of the open file description) and a record
+lock exclude each other. An OFD lock belongs to one opening of the file; a record lock belongs to the process,
+which loses it when it closes the file anywhere. So OFD locks are used where they exist: on Linux, but not on
+NFS.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class FileLock(Protocol):
         """Unlock and close what acquire() returned."""
 
     def is_held(self, path: str, directory: int) -> bool:
-        """Check whether another process holds the lock, without a trace: no one is notified of the closed
-        file. OSError when it cannot be opened."""
+        """Return whether another process holds the lock, without causing notifications about the file.
+        OSError when it cannot be opened."""
 
 
 class DescriptionLock:
@@ -76,10 +77,10 @@ class DescriptionLock:
 
 
 class RecordLock:
-    """POSIX record locks, as uWSGI has them.
+    """POSIX record locks, as used by uWSGI.
 
-    Two threads of one process both get such a lock, and lose it when either closes the file. So a table of
-    this process lists the held files, and none of them is opened again.
+    Two threads of one process can both get such a lock, and both lose it when one closes the file. So a table
+    of this process lists the held files, and none of them is opened again.
     """
 
     _table: set[tuple[int, int, int]] = set()
@@ -133,8 +134,8 @@ class RecordLock:
 
 
 def best_lock(place: str = "", mounts: str = "/proc/self/mounts") -> FileLock:
-    """Return OFD locks where the system has them; record locks elsewhere, and when the directory *place* is
-    on a network file system, which supports only those. mounts: the file that lists the mounts."""
+    """Return OFD locks if the system has them; record locks elsewhere, and if the directory *place* is on a
+    network file system, which only supports those. mounts: the file that lists the mounts."""
     if not hasattr(fcntl, "F_OFD_SETLK") or _is_remote(os.path.realpath(place), mounts):
         return RecordLock()
     return DescriptionLock()
@@ -152,7 +153,7 @@ def _is_remote(place: str, mounts: str) -> bool:
 
 
 def _mount(fields: list[str]) -> tuple[str, str]:
-    """Return mount point and type; blanks are written in octal."""
+    """Return mount point and type, with octal escapes decoded."""
     point, kind = fields
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point), kind
 

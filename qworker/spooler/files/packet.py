@@ -8,7 +8,7 @@
 
 Comes from:  ``writing``, which has the pairs of a new job; ``claiming``, which has read a file.
 Goes to:     the bytes of a spool file; the pairs and the body of a job.
-Thread:      any; nothing is kept.
+Thread:      any; stateless.
 
 A reader ignores both modifiers, as uWSGI's does. A length is checked before it is used.
 """
@@ -29,7 +29,7 @@ MODIFIER1 = 17
 HEADER = 4
 """Bytes before the pairs."""
 LARGEST = 65_535
-"""Bytes that the pairs of one packet may take, with their lengths."""
+"""Maximum bytes of the pairs of one packet, with their lengths."""
 
 _SHORT = tuple(length.to_bytes(2, "little") for length in range(256))
 """Most lengths, as encoded in a packet."""
@@ -50,7 +50,7 @@ def encode(pairs: Pairs) -> bytes:
     """Encode *pairs*, which may be empty; a body is written after them.
 
     SpoolError when a key is empty, when a key or value is not text, bytes or a whole number, and when the
-    pairs take more than 65,535 bytes. Nothing is ever cut.
+    pairs take more than 65,535 bytes. Nothing is truncated.
     """
     plain: dict[bytes, bytes] = {}
     for name, content in pairs.items():
@@ -101,8 +101,8 @@ def _bytes(value: object, part: str, key: object) -> bytes:
 def decode(image: bytes) -> Packet:
     """Decode the packet at the beginning of *image*, the bytes of a whole spool file, and the body after it.
 
-    InvalidPacket when it is shorter than its lengths, or has an empty key. The file may still be being
-    written.
+    InvalidPacket when it is shorter than its lengths say, or has an empty key. The file may be incomplete
+    because it is still being written.
     """
     if len(image) < HEADER:
         raise InvalidPacket(f"it ends at byte {len(image)}, inside of the header's {HEADER}")
@@ -152,26 +152,26 @@ def _invalid(image: bytes, end: int) -> InvalidPacket:
             )
 
 
-# -- Names: of spool files, of priorities, and the order in which names are worked off --
+# -- Names of spool files and priorities, and their order --
 # The natural order is that of versions: runs of digits compare as numbers, and a run that begins with a zero
-# as the digits of a fraction, so 000, 00, 01, 010, 09, 0, 1, 9, 10. It is uWSGI's order, when it is
-# configured to keep one.
+# as the digits of a fraction, so 000, 00, 01, 010, 09, 0, 1, 9, 10. It is the order of an ordered spooler of
+# uWSGI.
 
 PREFIX = "uwsgi_spoolfile_on_"
-"""The prefix of every job's name. Other names are not jobs, and are left alone."""
+"""The prefix of every job's name. Files with other names are not jobs, and are ignored."""
 TEMPORARY = ".qw-tmp-"
 """The prefix of files that are being written."""
 DEAD = ".qw-dead"
 """The directory within a spool directory for jobs that were set aside."""
 LONGEST = 255
-"""Bytes in a file name."""
+"""Maximum bytes of a file name."""
 
-_counter = count(1)  # next() of it is one step: no two threads get the same number
+_counter = count(1)  # next() is atomic: no two threads get the same number
 _digits = re.compile(rb"[0-9]+")
 
 
 def job_name(now: float) -> str:
-    """A name for a new job: host, process, number in this process, a random number, seconds, microseconds."""
+    """Return a name for a new job: host, process, counter, random number, seconds, microseconds."""
     chance = int.from_bytes(os.urandom(4), "little") >> 1
     seconds, microseconds = divmod(int(now * 1_000_000), 1_000_000)
     return f"{_beginning(os.getpid())}{next(_counter)}_{chance}_{seconds}_{microseconds}"
@@ -179,12 +179,12 @@ def job_name(now: float) -> str:
 
 @lru_cache(maxsize=1)
 def _beginning(process: int) -> str:
-    """Prefix, host and process: the same for all jobs of a process, and another one in its children."""
+    """Return prefix, host and process, the same for all jobs of a process."""
     return f"{PREFIX}{os.uname().nodename.replace('/', '_')}_{process}_"
 
 
 def natural_key(name: str) -> bytes:
-    """A key to sort *name* by, in natural order."""
+    """Return a sort key for *name*, for natural order."""
     return _digits.sub(_number_key, os.fsencode(name))
 
 
@@ -197,18 +197,19 @@ def _number_key(match: re.Match[bytes]) -> bytes:
 
 
 def path_key(path: str) -> tuple[bytes, ...]:
-    """The same for a path within a spool directory: directories are processed where their names sort."""
+    """Return a sort key for a path within a spool directory; directories are sorted by their names."""
     return tuple(map(natural_key, path.split("/")))
 
 
 def is_priority(name: str) -> bool:
-    """Return whether a directory of this name is entered when an order is kept: only digits."""
+    """Return whether *name*, of a directory, is that of a priority, which an ordered spooler enters: only
+    digits."""
     return name.isascii() and name.isdigit()
 
 
 def job_path(name: str) -> str:
-    """Return the path of a job within its spool directory from its displayed name: the name of its file,
-    after its priority and a slash if it has one. It cannot lead outside.
+    """Return the path of a job within its spool directory, given its displayed name: the name of its file,
+    after its priority and a slash if it has one. The path cannot lead outside.
 
     SpoolError when it is not such a name.
     """
@@ -226,7 +227,7 @@ def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
     """Return the directory for jobs of *priority*; '' for none. words: names that are not numbers are
     allowed, too.
 
-    SpoolError when it is not allowed, or could lead anywhere else.
+    SpoolError for a name that is not allowed, or could lead elsewhere.
     """
     name = os.fsdecode(priority) if isinstance(priority, bytes) else str(priority)
     if not name or is_priority(name):
@@ -245,14 +246,14 @@ def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
     return name
 
 
-# -- Reading: what an opened spool file says, a large body only when it is asked for --
+# -- Reading an opened spool file; large bodies only on demand --
 
 HEAD_BYTES = HEADER + LARGEST
 """The maximum length of a packet; the body follows it."""
 
 
 class Head(NamedTuple):
-    """pairs. start: byte at which the body begins. body: all of it; None when it was not read."""
+    """start: byte at which the body begins. body: the whole body; None when it was not read."""
 
     pairs: dict[bytes, bytes]
     start: int

@@ -1,7 +1,7 @@
-"""A spool directory as a place: made, or checked, before anything is written or claimed there.
+"""Preparing a spool directory: it is created or checked before anything is written or claimed there.
 
-Comes from:  ``writing`` and ``directory``; ``administration``, which makes none.
-Goes to:     its path without links, under which it is known from then on.
+Comes from:  ``writing`` and ``directory``; ``administration``, which creates none.
+Goes to:     its path without links, which is used from then on.
 Thread:      any.
 """
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
-    """Return the absolute path of the spool directory *path*, which is created (mode 0750) when only it is
-    missing.
+    """Return the absolute path of the spool directory *path*, which is created (mode 0750) if its parent
+    exists.
 
-    ConfigurationError when it cannot be made or used, and when everybody may write to it and remove others'
-    files: whoever can write a job has it run. shared: that is allowed.
+    ConfigurationError when it cannot be created or used, and when everybody may write to it and remove the
+    files of others: whoever writes a job can run code. shared: this is allowed.
     """
     place = os.path.realpath(path)
     try:

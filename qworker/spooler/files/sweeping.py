@@ -3,7 +3,7 @@
 Comes from:  a spooler that starts.
 Goes to:     the directories: files of writers that died, attempt counts of jobs that are gone, and notes of
              jobs that were never set aside. No job is touched.
-Thread:      any. Several may sweep at once, beside spoolers that run.
+Thread:      any. Several may sweep at the same time, while spoolers are running.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 def sweep_all(places: Iterable[str], *, older_than: float = STALE_SECONDS) -> int:
-    """Remove from each directory what nothing has changed for so many seconds; return how many files. What
-    cannot be read or removed is left."""
+    """Remove such files from each directory if they have not changed for *older_than* seconds; return their
+    number. Files that cannot be read or removed are skipped."""
     removed = 0
     for place in places:
         found = sweep(place, older_than=older_than)
         found += _sweep_folder(place, DEAD, _names(f"{place}/{DEAD}"), older_than)
-        if _names(f"{place}/{ATTEMPTS}"):  # only where the file system has no attributes
+        if _names(f"{place}/{ATTEMPTS}"):  # only if the file system has no attributes
             found += _sweep_folder(place, ATTEMPTS, _jobs(place), older_than)
         if found:
             logger.info("removed %d files that the dead had left in %s", found, place)
@@ -53,7 +53,7 @@ def _jobs(place: str) -> set[str]:
 
 
 def _sweep_folder(place: str, folder: str, jobs: Collection[str], older_than: float) -> int:
-    """Remove files about jobs that are not among *jobs*; those beside jobs in DEAD end in .json."""
+    """Remove files about jobs that are not in *jobs*. Such files in DEAD end in .json."""
     removed = 0
     latest = time.time() - older_than
     known = set(jobs)

@@ -2,10 +2,10 @@
 
 Comes from:  anything with a job for a spooler, ours or uWSGI's.
 Goes to:     a spool file: written under a temporary name in the same directory, then renamed.
-Thread:      any; a Writer keeps nothing that changes.
+Thread:      any; a Writer is immutable.
 
-A spooler sees a job when it has its name, and it gets its name when it is complete; so no lock is needed. The
-due time of a job is the file's modification time: whole seconds, rounded up, since uWSGI ignores fractions.
+A job gets its name when it is complete, and spoolers ignore other names; so no lock is needed. The due time
+of a job is the file's modification time: whole seconds, rounded up, since uWSGI ignores fractions.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ STALE_SECONDS = 3600.0
 
 
 class Sync(Enum):
-    """What has reached the disk when a job is written, and so survives a power loss."""
+    """What is on the disk when a job was written, and so survives a power loss."""
 
     NOTHING = "nothing"
-    """As with uWSGI: the system writes within half a minute or so. A process that dies loses nothing."""
+    """As with uWSGI: the system writes the job within half a minute or so. The death of a process loses
+    nothing."""
     FILE = "file"
     """The job, but not yet its name."""
     DIRECTORY = "directory"
@@ -46,8 +47,8 @@ class Sync(Enum):
 
 
 class NewJob(NamedTuple):
-    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now. name: of its file;
-    "": a new one."""
+    """A job to write. at: when it is due, epoch seconds or a datetime; None or 0: now. name: of its file; "":
+    a new one."""
 
     pairs: Pairs
     body: bytes = b""
@@ -57,7 +58,7 @@ class NewJob(NamedTuple):
 
 
 _Draft: TypeAlias = tuple[str, str, str]
-"""A job that is written, but has not yet its name: its folder, the path that it has, the one it gets."""
+"""A written job that does not have its name yet: its folder, its temporary path, and its final path."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -65,9 +66,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 class Writer:
     """A spool directory, for writing.
 
-    words: priorities may be other names than numbers. No spooler looks into their directories by itself.
-    shared: everybody may write to the directory. exact: due times keep their fractions, of which uWSGI knows
-    nothing.
+    words: priorities may be other names than numbers; spoolers do not enter their directories. shared:
+    everybody may write to the directory. exact: due times keep their fractions, which uWSGI ignores.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Writer:
         priority: str | bytes | int = "",
         packet: bytes = b"",
     ) -> str:
-        """Write one job and return the path of its file. packet: the already encoded pairs; b"": they are
-        encoded here.
+        """Write one job and return the path of its file. packet: the encoded pairs; b"": *pairs* are encoded
+        here.
 
-        SpoolError when it cannot be written; no file is left then.
+        SpoolError when it cannot be written; then no file is left.
         """
         drafts = [self._draft(pairs, body, at, priority, packet=packet)]
         try:
@@ -113,7 +113,7 @@ class Writer:
     def write_many(self, jobs: Iterable[NewJob]) -> list[str]:
         """Write several jobs and return the paths of their files, in order. They are synced together.
 
-        They get their names when all are written: after SpoolError about one of them none exists.
+        They get their names when all are written: after a SpoolError none of them exists.
         """
         return write_together([(self, jobs)])
 
@@ -153,12 +153,12 @@ class Writer:
         return folder, path, f"{folder}/{name}"
 
     def _folder(self, priority: str) -> str:
-        """Return the directory of a priority, made when it is missing."""
+        """Return the directory of a priority, created if missing."""
         if not priority:
             return self.path
         folder = f"{self.path}/{priority}"
         with suppress(FileExistsError):
-            os.mkdir(folder, stat.S_IMODE(os.stat(self.path).st_mode))  # whatever the umask, no wider
+            os.mkdir(folder, stat.S_IMODE(os.stat(self.path).st_mode))  # not wider, whatever the umask
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise SpoolError(f"{folder} is not a directory, so no job of that priority can be written")
         return folder
@@ -172,7 +172,7 @@ class Writer:
             raise self._failed(error) from error
 
     def _name(self, drafts: list[_Draft]) -> None:
-        """Give each its name."""
+        """Rename each of *drafts* to its final name."""
         try:
             for _, temporary, path in drafts:
                 crash_point("spool file ready")
@@ -194,8 +194,8 @@ class Writer:
 def write_together(several: Iterable[tuple[Writer, Iterable[NewJob]]]) -> list[str]:
     """Write the jobs of each writer, and return the paths of all their files, in order.
 
-    They get their names when all are written. After SpoolError about one of them none exists: already named
-    files are removed, since the caller will write them again. A spooler may have begun one.
+    They get their names when all are written. After a SpoolError none of them exists: files that have their
+    names are removed, since the caller will write them again; a spooler may have begun one.
     """
     drafts: list[tuple[Writer, list[_Draft]]] = []
     try:
@@ -215,7 +215,7 @@ def write_together(several: Iterable[tuple[Writer, Iterable[NewJob]]]) -> list[s
 
 
 def _forget(drafts: list[_Draft]) -> None:
-    """Remove the existing files of *drafts*, which get their names in turn."""
+    """Remove the files of *drafts*, whether they have their final names or not."""
     for _, temporary, path in drafts:
         try:
             os.unlink(temporary)
@@ -227,7 +227,7 @@ def _forget(drafts: list[_Draft]) -> None:
 
 
 def _due(at: float | datetime | None, *, exact: bool) -> float:
-    """Return when a job is due, epoch seconds, whole ones unless *exact*; 0 for at once."""
+    """Return when a job is due, epoch seconds, rounded up unless *exact*; 0: at once."""
     if not at:
         return 0
     try:
@@ -256,7 +256,7 @@ def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) ->
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if name.startswith(TEMPORARY):
-                with suppress(OSError):  # its writer has just given it its name
+                with suppress(OSError):  # its writer has just renamed it
                     # The inode's change time: the modification time may be the due time.
                     if os.lstat(f"{folder}/{name}").st_ctime < latest:
                         os.unlink(f"{folder}/{name}")
@@ -264,19 +264,19 @@ def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) ->
     return removed
 
 
-# -- The disk: files and names that must be there after the power was lost --
+# -- Syncing files and names to the disk, to survive a power loss --
 
 FEW = 2
 """Up to this many files are synced one by one: syncfs() also waits for other processes' writes."""
 
 
 def sync(path: str) -> None:
-    """Return when the file or directory *path* is on the disk."""
+    """Sync the file or directory *path* to the disk."""
     _with_open(path, os.fsync)
 
 
 def sync_all(paths: Sequence[str]) -> None:
-    """Return when all these files, which are on one file system, are on the disk."""
+    """Sync all these files, which are on one file system, to the disk."""
     syncfs = _syncfs() if len(paths) > FEW else None
     if syncfs is not None:
         _with_open(paths[0], syncfs)
