@@ -1,22 +1,22 @@
-"""Jobs over the network: uWSGI's packets on TCP and UNIX sockets, taken by a server and sent by a client.
+"""Jobs over the network: a server and a client for uWSGI's packets, on TCP and UNIX sockets.
 
 Comes from:  ``send``, uWSGI, nginx, or any other client of the protocol.
 Goes to:     spool files, written by the server.
 Thread:      see each module.
 
-Not as uWSGI does, on purpose:
+Intended differences from uWSGI:
 
-- malformed pairs are refused; uWSGI answers that they are enqueued and drops them later.
-- ``:port`` is the loopback; with uWSGI it is every network. Others need a list of networks or a key.
+- malformed pairs are refused; uWSGI reports them as enqueued and drops them later.
+- ``:port`` is the loopback; with uWSGI it is every network. Other addresses need a list of networks or a key.
 - buffer-size is 65,535 unless it is set; with uWSGI it is 4,096.
-- a job is kept when its client has gone before the answer; uWSGI removes it.
+- a job is kept when its client disconnects before the answer; uWSGI removes it.
 - ``priority`` has only digits, and ``at`` is a number; uWSGI accepts anything.
 - pickled arguments of decorated functions are refused unless they are signed.
-- an incomplete request blocks nobody; with uWSGI it occupies a whole worker.
+- an incomplete request does not block others; with uWSGI it occupies a worker.
 - modifier2 = 1 means our extension, and is ignored by uWSGI. ``Limits(extension=False)`` ignores it, too.
 
-Modules, in reading order. The bytes: ``framing``. Where to, and who
-may: ``peers``. Taking: ``receiving`` (the bytes of one connection) and ``server``. Sending: ``client``.
+Modules, in reading order: ``framing`` (the format), ``peers`` (addresses and access), ``receiving`` (the
+bytes of one connection), ``server``, ``client``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODULE_OF = {
     "send": "client",
     "spool_to": "client",
 }
-"""A sender doesn't import the server."""
+"""The module of each public name. Imported on first use, so that a client does not import the server."""
 __all__ = ["Access", "Limits", "SpoolConnection", "SpoolServer", "read_key", "send", "spool_to"]
 
 

@@ -1,8 +1,8 @@
 """The client: sends jobs to qworker's server, or to uWSGI.
 
-Comes from:  anything with a job for a spooler on another machine, or of another user.
-Goes to:     a socket that takes uwsgi packets.
-Thread:      any; a SpoolConnection is for one at a time.
+Comes from:  code with a job for a spooler on another machine, or of another user.
+Goes to:     a socket that receives uwsgi packets.
+Thread:      any; a SpoolConnection is used by one at a time.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def send(
     key: bytes | None = None,
     timeout: float = TIMEOUT,
 ) -> str | None:
-    """Send one job, and return the name of its file, or None where the server does not tell it.
+    """Send one job, and return the name of its file, or None if the server does not return it.
 
-    Without a body and a key this is uWSGI's own protocol, and any uWSGI is a server. With a body or key it is
-    our extension, for our server only, which also returns the name.
+    Without a body and a key this is uWSGI's own protocol, which any uWSGI understands. With a body or key it
+    is our extension, only for our server, which also returns the name.
 
     - address: host:port, the path of a UNIX socket, or @name.
-    - at: when it is due, epoch seconds or a datetime. uWSGI cuts a fraction, so it is rounded up.
+    - at: when it is due, epoch seconds or a datetime. Rounded up, because uWSGI truncates fractions.
     - spooler: one of the server's directories, by its absolute path.
-    - key: signs it. timeout: seconds for each of connecting, sending, and the answer.
+    - key: signs the job. timeout: seconds for each of connecting, sending, and the answer.
 
-    SpoolError says what went wrong: no server, refused, too large, no answer. Without an answer the job may
-    still have been written. ConfigurationError when the address is invalid.
+    Raises SpoolError when there is no server, the job is refused or too large, or there is no answer: then it
+    may still have been written. ConfigurationError when the address is invalid.
     """
     if not body and key is None:
         packet = encode(_with_options(pairs, at, priority, spooler))
@@ -62,15 +62,15 @@ def send(
 
 
 def spool_to(address: str, pairs: Pairs, *, timeout: float = TIMEOUT) -> None:
-    """Send a job just as it is, in uWSGI's own protocol: ``body``, ``at``, ``priority`` and ``spooler`` are
-    pairs like others. Errors as those of `send()`."""
+    """Send a job unchanged, in uWSGI's own protocol: ``body``, ``at``, ``priority`` and ``spooler`` are pairs
+    like others. Raises like `send()`."""
     send(address, pairs, timeout=timeout)
 
 
 class SpoolConnection:
     """A connection to our server, for several jobs. Connects at once; use it in a ``with`` statement.
 
-    The server closes it after a minute of silence. After an error it is closed; make another.
+    The server closes it after a minute of silence. It is closed after an error; make another.
     """
 
     def __init__(self, address: str, *, key: bytes | None = None, timeout: float = TIMEOUT) -> None:
@@ -102,7 +102,7 @@ class SpoolConnection:
         priority: str | int = "",
         spooler: str | os.PathLike[str] = "",
     ) -> str:
-        """Send one job and return the name of its file. Arguments and errors as those of `send()`."""
+        """Send one job and return the name of its file. Arguments and errors: as for `send()`."""
         if self._connection is None:
             raise SpoolError(f"the connection to {self._address} is closed: make another")
         packet = encode(_with_options(pairs, at, priority, spooler))
@@ -126,7 +126,7 @@ class SpoolConnection:
 def _with_options(
     pairs: Pairs, at: float | datetime | None, priority: str | int, spooler: str | os.PathLike[str]
 ) -> Mapping[Any, Any]:
-    """Return the pairs, and those for the options."""
+    """Return *pairs*, and those for the options."""
     options: dict[str, str | bytes | int] = {}
     if at:
         try:
@@ -179,7 +179,7 @@ def _exchange(connection: socket.socket, data: bytes, address: str, timeout: flo
     except TimeoutError:
         raise SpoolError(f"{address} has not taken the whole job within {timeout:g} s") from None
     except OSError:
-        pass  # it has closed, perhaps after an answer
+        pass  # the server has closed it, perhaps after an answer
     deadline = time.monotonic() + timeout
     image = b""
     try:
@@ -198,7 +198,7 @@ def _exchange(connection: socket.socket, data: bytes, address: str, timeout: flo
     except SpoolError as error:
         raise SpoolError(f"{address}: {error}") from None
     except OSError:
-        pass  # a reset is what uWSGI's end of a connection looks like when it has not read everything
+        pass  # uWSGI resets a connection that it closes before it has read everything
     raise SpoolError(
         f"{address} has closed the connection without an answer: the pairs, {len(data):,} bytes with the "
         "header and a body, may be more than its buffer-size, or this client is not allowed, or it is no "
@@ -207,7 +207,7 @@ def _exchange(connection: socket.socket, data: bytes, address: str, timeout: flo
 
 
 def _send_all(connection: socket.socket, data: bytes) -> None:
-    """The time-out is for each part: a large body may take longer."""
+    """Send *data*. The timeout applies to each part: a large body may take longer."""
     rest = memoryview(data)
     while rest:
         rest = rest[connection.send(rest[: 1 << 20]) :]

@@ -18,8 +18,8 @@ extension is the last: it is answered as above, and the server closes. It closes
 body was not read because it is too large.
 
 Comes from:  the bytes on a socket.
-Goes to:     ``receiving``, which takes requests, and ``client``, which makes them.
-Thread:      any; nothing is kept.
+Goes to:     ``receiving``, which reads requests, and ``client``, which sends them.
+Thread:      any; stateless.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from qworker.spooler.network.peers import SHORTEST_KEY
 EXTENDED = 1
 """modifier2 of a packet that has a body and leaves the connection open."""
 BODY_LENGTH = 8
-"""Bytes in which the length of a body is written."""
+"""Bytes of the length of a body."""
 ANSWER = 255
 """modifier1 of an answer."""
 ENQUEUED = b"\xff\0\0\1"
 REFUSED = b"\xff\0\0\0"
 LARGEST_ERROR = 1000
-"""Characters of a reason that are sent."""
+"""Maximum characters of an error in an answer."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """The limits of a server.
 
-    - buffer_size: bytes that the pairs may take, uWSGI's ``buffer-size``; at most 65,535.
-    - max_body: bytes of a body. All connections together may hold four times as much.
-    - timeout: seconds until a packet has to be complete, uWSGI's ``socket-timeout``. A body gets a second
-      more for each 64 KiB.
+    - buffer_size: maximum bytes of the pairs, uWSGI's ``buffer-size``; at most 65,535.
+    - max_body: maximum bytes of a body. All connections together may hold four times as much.
+    - timeout: seconds until a packet must be complete, uWSGI's ``socket-timeout``. A body gets an additional
+      second for each 64 KiB.
     - keep_alive: seconds that a connection may be silent after an answer.
-    - max_connections: further clients wait until one connection ends; silent ones then have a fraction of
-      *timeout* left.
+    - max_connections: further clients wait until a connection ends; meanwhile silent ones get a fraction of
+      *timeout*.
     - extension: whether modifier2 = 1 means a body and several packets.
 
     ConfigurationError when one of them is invalid.
@@ -99,21 +99,22 @@ def extended(packet: bytes, body: bytes) -> bytes:
 
 
 def told(enqueued: bool, text: str) -> bytes:
-    """Return the answer to an extended packet: the name of the file, or the error."""
+    """Return the encoded answer to an extended packet. text: the name of the file, or the error."""
     value = os.fsencode(text) if enqueued else text[:LARGEST_ERROR].encode(errors="backslashreplace")
     pairs = encode({"name" if enqueued else "error": value})
     return bytes((ANSWER, pairs[1], pairs[2], enqueued)) + pairs[HEADER:]
 
 
 def answer_length(head: bytes) -> int:
-    """Return the length of the answer that begins with these four bytes. SpoolError when it is invalid."""
+    """Return the length of the answer that begins with the four bytes *head*. SpoolError when it is
+    invalid."""
     if head[0] != ANSWER or head[3] > 1:
         raise SpoolError(f"it answered {safe_repr(head)}, which no spooler does: is it one?")
     return HEADER + (head[1] | head[2] << 8)
 
 
 def read_answer(image: bytes) -> Answer:
-    """Read the whole answer. SpoolError when it is invalid."""
+    """Parse a complete answer. SpoolError when it is invalid."""
     if image in (ENQUEUED, REFUSED):
         return Answer(image == ENQUEUED)
     try:
@@ -126,17 +127,18 @@ def read_answer(image: bytes) -> Answer:
 
 
 # -- Signatures: a pair that proves that the sender has the key --
-# qw_sig    1:EXPIRES:HEX EXPIRES is in epoch seconds. HEX is the HMAC-SHA256, with the key, of these bytes:
-# ``qworker spool 1``, a line feed, EXPIRES, a line feed, the pairs as a packet in the order of their keys and
-# without this one, and the body. It protects all pairs and the body: nobody without the key can make a job or
-# change one. It does not encrypt. Eavesdroppers can send a job again, unchanged, until it expires, also to
-# another server with the same key. The clocks of both machines have to agree to within the same seconds.
+# The pair is ``qw_sig``, with the value ``1:EXPIRES:HEX``. EXPIRES is in epoch seconds. HEX is the HMAC-
+# SHA256, with the key, of these bytes: ``qworker spool 1``, a line feed, EXPIRES, a line feed, the pairs as a
+# packet in the order of their keys and without this one, and the body. It protects all pairs and the body:
+# nobody without the key can create or change a job. It does not encrypt. Eavesdroppers can send a job again,
+# unchanged, until it expires, also to another server with the same key. The clocks of both machines may
+# differ by VALID_SECONDS.
 
 PAIR = b"qw_sig"
 VALID_SECONDS = 60
-"""The validity of a signature, and how far ahead its expiry may be."""
+"""How long a signature is valid, and by how much clocks may differ."""
 _DIGITS = 12
-"""Digits of an end, at most."""
+"""Maximum digits of EXPIRES."""
 
 
 def signature(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, now: float) -> bytes:
@@ -146,7 +148,7 @@ def signature(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, now: float)
 
 
 def check(pairs: Mapping[bytes, bytes], body: bytes, keys: Sequence[bytes], now: float) -> None:
-    """SpoolError when the job is signed with none of the keys, or was too long ago."""
+    """Raise SpoolError if the job is not signed with one of the keys, or its signature has expired."""
     version, _, rest = pairs[PAIR].partition(b":")
     expires, _, digest = rest.partition(b":")
     if version != b"1" or not (expires.isdigit() and len(expires) <= _DIGITS):

@@ -1,6 +1,6 @@
-"""Access: which clients may send jobs, and which have to sign them.
+"""Access: which clients may send jobs, and which must sign them.
 
-    UNIX sockets    the users whose ids are allowed: the server's own and root by default
+    UNIX sockets    the users whose ids are allowed; by default the server's own and root
     TCP             this machine, and the networks that are named. With a key everything that comes over TCP
                     must be signed, and then it may come from anywhere unless networks are named
 
@@ -8,8 +8,8 @@ Sending a job runs code, so an address that other machines can reach needs a lis
 user of this machine can reach its loopback.
 
 Comes from:  options.
-Goes to:     ``listening`` and ``server``, which ask for each address and each peer.
-Thread:      any; never changed.
+Goes to:     ``server``, which checks each address and each peer.
+Thread:      any; immutable.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from qworker.safe_repr import safe_repr
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERCRED: int | None = getattr(socket, "SO_PEERCRED", None)
 SHORTEST_KEY = 16
-"""Bytes that a key must have."""
+"""Minimum bytes of a key."""
 
 
 @dataclass(frozen=True)
 class Access:
     """networks: as 10.0.0.0/8 or 192.0.2.7; this machine's loopback is always allowed. users: user ids that
-    may connect to UNIX sockets, None for our own and root. key: which signs jobs; `read_key()` reads one.
-    older_keys: which are still believed.
+    may connect to UNIX sockets; None: our own and root. key: signs jobs; `read_key()` reads one. older_keys:
+    also accepted.
 
     ConfigurationError when one of them is invalid.
     """
@@ -66,7 +66,7 @@ class Access:
 
     @property
     def for_others(self) -> bool:
-        """Return whether users may connect that the mode 0600 of a socket would keep out."""
+        """Return whether users may connect who could not if the socket had the mode 0600."""
         return self.users is not None and not set(self.users) <= {os.getuid(), 0}
 
     def check_listening(self, ip: IPv4Address | IPv6Address, address: object) -> None:
@@ -78,7 +78,7 @@ class Access:
             )
 
     def allows_ip(self, host: str) -> bool:
-        """Return whether clients at this address may send."""
+        """Return whether clients at the address *host* may send."""
         ip = bare_ip(host)
         if ip.is_loopback or (self.key is not None and not self.networks):
             return True
@@ -87,7 +87,7 @@ class Access:
     def allows_user(self, connection: socket.socket) -> bool:
         """Return whether the client of a UNIX socket may send."""
         if _SO_PEERCRED is None:
-            return True  # the mode of the socket has decided
+            return True  # the socket's mode has already decided
         data = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
         user = _CREDENTIALS.unpack(data)[1]
         return user in ((os.getuid(), 0) if self.users is None else self.users)
@@ -98,15 +98,16 @@ def _network(text: str) -> IPv4Network | IPv6Network:
     return ip_network(text)
 
 
-# -- Addresses: what a person writes for a socket, and what the system needs of it --
-#     host:port, [v6]:port    TCP; *:port is every network :port                   TCP on the loopback,
-# 127.0.0.1 @name                   an abstract UNIX socket, which Linux has path                    a
-# UNIX socket: what has a slash, or no colon.
-# Thread: any; nothing is kept. Names of hosts are looked up.
+# -- Addresses, as written by users and as used by the system --
+# - host:port, [v6]:port: TCP; *:port is every network.
+# - :port: TCP on the loopback, 127.0.0.1.
+# - @name: an abstract UNIX socket, on Linux only.
+# - path: a UNIX socket; it has a slash, or no colon.
+# Thread: any; stateless. Host names are looked up.
 
 LOOPBACK = "127.0.0.1"
 _PATH_BYTES = 107
-"""Bytes that the path of a UNIX socket may have, where it has fewest but one: Linux."""
+"""Maximum bytes of the path of a UNIX socket on Linux."""
 
 
 class TcpAddress(NamedTuple):
@@ -118,7 +119,7 @@ class TcpAddress(NamedTuple):
 
 
 class UnixAddress(NamedTuple):
-    """abstract: *name* is not a file's."""
+    """abstract: *name* is not the path of a file."""
 
     name: str
     abstract: bool
@@ -162,7 +163,7 @@ def _fitting(address: UnixAddress, text: str) -> UnixAddress:
 
 
 def resolved(address: TcpAddress) -> tuple[socket.AddressFamily, tuple[Any, ...], IPv4Address | IPv6Address]:
-    """Return the family, the socket's address, and the host's. IPv4 is preferred, as in uWSGI.
+    """Return the family, the socket address, and the host's address. IPv4 is preferred, as in uWSGI.
 
     OSError when the host is unknown.
     """
@@ -176,7 +177,6 @@ def resolved(address: TcpAddress) -> tuple[socket.AddressFamily, tuple[Any, ...]
 
 @lru_cache(maxsize=1024)
 def bare_ip(text: str) -> IPv4Address | IPv6Address:
-    """An IP address, without the zone of one of version 6; one of version 4 that was written as of version 6
-    is of version 4."""
+    """Parse an IP address. The zone of an IPv6 address is removed, and an IPv4-mapped one becomes IPv4."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

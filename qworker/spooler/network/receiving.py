@@ -1,8 +1,8 @@
 """Conversation: a connection's input so far, its answers, and its time limit.
 
-Comes from:  ``server``, with the bytes as they come.
+Comes from:  ``server``, with the received bytes.
 Goes to:     ``server``, with each complete request; the answers go back to ``server``.
-Thread:      the server's. Nothing here waits, reads or writes.
+Thread:      the server's. It never waits, and does not use the socket.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qworker.spooler.network.framing import (
 )
 
 AT_ONCE = 16
-"""Requests of one connection that are taken before others have their turn."""
+"""Requests of one connection that are handled before those of others."""
 SLOWEST = 65_536
-"""Bytes a second that a body has to come with."""
+"""Minimum bytes per second for a body."""
 MOST_UNSENT = 65_536
-"""Bytes of answers that a client may leave unread before nothing more is taken of it."""
+"""Maximum bytes of answers that a client leaves unread before its further requests wait."""
 
 
 class Request(NamedTuple):
-    """packet: header and pairs. extended: with our extension."""
+    """packet: header and pairs. extended: whether it uses our extension."""
 
     packet: bytes
     body: bytes
@@ -40,9 +40,9 @@ class Request(NamedTuple):
 class Conversation:
     """admit: writes a job and returns the name of its file, or raises SpoolError.
 
-    unsent: answers to send. ending: nothing more is read; once all is sent the connection is closed.
+    unsent: answers to send. ending: nothing more is read, and the connection is closed once all is sent.
     unread: the client may have sent more than was read. more: complete requests are left for the next call.
-    since, timeout: for how long the present wait may last, from when on.
+    since, timeout: start of the current wait, and its maximum in seconds.
     """
 
     def __init__(self, limits: Limits, admit: Callable[[Request], str], now: float) -> None:
@@ -60,11 +60,11 @@ class Conversation:
 
     @property
     def held(self) -> int:
-        """Bytes that wait for the rest of their request."""
+        """Bytes of incomplete requests."""
         return len(self._incoming)
 
     def received(self, data: bytes, now: float) -> None:
-        """Take new data, perhaps none, and some of the complete requests."""
+        """Add new data, perhaps none, and handle some of the complete requests."""
         if self.ending:
             return
         if not self._begun:
@@ -77,13 +77,13 @@ class Conversation:
         self.more = not self.ending and bool(self._incoming) and self._is_complete()
 
     def refuse(self, reason: str, now: float) -> None:
-        """Answer a begun request with a refusal, and take nothing more."""
+        """Refuse an incomplete request, and read nothing more."""
         is_extended = self.held > HEADER - 1 and self._is_extended()
         self._answer(is_extended, False, reason, now)
         self._end(unread=True)
 
     def _take(self, now: float) -> bool:
-        """Take one request; False when none is complete."""
+        """Handle one request; False when none is complete."""
         incoming = self._incoming
         if incoming and incoming[0] != MODIFIER1:
             self._end()

@@ -1,11 +1,11 @@
-"""SpoolServer: takes uwsgi packets on sockets and writes them as jobs.
+"""SpoolServer: receives uwsgi packets on sockets and writes them as jobs.
 
-Comes from:  any client of uWSGI's protocol, on the addresses that were given.
-Goes to:     spool files, through ``server``.
+Comes from:  any client of uWSGI's protocol, on the given addresses.
+Goes to:     spool files, through Admission.
 Thread:      its own, which never waits for one client: unfinished requests are continued later.
 
-An answer is given when the job is written, and no sooner; so a server that dies has lost nothing that it
-promised. A client that has gone before its answer has a job all the same.
+An answer is sent after the job was written; so a server that dies loses no job that it has confirmed. If a
+client disconnects before the answer, its job is still run.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from qworker.spooler.network.receiving import Conversation, Request
 logger = logging.getLogger(__name__)
 
 RECEIVE = HEADER + LARGEST
-"""Bytes that are received at once: the largest packet."""
+"""Maximum bytes received at once: the size of the largest packet."""
 ACCEPT = 64
-"""New connections taken before existing ones have their turn."""
+"""New connections accepted before existing ones are handled."""
 SWEEP_SECONDS = 0.25
 """Seconds between two checks for slow clients."""
 LINGER_SECONDS = 1.0
-"""How long further input of a refused client is discarded, so that it gets the answer."""
+"""How long further input of a refused client is read and discarded, so that it gets the answer."""
 HURRY = 8
-"""The fraction of their time that clients have while there are too many."""
+"""Clients get this fraction of their time, 1/8, while there are too many connections."""
 TELL_SECONDS = 1.0
 """Seconds between two log lines about refusals."""
 
@@ -55,8 +55,8 @@ def _say_crashed(name: str, error: BaseException) -> None:
 
 
 class _Peer:
-    """One connection. events: awaited events. ended: the client sends no more. lingers: neither does the
-    server."""
+    """One connection. events: awaited events. ended: the client sends no more. lingers: the server sends no
+    more."""
 
     __slots__ = ("connection", "conversation", "ended", "events", "lingers")
 
@@ -69,10 +69,10 @@ class _Peer:
 
 
 class SpoolServer(ThreadComponent):
-    """addresses: see ``addresses``. writers: of the directories that jobs may go to, the first by default.
+    """addresses: see ``peers``. writers: of the directories for jobs; the first is the default.
 
-    ``addresses`` are the addresses of the started server. While it is quiet it still takes jobs: they are
-    files, and wait for a process that runs them.
+    The attribute ``addresses`` has the actual addresses after the start. A quiet server still receives jobs:
+    they are files, and wait for a process that runs them.
     """
 
     name = "spool-server"
@@ -109,7 +109,7 @@ class SpoolServer(ThreadComponent):
     # -- any thread --
 
     def start(self) -> None:
-        """ConfigurationError when one of the addresses cannot be listened on; then none is."""
+        """Listen on all addresses. ConfigurationError when that fails for one of them; then none is open."""
         if self._listeners or self._stop.is_set() or self.alive:
             return
         try:
@@ -127,7 +127,7 @@ class SpoolServer(ThreadComponent):
         super().wake()
         self._wakeup.wake()
 
-    # -- its own --
+    # -- the thread --
 
     def opened(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -179,7 +179,7 @@ class SpoolServer(ThreadComponent):
             except BlockingIOError:
                 return
             except ConnectionError:
-                continue  # it has gone already
+                continue  # it was closed already
             except OSError as error:
                 logger.warning("no more connections can be taken at the moment: %s", error.strerror)
                 self._listen(False)
@@ -192,7 +192,7 @@ class SpoolServer(ThreadComponent):
             conversation = Conversation(self._limits, partial(self._admit, must_be_signed), now)
             peer = _Peer(connection, conversation)
             self._peers[peer] = None
-            self._turn(peer, now)  # most clients have sent everything
+            self._turn(peer, now)  # most clients have already sent everything
 
     def _is_allowed(self, listener: Listener, connection: socket.socket, address: object) -> bool:
         if not listener.is_tcp:
@@ -214,7 +214,7 @@ class SpoolServer(ThreadComponent):
             raise
 
     def _turn(self, peer: _Peer, now: float) -> None:
-        """Receive what there is, unless the client has to take its answers first."""
+        """Receive available data, unless the client has to read its answers first."""
         conversation = peer.conversation
         if not conversation.unsent and not conversation.more and not peer.ended:
             try:
@@ -231,7 +231,7 @@ class SpoolServer(ThreadComponent):
         self._settle(peer, now)
 
     def _hear(self, conversation: Conversation, data: bytes, now: float) -> None:
-        """Take new data, and data left from earlier."""
+        """Handle new data, and data left from earlier."""
         before = conversation.held
         conversation.received(data, now)
         self._held += conversation.held - before
@@ -240,7 +240,7 @@ class SpoolServer(ThreadComponent):
             conversation.refuse("too many large bodies come at the same time: try again later", now)
 
     def _settle(self, peer: _Peer, now: float) -> None:
-        """Send what is to be sent, and determine the next events."""
+        """Send pending answers, and determine the next events."""
         conversation = peer.conversation
         self._unfinished.pop(peer, None)
         if conversation.unsent and not self._send(peer):
@@ -260,7 +260,7 @@ class SpoolServer(ThreadComponent):
             self._watch(peer, selectors.EVENT_READ)
 
     def _send(self, peer: _Peer) -> bool:
-        """Send some of the answers. False when the client has gone."""
+        """Send some of the answers. False when the client has disconnected."""
         unsent = peer.conversation.unsent
         try:
             sent = peer.connection.send(unsent)
@@ -295,7 +295,7 @@ class SpoolServer(ThreadComponent):
             self._listen(True)
 
     def _listen(self, on: bool) -> None:
-        """Have new connections, or leave them to wait."""
+        """Accept new connections, or let them wait."""
         assert self._selector is not None
         if on is self._is_listening:
             return
@@ -320,7 +320,7 @@ class SpoolServer(ThreadComponent):
             self._refused, self._next_tell = 0, now + TELL_SECONDS
 
     def _tell(self, text: str, what: object) -> None:
-        """Log it, unless there was a line just now: then count it."""
+        """Log *text*, or only count it if there was a log line just before."""
         now = self.clock.monotonic()
         if now < self._next_tell:
             self._refused += 1
@@ -334,7 +334,7 @@ class SpoolServer(ThreadComponent):
         self._listeners.clear()
 
 
-# -- Admission: whether a job that came over the network is written, and into which spool directory --
+# -- Admission: whether a job from the network is written, and to which spool directory --
 # The pairs ``spooler``, ``at`` and ``priority`` are uWSGI's, and stay in the job. The server's configuration
 # lists the directories; a client only chooses one of them.
 
@@ -344,7 +344,7 @@ _PICKLES = {b"args", b"kwargs"}
 
 
 class Admission:
-    """writers: of the directories that a client may choose; the first is for jobs that name none."""
+    """writers: of the directories that a client may choose; the first is the default."""
 
     def __init__(
         self,
@@ -360,9 +360,9 @@ class Admission:
         self._clock = clock
 
     def admit(self, request: Request, must_be_signed: bool) -> str:
-        """Write the job, and return the name of its file, with its priority before it.
+        """Write the job, and return the name of its file, preceded by its priority.
 
-        SpoolError names the reason for a refusal.
+        SpoolError with the reason when it is refused.
         """
         pairs = decode(request.packet).pairs
         is_signed = self._check_signature(pairs, request.body, must_be_signed)
@@ -381,7 +381,7 @@ class Admission:
                 priority=priority,
                 packet=b"" if is_signed else plain(request.packet),
             )
-        except OSError as error:  # whatever it was, the next job may be written
+        except OSError as error:  # the next job may still be written
             raise SpoolError(f"it cannot be written: {error.strerror or error}") from error
         return path[len(writer.path) + 1 :]
 
@@ -418,17 +418,17 @@ def _at(pairs: dict[bytes, bytes]) -> float:
     return float(text or 0)
 
 
-# -- Sockets that take connections: made so that nobody can connect who may not, and removed afterwards --
-# Thread: whichever starts and ends the server.
+# -- Listening sockets: created with the right permissions, and removed afterwards --
+# Thread: the one that starts and ends the server.
 
 BACKLOG = 1024
-"""Connections that the system keeps until they are taken."""
+"""Maximum connections that wait to be accepted."""
 PROBE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Listener:
-    """file: device and inode of a UNIX socket that has a path; process: which made it."""
+    """file: device and inode of a UNIX socket with a path; process: the one that created it."""
 
     socket: socket.socket
     address: TcpAddress | UnixAddress
@@ -440,7 +440,7 @@ class Listener:
         return isinstance(self.address, TcpAddress)
 
     def close(self) -> None:
-        """Stop listening, and remove the path, unless it is another's by now."""
+        """Stop listening, and remove the path, unless another process uses it by now."""
         self.socket.close()
         if self.file is not None and self.process == os.getpid():
             with suppress(OSError):
@@ -450,9 +450,9 @@ class Listener:
 
 
 def listen(text: str, access: Access) -> Listener:
-    """Listen on an address. Port 0 takes any free one, which the listener's address contains.
+    """Listen on an address. Port 0 means any free one; the listener's address contains it.
 
-    ConfigurationError when it cannot be, or when strangers could reach it.
+    ConfigurationError when that fails, or when strangers could reach it.
     """
     address = parse_address(text)
     try:
@@ -489,7 +489,7 @@ def _unix(address: UnixAddress, access: Access) -> Listener:
             return Listener(listening, address)
         _remove_stale(address)
         listening.bind(address.sockaddr)
-        # Nobody can connect before it listens, so nobody can before its mode is right.
+        # Set the mode first: nobody can connect before it listens.
         os.chmod(address.name, 0o666 if access.for_others else 0o600)
         found = os.lstat(address.name)
         _open(listening)
@@ -520,5 +520,5 @@ def _remove_stale(address: UnixAddress) -> None:
             os.unlink(address.name)
             return
         except TimeoutError:
-            pass  # it has so many connections that they wait
+            pass  # it has many waiting connections
     raise ConfigurationError(f"somebody listens on {address} already: stop that, or name another path")
