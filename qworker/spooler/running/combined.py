@@ -1,8 +1,8 @@
 """Combined: spool directories and an app's own broker, as one broker for a worker.
 
-Comes from:  ``runner``, which gives it to the app of a worker that works off spool directories.
+Comes from:  ``runner``, which gives it to the app of a worker for spool directories.
 Goes to:     the app's broker for sending; the app's broker and the directories for consuming.
-Thread:      that of each part; the watch of the files has its own, which only wakes.
+Thread:      that of each part; _Watch has its own, which only wakes the consumer.
 
 Messages of the directories have negative tags. Where results are kept with the broker, that of a job is
 stored before its file is removed.
@@ -42,11 +42,11 @@ from qworker.transports.lease import (
 )
 
 POLL_SECONDS = 5.0
-"""The longest sleep of the watch."""
+"""Maximum seconds of a sleep of _Watch."""
 
 
 class SpoolCombined(Broker):
-    """broker: of the app. spool: what takes jobs from directories. admin: of both."""
+    """broker: of the app. spool: takes jobs from the directories. admin: of both."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         self._both = _Both(broker.consumer, spool)
@@ -81,15 +81,15 @@ class SpoolCombined(Broker):
 
 
 class _Deaf(Hearing):
-    """Hears of no revocation: what is called off at the app's broker is none of the directories' jobs."""
+    """Receives no revocations: those in the app's broker are not about jobs of directories."""
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         return cursor, []
 
 
 class SpoolInstead(Broker):
-    """The same, but without the app's own broker: the worker consumes only the directories. Their jobs are
-    set aside and not kept as failed tasks, and kombu's users have the app's broker."""
+    """Like SpoolCombined, but the worker only consumes the directories, and not the app's own broker. Failed
+    jobs are set aside, not kept as failed tasks; kombu's exchanges stay with the app's broker."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         letters: dict[Kind, Letters] = dict(broker.letters)
@@ -112,7 +112,7 @@ class SpoolInstead(Broker):
             lowest_first=False,
             silent_seconds=math.inf,
         )
-        self.lacks = lacks  # as this worker sees it
+        self.lacks = lacks  # what this worker's consumer lacks
         self._broker = broker
 
     @property
@@ -127,7 +127,8 @@ class SpoolInstead(Broker):
 
 
 class _Watch:
-    """Wakes a consumer when a file can be read for which it waits. Its thread begins with the first wait."""
+    """Wakes a consumer when one of the files that it waits for becomes readable. The thread starts with the
+    first wait."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -137,7 +138,7 @@ class _Watch:
         self._over = False
 
     def arm(self, files: Sequence[int]) -> None:
-        """Wake the consumer as soon as one of *files* can be read, once."""
+        """Wake the consumer once, as soon as one of *files* can be read."""
         if self._thread is None:
             self._pipe.open()
             self._over = False
@@ -166,7 +167,7 @@ class _Watch:
 
 
 class _Both(Consumer):
-    """A broker's consumer, and that of the directories."""
+    """The consumers of a broker and of the directories, as one."""
 
     def __init__(self, own: Consumer, spool: JobDispatch) -> None:
         self._own = own
@@ -178,7 +179,7 @@ class _Both(Consumer):
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         generation = self._own.register(name, queues, concurrency)
         if self._registered:
-            self._spool.offer_again()  # the lease that was lost is not of the files
+            self._spool.offer_again()  # the lost lease was the broker's: the files are still held
         else:
             self._spool.register(name, (), concurrency)
             self._registered = True
@@ -187,7 +188,7 @@ class _Both(Consumer):
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        # They alternate in having the first choice, so that neither starves.
+        # Each comes first in turn, so that neither starves.
         self._spool_first = not self._spool_first
         own_limit = limit // 2 if self._spool_first else limit
         claim = self._own.lease(queues, own_limit, delayed_limit, eta_window)
@@ -252,16 +253,16 @@ class _Both(Consumer):
             self._registered = False
 
     def close(self) -> None:
-        """Close the files, too."""
+        """Close the watch and the directories. The broker is closed by SpoolCombined."""
         self._watch.close()
         self._spool.deregister()
 
 
-# -- SpoolDepths: the administration of an app's broker, which counts the jobs of spool directories, too --
+# -- SpoolDepths: the administration of an app's broker, which also counts the jobs of spool directories --
 
 
 class SpoolDepths(Admin):
-    """own: of the app's broker. directories: whose jobs are counted with every answer about depths."""
+    """own: of the app's broker. directories: their jobs are included in every result of depths()."""
 
     def __init__(self, own: Admin, directories: Sequence[str], clock: Clock) -> None:
         self._own = own

@@ -1,11 +1,12 @@
-"""DirectoryConsumer: the shared part of the consumers of spool directories: lanes, turns, and waiting.
+"""DirectoryConsumer: the shared code of consumers of spool directories: lanes, turns, and waiting.
 
-Comes from:  the Listener, by the promise of ``transports/lease.py``.
-Goes to:     ``dispatch`` (jobs, which children claim) and ``messages`` (``spool://``, claimed here).
+Comes from:  the Listener, through ``Consumer`` in ``transports/lease.py``.
+Goes to:     ``dispatch`` (jobs, claimed by children) and ``spool_broker`` (messages of ``spool://``, claimed
+             here).
 Thread:      the listener only, except wake().
 
-The kernel frees a lock with the process that has it, so the messages of a dead worker are free at once: there
-is nothing to renew, to lose and to take back. A frozen worker keeps its messages.
+The kernel releases a lock with the process that holds it, so the messages of a dead worker are free at once:
+there are no leases to renew, to lose or to reclaim. A frozen worker keeps its messages.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _latest = 0  # under _guard
 
 
 def _next_generation(now: float) -> int:
-    """No other consumer of this process has it."""
+    """Return a generation that is unique in this process."""
     global _latest
     with _guard:
         _latest = max(int(now * 1e6), _latest + 1)
@@ -54,20 +55,20 @@ def _next_generation(now: float) -> int:
 
 
 class Lane:
-    """A directory of messages. queue: for whose consumers; "": for all."""
+    """A directory of messages. queue: the queue of its messages; "": consumed with every queue."""
 
     def __init__(self, queue: str, directory: SpoolDirectory) -> None:
         self.queue = queue
         self.directory = directory
         self.drained = False
-        """Whether everything was taken, and nothing was notified since."""
+        """Whether everything was taken, without a notification since."""
 
 
 L = TypeVar("L", bound=Lane)
 
 
 class DirectoryConsumer(Consumer, Generic[L]):
-    """open_lanes: called with the wanted queues, when this registers and later."""
+    """open_lanes: called with the queues to consume, by register() and later."""
 
     poll_cooldown = 0.0
     """How long notifications are ignored after a useless one; 0: never."""
@@ -98,26 +99,26 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._wakeup = WakeupPipe()
         self._generation = 0
 
-    # -- what each does in its own way --
+    # -- for subclasses --
 
     @abstractmethod
     def _take(self, lane: L, limit: int) -> list[Leased]:
-        """Up to *limit* messages of *lane*; [] when nothing is left there."""
+        """Return up to *limit* messages of *lane*; [] when there are none left."""
 
     @abstractmethod
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
-        """Carry out *orders*; return the tags that are held no longer."""
+        """Carry out *orders*; return the tags that are no longer held."""
 
     @abstractmethod
     def offer_again(self) -> None:
-        """Deliver everything held once more: the previous receiver has lost it, or is asked to give it
+        """Deliver all held messages again: the previous receiver has lost them, or was asked to give them
         back."""
 
     @abstractmethod
     def _forget(self) -> None:
         """Release everything held, as if it had never been taken."""
 
-    # -- the promise --
+    # -- Consumer --
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._forget()
@@ -150,18 +151,18 @@ class DirectoryConsumer(Consumer, Generic[L]):
                 size += sum(len(leased.body) for leased in taken)
         self._more = most <= len(messages) < limit
         due = min((lane.directory.next_due() for lane in lanes), default=math.inf)
-        # Nothing is taken ahead of its time, so that other workers may have it: the listener returns when it
+        # Nothing is taken before it is due, so that other workers may take it: the listener returns when it
         # is due.
         ahead = eta_window if delayed_limit > 0 else 0.0
         return Claim(messages, None if due == math.inf else due + ahead)
 
     def _most_at_once(self) -> int:
-        """Return the maximum of one lease(), whatever its limit: messages begin when it returns. The next
-        call follows at once."""
+        """Return the maximum messages of one lease(), whatever its limit: they start when it returns, and the
+        next call follows at once."""
         return sys.maxsize
 
     def _offered(self, limit: int) -> list[Leased]:
-        """Return the messages of offer_again(); and messages of no lane, up to *limit*."""
+        """Return the messages of offer_again(), and up to *limit* that belong to no lane."""
         return []
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
@@ -201,10 +202,10 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._wakeup.wake()
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        return ()  # whoever settles a file is told what became of it
+        return ()  # settle() has no answer that could be lost
 
     def confirm(self) -> None:
-        """It is known when settle() returns."""
+        """Does nothing: settlements are certain when settle() returns."""
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0  # jobs that were set aside are not run
@@ -227,7 +228,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         return [lane.directory.fileno() for lane in self._lanes]
 
     def rest(self) -> float:
-        """Seconds for which there is nothing new to lease, unless one of files() can be read."""
+        """Return the seconds for which there is nothing new to lease, unless one of files() can be read."""
         if self._more:
             return 0.0
         rest = min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)

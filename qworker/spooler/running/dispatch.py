@@ -1,16 +1,15 @@
-"""JobDispatch: gives names of spool files to the processes that claim and run them.
+"""JobDispatch: passes names of spool files to the processes that claim and run them.
 
-Comes from:  the Listener, which asks for messages; the directories, whose files uWSGI, or anything else,
-             writes.
+Comes from:  the Listener, which asks for messages; the directories, with files written by uWSGI or others.
 Goes to:     ``jobs``, in a child, by messages of the task that runs jobs: each names one file, or several.
 Thread:      listener.
 
-Nothing is locked here. The process that runs a job has the lock of its file, so the kernel frees it when the
-process dies, and a name given to two processes is run by one of them. A message that has run several jobs and
-left none of the files ends normally; otherwise the files show what became of them: a job's file is gone, or
-due at another time, or it is tried again.
+Nothing is locked here. The process that runs a job holds the lock of its file, so the kernel releases it when
+the process dies, and a name given to two processes is run by one of them. A message that has run several jobs
+and left none of the files ends normally. Otherwise the files are checked: a job's file is gone, or due at
+another time, or it is tried again.
 
-Short jobs go several to a message. Jobs behind a long one do not wait for it: after a moment their names are
+A message has several short jobs. Jobs behind a long one do not wait for it: after a moment their names are
 given to other processes, too.
 """
 
@@ -28,15 +27,15 @@ from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.transports.lease import Ack, Leased, Release
 
 MOST = 128
-"""Files in one message."""
+"""Maximum files in one message."""
 FIRST = 16
-"""The same before the duration of jobs is known: jobs behind a long one soon go to others."""
+"""The same while the duration of jobs is unknown."""
 SHORT_SECONDS = 0.02
 """The intended maximum duration of one message."""
 AT_ONCE = 4
-"""Messages for each process that are made in advance."""
+"""Messages for each process in one lease()."""
 NAMES_AT_ONCE = 128
-"""Names in them: finding more would take so long that the processes would wait."""
+"""Maximum names in these messages: processes would wait while more are searched for."""
 POLL_COOLDOWN = 0.003
 """How long notifications are ignored after a useless one: each running job causes several, too."""
 STALE_SECONDS = 0.25
@@ -44,8 +43,8 @@ STALE_SECONDS = 0.25
 
 
 class JobLane(Lane):
-    """A directory of jobs. most: files in a message. has_results: a message ends with its job's return value,
-    which does not show whether the file is left."""
+    """A directory of jobs. most: maximum files in a message. has_results: messages end with their job's
+    return value, which does not show whether the file is still there."""
 
     def __init__(
         self, directory: SpoolDirectory, message: MakeMessage, most: int = MOST, *, has_results: bool = False
@@ -59,18 +58,18 @@ class JobLane(Lane):
 
     def are_gone(self, paths: Sequence[str]) -> bool:
         """Return whether none of these files is left, after their message has ended normally. A revocation
-        ends one like that, too; since they are run in turn, it leaves the last."""
+        ends one like that, too, but leaves at least the last file."""
         return bool(paths) and not self.has_results and not self.directory.holds(paths[-1])
 
     def learn(self, files: int, seconds: float) -> None:
-        """So many files took so long in a process."""
+        """Adapt the size of messages: a process took *seconds* for so many *files*."""
         each = max(seconds / files, 1e-6)
         self.size = max(1, min(self._most, int(SHORT_SECONDS / each)))
 
 
 class _Given(NamedTuple):
-    """A message that was handed out: at the monotonic time *at*, the epoch second *since*. signal: its
-    signal; it names no files then."""
+    """A message that was handed out, at the monotonic time *at* and epoch second *since*. signal: its signal;
+    then *paths* is ()."""
 
     lane: JobLane
     paths: tuple[str, ...]
@@ -81,17 +80,17 @@ class _Given(NamedTuple):
 
 
 def _has_not_begun(order: Order) -> bool:
-    """Return whether the worker returns a message that no process had yet."""
+    """Return whether the worker gives back a message that no process has received."""
     return isinstance(order, Release) and not (order.redelivered or order.counted or order.requeued)
 
 
 def _is_cut_short(order: Order) -> bool:
-    """Return whether the worker's own end has ended the run."""
+    """Return whether the run ended because the worker stops."""
     return isinstance(order, Release) and order.redelivered and not (order.counted or order.requeued)
 
 
 class JobDispatch(DirectoryConsumer[JobLane]):
-    """Takes no locks, and hands out names. signals: signals that the processes have to handle, too."""
+    """Hands out names, without locking files. signals: signals that the processes handle, too."""
 
     poll_cooldown = POLL_COOLDOWN
 
@@ -107,7 +106,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._again: list[int] = []
         self._settled_at = 0.0
         self._raised: list[Due] = []
-        """Signals that are not handed out yet, or were returned: no file represents them."""
+        """Signals that were not handed out yet, or were given back: they have no files."""
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         generation = super().register(name, queues, concurrency)
@@ -121,7 +120,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         super().deregister()
 
     def rescan(self) -> None:
-        """Have all directories read through. Any thread; safe in a signal handler."""
+        """Scan all directories soon. Any thread; safe in a signal handler."""
         for lane in self._lanes:
             lane.directory.rescan()
         self.wake()
@@ -133,7 +132,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return min(super().rest(), self._until_stale(), self._until_signal())
 
     def _until_stale(self) -> float:
-        """Return the seconds until names are given to others, too; infinity when there are none."""
+        """Return the seconds until names are given to others, too; infinity if there are none."""
         for given in self._given.values():
             if given.paths[1:]:
                 return max(0.0, given.at + STALE_SECONDS - self._clock.monotonic())
@@ -169,7 +168,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._raised[:0] = back
         now = self._clock.monotonic()
         for lane, several in ended_of.items():
-            # How many jobs the processes had while they certainly had some.
+            # The time in which the processes certainly had jobs.
             busy = now - max(self._settled_at, min(given.at for given in several))
             lane.learn(sum(len(given.paths) for given in several), busy * self._concurrency)
         self._settled_at = now
@@ -192,8 +191,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return max(1, min(AT_ONCE, NAMES_AT_ONCE // most)) * self._concurrency
 
     def _collect_signals(self) -> bool:
-        """Collect the due signals; return whether there were any. Without room for them, they are not
-        notified again."""
+        """Collect the due signals; return whether there were any. They are not notified again if there is no
+        room."""
         due = [] if self._signals is None else self._signals.due(self._clock.now())
         self._raised += due
         return bool(due)
@@ -230,8 +229,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return leased
 
     def _give_to_others(self, lane: JobLane) -> bool:
-        """Give names that were handed out a while ago to others: all but the first of a message may not have
-        been begun. Return whether there were any."""
+        """Offer names that were handed out a while ago to others: all but the first of a message may not have
+        begun. Return whether there were any."""
         before = self._clock.monotonic() - STALE_SECONDS
         some = False
         for tag, given in self._given.items():

@@ -1,4 +1,4 @@
-"""Job messages: spool files as messages that a worker takes, for the task that runs jobs.
+"""Job messages: messages for the task that runs jobs, which name spool files.
 
 Comes from:  ``dispatch``, with the names of files.
 Goes to:     the listener, and so to ``jobs`` in a child, which claims and reads them.
@@ -22,12 +22,13 @@ SHOWN = "spool"
 """Their name in the log."""
 
 MakeMessage = Callable[[int, Sequence[str]], Leased]
-"""Makes the message with this tag that names these files."""
+"""Returns the message with the given tag for the files with the given names."""
 
 
 def job_messages(directory: str, harakiri: float | None, *, results: bool) -> MakeMessage:
     """Return a function that makes messages for the files of *directory*. harakiri: seconds after which the
-    process is killed that runs them. results: the return value of a job is stored, under its name."""
+    process that runs them is killed. results: whether return values are stored, under the names of the
+    jobs."""
     limit = "" if harakiri is None else f',"timelimit":[{harakiri!r},null]'
     ignore = "" if results else ',"ignore_result":true'
     head = f'{{"lang":"py","task":{quote(RUN)},"shadow":{quote(SHOWN)},"id":'

@@ -3,11 +3,11 @@
 Comes from:  messages of ``job_messages``, which name files.
 Goes to:     the function that the application has set (``uwsgi_api.spooler``), or the rule of a bridge; the
              file is removed, given back or set aside.
-Thread:      whichever runs the task.
+Thread:      the one that runs the task.
 
-The lock of a file is held from before it is read until after it is removed. An attempt is noted with the file
-before the function is called, so that a death counts: a file that was begun more often than it was returned
-met with one, and waits as if it had been returned.
+The lock of a file is held from before it is read until after it is removed. An attempt is counted before the
+function is called, so that deaths count: if a file was begun more often than it was returned, its process has
+died, and it waits as if it had been returned.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SpoolTask(Task[..., Any]):
 
 
 def add_spool_tasks(app: QWorker, options: SpoolerOptions, *, results: bool) -> None:
-    """Enter the tasks that run jobs and signals in the registry of *app*. Safe to call twice; the later
-    options count."""
+    """Add the tasks that run jobs and signals to the registry of *app*. Safe to call twice; the later options
+    apply."""
     runner = JobRunner(app, options, results=results)
     for name, function in ((RUN, runner.run), (SIGNAL, run_signal)):
         app.tasks.pop(name, None)
@@ -87,8 +87,8 @@ def run_signal(number: int) -> None:
 
 
 def _end_copy(error: BaseException | None) -> None:
-    """End this process, which the job has forked and which has come back from the function: the job is its
-    parent's. error: with which it came back."""
+    """End this process, which was forked by the job and has returned from the function: the job belongs to
+    its parent. error: what the function raised."""
     code: object = 0
     if isinstance(error, SystemExit):
         code = error.code or 0
@@ -115,7 +115,7 @@ class _Place:
         self._status = os.fstat(self.claims.directory)
 
     def is_at_its_path(self) -> bool:
-        """Return whether the path still leads to this directory. OSError when it leads nowhere."""
+        """Return whether the path still leads to this directory. OSError when it does not exist."""
         return os.path.samestat(os.stat(self.path), self._status)
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class _Place:
 class JobRunner:
     """Runs jobs according to *options*.
 
-    - results: the return value of a message's one job is its result.
-    - seconds: when the jobs of one message have taken longer, the next is not begun.
+    - results: whether the return value of a job is the result of its message, which then has only one job.
+    - seconds: once the jobs of a message have taken longer, the next one is not begun.
     """
 
     def __init__(
@@ -146,17 +146,17 @@ class JobRunner:
         """Finished jobs that cannot be removed: they stay locked as long as this process lives."""
 
     def _after_fork(self) -> None:
-        """In a process that a job has forked: release the lock, which must end with the job's own process."""
+        """In a process forked by a job: leave the claims to the parent, with which the locks must end."""
         for claim in self._running:
             claim.leave_to_parent()
         self._running.clear()
 
     def run(self, directory: str, paths: Sequence[str]) -> Any:
-        """Run the available jobs in the files *paths* of *directory* one after the other, until they have
-        taken a while; return the result of a single job, where there are results.
+        """Run the available jobs in the files *paths* of *directory* one after another, for a limited time;
+        return the result of a single job, if there are results.
 
-        Reject when one of the files may still exist, so that ``dispatch`` checks them: checking each file is
-        most of its work.
+        Raises Reject when one of the files may still exist: then ``dispatch`` checks each of them, which is
+        expensive.
         """
         try:
             place = self._place(directory)
@@ -188,12 +188,12 @@ class JobRunner:
                 raise Reject(f"{len(paths) - ended} of {len(paths)} files may still be there", requeue=True)
             return None
         if value is NOT_RUN:
-            raise Ignore("the job was not run here, or not yet")  # so it has no result, or no other one
+            raise Ignore("the job was not run here, or not yet")  # so no result is stored
         return value
 
     def _run(self, place: _Place, claim: Claim, may_move: bool) -> Any:
-        """Run a job, and end its claim. Return its return value, or NOT_RUN. may_move: this may set the
-        working directory."""
+        """Run a job, and end its claim. Return its return value, or NOT_RUN. may_move: whether the working
+        directory may be changed."""
         if place.declined and place.declined.get(claim.path) == claim.stamp():
             return NOT_RUN
         env: Env = {**claim.pairs, "spooler_task_name": claim.name}
@@ -214,7 +214,7 @@ class JobRunner:
         except Terminated:
             claim.set_aside("its run was ended by a revocation")
             raise
-        except SoftTimeLimitExceeded:  # the worker ends, and waits no longer
+        except SoftTimeLimitExceeded:  # the worker is stopping
             claim.let_go(before)
             raise
         except (UnrunnableJob, TaskDirective) as directive:
@@ -235,14 +235,14 @@ class JobRunner:
         if type(value) is int and value == IGNORE:
             claim.let_go(before)
             return self._declined(place, claim)
-        if value == RETRY and claim.pairs.get(b"ud_spool_ret") == b"-1":  # @spoolforever: that is no failure
+        if value == RETRY and claim.pairs.get(b"ud_spool_ret") == b"-1":  # @spoolforever: not a failure
             claim.give_back(self._policy.delay(1), attempts=before)
             return value
         return self._again(claim, number, SpoolError(f"it returned {value!r:.100}, which is not SPOOL_OK"))
 
     def _is_not_to_run(self, claim: Claim, attempts: int) -> bool:
-        """Return whether a job that was begun before has no attempt left, or has to wait since its process
-        died."""
+        """End the claim of a job that was begun before if it has no attempt left, or has to wait because its
+        process has died. Return whether it did."""
         deaths = attempts - claim.returns
         if deaths <= 0:
             return False
@@ -262,7 +262,7 @@ class JobRunner:
         return True
 
     def _again(self, claim: Claim, number: int, error: BaseException) -> Any:
-        """The job failed: it is given back, or has no attempt left."""
+        """Give back a failed job, or set it aside after its last attempt."""
         if self._policy.is_last(number):
             claim.set_aside(f"attempt {number}, the last: {type(error).__name__}: {error}"[:2000])
             return self._failed(error)
@@ -274,8 +274,8 @@ class JobRunner:
         return None
 
     def _keep(self, claim: Claim, before: int, error: NoSpoolFunction) -> None:
-        """The deployment is wrong, not the job: it waits as long as it takes, as with uWSGI. Each reason is
-        logged once in a process."""
+        """Give back a job without counting the attempt, because the deployment is wrong, and not the job: it
+        waits without limit, as with uWSGI. Each reason is logged once per process."""
         claim.give_back(self._options.frequency, attempts=before)
         said = str(error)
         level = logging.DEBUG if said in self._told else logging.ERROR
@@ -285,7 +285,7 @@ class JobRunner:
             raise Reject(f"waits: {error}"[:200], requeue=True)
 
     def _failed(self, error: BaseException) -> None:
-        """Report it as the result, where there are results; the file is set aside already."""
+        """Raise *error* as the result, if there are results; the file is set aside already."""
         if self._results:
             raise error
 
@@ -297,7 +297,7 @@ class JobRunner:
             logger.error("job %s is done and cannot be removed, so it stays locked: %s", claim.name, error)
 
     def _declined(self, place: _Place, claim: Claim) -> None:
-        """Remember the file as it is: it is not run here until it changes."""
+        """Remember the state of the file: it is not run here until it changes."""
         try:
             status = os.stat(claim.path, dir_fd=place.claims.directory, follow_symlinks=False)
         except OSError:
@@ -311,7 +311,7 @@ class JobRunner:
                 self._bridge = import_object(self._options.bridge)
             call = self._bridge(env)
             if call is not None:
-                # Its id is the job's name: a death between the two steps sends a recognizable copy.
+                # A death between the two steps may send it twice: both have the job's name as id.
                 call.apply_async(task_id=job_id(name))
                 return OK
         function = uwsgi_api.spooler
@@ -332,14 +332,14 @@ class JobRunner:
         key = os.getpid(), directory
         place = self._places.get(key)
         if place is None or not place.is_at_its_path():
-            if place is not None and not self._running:  # else jobs of other threads are to end there
+            if place is not None and not self._running:  # otherwise jobs of other threads still use it
                 place.close()
             place = self._places[key] = _Place(self._app, directory, best_lock(directory))
         return place
 
     def _move(self, place: _Place, path: str) -> None:
-        """Have the working directory be that of spooler-chdir, or the one that the file of the job lies in.
-        Each job may have left another one to the next."""
+        """Change to the directory of spooler-chdir, or that of the job's file. The previous job may have
+        changed it."""
         if self._options.chdir:
             os.chdir(self._options.chdir)
         elif "/" in path:
@@ -350,8 +350,8 @@ class JobRunner:
 
 @contextmanager
 def _named_by_job(several: bool) -> Iterator[Callable[[str], None]]:
-    """Return a context manager for the name of each job: log lines and calls made by the job then have its
-    id, not that of the message's first job. several: whether the message names more."""
+    """Yield a function to call with the name of each job: log lines and calls made by the job then have its
+    id, and not that of the message's first job. several: whether the message has more than one."""
     context = current_context()
     if context is None or not several:
         yield lambda name: None
@@ -369,8 +369,8 @@ def _named_by_job(several: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _working_directory() -> Iterator[bool]:
-    """Allow changes of the working directory, and restore it afterwards. It belongs to the process, so jobs
-    in threads don't change it."""
+    """Yield whether the working directory may be changed, and restore it afterwards. It belongs to the
+    process, so jobs in other threads do not change it."""
     if threading.current_thread() is not threading.main_thread():
         yield False
         return
@@ -382,19 +382,19 @@ def _working_directory() -> Iterator[bool]:
         os.close(before)
 
 
-# -- RetryPolicy: what becomes of a job that did not succeed --
+# -- RetryPolicy: when a job that did not succeed is tried again --
 
 
 class RetryPolicy(NamedTuple):
-    """A job is set aside when it was begun *max_attempts* times (None: never). It waits before the second
-    attempt for *backoff* seconds, which double with each one, up to *most*."""
+    """A job is set aside when it was begun *max_attempts* times (None: never). It waits *backoff* seconds
+    before the second attempt, and twice as long before each further one, up to *most*."""
 
     max_attempts: int | None
     backoff: float
     most: float
 
     def delay(self, attempts: int) -> float:
-        """Seconds until it is to be begun again, having been begun so often."""
+        """Return the seconds to wait after so many *attempts*."""
         return min(self.backoff * 2.0 ** min(max(0, attempts - 1), 60), self.most)
 
     def is_last(self, attempts: int) -> bool:

@@ -1,7 +1,7 @@
-"""Runner: a worker that works off spool directories, alone or beside the queues of its app.
+"""Runner: a worker for spool directories, alone or in addition to the queues of its app.
 
 Comes from:  ``qworker spool run`` and ``qworker start --spooler``, with the options of the spooler.
-Goes to:     the app, which gets the directories as (part of) its broker and the task that runs jobs.
+Goes to:     the app, which gets the directories as (part of) its broker, and the task that runs jobs.
 Thread:      main, before the worker starts.
 
 The jobs run in the processes of the worker's own pool, with its time limits and its recovery.
@@ -38,17 +38,16 @@ if TYPE_CHECKING:
 
 
 class Attached(NamedTuple):
-    """besides: make the parts of the worker that are needed. rescan: has all directories read through; any
-    thread, and signal handlers."""
+    """besides: functions that make additional components of the worker. rescan: makes it scan all
+    directories; any thread, and signal handlers."""
 
     besides: list[MakeComponent]
     rescan: Callable[[], None]
 
 
 def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
-    """Have a worker of *app* work off the directories of *options*, which are made when they are missing.
-
-    alone: it takes nothing from the app's own broker; what jobs send still goes there.
+    """Make a worker of *app* run the jobs in the directories of *options*, which are created if missing.
+    alone: it takes no messages from the app's own broker; calls made by jobs still go there.
     ConfigurationError when there is no directory, or one cannot be used.
     """
     if not options.directories:
@@ -67,7 +66,7 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
 
 
 def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Component:
-    """Return the server for jobs from the network, for all the directories."""
+    """Return the server for jobs from the network, for all directories."""
     from qworker.spooler.network.framing import Limits
     from qworker.spooler.network.peers import Access
     from qworker.spooler.network.server import SpoolServer
@@ -92,15 +91,15 @@ def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Compone
 
 
 def _begin_process(alone: bool, *_: object, **more: object) -> None:
-    """Prepare a process that is to run jobs."""
+    """Prepare a new process of the pool for running jobs."""
     if alone:
         job_context.become_spooler()
     uwsgi_api.run_post_fork()
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
-    """Return whether the record is redundant: jobs have their own log lines, and the end of their message
-    needs none."""
+    """Return whether to log *record*: jobs have their own log lines, so the end of a message only needs one
+    for errors."""
     return not (
         record.levelno < logging.ERROR and isinstance(record.args, tuple) and record.args[:1] == (SHOWN,)
     )
@@ -110,12 +109,12 @@ def _lane(place: str, options: SpoolerOptions) -> JobLane:
     frequency = partial(frequency_of, place, options.frequency)
     directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
     message = job_messages(directory.path, options.harakiri, results=options.results)
-    # Each job's result is stored on its own, and a process that ends after a number of jobs counts messages.
-    # Where order is kept, the rest of a message would come after the next message.
+    # One job for each message if its result is stored, or if a process ends after a number of messages. With
+    # an order, too: the rest of a message would come after the next message.
     most = 1 if options.results or options.max_tasks or options.ordered else MOST
     return JobLane(directory, message, most, has_results=options.results)
 
 
 def _distinct(directories: Sequence[str]) -> list[str]:
-    """Each place once, however it is spelled."""
+    """Return each directory once, however it is spelled; created if missing."""
     return list(dict.fromkeys(map(prepared, directories)))

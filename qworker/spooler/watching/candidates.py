@@ -1,12 +1,12 @@
-"""Candidates: which file to try next, and when.
+"""Candidates: the files to try next, and when.
 
 Comes from:  scans, notifications, and the outcome of earlier tries.
 Goes to:     ``directory``, one path at a time.
-Thread:      that of the SpoolDirectory.
+Thread:      the SpoolDirectory's.
 
-A refused file is remembered with the reason. A file that is not due rests in a heap. A file whose lock is
-held elsewhere is tried again when it has changed, after a delay that grows, since the change may be another
-process's try.
+A refused file is remembered with the reason. A file that is not due waits in a heap. A file whose lock is
+held elsewhere is tried again after it has changed, with a growing delay, because the change may come from
+another process that tries it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from qworker.spooler.files.packet import path_key
 
 FIRST_DELAY = 0.01
 LONGEST_DELAY = 1.0
-"""Seconds after a try in vain for which a locked file is left alone, whatever happens to it."""
+"""Maximum seconds after a failed try in which a locked file is not tried again, even if it changes."""
 LONGEST_LEFT = 5.0
-"""The same for a file that was left alone for no known reason: it is tried again even without a change."""
+"""The same for a file that was not run for an unknown reason: it is tried again even without a change."""
 MOST_TRIES = 10
-"""The number of tries with the longest delay."""
+"""Maximum number of counted tries."""
 
 
 class Share(NamedTuple):
-    """Of *of* processes that share a directory, this is *number* (0 for the first). Each begins with its own
-    files, so that they do not all try for the same lock, and then takes any."""
+    """This process is number *number*, from 0, *of* so many that share a directory. Each tries its own share
+    of the files first, so that they do not all try the same locks, and then any."""
 
     number: int
     of: int
@@ -44,7 +44,7 @@ WHOLE = Share(0, 1)
 
 
 class _Vain(NamedTuple):
-    """Failed tries of a file whose lock is held elsewhere: how many, and when the next one may be, epoch
+    """Failed tries of a file whose lock is held elsewhere: their number, and when the next one may be, epoch
     seconds."""
 
     tries: int
@@ -52,22 +52,22 @@ class _Vain(NamedTuple):
 
 
 class _Ready(Protocol):
-    """Files that are ready to be tried, in their order."""
+    """Files that are ready to be tried, in order."""
 
     def __len__(self) -> int: ...
 
     def push(self, path: str) -> None: ...
 
     def pop(self) -> str:
-        """Return the first; only when there is one."""
+        """Remove and return the first; there must be one."""
 
     def precedes(self, scanned_to: str) -> bool:
-        """Return whether the first comes before everything that a scan, now at this path, may still find."""
+        """Return whether the first comes before everything that a scan, now at the path *scanned_to*, may
+        still find."""
 
 
 class _Arrival:
-    """In order of arrival, those of our share first. No heap: there may be many, and each is handled
-    twice."""
+    """In order of arrival, those of our share first. Not a heap: there may be many."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -90,7 +90,7 @@ class _Arrival:
 
 
 class _Natural:
-    """In the natural order of the paths."""
+    """In natural order of the paths."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[bytes, ...], str]] = []
@@ -109,7 +109,7 @@ class _Natural:
 
 
 class Candidates:
-    """ordered: by the natural order of the paths; else as they came, and those of our share first."""
+    """ordered: natural order of the paths; otherwise the order of arrival, with those of our share first."""
 
     def __init__(self, clock: Clock, *, ordered: bool = False, share: Share = WHOLE) -> None:
         self._clock = clock
@@ -131,16 +131,16 @@ class Candidates:
         return bool(self._refused)
 
     def touch_all(self) -> None:
-        """Something about any of the files that were refused may have changed."""
+        """Offer all refused files again: any of them may have changed."""
         for path in self._refused:
             self.offer(path)
 
     def refused(self, path: str) -> Refusal | None:
-        """Why this file was refused when it was last tried; None when it was not."""
+        """Return why this file was refused at its last try; None if it was not."""
         return self._refused.get(path)
 
     def offer(self, path: str) -> None:
-        """Something has been written to this file, or it is new: try it, unless it was tried just now."""
+        """Add a file that is new or was written to; it is tried, unless it has just been tried."""
         vain = self._vain.get(path) if self._vain else None
         if vain is None or vain.not_before <= self._clock.now():
             self._make_ready(path)
@@ -148,12 +148,12 @@ class Candidates:
             heappush(self._later, (vain.not_before, path))
 
     def touch(self, path: str) -> None:
-        """Something about this file has changed: look again, if it was refused before."""
+        """Offer a file again whose attributes have changed, if it was refused."""
         if path in self._refused:
             self.offer(path)
 
     def seen(self, entries: Iterable[tuple[str, float]]) -> None:
-        """A scan came by these files, each with the time at which it is due."""
+        """Process files found by a scan, each with its due time."""
         now = self._clock.now()
         for path, due in entries:
             self._unseen.discard(path)
@@ -165,17 +165,17 @@ class Candidates:
                 self.refuse(path, Refusal(Reason.NOT_DUE, due))
 
     def begin_scan(self) -> None:
-        """All files are going to be seen() from now on."""
+        """Begin a scan, which calls seen() for all files."""
         self._unseen = set(self._refused)
 
     def end_scan(self) -> None:
-        """All have been: forget those that have not."""
+        """End a scan: forget refused files that it has not found."""
         for path in self._unseen:
             self._forget(path)
         self._unseen.clear()
 
     def take(self) -> str | None:
-        """Return the next file to try; None when there is none. It counts as held until refuse() or
+        """Return the next file to try; None if there is none. It counts as held until refuse(), leave() or
         done()."""
         if self._later:
             self._take_up(self._clock.now())
@@ -187,7 +187,7 @@ class Candidates:
         return path
 
     def _take_up(self, now: float) -> None:
-        """Make the files ready that rested until *now*."""
+        """Make the files ready whose waiting time is over *now*."""
         while self._later and self._later[0][0] <= now:
             at, path = heappop(self._later)
             refusal, vain = self._refused.get(path), self._vain.get(path)
@@ -196,7 +196,7 @@ class Candidates:
                 self._make_ready(path)
 
     def refuse(self, path: str, refusal: Refusal) -> None:
-        """The file was tried in vain, or given back."""
+        """Record that the file was refused, or given back."""
         if refusal.reason is Reason.GONE:
             self.done(path)
             return
@@ -213,7 +213,8 @@ class Candidates:
             heappush(self._later, (refusal.until, path))
 
     def leave(self, path: str) -> None:
-        """The file was tried in vain, for no known reason: try again after a growing delay."""
+        """Record that the file was not run, for an unknown reason: it is tried again after a growing
+        delay."""
         self._held.discard(path)
         tries = self._vain[path].tries if path in self._vain else 0
         again = self._clock.now() + min(FIRST_DELAY * 2**tries, LONGEST_LEFT)
@@ -222,17 +223,17 @@ class Candidates:
         heappush(self._later, (again, path))
 
     def done(self, path: str) -> None:
-        """The file is gone."""
+        """Record that the file no longer exists."""
         self._held.discard(path)
         self._forget(path)
 
     def next_time(self) -> float:
-        """Return when the next resting file is to be tried, epoch seconds; infinity when none rests."""
+        """Return when the next waiting file is to be tried, epoch seconds; infinity if there is none."""
         return self._later[0][0] if self._later else math.inf
 
     def precede(self, scanned_to: str) -> bool:
-        """Return whether the next file of take() comes before everything that a scan at *scanned_to* may
-        still find. Only when there is one."""
+        """Return whether the next file of take(), which must exist, comes before everything that a scan at
+        *scanned_to* may still find."""
         return self._ready.precedes(scanned_to)
 
     def _make_ready(self, path: str) -> None:

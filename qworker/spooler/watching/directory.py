@@ -1,13 +1,12 @@
-"""SpoolDirectory: the jobs of one spool directory, for a process that runs them.
+"""SpoolDirectory: finds and claims the jobs of one spool directory.
 
-Comes from:  a directory that anybody may write to, ours and uWSGI's spoolers beside us.
-Goes to:     claims, each of one job that is due.
-Thread:      one, which calls everything here; a Claim may end in any thread, which posts that and wakes this
-             one.
+Comes from:  a directory that others write to, and where other spoolers, ours and uWSGI's, claim jobs, too.
+Goes to:     claims of due jobs.
+Thread:      one calls everything here; a Claim may end in any thread, which posts that and wakes this one.
 
-New files are found in three ways: notifications of written files, a heap with the times at which others are
-due, and an occasional scan, which finds what the others missed. A scan proceeds in small steps, between which
-new files are checked, so that many delayed files hold up no new one.
+Files are found in three ways: notifications of written files, a heap with the due times of delayed files, and
+an occasional scan, which finds what the others missed. Between the small steps of a scan new files are
+checked, so that many delayed files do not hold up new ones.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from qworker.spooler.watching.watcher import NOTHING, Told, Watcher
 logger = logging.getLogger(__name__)
 
 STEP = 100
-"""Entries of a scan that are read before new files are checked."""
+"""Entries that a scan reads before new files are checked."""
 MOST_READS = 64
-"""Reads of notifications, as long as none is about a file to try."""
+"""Maximum reads of notifications while none is about a file to try."""
 LONGEST_SLEEP = 3600.0
 COARSE = 0.05
-"""Seconds by which the clock of a file system may be behind."""
+"""Seconds by which the times of a file system may lag."""
 CLAIMS_BETWEEN = 32
-"""Files that are tried before new files are checked."""
+"""Maximum files that are tried before new files are checked."""
 
 
 class SpoolDirectory:
-    """A spool directory, for claiming there, or having others claim.
+    """A spool directory, for claiming jobs, or for others that claim them.
 
-    - path: made when it is missing.
-    - ordered: work off in natural order, with priorities.
-    - frequency: seconds between two scans, or a function that returns them before each.
-    - lock: None for the best that the system has.
+    - path: created if missing.
+    - ordered: natural order, with priorities.
+    - frequency: seconds between two scans, or a function that returns them, called before each scan.
+    - lock: None for best_lock().
     - owners: user ids whose jobs are run; None for our own and root.
     - shared: everybody may write there.
     - share: which files are tried first, without an order.
-    - times_of_priorities: a priority is passed over until the time of its directory, as with uWSGI.
+    - times_of_priorities: a priority is skipped until the modification time of its directory, as with uWSGI.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class SpoolDirectory:
         self._asleep = False
 
     def next(self) -> Claim | None:
-        """Claim the next job that is due; None when there is none. Never waits. The caller ends the claim."""
+        """Claim the next due job; None if there is none. Never waits. The caller must end the claim."""
         while (path := self.next_path()) is not None:
             found = self._claims.claim(path)
             if isinstance(found, Claim):
@@ -106,8 +105,8 @@ class SpoolDirectory:
         return None
 
     def next_path(self) -> str | None:
-        """Return the file to try next, which another process will claim; None when there is none. Never
-        waits. The caller ends that with tried()."""
+        """Return the next file for another process to claim; None if there is none. Never waits. The caller
+        must call tried() or gone() afterwards."""
         candidates = self._candidates
         while True:
             if self._tried <= 0 or not candidates:
@@ -125,11 +124,11 @@ class SpoolDirectory:
             candidates.refuse(path, still)
 
     def tried(self, paths: Iterable[str], since: float, *, at_once: bool = False) -> None:
-        """Files of next_path() were tried, since epoch second *since*; their state shows the outcome.
-        at_once: they may not have been tried at all, so those still due come again at once."""
+        """Record that files of next_path() were tried, after epoch second *since*; their state shows the
+        outcome. at_once: they may not have been tried at all, so those still due come again at once."""
         is_there, done, directory = os.access, self._candidates.done, self._directory
         for path in paths:
-            # Most are gone, and an exception for that takes as long again.
+            # Most are gone, and an exception would take as long again.
             if is_there(path, os.F_OK, dir_fd=directory):
                 self._tried_in_vain(path, since, at_once)
             else:
@@ -140,7 +139,7 @@ class SpoolDirectory:
         return os.access(path, os.F_OK, dir_fd=self._directory)
 
     def gone(self, paths: Iterable[str]) -> None:
-        """Files of next_path() were tried, and are gone, according to the caller."""
+        """Record that files of next_path() were tried, and no longer exist."""
         done = self._candidates.done
         for path in paths:
             done(path)
@@ -151,14 +150,14 @@ class SpoolDirectory:
         except OSError:
             self._candidates.done(path)
             return
-        if due >= since or at_once:  # given back; its time was set for that
+        if due >= since or at_once:  # given back, which sets its time
             self._candidates.refuse(path, Refusal(Reason.NOT_DUE, due))
         else:
             self._candidates.leave(path)
 
     def uncount(self, path: str, since: float) -> None:
-        """A run of this file that was begun since epoch second *since* was ended with its process, by us: it
-        counts no attempt. Nothing is done when somebody has the file."""
+        """Do not count an attempt begun after epoch second *since*, whose process was ended by our worker.
+        Does nothing if the file is locked."""
         found = self._claims.claim(path)
         if isinstance(found, Claim):
             attempts = found.attempts
@@ -167,18 +166,18 @@ class SpoolDirectory:
 
     def wait(self, most: float = math.inf) -> None:
         """Return when there may be a job, when wake() is called, or after *most* seconds."""
-        self._asleep = True  # from here on, the end of a claim wakes us
+        self._asleep = True  # from now on, the end of a claim wakes this thread
         self._wakeup.sleep(min(most, self.rest()), self.fileno())
         self._asleep = False
         self.look()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there may be a job, to wait for other files, too; -1:
-        no notifications."""
+        """Return the descriptor that is readable when there may be a job, for callers that wait for other
+        files, too; -1: no notifications."""
         return self._watcher.fileno()
 
     def rest(self) -> float:
-        """Seconds for which there is no job, unless fileno() can be read."""
+        """Return the seconds for which there is no job, unless fileno() can be read."""
         self._mind_attributes()
         if self._candidates or self._scanning is not None or self._ended or self._again:
             return 0.0
@@ -187,11 +186,11 @@ class SpoolDirectory:
         return max(0.0, min(until_due, until_scan, LONGEST_SLEEP))
 
     def next_due(self) -> float:
-        """Return when a resting file is to be tried, epoch seconds; infinity when none rests."""
+        """Return when the next waiting file is to be tried, epoch seconds; infinity if there is none."""
         return self._candidates.next_time()
 
     def look(self) -> None:
-        """Have next() check for new files first."""
+        """Make next() check for new files first."""
         self._tried = 0
 
     def take_in(self) -> None:
@@ -199,21 +198,21 @@ class SpoolDirectory:
         self._look_for_new()
 
     def read_through(self) -> None:
-        """Read all names now, so that rest() is correct from the beginning."""
+        """Scan the directory completely now, so that rest() is correct from the start."""
         self._look_for_new()
         while self._scanning is not None:
             self._scan_on()
 
     def wake(self) -> None:
-        """End a wait. Any thread, and signal handlers."""
+        """End a wait(). Any thread; safe in a signal handler."""
         self._wakeup.wake()
 
     def rescan(self) -> None:
-        """Have everything scanned again, at the next call of next(). Any thread, and signal handlers."""
+        """Scan again at the next call of next(). Any thread; safe in a signal handler."""
         self._again = True
 
     def close(self) -> None:
-        """Claims that are still held cannot be ended any more. Safe to call twice."""
+        """Close everything. Claims that are still held can no longer be ended. Safe to call twice."""
         if self._directory >= 0:
             self._watcher.close()
             self._wakeup.close()
@@ -221,7 +220,7 @@ class SpoolDirectory:
             self._directory = -1
 
     def _look_for_new(self) -> None:
-        """Process the notifications since the last time, and begin a scan when one is due."""
+        """Process the notifications since the last call, and begin a scan if one is due."""
         self._tried = CLAIMS_BETWEEN
         while self._ended:
             path, refusal = self._ended.popleft()
@@ -239,7 +238,8 @@ class SpoolDirectory:
             self._begin_scan()
 
     def _mind_attributes(self) -> None:
-        """Request notifications of changed attributes while a file rests here, whose time may be changed."""
+        """Request notifications of changed attributes while there are refused files, whose times may be
+        changed."""
         rests = self._candidates.have_refused
         if self._watcher.mind_attributes(rests) and rests:
             self._candidates.touch_all()  # they may have changed before that
@@ -276,10 +276,10 @@ class SpoolDirectory:
                 os.dup2(other, self._directory, inheritable=False)
                 os.close(other)
         except OSError:
-            return  # it does not exist at the moment, and the scan says so
+            return  # it does not exist at the moment; the scan logs that
 
     def _is_to_scan(self) -> bool:
-        """Return whether the next step is the scan's: nothing is ready, or what it may find comes first."""
+        """Return whether to continue the scan: nothing is ready, or what it may find comes first."""
         return not self._candidates or not self._candidates.precede(self._scanned_to)
 
     def _scan_on(self) -> None:
@@ -299,7 +299,7 @@ class SpoolDirectory:
         self._tried = 0
 
     def _end(self, path: str, refusal: Refusal | None) -> None:
-        """A claim has ended. Any thread."""
+        """Record that a claim has ended. Any thread."""
         self._ended.append((path, refusal))
         if self._asleep:
             self._wakeup.wake()

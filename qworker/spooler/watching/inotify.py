@@ -1,8 +1,8 @@
-"""Inotify: Linux tells what happens in directories.
+"""Inotify: Linux's notifications of changes in directories.
 
 Comes from:  the kernel, through the C library.
-Goes to:     ``watching``.
-Thread:      that of the SpoolDirectory.
+Goes to:     ``watcher``; ``administration/counts.py``.
+Thread:      the user's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IGNORED = 0x8000
 ONLY_DIRECTORY = 0x0100_0000
 NO_LINK = 0x0200_0000
 NOT_UNLINKED = 0x0400_0000
-"""Say nothing of files that are open and have no name any more."""
+"""No events about open files that have no name any more."""
 IS_DIRECTORY = 0x4000_0000
 
 _EVENT = struct.Struct("iIII")
@@ -35,12 +35,12 @@ _NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
 
 Event: TypeAlias = "tuple[int, int, str]"
-"""A watch: what add() returned, -1 for an overflow; a mask: what happened; a name in the directory, '' for
-itself."""
+"""The watch that add() returned, -1 for an overflow; a mask, for what happened; a name in the directory, ''
+for the directory itself."""
 
 
 class Inotify:
-    """OSError where the system has none, or no more for this user."""
+    """OSError if the system does not support it, or this user has too many."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +51,7 @@ class Inotify:
         self._file = _checked(start(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: str, mask: int) -> int:
-        """Watch the directory *path*; its number, the same as before if it was watched already."""
+        """Watch the directory *path*; return its watch, the same as before if it was watched already."""
         return _checked(self._add(self._file, os.fsencode(path), mask))
 
     def read(self) -> list[Event]:

@@ -1,12 +1,12 @@
-"""Scanning: what lies in a spool directory, one entry at a time.
+"""Scanning: listing a spool directory, one entry at a time.
 
-Comes from:  ``directory``, at its start and from time to time.
-Goes to:     entries, with the time at which each is due; nothing is opened.
-Thread:      that of the SpoolDirectory.
+Comes from:  ``directory``, at the start and from time to time.
+Goes to:     entries with their due times; files are not opened.
+Thread:      the SpoolDirectory's.
 
-Without an order, a directory's own files come as the system lists them, and no other directory is entered.
-With an order, everything comes in natural order, and a directory whose name is a number is entered where it
-sorts, at any depth.
+Without an order, the directory's own files come as the system lists them, and no other directory is entered.
+With an order, everything comes in natural order, and directories whose names are numbers are entered in their
+place, at any depth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 def scan(place: str) -> Iterator[Entry]:
-    """Return the files of the spool directory *place*, in no order. OSError when it cannot be read."""
+    """Yield the files of the spool directory *place*, in no order. OSError when it cannot be read."""
     with os.scandir(place) as entries:
         for entry in entries:
             name = entry.name
@@ -39,7 +39,7 @@ def scan(place: str) -> Iterator[Entry]:
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
-            except OSError:  # it has just gone
+            except OSError:  # it was just deleted
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield Entry(name, status.st_mtime)
@@ -48,10 +48,10 @@ def scan(place: str) -> Iterator[Entry]:
 def scan_in_order(
     place: str, now: float, entering: Callable[[str], None], folder: str = ""
 ) -> Iterator[Entry]:
-    """Return the files in *folder* of the spool directory *place* ('': itself), and in the priorities there,
-    in the order in which they are to run.
+    """Yield the files in *folder* of the spool directory *place* ('': the directory itself), and in the
+    priorities there, in the order in which they should run.
 
-    A priority with a modification time after *now* is passed over. *entering* is called with the path of each
+    A priority with a modification time after *now* is skipped. *entering* is called with the path of each
     folder before it is listed. OSError when the first one cannot be read.
     """
     entering(folder)
@@ -76,7 +76,7 @@ def scan_in_order(
 
 
 def priorities_with_jobs(place: str) -> list[str]:
-    """Return the names of the priorities of the spool directory *place* that have jobs, in natural order."""
+    """Return the priorities in the spool directory *place* that have jobs, in natural order."""
     found = []
     with suppress(OSError):
         for name in filter(is_priority, os.listdir(place)):

@@ -1,12 +1,12 @@
-"""Watcher: turns notifications about a spool directory into names of files worth a try.
+"""Watcher: converts notifications about a spool directory to names of files to try.
 
-Comes from:  ``inotify``; without it, everything is left to the scans.
+Comes from:  ``inotify``; without it, only scans find files.
 Goes to:     ``directory``.
-Thread:      that of the SpoolDirectory.
+Thread:      the SpoolDirectory's.
 
-Every spooler that fails to get a lock closes a file that it opened for writing, and so does every one that
-counts an attempt or gives a job back. So a notification only means that a name may be worth a check. Changes
-of attributes matter only for refused files: while there are none, they are not watched.
+Each spooler that fails to get a lock closes a file that it has opened for writing; so does each that counts
+an attempt or gives a job back. So a notification only means that a name should be checked. Changes of
+attributes only matter for refused files: while there are none, they are not watched.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LOST = inotify.OVERFLOW | inotify.IGNORED | inotify.DELETE_SELF | inotify.MOVE_
 
 
 class Told(NamedTuple):
-    """written: files that were completed or came by a name. touched: files of which only the attributes
-    changed. folders: priorities that are new. rescan: something was missed."""
+    """written: files that were written or renamed. touched: files of which only the attributes have changed.
+    folders: new priorities. rescan: something was missed."""
 
     written: list[str]
     touched: list[str]
@@ -40,7 +40,7 @@ NOTHING = Told([], [], [], False)
 
 
 class Watcher:
-    """Watches *place* and, when an order is kept, its known priorities."""
+    """Watches *place* and, if *ordered*, its known priorities."""
 
     def __init__(self, place: str, *, ordered: bool) -> None:
         self._place = place
@@ -58,7 +58,7 @@ class Watcher:
         return -1 if self._inotify is None else self._inotify.fileno()
 
     def watch(self, folder: str = "") -> None:
-        """Watch this folder of the place, '' for itself, if possible. May be repeated."""
+        """Watch *folder*, '' for the directory itself, if possible. May be repeated."""
         if self._inotify is None:
             return
         mask = _FILES | _ITSELF | _HOW
@@ -69,7 +69,7 @@ class Watcher:
             logger.warning("%s/%s is only checked from time to time: %s", self._place, folder, error)
 
     def mind_attributes(self, mind: bool) -> bool:
-        """Turn notifications of changed attributes on or off. Return whether that is new."""
+        """Turn notifications of changed attributes on or off. Return whether this has changed anything."""
         if mind == self._attributes:
             return False
         self._attributes = mind
