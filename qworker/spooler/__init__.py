@@ -1,15 +1,15 @@
 """The spooler: jobs as files in a directory, which both uWSGI's spooler and qworker can write and run.
 
 Comes from:  ``Writer``, uWSGI, or any program that writes the same files.
-Goes to:     ``SpoolDirectory``, which claims one job after the other.
+Goes to:     ``SpoolDirectory``, which claims one job after another.
 Thread:      see each module.
 
 Packages, in reading order: ``files``, ``watching``, ``administration``, ``uwsgi``, ``running``, ``broker``,
 ``network``.
 
-Modules, in reading order: ``options`` (all that can be configured), ``ini`` (uWSGI's files), ``settings``
-(both and the command line, together); ``uwsgi_api`` (the module ``uwsgi``), ``arguments``,
-``spool_functions`` and ``decorators`` (the module ``uwsgidecorators``).
+Modules, in reading order: ``options`` (all options), ``ini`` (uWSGI's files), ``settings`` (merges these with
+the command line); ``uwsgi_api`` (the module ``uwsgi``), ``arguments``, ``spool_functions`` and ``decorators``
+(the module ``uwsgidecorators``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MODULE_OF = {
     "encode": "files.packet",
     "sweep": "files.writing",
 }
-"""Writers don't import claiming and waking, and a worker without a spooler imports none of it."""
+"""The module of each public name. Imported on first use, so that writers do not import the code for
+claiming."""
 __all__ = [
     "Claim",
     "NewJob",

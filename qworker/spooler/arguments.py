@@ -1,18 +1,18 @@
-"""Arguments of decorated functions: in the pairs of a job, as uWSGI's decorators write and read them.
+"""Arguments of decorated functions in the pairs of a job, in the format of uWSGI's decorators.
 
     args      a pickle of the positional arguments, a tuple
     kwargs    a pickle of the named ones, a dictionary
     qw_args, qw_kwargs    the same in JSON, a list and an object, of which either may be missing: for
-              producers that have no pickle, or may send none. uWSGI's decorators do not know them.
+    producers that cannot or may not send pickles. uWSGI's decorators do not know them.
 
 Comes from:  ``decorators``, on both sides.
 Goes to:     the pairs of a job; a call.
-Thread:      any; nothing is kept.
+Thread:      any; stateless.
 
 A pickle can run any code, and whoever can write to a spool directory writes pickles. So only plain data is
 written and read: None, bool, numbers, text, bytes, lists, tuples, dictionaries, sets, dates and times, and
-Decimal. A pickle of these names nothing else, so reading it runs no code, and uWSGI can read and write it.
-Other values are written and read only with ``allow_pickle``.
+Decimal. A pickle of these names no other classes, so reading it runs no code, and uWSGI can read and write
+it. Other values are written and read only with ``allow_pickle``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qworker.errors import SpoolError, UnrunnableJob
 from qworker.safe_repr import safe_repr
 
 PROTOCOL = 4
-"""The newest protocol that every Python 3 of a uWSGI reads."""
+"""The newest pickle protocol that every Python 3 used by uWSGI can read."""
 LONGEST = 65_535
 """Maximum bytes of either pair; the format allows no more."""
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -44,7 +44,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
     ("datetime", "timezone"): datetime.timezone,
     ("decimal", "Decimal"): decimal.Decimal,
 }
-"""The classes that a pickle may name: they only hold a value."""
+"""The classes that a pickle may name: they only contain a value."""
 _CLASSES = frozenset(_PLAIN.values())
 # fmt: off
 OPERATIONS = frozenset((
@@ -57,7 +57,7 @@ OPERATIONS = frozenset((
     "TUPLE3", "UNICODE",
 ))
 # fmt: on
-"""Whatever else there is makes objects of other classes, or asks others for them."""
+"""The allowed operations. Others create objects of other classes, or load them from elsewhere."""
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
@@ -65,7 +65,7 @@ def write_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, allow_pickle: bool = False
 ) -> dict[bytes, bytes]:
     """Return the pairs ``args`` and ``kwargs``. SpoolError when they are not plain data and *allow_pickle* is
-    not set, or cannot be pickled at all."""
+    False, or cannot be pickled."""
     return {b"args": _dumped(args, allow_pickle), b"kwargs": _dumped(kwargs, allow_pickle)}
 
 
@@ -73,7 +73,7 @@ def read_arguments(
     env: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Return the arguments of the function from the pairs of a job, whose values are bytes; None when the
-    function takes the pairs themselves. UnrunnableJob when they cannot be read, or must not be."""
+    function takes the pairs themselves. UnrunnableJob when they cannot be read, or are not allowed."""
     if "qw_args" in env or "qw_kwargs" in env:
         args, kwargs = _json(env, "qw_args", "[]"), _json(env, "qw_kwargs", "{}")
         args = tuple(args) if isinstance(args, list) else args
@@ -96,7 +96,7 @@ def _is_text(key: object) -> bool:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Takes what _PlainUnpickler reads, of exactly these classes."""
+    """Only pickles what _PlainUnpickler can read: objects of exactly these classes."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in _CLASSES or (isinstance(obj, type) and obj in _CLASSES):

@@ -2,11 +2,11 @@
 
 Comes from:  the application, on import.
 Goes to:     ``spool_functions``, and the signals of ``uwsgi``, ours or the real one.
-Thread:      that which imports the application.
+Thread:      the one that imports the application.
 
-Importing this module makes manage_spool_request() the function that runs jobs, as uWSGI's module does. A
-uWSGI with its own module may be on the other side of a job: the pairs are the same. ``spool_functions`` lists
-the differences; decorators for mules, RPC and Erlang raise an error that suggests a replacement.
+Importing this module makes manage_spool_request() the function that runs jobs, as uWSGI's module does. Jobs
+can be exchanged with a uWSGI that uses its own module: the pairs are the same. ``spool_functions`` lists the
+differences; decorators for mules, RPC and Erlang raise an error that suggests a replacement.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ postfork_chain: list[Callable[[], object]] = []
 
 
 def spool(f: Callable[..., Any] | None = None, pass_arguments: bool = False) -> Any:
-    """Run the function once, later; its return value is ignored. A function that raises is run again."""
+    """Run the function later, once; its return value is ignored. If it raises, it is run again."""
     return decorated(f, uwsgi_api.SPOOL_OK, pass_arguments)
 
 
@@ -96,7 +96,7 @@ def rbtimer(secs: float, **where: Any) -> Callable[[Callable[[int], Any]], Calla
 def cron(
     minute: int, hour: int, day: int, month: int, dayweek: int, **where: Any
 ) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """Call the function at these minutes; -1 is any, -N every multiple of N."""
+    """Call the function at these times; -1: any, -N: every multiple of N."""
     return _raised(where, lambda signum: uwsgi.add_cron(signum, minute, hour, day, month, dayweek))
 
 
@@ -127,8 +127,8 @@ def _on_signal(
 
 
 class postfork:
-    """Call the function in each process after it has started. With a number: only in that worker of uWSGI, so
-    never in a spooler."""
+    """Call the function in each process after it has started. With a number: only in that worker of uWSGI,
+    and so never in a spooler."""
 
     def __init__(self, f: Callable[[], Any] | int) -> None:
         self.f = f if callable(f) else None
@@ -166,7 +166,7 @@ def harakiri(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def thread(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A call runs the function in a thread that does not keep its process alive, and returns it."""
+    """A call starts the function in a daemon thread, and returns the function."""
 
     @functools.wraps(f)
     def start(*args: Any) -> Callable[..., Any]:
@@ -177,7 +177,7 @@ def thread(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lock(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Only one process at a time runs the function; a spooler does not run it at all, as with uWSGI."""
+    """Only one process at a time runs the function; a spooler never runs it, as with uWSGI."""
 
     @functools.wraps(f)
     def locked(*args: Any, **kwargs: Any) -> Any:

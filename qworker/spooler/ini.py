@@ -1,17 +1,17 @@
-"""IniFile: the settings of the spooler, and of the application's location, in a uWSGI ini file.
+"""IniFile: the spooler's settings in a uWSGI ini file, and where the application is.
 
-Comes from:  a file that uWSGI reads as well, and those it includes.
+Comes from:  a file that uWSGI can read, too, and the files it includes.
 Goes to:     ``settings``; the runner, which has to import the application.
 Thread:      any.
 
 It is read as uWSGI reads it: ``key = value``, a key alone for a flag, ``;`` and ``#`` at the beginning of a
-line for comments, keys that are repeated, sections that come again, ``%d`` and its like, ``%(key)``,
-``$(VARIABLE)``, ``set-placeholder``, and ``ini``, with a path relative to the current directory.
+line for comments, repeated keys, repeated sections, ``%d`` and so on, ``%(key)``, ``$(VARIABLE)``,
+``set-placeholder``, and ``ini``, with a path relative to the current directory.
 
-Intended differences: only options used here are resolved, so others may contain anything. Unresolved
-placeholders are reported, which uWSGI leaves as they are; so are missing sections, and values that are not
-numbers, which uWSGI takes for 0. Conditions (``if-env``), loops and ``@(file)`` are refused. ``ini =
-:section`` refers to the file that contains it, and not to the last file read.
+Intended differences: only options used here are resolved, so others may contain anything. Errors are raised
+for unresolved placeholders, which uWSGI leaves unchanged; for missing sections; and for values that are not
+numbers, which uWSGI reads as 0. Conditions (``if-env``), loops and ``@(file)`` are refused. ``ini =
+:section`` refers to the file that contains it, not to the last file read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from qworker.safe_repr import safe_repr
 from qworker.spooler.options import SETTING_OF, SpoolerOptions, is_file, with_whole_paths
 
 LONGEST_FILE = 1_048_576
-"""Bytes. A longer file is not a configuration."""
+"""Maximum bytes; a longer file is not a configuration."""
 LONGEST_VALUE = 65_536
 MOST_FILES = 64
-"""Files and sections that are read at most, including nested ones."""
+"""Maximum number of files and sections, including nested ones."""
 DEEPEST = 16
 
 _SECTION = "uwsgi"
@@ -65,7 +65,7 @@ _ALIASES = {
 _FIELD_OF = {setting.replace("_", "-"): name for name, setting in SETTING_OF.items()}
 _LISTS = frozenset(option.name for option in fields(SpoolerOptions) if isinstance(option.default, tuple))
 _EMPTY_IS_UNSAID = frozenset({"processes", "chdir", "max_tasks", "harakiri", "frequency", "imports"})
-"""Fields that may be empty, as in uWSGI: they count as not set then."""
+"""Fields that may be empty, as in uWSGI: then they count as not set."""
 _APPLICATION = frozenset({"chdir", "pythonpath", "env", "module", "wsgi-file", "import", "shared-import"})
 _LOGIC = re.compile(r"(end-?)?(if|for)(-.*)?", re.ASCII | re.DOTALL)
 _WITHOUT_EFFECT = {
@@ -85,10 +85,10 @@ class IniFile:
     - chdir: where the application is started. None: not set.
     - pythonpath: directories to search for modules, after those of the interpreter.
     - env: variables to set before anything is imported.
-    - module: that of the application; wsgi_file: its file. At most one is used, the module first.
-    - imports, shared_imports: modules or files to import besides; the latter first.
-    - others: options that are not for a spooler, each once.
-    - without_effect: options of uWSGI's spooler that do nothing here, with what to do instead.
+    - module: the application's module; wsgi_file: its file. Only one is used, preferably the module.
+    - imports, shared_imports: further modules or files to import; the latter first.
+    - others: names of options that are not about a spooler, each once.
+    - without_effect: descriptions of uWSGI's spooler options that have no effect here, with the replacement.
     """
 
     files: tuple[str, ...]
@@ -105,7 +105,7 @@ class IniFile:
 
 
 class _Line(NamedTuple):
-    """One option. given: the file as it was named; section: as it was named, '' for the usual one."""
+    """One option. given: the file, as named; section: as named, '' for the default one."""
 
     key: str
     value: str
@@ -126,8 +126,8 @@ def _wrong(file: str, why: str, number: int = 0) -> ConfigurationError:
 def read_ini(*names: str, environ: Mapping[str, str] | None = None) -> IniFile:
     """Read uWSGI ini files, ``file.ini`` or ``file.ini:section``, as if they were one.
 
-    environ: the values of ``$(VARIABLE)``; None for the process's environment. ConfigurationError names the
-    line and the error.
+    environ: the values of ``$(VARIABLE)``; None: the process's environment. ConfigurationError for errors,
+    with the line.
     """
     files: list[str] = []
     values = _Values(os.environ if environ is None else environ)
@@ -140,7 +140,7 @@ def read_ini(*names: str, environ: Mapping[str, str] | None = None) -> IniFile:
 def _lines(
     name: str, values: _Values, files: list[str], within: tuple[tuple[str, str], ...], by: _Line | None = None
 ) -> Iterator[_Line]:
-    """Return the lines of a file's section, with included lines in their place."""
+    """Yield the lines of a file's section, with included lines in their place."""
     given, section = _split(name)
     if not given and by is not None:
         given = by.given  # :section, of the same file
@@ -200,7 +200,7 @@ def _content(path: str) -> str:
 
 
 def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[_Line | None]:
-    """Return the options of a section, and None for its heading."""
+    """Yield the options of a section, and None for its heading."""
     here = ""
     wanted = section or _SECTION
     for number, text in enumerate(content.split("\n"), 1):
@@ -329,7 +329,7 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
         elif key in _APPLICATION:
             if line.value:
                 application[key].append((line, values.resolved(line)))
-            elif key == "chdir":  # the others are nothing then, for uWSGI too
+            elif key == "chdir":  # the others then count as not set, as in uWSGI
                 raise line.wrong(f"{line.key} needs a value")
         elif key in _WITHOUT_EFFECT:
             without[f"{line.key} has no effect: {_WITHOUT_EFFECT[key]}"] = None
@@ -366,7 +366,7 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
 
 
 def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
-    """Take an option of the spooler. Lists grow; for other options the last value wins."""
+    """Add an option of the spooler to *said*. Lists are extended; for other options the last value wins."""
     setting = SETTINGS[SETTING_OF[name]]
     if setting.kind is BOOLEAN:
         said[name] = text.lower() not in _FALSE

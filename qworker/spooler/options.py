@@ -2,7 +2,7 @@
 
 Comes from:  the command line, settings, and uWSGI's ini files.
 Goes to:     the runner, its jobs, and the ``uwsgi`` API.
-Thread:      any; never changed.
+Thread:      any; immutable.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ FREQUENCY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class SpoolerOptions:
-    """uWSGI's option is named first, where there is one. Paths are absolute, and without links.
+    """uWSGI's option comes first, if there is one. Paths are absolute and without links.
 
-    - directories: ``spooler``; worked off, in the order in which they were named.
+    - directories: ``spooler``; their jobs are run. In the order in which they were named.
     - external: ``spooler-external``; only written to.
-    - default: where jobs go that name none: the first that was named, of either kind.
+    - default: for jobs that name no directory: the first one named, of either kind.
     - ordered: ``spooler-ordered``; natural order, with priorities.
     - chdir: ``spooler-chdir``; where a job runs. None: in the directory of its file.
-    - processes: ``spooler-processes``. None: the worker's own number; with ``ordered`` it is never None.
+    - processes: ``spooler-processes``. None: the worker's concurrency; never None with ``ordered``.
     - quiet: ``spooler-quiet``; no line for each job.
-    - max_tasks: ``spooler-max-tasks``; a process is replaced after so many. None: never.
+    - max_tasks: ``spooler-max-tasks``; a process is replaced after so many jobs. None: never.
     - signal_as_task: ``spooler-signal-as-task``; signals count for max_tasks.
     - harakiri: ``spooler-harakiri``; seconds after which a job's process is killed. None: never.
     - frequency: ``spooler-frequency``; seconds between two scans.
     - imports: ``spooler-python-import``; modules or files.
-    - sockets: ``spooler-socket``; where uwsgi packets are taken: host:port, or a path.
-    - max_attempts: a job that was begun so often without success is set aside. None: never.
-    - backoff, backoff_max: seconds until the second attempt, which double with each one, up to the latter.
-    - allow_pickle: whether arguments that are pickled are run.
-    - bridge: ``module:function``, which makes a task signature of a job. None: jobs are run here.
-    - results: the return value of a job is stored, under the name of its file; jobs are then run one by one.
-    - socket_key: keys that packets of peers elsewhere are signed with: the first signs, all verify. (): none.
-    - socket_allow: addresses and networks of peers that may send, beside this machine's own.
+    - sockets: ``spooler-socket``; addresses to receive uwsgi packets on: host:port, or a path.
+    - max_attempts: a job is set aside after so many attempts without success. None: never.
+    - backoff, backoff_max: seconds before the second attempt, doubled for each further one, and their
+    maximum.
+    - allow_pickle: whether jobs with pickled arguments of any kind are run.
+    - bridge: ``module:function``, which returns a task signature for a job. None: jobs are run here.
+    - results: whether return values are stored, under the names of the files; jobs are then run one by one.
+    - socket_key: keys for signing packets from other machines: the first signs, all verify. (): none.
+    - socket_allow: addresses and networks of peers that may send, in addition to this machine.
     - socket_timeout: seconds that a peer may take for a packet.
-    - buffer_size: the longest packet that is taken from a socket, in bytes.
-    - body_max: the longest body that is taken from a socket, in bytes. 0: none.
+    - buffer_size: maximum bytes of a packet received from a socket.
+    - body_max: maximum bytes of a body received from a socket. 0: no bodies.
     """
 
     directories: tuple[str, ...] = ()

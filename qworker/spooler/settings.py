@@ -29,10 +29,10 @@ def options_of(conf: Settings) -> SpoolerOptions:
 def merge(
     conf: Settings, ini: IniFile | None = None, given: Mapping[str, Any] | None = None
 ) -> SpoolerOptions:
-    """Merge all sources: *given* on the command line wins over *ini*, and that over the settings.
+    """Merge all sources: *given*, from the command line, overrides *ini*, which overrides the settings.
 
-    given: fields of SpoolerOptions. A list replaces the whole list of another source. ConfigurationError when
-    they contradict each other.
+    given: fields of SpoolerOptions. A list replaces the whole list of another source. ConfigurationError for
+    contradictions.
     """
     values: dict[str, Any] = {}
     for layer in (values_of(conf), {} if ini is None else ini.values, given or {}):
@@ -56,7 +56,7 @@ def values_of(conf: Settings) -> dict[str, Any]:
 
 
 def _with_default(values: dict[str, Any]) -> dict[str, Any]:
-    """The first named directory becomes the default."""
+    """Add ``default`` to *values*: the first named directory, unless it is given."""
     named = (*values.get("directories", ()), *values.get("external", ()))
     if named and not values.get("default"):
         values["default"] = named[0]

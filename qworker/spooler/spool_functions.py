@@ -1,20 +1,20 @@
-"""Functions that are run by a spooler: enqueued by a call, and found again by their name.
+"""Functions that a spooler runs: a call enqueues a job, which finds the function by its name.
 
-Comes from:  ``decorators``; and a job, with its pairs.
+Comes from:  ``decorators``; jobs, with their pairs.
 Goes to:     ``uwsgi.spool()``, ours or the real one; the function itself.
 Thread:      any; functions are decorated while the application is imported.
 
-Different from uWSGI's own module, on purpose:
+Intended differences from uWSGI's own module:
 
 - Values may be text, bytes and whole numbers, and ``at`` a datetime or a number.
 - A value that is not UTF-8 is passed as bytes; uWSGI's module fails with it every time.
 - Only plain data is passed by ``pass_arguments``: see ``arguments``.
-- A job for an unknown function raises UnknownFunction, and is set aside, not tried again and again; unless a
-  module could not be imported: then it waits.
-- Two functions of one name are warned of: jobs only have the name.
-- Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one: a module can
-  be imported without any.
-- A ``@spoolraw`` function that returns no number is a warning in the log, and is tried again.
+- A job for an unknown function raises UnknownFunction and is set aside, instead of being retried forever; but
+  it waits if a module could not be imported.
+- Two functions with the same name cause a warning: jobs only contain the name.
+- Either of ``spooler`` and ``spooler-external`` is enough. Outside uWSGI only calls need one: a module can be
+  imported without any.
+- A ``@spoolraw`` function that does not return a number causes a warning in the log, and is tried again.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from qworker.spooler.uwsgi_api import uwsgi_of_process
 logger = logging.getLogger(__name__)
 
 uwsgi: Any = uwsgi_of_process(uwsgi_api)
-"""The real one inside uWSGI."""
+"""uWSGI's own module inside uWSGI, ours elsewhere."""
 spooler_functions: dict[str, Callable[..., Any]] = {}
 """The decorated functions, by name."""
 _OF_THE_JOB = ("message_dict", "spooler", "priority", "at", "body")
-"""Keywords that never are the function's, with pass_arguments."""
+"""Keywords for the job itself, never for the function, with pass_arguments."""
 
 
 class Spooled:
-    """A decorated function. To call it, or its spool(), enqueues a job and returns the path of its file, as
+    """A decorated function. Calling it, or its spool(), enqueues a job and returns the path of its file, as
     bytes; f is the function itself.
 
-    answer: the job's outcome if it did not raise, whatever the function returns; None: the return value.
+    answer: the outcome of a job that does not raise, whatever the function returns; None: the return value.
     """
 
     def __init__(self, function: Callable[..., Any], answer: int | None, pass_arguments: bool) -> None:
@@ -63,8 +63,9 @@ class Spooled:
             function.spool = self.__call__  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **kwargs: Any) -> bytes:
-        """Without pass_arguments: the pairs, as a dictionary, as keywords, or both; keywords win. With it:
-        the arguments, and the keywords spooler, at, priority and body for the job itself."""
+        """Enqueue a job. Without pass_arguments the arguments are its pairs, as a dictionary, as keywords, or
+        both; keywords win. With it they are the function's, and the keywords of _OF_THE_JOB are for the
+        job."""
         message = dict(self._base)
         if self.pass_arguments:
             message.update((key.encode(), kwargs.pop(key)) for key in _OF_THE_JOB if key in kwargs)
@@ -88,7 +89,7 @@ class Spooled:
 
 
 def decorated(function: Callable[..., Any] | None, answer: int | None, pass_arguments: bool) -> Any:
-    """*function*, decorated; without one a decorator. NoSpooler inside a uWSGI without spoolers."""
+    """Return *function*, decorated; None: return a decorator. NoSpooler inside a uWSGI without spoolers."""
     if function is None:
         return functools.partial(decorated, answer=answer, pass_arguments=pass_arguments)
     if uwsgi is not uwsgi_api and not {"spooler", "spooler-external"} & set(uwsgi.opt):
@@ -97,7 +98,7 @@ def decorated(function: Callable[..., Any] | None, answer: int | None, pass_argu
 
 
 def remember(function: Callable[..., Any]) -> None:
-    """Have jobs find *function* by its name."""
+    """Register *function* under its name, for jobs."""
     name = function.__name__
     before = spooler_functions.get(name)
     if before is not None and _place(before) != _place(function):
@@ -153,7 +154,7 @@ def _answer(pairs: dict[Any, Any]) -> int | None:
 
 
 def _decoded(value: Any) -> Any:
-    """Bytes as the text that they are in UTF-8; whatever else as it is."""
+    """Return bytes that are valid UTF-8 as text; anything else unchanged."""
     if isinstance(value, bytes):
         with suppress(UnicodeDecodeError):
             return value.decode()
@@ -173,7 +174,7 @@ def _as_uwsgi_takes_it(key: Any, value: Any) -> Any:
 
 
 def _check_size(message: Mapping[Any, Any]) -> None:
-    """Raise NotSpooled for sizes that uWSGI would cut silently: it keeps two bytes of each length."""
+    """Raise NotSpooled for sizes that uWSGI would silently truncate: it keeps two bytes of each length."""
     try:
         encode({key: value for key, value in message.items() if key != b"body"})
     except SpoolError as error:

@@ -1,23 +1,21 @@
 """The ``uwsgi`` API, outside uWSGI: for applications, in the web process and in the spooler.
 
-Comes from:  application code, as ``uwsgi`` once install() was called.
-Goes to:     ``enqueueing``, ``introspection``, ``runtime`` and ``signal_table``; and the jobs, which ask for
-             ``spooler``.
+Comes from:  application code, as ``uwsgi`` after install().
+Goes to:     ``enqueueing``, ``introspection``, ``runtime`` and ``signal_table``; and the code that runs jobs,
+             which reads ``spooler``.
 Thread:      any.
 
-configure() or the settings of the app name the directories. Until then ``spool`` and everything else that
-needs a spooler does not exist, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false, and using it
-raises NoSpooler, an AttributeError that names the setting. Differences from uWSGI 2.0:
+The directories are set by configure() or the settings of the app. Without them ``spool`` and everything else
+that needs a spooler does not exist, as in a uWSGI without a spooler: ``hasattr(uwsgi, "spool")`` is false,
+and using it raises NoSpooler, an AttributeError that names the setting. Differences from uWSGI 2.0:
 
-- ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too. It
-  never changes its arguments, and refuses values that uWSGI cuts or misunderstands.
-- ``spooler_jobs`` looks into all directories and priorities; ``spooler_get_task`` only into these.
-- ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on
-  this machine: that which sees to it, not its children.
-- A spooler may be a signal's target by its directory. The handlers of signals for workers and mules are kept
-  and never run; the log says so.
-- ``lock`` waits for as long as it takes, like uWSGI's, for other processes of this machine that have the same
-  first directory.
+- ``spool`` accepts text, bytes and whole numbers as keys and values, and ``at`` as a number or datetime, too.
+  It never changes its arguments, and refuses values that uWSGI truncates or misunderstands.
+- ``spooler_jobs`` and ``spooler_get_task`` read all directories and priorities, and no others.
+- ``spooler_pids`` has one process for each spooler of a directory on this machine: the parent of the others.
+- The target of a signal may be the directory of a spooler. Handlers for workers and mules are kept but never
+  run, which is logged.
+- ``lock`` waits without limit, like uWSGI's, for processes of this machine with the same first directory.
 """
 
 from __future__ import annotations
@@ -50,13 +48,13 @@ SPOOL_IGNORE = 0
 SetAside = UnrunnableJob
 """A job that raises this is not run again: its file is set aside at once, with the text as the reason."""
 version = b"2.0.31"
-"""The uWSGI whose interface this is."""
+"""The version of uWSGI whose API this is."""
 version_info = (2, 0, 31, 0, b"")
 
 spooler: Callable[[dict[Any, Any]], object] | None = None
-"""The function that runs jobs; the application sets it. Looked up for each job."""
+"""The function that runs jobs; set by the application, and read for each job."""
 post_fork_hook: Callable[[], object] | None = None
-"""Called in each process of the spooler after it has started; the application sets it."""
+"""Called in each process of the spooler after it has started; set by the application."""
 not_imported: list[str] = []
 """The modules of the application that could not be imported: an unknown function may be in one of them."""
 signal_table = SignalTable()
@@ -66,7 +64,7 @@ Provider: TypeAlias = "Callable[[], SpoolerOptions | None]"
 
 
 class _Configured:
-    """The argument of configure(). enqueuer: made when it is first needed, from options that name a
+    """The argument of configure(). enqueuer: created when it is first needed, from options with a
     directory."""
 
     def __init__(self, provider: Provider) -> None:
@@ -76,7 +74,7 @@ class _Configured:
         self.locks: dict[int, int] = {}
 
     def ready(self) -> Enqueuer | None:
-        """None while no directory is configured."""
+        """Return the enqueuer; None while no directory is configured."""
         if self.enqueuer is None:
             options = self.provider()
             if options is not None:
@@ -99,8 +97,8 @@ _main_process = os.getpid()
 
 
 def configure(options: SpoolerOptions | Provider) -> None:
-    """Set the spool directories of this process: before the application is imported, or by a function that is
-    called when they are needed, and again until it names one."""
+    """Set the spool directories of this process, before the application is imported. A function is called
+    when they are first needed, and again until it returns a directory."""
     global _configured
     provider = (lambda: options) if isinstance(options, SpoolerOptions) else options
     _configured = _Configured(provider)
@@ -108,12 +106,13 @@ def configure(options: SpoolerOptions | Provider) -> None:
 
 def install() -> bool:
     """Make this module ``uwsgi`` in this process, and ``qworker.spooler.decorators`` ``uwsgidecorators``, so
-    that code written for uWSGI runs. May be called again. False inside uWSGI, where nothing is replaced."""
+    that code written for uWSGI runs. May be called again. Returns False inside uWSGI, where nothing is
+    replaced."""
     return install_as_uwsgi(sys.modules[__name__])
 
 
 def no_function() -> str:
-    """Say why no function runs jobs, and what to do."""
+    """Return why there is no function that runs jobs, and what to do."""
     if not_imported:
         return (
             f"no function runs jobs, because {', '.join(not_imported)} could not be imported: correct that "
@@ -135,8 +134,8 @@ def options() -> SpoolerOptions:
 
 
 def _spool(*arguments: Any, **keywords: Any) -> bytes:
-    """Enqueue a job: ``spool({b"to": b"you"})`` or ``spool(to="you")``; the file's path. A dictionary wins,
-    as with uWSGI. NotSpooled, a ValueError, when nothing was enqueued."""
+    """Enqueue a job: ``spool({b"to": b"you"})`` or ``spool(to="you")``; return the path of its file. With a
+    dictionary, keywords are ignored, as with uWSGI. NotSpooled, a ValueError, when nothing was enqueued."""
     message = arguments[0] if arguments else keywords
     if len(arguments) > 1 or not isinstance(message, Mapping) or not (arguments or keywords):
         raise NotSpooled(f"a job is one dictionary, or keywords, not {safe_repr(arguments, 200)}")
@@ -147,12 +146,12 @@ def _spool(*arguments: Any, **keywords: Any) -> bytes:
 
 
 def _spooler_jobs() -> list[bytes]:
-    """Return the paths of the jobs that wait or run."""
+    """Return the paths of the waiting and running jobs."""
     return introspection.jobs(_enqueuer().directories)
 
 
 def _spooler_get_task(path: str | bytes) -> dict[Any, Any] | None:
-    """Return the content of a waiting job; None when it does not exist, or runs."""
+    """Return the content of a waiting job; None if it does not exist, or is running elsewhere."""
     return introspection.task(_enqueuer().directories, path)
 
 
@@ -162,12 +161,12 @@ def _spooler_pids() -> list[int]:
 
 
 def _spooler_pid() -> int:
-    """Return the first of them; 0 when there is none."""
+    """Return the first of spooler_pids(); 0 if there is none."""
     return next(iter(_spooler_pids()), 0)
 
 
 def _set_spooler_frequency(seconds: float) -> bool:
-    """Have all spoolers of the directories scan them every *seconds*, until none of them is running."""
+    """Make all spoolers of the directories scan them every *seconds*, until all spoolers have ended."""
     try:
         for directory in _enqueuer().directories:
             runtime.set_frequency(prepared(directory), seconds)
@@ -216,8 +215,8 @@ def _enqueuer(name: str = "spool") -> Enqueuer:
 
 
 def _opt() -> dict[str, bytes]:
-    """Return the options of a spooler that are set, by uWSGI's names and with uWSGI's types; of a repeated
-    one the last."""
+    """Return the spooler's options that are set, with uWSGI's names and types; of a repeated option the last
+    value."""
     enqueuer, known = _configured.ready(), _configured.options
     found: dict[str, bytes] = {}
     if enqueuer is not None:
@@ -233,7 +232,7 @@ def _opt() -> dict[str, bytes]:
 
 
 def spooler_dir() -> bytes | None:
-    """Return the directory whose job is running in this process; None when none is."""
+    """Return the directory of the job that this thread runs; None if it runs none."""
     job = job_context.current_job()
     return os.fsencode(job.directory) if job is not None and job.directory else None
 
@@ -244,7 +243,7 @@ def i_am_the_spooler() -> bool | None:
 
 
 def set_user_harakiri(seconds: float) -> None:
-    """End this process when its job has not ended in so many seconds; it is tried again then. 0: do not."""
+    """End this process if its job has not ended in so many *seconds*; then it is tried again. 0: no limit."""
     job_context.limit_time(seconds)
 
 
@@ -254,17 +253,18 @@ def masterpid() -> int:
 
 
 def worker_id() -> int:
-    """0: no worker of uWSGI's."""
+    """Return 0: this is not a worker of uWSGI."""
     return 0
 
 
 def mule_id() -> int:
-    """0: no mule."""
+    """Return 0: this is not a mule."""
     return 0
 
 
 def lock(number: int = 0) -> None:
-    """Wait for a lock that processes of this machine share. Not in a spooler, as with uWSGI: ValueError."""
+    """Acquire a lock shared by processes of this machine, waiting for it. ValueError in a spooler, as with
+    uWSGI."""
     place = _lock_place()
     file = os.open(
         f"{place}/lock-{int(number)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660
@@ -278,7 +278,7 @@ def lock(number: int = 0) -> None:
 
 
 def unlock(number: int = 0) -> None:
-    """Release the lock; nothing happens when it is not held here."""
+    """Release the lock, if it is held here."""
     _lock_place()
     file = _configured.locks.pop(int(number), -1)
     if file >= 0:
@@ -295,7 +295,8 @@ def _lock_place() -> str:
 
 
 def register_signal(signum: int, target: str, function: Callable[[int], object]) -> None:
-    """Have *function* called with the signal in *target*: 'spooler', or the path of a spool directory."""
+    """Register *function* to be called with the signal in *target*: 'spooler', or the path of a spool
+    directory."""
     signal_table.register(signum, target, function)
 
 
@@ -305,12 +306,12 @@ def signal_registered(signum: int) -> bool | None:
 
 
 def add_timer(signum: int, seconds: float) -> None:
-    """Raise a signal every so many seconds."""
+    """Raise a signal every *seconds*."""
     signal_table.add_timer(signum, seconds)
 
 
 def add_ms_timer(signum: int, milliseconds: float) -> None:
-    """Raise a signal every so many milliseconds."""
+    """Raise a signal every *milliseconds*."""
     signal_table.add_timer(signum, milliseconds / 1000)
 
 
@@ -320,18 +321,18 @@ def add_rb_timer(signum: int, seconds: float, iterations: int = 0) -> None:
 
 
 def add_cron(signum: int, minute: int, hour: int, day: int, month: int, weekday: int) -> bool:
-    """Raise a signal at these minutes; see ``signal_table`` for negative numbers."""
+    """Raise a signal at these times; see ``signal_table`` for negative numbers."""
     signal_table.add_cron(signum, CronFields(minute, hour, day, month, weekday))
     return True
 
 
 def add_file_monitor(signum: int, path: str | bytes) -> None:
-    """Raise a signal when the file or directory has changed; that is checked every second."""
+    """Raise a signal when the file or directory has changed, which is checked every second."""
     signal_table.add_monitor(signum, os.fsdecode(path))
 
 
 def signal(signum: int, *_: Any) -> None:
-    """Raise a signal, from any process of the machine. SpoolError when no spooler that it is for runs."""
+    """Raise a signal, from any process of the machine. SpoolError if no spooler for it is running."""
     handler = signal_table.handlers.get(checked(signum))
     target = SPOOLER if handler is None else handler.target
     directories = _enqueuer("signal").directories
@@ -347,8 +348,8 @@ def signal(signum: int, *_: Any) -> None:
 
 
 def run_signal(signum: int) -> bool:
-    """Run the handler of a signal in this process, as a spooler would. False when there is none. Exceptions
-    of the handler propagate."""
+    """Run the handler of a signal in this process, as a spooler would. Return False if there is none.
+    Exceptions of the handler propagate."""
     handler = signal_table.handlers.get(signum)
     directory = handler.target if handler is not None and os.path.isabs(handler.target) else ""
     with job_context.RunningJob(directory):
@@ -356,20 +357,20 @@ def run_signal(signum: int) -> bool:
 
 
 def run_post_fork() -> None:
-    """Call the application's hooks in a new process of the spooler; called by whoever starts it."""
+    """Call the application's hook; to be called in each new process of the spooler."""
     if post_fork_hook is not None:
         post_fork_hook()
 
 
 # -- Installing: ``import uwsgi`` and ``import uwsgidecorators`` outside uWSGI --
-# Thread: that which imports the application.
+# Thread: the one that imports the application.
 
 DECORATORS = "uwsgidecorators"
 _OURS = "qworker.spooler.decorators"
 
 
 class _Loader:
-    """Gives an existing module another name."""
+    """Loads an existing module under another name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -395,7 +396,7 @@ class _Finder:
 
 def install_as_uwsgi(api: ModuleType) -> bool:
     """Make *api* the module ``uwsgi`` of this process, and our decorators ``uwsgidecorators``. May be called
-    again. False when there is another one, inside uWSGI; nothing is replaced then."""
+    again. Returns False, with nothing replaced, if there is another one, as inside uWSGI."""
     there = sys.modules.get("uwsgi")
     if there is not None and there is not api:
         if not hasattr(there, "masterpid"):
@@ -408,6 +409,6 @@ def install_as_uwsgi(api: ModuleType) -> bool:
 
 
 def uwsgi_of_process(api: ModuleType) -> ModuleType:
-    """Return the uWSGI that this process runs in, and *api* outside one."""
+    """Return uWSGI's own module inside uWSGI, and *api* elsewhere."""
     there = sys.modules.get("uwsgi")
     return there if there is not None and hasattr(there, "masterpid") else api

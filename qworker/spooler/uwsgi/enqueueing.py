@@ -1,11 +1,11 @@
-"""Enqueuer: a job as ``uwsgi.spool()`` is given it, in any spelling, becomes a spool file.
+"""Enqueuer: writes a spool file for the arguments of ``uwsgi.spool()``.
 
 Comes from:  ``uwsgi_api``, with a dictionary of text, bytes and whole numbers.
-Goes to:     ``writing``, in one of the directories that are configured.
+Goes to:     ``writing``, in one of the configured directories.
 Thread:      any.
 
-Four keys mean something: ``spooler`` (the directory), ``at`` (when it is due), ``priority`` and ``body``. As
-with uWSGI the first three stay in the job, and the body does not.
+Four keys are special: ``spooler`` (the directory), ``at`` (when it is due), ``priority`` and ``body``. As
+with uWSGI, the job keeps the first three as pairs, but not the body.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Enqueuer:
     """The spool directories of *options*, at least one, for writing.
 
     directories: all of them, absolute and without links, in the order of processing.
-    default: where jobs go that name none.
+    default: for jobs that name none.
     """
 
     def __init__(self, options: SpoolerOptions) -> None:
@@ -43,7 +43,7 @@ class Enqueuer:
     def enqueue(self, message: Mapping[Any, Any]) -> str:
         """Write one job and return the path of its file. *message* is not changed.
 
-        SpoolError when it cannot be written; no file is left then.
+        SpoolError when it cannot be written; then no file is left.
         """
         pairs = {key.encode() if isinstance(key, str) else key: value for key, value in message.items()}
         body = as_body(pairs.pop(b"body", b""))
@@ -76,8 +76,8 @@ class Enqueuer:
 
 
 def epoch(at: object) -> float:
-    """Return when a job is due, in epoch seconds; 0 for at once. *at*: a number, a decimal as text or bytes,
-    or a datetime. SpoolError when it is not a time."""
+    """Return when a job is due, in epoch seconds; 0: at once. at: a number, a decimal number as text or
+    bytes, or a datetime. SpoolError for anything else."""
     if at is None:
         return 0
     if isinstance(at, bytes | bytearray | memoryview):

@@ -1,7 +1,7 @@
-"""Introspection: the waiting jobs, through uWSGI's interface.
+"""Introspection: waiting jobs, in the format of uWSGI's API.
 
 Comes from:  ``uwsgi_api``.
-Goes to:     the directories; nothing is changed, and no lock is lost.
+Goes to:     the directories, read only; no lock is lost.
 Thread:      any.
 """
 
@@ -22,8 +22,8 @@ from qworker.spooler.watching.scanning import scan_in_order
 
 
 def jobs(directories: Sequence[str]) -> list[bytes]:
-    """Return the absolute paths of all jobs that wait or run, including those with a priority. uWSGI only
-    reads the first directory, and no priority."""
+    """Return the absolute paths of all waiting and running jobs, including those with a priority. uWSGI only
+    reads the first directory, and no priorities."""
     found = []
     for directory in directories:
         with suppress(OSError):  # not made yet
@@ -33,11 +33,11 @@ def jobs(directories: Sequence[str]) -> list[bytes]:
 
 
 def task(directories: Sequence[str], path: str | bytes) -> dict[Any, Any] | None:
-    """Return the content of a waiting job, as its function will get it, with its path as
+    """Return the content of a waiting job, in the form of its function's argument, with its path as
     ``spooler_task_name``.
 
-    None when no such job is in the directories, when it cannot be read, and while another process runs it; a
-    running job can read its own.
+    None when the directories have no such job, when it cannot be read, and while another process runs it; a
+    running job can read its own content.
     """
     name = os.fsdecode(path)
     if "\0" in name:
@@ -62,7 +62,8 @@ def task(directories: Sequence[str], path: str | bytes) -> dict[Any, Any] | None
 
 
 def _image(directories: Sequence[str], name: str) -> bytes | None:
-    """Return the bytes of the file when nobody runs it. SpoolError when the name is not a job's."""
+    """Return the bytes of the file; None when it is running or missing. SpoolError when the name is not a
+    job's."""
     for directory in directories:
         folder = os.path.realpath(os.path.dirname(name))
         if folder == directory or folder.startswith(directory + "/"):

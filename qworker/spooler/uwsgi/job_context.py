@@ -2,7 +2,7 @@
 
 Comes from:  the runner of spool jobs in this process, with RunningJob().
 Goes to:     ``uwsgi_api``: whether this is a spooler, its directory, and the job's own content.
-Thread:      that which runs the job.
+Thread:      the one that runs the job.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STANDARD_ERROR = 2
 
 
 class RunningJob:
-    """As a context manager: within it, this thread runs that job. A time limit set by the job ends with it. A
-    class, since each job passes through it: it takes a third of a generator's time.
+    """A context manager: within it, this thread runs the job. A time limit set by the job ends with it. A
+    class, because it takes a third of the time of a generator, for each job.
 
     directory: absolute. path: of the file, within it; '' for a signal. env: the function's argument.
     """
@@ -46,17 +46,17 @@ class RunningJob:
 
 
 class _Thread(threading.local):
-    """The state of a thread: where there are no processes, each runs its own job."""
+    """The state of a thread: in a pool of threads, each runs its own job."""
 
     job: RunningJob | None = None
 
 
 class _Process:
-    """The state of this process. A forked child begins with its parent's."""
+    """The state of this process; a forked child starts with its parent's."""
 
     is_spooler = False
     has_limit = False
-    """Whether a job may have set a time limit that is to end with it."""
+    """Whether a job may have set a time limit that must end with it."""
 
 
 _thread = _Thread()
@@ -64,7 +64,7 @@ _process = _Process()
 
 
 def become_spooler() -> None:
-    """This process does nothing else than to run spool jobs, also when it runs none."""
+    """Mark this process as one that only runs spool jobs; it then counts as a spooler even between jobs."""
     _process.is_spooler = True
 
 
@@ -77,8 +77,8 @@ def current_job() -> RunningJob | None:
 
 
 def own_task(path: str) -> Mapping[Any, Any] | None:
-    """Return the content of the job with the absolute *path*, if this process runs it. Its file must not be
-    opened for that: with record locks its lock would be lost, and the job run twice."""
+    """Return the content of the job with the absolute *path*, if this process runs it. None otherwise. Its
+    file must not be opened for that: its lock, if a record lock, would be lost, and the job run twice."""
     job = _thread.job
     if job is None or not job.path or os.path.realpath(path) != f"{job.directory}/{job.path}":
         return None
@@ -86,10 +86,10 @@ def own_task(path: str) -> Mapping[Any, Any] | None:
 
 
 def limit_time(seconds: float) -> None:
-    """End this process when the job has not ended in *seconds*, unless it sets 0 before; its stack goes to
-    the standard error. That needs neither the interpreter, which a job may hold, nor the alarm clock, which
-    is the job's. Does nothing outside a spooler, where no master would start another process, or in another
-    thread than the main one, whose process may run other jobs."""
+    """End this process if the job has not ended in *seconds*, and write its stack to standard error. 0:
+    cancel that. This works while the job holds the interpreter, and leaves SIGALRM to the job. Only logs a
+    warning outside a spooler, where no master would start another process, and in threads other than the main
+    one, whose process may run other jobs."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")
     if not is_spooler() or threading.current_thread() is not threading.main_thread():

@@ -1,10 +1,10 @@
 """The runtime state of spoolers: the processes of a directory, and its scan frequency.
 
-Comes from:  the runner, which announces itself; ``uwsgi_api``, which asks, or sets the frequency.
+Comes from:  the runner, which announces itself; ``uwsgi_api``, which reads, or sets the frequency.
 Goes to:     ``.qw-spoolers`` in the spool directory: a file for each process, and one for the frequency.
 Thread:      any.
 
-A process that died without withdrawing is recognized by its id and start time.
+A process that died without withdrawing is recognised by its id and start time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LONGEST = 64
 
 
 def announce(directory: str | os.PathLike[str], pid: int | None = None) -> None:
-    """Announce that this process, or *pid*, processes *directory* from now on. A frequency that was set by
-    others is forgotten when none of them is left. May be repeated."""
+    """Announce that this process, or *pid*, processes *directory* from now on. If there is no other such
+    process, a frequency that was set earlier is deleted. May be repeated."""
     pid = os.getpid() if pid is None else pid
     place = state_place(directory)
     alive, others = _processes(place)
@@ -55,7 +55,7 @@ def set_frequency(directory: str | os.PathLike[str], seconds: float) -> None:
 
 
 def frequency_of(directory: str | os.PathLike[str], default: float) -> float:
-    """Return the seconds between two scans that were set at run time; *default* when none were."""
+    """Return the seconds between two scans that were set at run time; *default* if none were set."""
     try:
         seconds = float(_read(os.path.join(directory, STATE, _FREQUENCY)))
     except ValueError:
@@ -64,8 +64,7 @@ def frequency_of(directory: str | os.PathLike[str], default: float) -> float:
 
 
 def state_place(directory: str | os.PathLike[str]) -> str:
-    """Return the path of ``.qw-spoolers``, made when it is missing, for users who may write to
-    *directory*."""
+    """Return the path of ``.qw-spoolers``, created if missing, with the permissions of *directory*."""
     place = os.path.join(directory, STATE)
     try:
         with suppress(FileExistsError):
@@ -97,7 +96,7 @@ def _processes(place: str) -> tuple[list[int], list[str]]:
 
 
 def _put(place: str, name: str, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically. SpoolError when that fails."""
     temporary = f"{place}/.{name}.{os.getpid()}"
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -109,7 +108,7 @@ def _put(place: str, name: str, text: str) -> None:
 
 
 def _read(path: str) -> str:
-    """Return the beginning of a file; '' when there is none."""
+    """Return the beginning of a file; '' if it does not exist."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -136,7 +135,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return when process *pid* started, in the kernel's ticks; '' where that is unknown."""
+    """Return when process *pid* started, in the kernel's ticks; '' if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             return stream.read(4096).rpartition(b")")[2].split()[19].decode("ascii")

@@ -1,8 +1,8 @@
-"""SignalSocket: signals from other processes, such as web servers, for the spooler of a directory.
+"""SignalSocket: receives signals of other processes, such as web servers, for the spooler of a directory.
 
 Comes from:  ``uwsgi_api`` in any process of the machine, through send().
 Goes to:     the runner's thread, which waits on fileno().
-Thread:      that of the runner; send() from any.
+Thread:      the runner's; send() from any.
 
 A datagram of one byte is a signal. Whoever can write to the spool directory may send one; it only runs the
 handler that the application registered. Other datagrams are discarded.
@@ -21,13 +21,13 @@ from qworker.spooler.uwsgi.runtime import STATE, state_place
 
 _ENDING = ".signals"
 _AT_ONCE = 256
-"""Datagrams read at a time: an endless sender must not block the runner."""
+"""Maximum datagrams read at a time, so that a fast sender does not block the runner."""
 PATIENCE = 1.0
 """Seconds that send() waits for room."""
 
 
 class SignalSocket:
-    """Receives the signals for the spooler of *directory*. SpoolError when it cannot be made."""
+    """Receives the signals for the spooler of *directory*. SpoolError when it cannot be created."""
 
     def __init__(self, directory: str | os.PathLike[str], pid: int | None = None) -> None:
         place = state_place(directory)
@@ -71,7 +71,7 @@ class SignalSocket:
 
 
 def send(directory: str | os.PathLike[str], signum: int) -> bool:
-    """Send a signal to a spooler that works off *directory*, the first that takes it. False: none does."""
+    """Send a signal to the first spooler of *directory* that accepts it. Return whether one did."""
     place = os.path.join(directory, STATE)
     return any(_send(place, name, bytes((signum,))) for name in _names(place))
 
@@ -82,7 +82,7 @@ def _send(place: str, name: str, data: bytes) -> bool:
         try:
             with _short(place, name) as address:
                 sender.sendto(data, address)
-        except OSError:  # no listener any more, or it is full
+        except OSError:  # nobody listens any more, or the socket is full
             return False
     return True
 
@@ -111,7 +111,7 @@ def _names(place: str) -> list[str]:
 
 @contextmanager
 def _short(place: str, name: str) -> Iterator[str]:
-    """An address of the socket *name*: a path may only have some hundred bytes there."""
+    """Yield an address of the socket *name*: such a path is limited to about a hundred bytes."""
     if len(os.fsencode(f"{place}/{name}")) < 100:
         yield f"{place}/{name}"
         return

@@ -1,11 +1,11 @@
 """SignalTable: the application's handlers of uWSGI's signals, and the sources of signals.
 
-Comes from:  the application, when it is imported: through ``uwsgi_api`` or the decorators.
-Goes to:     ``timers`` (when), and a process of the spooler (which function).
-Thread:      that which imports the application; others only read.
+Comes from:  the application, when it is imported, through ``uwsgi_api`` or the decorators.
+Goes to:     ``timers``, for the times, and a process of the spooler, for the functions.
+Thread:      the one that imports the application; others only read.
 
-A child that is forked has the table of its parent. A signal is a number from 0 to 255, and has one target:
-``spooler`` (any spooler), or the absolute path of a spool directory (that one).
+A forked child has the table of its parent. A signal is a number from 0 to 255, and has one target:
+``spooler`` (any spooler), or the absolute path of a spool directory (its spooler).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Handler(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """Raises its signal every *seconds*, first after one interval. iterations: how often; 0 for no limit."""
+    """Raises its signal every *seconds*, first after one interval. iterations: how often; 0: without
+    limit."""
 
     signum: int
     seconds: float
@@ -60,8 +61,8 @@ class SignalTable:
         self.sources: list[Timer | Cron | Monitor] = []
 
     def register(self, signum: int, target: str, function: Callable[[int], object]) -> None:
-        """Have *function*, which is given the signal, run by *target*. A handler for anything but a spooler,
-        such as a worker of uWSGI, is kept and never run here; the log says so. ValueError when the signal has
+        """Register *function*, called with the signal, for *target*. A handler for anything but a spooler,
+        such as a worker of uWSGI, is kept but never run here, which is logged. ValueError when the signal has
         another handler, as in uWSGI."""
         number = checked(signum)
         if not callable(function):
@@ -103,7 +104,8 @@ class SignalTable:
         self.sources.append(Monitor(checked(signum), os.path.abspath(path)))
 
     def run(self, signum: int) -> bool:
-        """Run the handler of a signal in this process. False when no spooler's handler is registered."""
+        """Run the handler of a signal in this process. Return False if no handler for a spooler is
+        registered."""
         handler = self.handlers.get(signum)
         if handler is None or not handler.is_for_spooler:
             logger.warning("signal %d has no handler in this spooler", signum)
@@ -113,22 +115,23 @@ class SignalTable:
 
 
 def checked(signum: int) -> int:
-    """*signum* when it is a signal of uWSGI's; ValueError otherwise. uWSGI cuts it to eight bits."""
+    """Return *signum* if it is a signal number; ValueError otherwise, where uWSGI truncates it to eight
+    bits."""
     if isinstance(signum, bool) or not isinstance(signum, int) or not 0 <= signum <= 255:
         raise ValueError(f"a signal is a number from 0 to 255, not {safe_repr(signum)}")
     return signum
 
 
 def _name(function: Callable[..., object]) -> str:
-    """Return a name that stays the same when a function's module is loaded again."""
+    """Return a name that stays the same when the function's module is loaded again."""
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-# -- CronFields: the minutes that uWSGI's crons mean --
+# -- CronFields: when uWSGI's crons fire --
 # A field that is negative, -N, means each value that N divides: -1 means all of them, day -2 the even
 # days, and month -3 the months 3, 6, 9 and 12. That is not crontab's ``*/N``, which counts from the
-# lowest value. Sunday is weekday 0, and also 7. When both a day and a weekday are given, either of them
-# will do.
+# lowest value. Sunday is weekday 0, and also 7. When both a day and a weekday are given, either of them is
+# enough.
 
 _LOWEST = (0, 0, 1, 1, 0)
 _HIGHEST = (59, 23, 31, 12, 7)

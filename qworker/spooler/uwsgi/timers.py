@@ -1,11 +1,11 @@
-"""SignalTimers: which signals are due, by the timers, crons and file monitors of a table.
+"""SignalTimers: which signals are due, according to the timers, crons and file monitors of a table.
 
 Comes from:  the runner's thread, with the time.
-Goes to:     that thread: signals for a spooler, and when to ask again.
-Thread:      the runner's; it is given the time.
+Goes to:     that thread: signals for a spooler, and when to call again.
+Thread:      the runner's, which passes the time.
 
-It keeps its last firings in memory: as with uWSGI a restart within the minute of a cron fires it again.
-Missed firings are made up for once. Each runner has its own, so two of them both fire.
+The last firings are kept in memory: as with uWSGI, a restart within the minute of a cron fires it again.
+Missed firings are made up for once. Each runner has its own timers, so with two runners both fire.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from qworker.spooler.uwsgi.signal_table import SPOOLER, Cron, Handler, Monitor, 
 logger = logging.getLogger(__name__)
 
 CRON_SECONDS = 60
-"""A cron that has fired is silent for so long, or it would fire all through its minute."""
+"""Minimum seconds between two firings of a cron: it matches for a whole minute."""
 MONITOR_SECONDS = 1.0
 """Seconds between two checks of monitored files."""
 Stamp: TypeAlias = "tuple[int, ...]"
 
 
 class Due(NamedTuple):
-    """A signal that is to be delivered. target: 'spooler', or the absolute path of a spool directory."""
+    """A signal to be delivered. target: 'spooler', or the absolute path of a spool directory."""
 
     signum: int
     target: str
@@ -52,7 +52,8 @@ class _Running:
 
 
 class SignalTimers:
-    """local: the local time of an instant. stamp: what changes when the file at a path does."""
+    """local: returns the local time of an instant. stamp: returns a value that changes with the file at a
+    path."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class SignalTimers:
         self._running: list[_Running] = []
 
     def due(self, now: float) -> list[Due]:
-        """Return the signals due at *now*, epoch seconds, in order. A timer begins when it is first seen."""
+        """Return the signals due at *now*, epoch seconds, in order. The first interval of a timer begins with
+        the first call that sees it."""
         found = []
         for source in self._table.sources[len(self._running) :]:
             self._running.append(_Running(source))
@@ -90,7 +92,7 @@ class SignalTimers:
             return _timer_fires(running, source, now)
         if isinstance(source, Cron):
             second = math.floor(now)
-            # A clock that was set back must not silence it until it has caught up.
+            # After the clock was set back, a cron must still fire.
             if 0 <= second - running.last < CRON_SECONDS or not source.fields.matches(self._local(now)):
                 return False
             running.last = second
@@ -139,11 +141,11 @@ def stamp_of(path: str) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-# -- SignalSource: every signal that a runner has to deliver, whoever raised it --
+# -- SignalSource: all signals that a runner has to deliver --
 
 
 class SignalSource:
-    """For a runner of *directories*, at least one. start() and stop() may be called twice.
+    """The signals for a runner of *directories*, at least one. start() and stop() may be called twice.
 
     timers: None for timers in local time.
     """
@@ -157,8 +159,7 @@ class SignalSource:
         self._sockets: dict[str, SignalSocket] = {}
 
     def start(self) -> None:
-        """Announce this process, and receive signals. Where that fails, it is logged, and jobs are run all
-        the same."""
+        """Announce this process, and receive signals. A failure is logged; jobs are run nevertheless."""
         for directory in self._directories:
             if directory not in self._sockets:
                 try:
@@ -179,8 +180,8 @@ class SignalSource:
         return [receiver.fileno() for receiver in self._sockets.values()]
 
     def due(self, now: float) -> list[Due]:
-        """Return the signals to deliver now, each with one of the directories, whose spooler is to run it.
-        Never waits."""
+        """Return the signals to deliver now, each with the directory whose spooler has to run it. Never
+        waits."""
         found = [
             Due(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
             for signum, target in self._timers.due(now)
