@@ -18,9 +18,11 @@ from tests.simulation.case import Fault
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
-from tests.simulation.run import OF_LISTENERS, Seen
+from tests.simulation.program import Moment
+from tests.simulation.run import CALLERS, OF_LISTENERS, Seen
 from tests.support.flows import (
     PENDING,
+    RUNS,
     Call,
     Chord,
     Expected,
@@ -43,6 +45,8 @@ HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
+ROUNDING = 1e-4
+"""Seconds by which times are rounded."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
@@ -155,6 +159,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
+    found += _untimely(seen, asked, want)
     # Two calls share their results: one may have lost what succeeded in the other. What runs whatever becomes
     # of others does not show that these were revoked.
     unsure = (
@@ -263,6 +268,41 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
+
+
+def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
+    """Yield calls that began before their countdown was over; without faults also those that began late."""
+    order, skew = asked.order, seen.case.world.skew * (seen.case.world.workers + len(CALLERS) + 1)
+    starts: dict[int, float] = {}
+    ends: dict[int, list[float]] = {}
+    for number, start, end in seen.record.runs[asked.name]:
+        starts[number] = min(start[0], starts.get(number, start[0]))
+        ends.setdefault(number, []).append(end[0])
+    makers = {
+        getattr(each, "number", -1): part
+        for part in parts_of(order.flow)
+        if getattr(part, "calls", None)
+        for each in parts_of(part.calls)
+    }
+    for part in parts_of(order.flow) if order.how != "eager" else ():
+        if not isinstance(part, Call) or part.number not in starts:
+            continue
+        began, maker = starts[part.number], makers.get(part.number)
+        befores = [ends[one] for one, other in want.before if other == part.number and one in ends]
+        own = part.options.get("countdown", 0.0)
+        given = None if befores or maker else order.options.get("countdown")
+        made = [starts[maker.number]] if maker else []
+        since = max([asked.called_at, *made, *map(min, befores)])
+        jumps = sum(abs(each.seconds) for each in seen.fired if each.kind == "jump")
+        due = since + (own if given is None else given)
+        if began < due - skew - jumps - ROUNDING:
+            yield f"{part.number} began {due - began:.1f} s before it was due"
+        if seen.fired or (maker and maker.does in RUNS):  # which of its runs has called it is not known
+            continue
+        since = max([since, *map(max, befores), *(ends[maker.number] if maker else ())])
+        late = began - since - own - (given or 0.0) - skew - seen.took
+        if late > PROMPT:
+            yield f"{part.number} began {late:.1f} s late"
 
 
 def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
@@ -444,8 +484,8 @@ def _but(value: Any, places: frozenset[int]) -> Any:
 
 
 def _order_kept(seen: Seen, asked: Asked, want: Expected) -> list[str]:
-    first: dict[int, int] = {}
-    last: dict[int, tuple[int, int]] = {}
+    first: dict[int, Moment] = {}
+    last: dict[int, tuple[Moment, Moment]] = {}
     for number, start, end in seen.record.runs[asked.name]:
         first[number] = min(start, first.get(number, start))
         last[number] = max((start, end), last.get(number, (start, end)))

@@ -178,7 +178,10 @@ def special(random: Random, made: Call, depth: int) -> None:
 
 NOT_EAGER = {*ENDS, "requeue", "result"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
-DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "expired")
+DOES = (
+    *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "expired",
+    "outdated",
+)  # fmt: skip
 
 
 def flow(random: Random, leaves: int, depth: int = 0) -> Any:
@@ -241,8 +244,10 @@ def order(random: Random) -> Order:
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
     ask = random.choice(ASK)
+    does = {getattr(part, "does", "") for part in parts_of(plain)}
+    if "outdated" in does:  # it takes the countdown of the order instead of its own
+        options.pop("countdown", None)
     if how == "eager":
-        does = {getattr(part, "does", "") for part in parts_of(plain)}
         other = any(
             getattr(part, "ignored", False) or getattr(part, "fails", False) for part in parts_of(plain)
         )

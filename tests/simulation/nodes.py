@@ -331,6 +331,7 @@ class Asked:
         self.results: list[Any] = []
         self.refused: list[BaseException] = []
         self.begun = self.called = False
+        self.called_at = 0.0
         self.forgotten = False
         """Whether the stores may have lost it: it was called just before a crash."""
         self.cut = False
@@ -352,6 +353,7 @@ class Caller(Node):
     def call(self, asked: Asked) -> None:
         order = asked.order
         eager = order.how == "eager"
+        asked.called_at = self.record.now()
         self.record.keep(asked.name, order.flow, order.stamped, eager)
         if order.how in BY_CELERY:
             self.record.by_celery.add(asked.name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,9 @@ from tests.simulation.seams import Process
 from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
 
 _NAME = re.compile(rb'"(f[0-9]+)\\*"')
+
+Moment = tuple[float, int]
+"""Seconds, and the place among others at that time."""
 
 
 class Again(Exception):
@@ -65,8 +69,9 @@ class Record:
     """What ran, by order name. runs: ``(number, start, end)`` of each. told: calls of each errback."""
 
     def __init__(self) -> None:
+        self.now: Callable[[], float] = time.monotonic
         self.tick = itertools.count()
-        self.runs: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self.runs: dict[str, list[tuple[int, Moment, Moment]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
         self.begun: dict[str, list[float]] = defaultdict(list)
         """When a worker began to run each task, by its id."""
@@ -138,13 +143,13 @@ class Record:
     @contextmanager
     def running(self, flow: str, number: int, delivery: Any = None) -> Iterator[None]:
         """Record a run. delivery: identifies the message, the attempt and the process."""
-        start = next(self.tick)
+        start = self.now(), next(self.tick)
         if delivery in self.ended:
             self.again.append(f"{flow}: {number} ran again where it had ended")
         try:
             yield
         finally:
-            self.runs[flow].append((number, start, next(self.tick)))
+            self.runs[flow].append((number, start, (self.now(), next(self.tick))))
         if delivery is not None:
             self.ended.add(delivery)
 

@@ -35,7 +35,7 @@ from tests.simulation.real_drawing import cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
 from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
-from tests.simulation.run import CALLERS, Seen, heard, meddle
+from tests.simulation.run import CALLERS, Seen, all_ids, heard, meddle
 from tests.support.flows import Expected, expected
 
 CASES = 6
@@ -135,7 +135,7 @@ class RealRunning:
     def __init__(self, case: Case, fleet: Fleet) -> None:
         self.case = case
         self.fleet = fleet
-        self.seen = Seen(case, fleet.record)
+        self.seen = Seen(case, fleet.record, took=PATIENCE)
         self.threads: list[threading.Thread] = []
         self.frozen: dict[Fault, list[int]] = {}
         self.wanted: dict[str, Expected] = {}
@@ -214,7 +214,7 @@ class RealRunning:
             fleet.faults.begin(fault)
             self.ended_at = time.monotonic()  # a cut connection has no end event
         else:
-            meddle(fault.kind, fleet.observer.app, fleet.note)
+            meddle(fault.kind, fleet.observer.app, fleet.note, all_ids(self.seen.asked))
 
     def _harm(self, fault: Fault, worker: WorkerProcess) -> None:
         if fault.kind == "child":

@@ -115,7 +115,7 @@ class KeptRecord(Record):
         for what, *words in self.lines:
             if what == "start":
                 flow, number, this, start = words
-                found.runs[flow].append((number, start, ends.get(this, start)))
+                found.runs[flow].append((number, (start / 1e9, 0), (ends.get(this, start) / 1e9, 0)))
             elif what == "told":
                 found.tell(*words)
             elif what == "called":

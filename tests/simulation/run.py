@@ -41,7 +41,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
-from tests.support.flows import is_line, needs_joins, parts_of
+from tests.support.flows import OUTDATED, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
@@ -100,6 +100,8 @@ class Seen:
     """Virtual seconds."""
     rested: float = 0.0
     """Virtual seconds from the last call or due time until everything was quiet."""
+    took: float = 0.0
+    """Seconds for which calls may have waited for others, which took long."""
     schedules: Story | None = None
     unsigned: int = 0
     """The number of messages and dead letters when the key was set late."""
@@ -202,6 +204,7 @@ class Running:
         self.seen = Seen(case, Record())
         self.time = Time(case.seed)
         self.time.trace = trace
+        self.seen.record.now = lambda: self.time.now
         self.stores = Stores(case.world.stores, directory, self.time)
         self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
@@ -419,7 +422,7 @@ class Running:
         elif fault.kind in OF_OPERATORS:
             if fault.kind == "retry failed":
                 fail_as_stranger(self.observer.app, time.note)
-            meddle(fault.kind, self.observer.app, time.note)
+            meddle(fault.kind, self.observer.app, time.note, all_ids(self.seen.asked))
 
     def _move(self) -> None:
         """Move waiting messages to another broker, and back."""
@@ -573,6 +576,7 @@ class Running:
         seen, time = self.seen, self.time
         self.to_come.clear()
         seen.turns, seen.seconds, seen.log, seen.fired_at = time.turns, time.now, time.log, time.fired
+        seen.took = time.took
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app
         broker = app.broker
@@ -599,8 +603,13 @@ class Running:
         self.stores.close()
 
 
-def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
-    """Do one of OF_OPERATORS."""
+def all_ids(asked: Sequence[Asked]) -> list[str]:
+    """Return the ids of all calls of *asked* that may not have ended."""
+    return [id for each in asked for result in each.results for id in ids_of(result)]
+
+
+def meddle(kind: str, app: QWorker, note: Callable[..., None], ids: Sequence[str]) -> None:
+    """Do one of OF_OPERATORS. ids: of calls that a stranger tries to revoke."""
     try:
         if kind == "retry failed":
             app.failed.retry()
@@ -608,6 +617,7 @@ def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
             app.broker.admin.dead_retry()
         else:
             write_as_stranger(app, note)
+            revoke_as_stranger(app, ids)
     except QWorkerError as error:
         note("cannot", kind, type(error).__name__)
 
@@ -684,10 +694,21 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
             note("a stranger is refused", type(error).__name__)
 
 
+def revoke_as_stranger(app: QWorker, ids: Sequence[str]) -> None:
+    """Revoke *ids* without the key, and with the signature of another revocation."""
+    revocations = app.broker.revocations
+    if app.signer is None or revocations is None or not ids:
+        return
+    copied = app.signer.sign_order("revoke", "another", False, "SIGTERM")
+    for signal in ("SIGTERM", f"SIGTERM {copied}"):
+        revocations.sender.revoke(ids, signal=signal)
+
+
 def delays_of(order: Order) -> float:
     """Return the sum of all countdowns in *order*, in seconds."""
     given = (order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow)))
-    return float(sum(options.get("countdown") or 0.0 for options in given))
+    outdated = sum(getattr(part, "does", "") == "outdated" for part in parts_of(order.flow))
+    return float(sum(options.get("countdown") or 0.0 for options in given) + OUTDATED * outdated)
 
 
 def _kind_of(case: Case) -> type[Running]:

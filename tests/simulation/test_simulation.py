@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu.transport.memory import Channel
 
+from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
 from qworker.components.status.counters import Counters
@@ -223,6 +224,42 @@ def test_a_caller_who_is_not_told_is_noticed() -> None:
     assert problems(seen) == ["f0: the caller was told 0 times, not 1"]
 
 
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
+@pytest.mark.parametrize(("factor", "text"), [(0.9, "2.0 s before it was due"), (1.5, "10.0 s late")])
+def test_a_call_that_begins_at_another_time_is_noticed(
+    stores: str, factor: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Call(options={"countdown": 20.0})
+    case = Case(
+        World(stores),
+        (Order(numbered(Chain([Call(), later]))), Order(Call(number=0), options=later.options)),
+        (Fault("restart", "worker0", at=5.0),) if factor < 1 else (),
+    )
+    assert problems(run(case)) == []
+    due = publishing._due
+
+    def other(name: str, options: Any, now: float, timezone: str) -> float | None:
+        return now + ((due(name, options, now, timezone) or now) - now) * factor
+
+    monkeypatch.setattr(publishing, "_due", other)
+    assert {f"f0: 1 began {text}", f"f1: 0 began {text}"} <= {*problems(run(case))}
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
+def test_a_call_that_runs_when_it_has_expired_is_noticed(
+    stores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = numbered(Chain([Call(), Group([Call(), Call(does="outdated")])]))
+    case = Case(World(stores), (Order(flow),))
+    seen = run(case)
+    assert problems(seen) == []
+    assert seen.values["f0"] == [["1(0())", Failed("TaskExpired")]]
+    moment = publishing._moment
+    monkeypatch.setattr(publishing, "_moment", lambda *given: (when := moment(*given)) and when + 0.2)
+    found = problems(run(case))
+    assert "f0: ran {0: 1, 1: 1, 2: 1}, not {0: 1, 1: 1}" in found
+
+
 REVOKED = Order(Call(number=0), options={"countdown": 20.0}, revoke_at=0.5)
 
 
@@ -306,6 +343,21 @@ def test_a_stranger_gets_nothing_run(stores: str, kind: str) -> None:
     seen = run(Case(World(stores, key="signed"), (Order(flow),), (fault,)))
     assert problems(seen) == []
     assert seen.fired == [fault]
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_a_worker_that_obeys_unsigned_revocations_is_noticed(
+    stores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = replace(REVOKED, revoke_at=None)
+    case = Case(World(stores, key="signed"), (order,), (Fault("stranger", at=1.0),))
+    assert problems(run(case)) == []
+    wrong = "f0: result 0 is Failed(error='TaskRevoked'), not '0()'"
+    with monkeypatch.context() as patch:
+        patch.setattr(revocations, "verified", lambda signer, given: given)
+        assert wrong in problems(run(case))
+    monkeypatch.setattr(Signer, "is_order", lambda *_: True)
+    assert wrong in problems(run(case))
 
 
 @pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])

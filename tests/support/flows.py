@@ -338,6 +338,8 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
             made.set(ignore_result=True)
         if flow.does == "expired":
             made.set(expires="2020-01-01T00:00:00+00:00")
+        if flow.does == "outdated":
+            made.set(countdown=OUTDATED, expires=0.9 * OUTDATED)
         for link in flow.links:
             made.link(part(link))
     elif isinstance(flow, Errback):
@@ -463,9 +465,13 @@ ENDS: dict[str, Any] = {
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
     "expired": Failed("TaskExpired"),
+    "outdated": Failed("TaskExpired"),
 }
-"""How a call ends that does so; "requeue" puts its message back once."""
-RUNS = {"requeue": 2, "again": 3, "expired": 0}
+"""How a call ends that does so; "requeue" puts its message back once, and "outdated" expires while it
+waits."""
+OUTDATED = 1.0
+"""Seconds until one that is outdated would be due."""
+RUNS = {"requeue": 2, "again": 3, "expired": 0, "outdated": 0}
 """How often one runs, if not once."""
 
 
@@ -710,7 +716,9 @@ class _Oracle:
             return [shown(number, [item]) for item in stage.items], ran
         if call is _LIST:
             return args[0], after
-        runs = 1 if fails and call.does != "expired" else RUNS.get(call.does, 1)
+        runs = RUNS.get(call.does, 1)
+        if fails:
+            runs = min(runs, 1)
         end = Failed("ValueError") if fails and runs else ENDS.get(call.does)
         if not runs:
             return end, after
