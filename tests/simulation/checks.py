@@ -19,7 +19,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.program import Moment
-from tests.simulation.run import CALLERS, OF_LISTENERS, Seen
+from tests.simulation.run import CALLERS, OF_LISTENERS, ROUNDING, Seen
 from tests.support.flows import (
     PENDING,
     RUNS,
@@ -45,8 +45,6 @@ HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
-ROUNDING = 1e-4
-"""Seconds by which times are rounded."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
@@ -115,6 +113,7 @@ def _problems(seen: Seen) -> list[str]:
         and not any(fault.kind == "stranger" for fault in seen.fired)
     ):
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
+    found += seen.odd
     if all(map(_repeats_nothing, seen.fired)):
         found += seen.record.again
     if seen.left["joins"]:

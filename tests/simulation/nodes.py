@@ -456,6 +456,11 @@ class Caller(Node):
 def ids_of(result: Any) -> Iterator[str]:
     """Yield the ids of the calls that ``result.revoke()`` cancels: those of its workflow, except those known
     to have ended."""
+    yield from (each.id for each in calls_of(result) if each._meta is None)
+
+
+def calls_of(result: Any) -> Iterator[Any]:
+    """Yield the results of all calls of the workflow of *result*."""
     waiting, met = [result], set()
     while waiting:
         each = waiting.pop()
@@ -465,8 +470,8 @@ def ids_of(result: Any) -> Iterator[str]:
         waiting.append(each.parent)
         if isinstance(each, GroupResult):
             waiting += each.results
-        elif each._meta is None:
-            yield each.id
+        else:
+            yield each
 
 
 def _of_graph(result: Any) -> Any:

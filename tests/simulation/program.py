@@ -33,7 +33,7 @@ from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.figures import Figures
 from tests.simulation.seams import Process
-from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
+from tests.support.flows import ARGS, RUNS, VALUES, Call, canvas, parts_of, shown
 
 _NAME = re.compile(rb'"(f[0-9]+)\\*"')
 
@@ -80,6 +80,8 @@ class Record:
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
+        self.parents: dict[str, str] = {}
+        """The ids of tasks that keep a result, by the ids of the results of their calls."""
         self.keeps_all: bool = True
         """Whether each call leaves a result, and keeps it."""
         self.unseen: list[str] = []
@@ -245,9 +247,11 @@ THEIRS = "somebody else's"
 RAISED: dict[str, BaseException] = {
     "ignore": Ignore(),
     "reject": Reject("never", requeue=False),
-    "expected": Expected(),
-    "several": ExceptionGroup("several", [ValueError(), ExceptionGroup("within", [KeyError()])]),
-    "again": Again(),
+    "expected": Expected(*ARGS["Expected"]),
+    "several": ExceptionGroup(
+        "several", [ValueError(7), ExceptionGroup("within", [KeyError(*ARGS["KeyError"])])]
+    ),
+    "again": Again(*ARGS["Again"]),
     "soft": SoftTimeLimitExceeded(),
 }
 
@@ -315,6 +319,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
                         raise
                     raise Reject(str(away), requeue=True) from away
                 record.call(flow, number, made)
+                if not request.is_eager and not request.ignore_result and part.instead is None:
+                    record.parents[made.id] = request.id
             if fails:
                 raise ValueError(number)
             if part.instead is None:
@@ -343,7 +349,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             if record.is_first(task.request):
                 raise Reject("not yet", requeue=True)
             return shown(number, given)
-        raise RAISED[does]
+        raise RAISED[does].with_traceback(None)
 
     options: dict[str, Any] = {
         "bind": True, "autoretry_for": (Again,), "default_retry_delay": 0, "max_retries": RUNS["again"] - 1,

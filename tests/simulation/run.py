@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from unittest import mock
 
 from qworker import QWorker, states
 from qworker.backends.joins import PUSH_SECONDS, Join
-from qworker.errors import BackendError, NotSupported, QWorkerError
+from qworker.errors import BackendError, DamagedResult, NotSupported, QWorkerError
 from qworker.publishing import workflows
 from qworker.publishing.transactions import holding_back
 from qworker.testing import MemoryStore
@@ -34,14 +35,14 @@ from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.crashing import reaching
-from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, ids_of, is_ready, value_of
+from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, calls_of, ids_of, is_ready, value_of
 from tests.simulation.program import THEIRS, Record
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
-from tests.simulation.world import Actor, Killed, Stuck, Time, determined
-from tests.support.flows import OUTDATED, is_line, needs_joins, parts_of
+from tests.simulation.world import START, Actor, Killed, Stuck, Time, determined
+from tests.support.flows import ARGS, OUTDATED, Call, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
@@ -64,6 +65,12 @@ SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
 clock."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program causes."""
+AT_LAST = 3.0
+"""Seconds after which a run has ended, without faults and LONG_RUN."""
+ROUNDING = 1e-4
+"""Seconds by which times are rounded."""
+RAISED = frozenset({*ARGS, "ValueError", "ExceptionGroup"})
+"""Errors that tasks raise: their tracebacks have the line."""
 LONG = 40 * 86400.0
 """Seconds after which everything has expired, by the settings."""
 ROUNDS = 3
@@ -102,6 +109,8 @@ class Seen:
     """Virtual seconds from the last call or due time until everything was quiet."""
     took: float = 0.0
     """Seconds for which calls may have waited for others, which took long."""
+    odd: list[str] = field(default_factory=list)
+    """What is wrong with stored results."""
     schedules: Story | None = None
     unsigned: int = 0
     """The number of messages and dead letters when the key was set late."""
@@ -584,6 +593,7 @@ class Running:
             seen.look(lambda asked: self.callers[int(asked.name[1:]) % 2].app)
         elif not self.stores.disabled:
             seen.look(lambda _: app)
+            seen.odd = list(self._oddities())
         if self.schedules is not None:
             self.schedules.look()
         seen.left = {
@@ -592,6 +602,49 @@ class Running:
         }
         if seen.case.world.keep_failed and "failed" in broker.letters:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
+
+    def _oddities(self) -> Iterator[str]:
+        """Yield results that ended at a wrong time, or lack the traceback or the calls of their task."""
+        seen, now, ahead = self.seen, self.time.now, self._ahead() + ROUNDING
+        numbers = dict(seen.record.headers.keys())
+        for asked in seen.asked:
+            known = {
+                part.number
+                for part in parts_of(asked.order.flow)
+                if isinstance(part, Call) and part.instead is None
+            }
+            longer = delays_of(asked.order)  # for which values of members are kept
+            for id in (each.id for made in asked.results for each in calls_of(made)):
+                begun, meta = seen.record.begun.get(id), self._ended(id)
+                if not begun or meta is None:
+                    continue
+                done = datetime.fromisoformat(meta["date_done"]).timestamp() - START
+                last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
+                if not begun[0] - ahead <= done <= last + longer + ahead:
+                    yield f"{asked.name}: {id} began at {begun} and ended at {done}"
+                error = meta["result"]["exc_type"] if meta["status"] == states.FAILURE else ""
+                raised = (
+                    error in RAISED and numbers.get(id) in known
+                )  # not the error of a member of its header
+                if raised and "raise " not in (meta["traceback"] or ""):
+                    yield f"{asked.name}: {id} has no traceback of its {error}"
+        for id, parent in seen.record.parents.items():
+            meta = self._ended(parent)
+            killed = (
+                meta is not None
+                and meta["status"] != states.SUCCESS
+                and meta["result"]["exc_type"] not in RAISED
+            )
+            if meta is not None and not killed and not meta["children"]:
+                yield f"{parent} has called {id}, and has no children"
+
+    def _ended(self, id: str) -> Any:
+        """Return the metadata of the task *id*; None if it has not ended, or they cannot be read."""
+        try:
+            meta = self.observer.app.backend.get(id)
+        except DamagedResult:
+            return None
+        return meta if meta is not None and meta["status"] in states.READY_STATES else None
 
     def close(self) -> None:
         for process in self.begun:  # an app that is closed must not call a dead process

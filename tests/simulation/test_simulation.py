@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu.transport.memory import Channel
 
+from qworker.backends.base import Backend
 from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
@@ -258,6 +259,35 @@ def test_a_call_that_runs_when_it_has_expired_is_noticed(
     monkeypatch.setattr(publishing, "_moment", lambda *given: (when := moment(*given)) and when + 0.2)
     found = problems(run(case))
     assert "f0: ran {0: 1, 1: 1, 2: 1}, not {0: 1, 1: 1}" in found
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        (
+            "result",
+            {"exc_type": "Expected", "exc_module": "x", "exc_message": ["as", 7]},
+            "Expected('as', 7)",
+        ),
+        ("traceback", "ValueError: 1\n", "has no traceback of its ValueError"),
+        ("children", [], "and has no children"),
+        ("date_done", "2024-02-29T00:00:00+00:00", "and ended at 9164800.0"),
+    ],
+)
+def test_results_with_wrong_metadata_are_noticed(
+    field: str, value: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Group([Call(fails=True), Call(does="expected"), Call(does="several"), Call(calls=Call())])
+    case = Case(orders=(Order(numbered(flow)),))
+    assert problems(run(case)) == []
+    make = Backend.meta
+
+    def other(*given: Any, **named: Any) -> Any:
+        meta = make(*given, **named)
+        return {**meta, field: value} if field != "result" or meta["status"] == "FAILURE" else meta
+
+    monkeypatch.setattr(Backend, "meta", other)
+    assert any(text in problem for problem in problems(run(case)))
 
 
 REVOKED = Order(Call(number=0), options={"countdown": 20.0}, revoke_at=0.5)

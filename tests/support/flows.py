@@ -424,10 +424,13 @@ class Failed:
 
 
 def _named(error: BaseException) -> str:
-    members = (
-        f" of {', '.join(map(_named, error.exceptions))}" if isinstance(error, BaseExceptionGroup) else ""
-    )
-    return f"{type(error).__name__}{members}"
+    name = type(error).__name__
+    if isinstance(error, BaseExceptionGroup):
+        name += f" of {', '.join(map(_named, error.exceptions))}"
+    known = ARGS.get(name, error.args)
+    if name == "ValueError":
+        known = tuple(each for each in error.args if type(each) is int)[:1]
+    return name if error.args == known else f"{name}{error.args!r}"
 
 
 def has_failed(value: Any) -> bool:
@@ -471,6 +474,12 @@ ENDS: dict[str, Any] = {
 waits."""
 OUTDATED = 1.0
 """Seconds until one that is outdated would be due."""
+ARGS: dict[str, tuple[Any, ...]] = {
+    "Expected": ("as", {"it": [7, None]}),
+    "Again": (1.5, "\N{SNOWMAN}"),
+    "KeyError": (True,),
+}
+"""The arguments of errors of tasks; those of a ValueError are the number of its call."""
 RUNS = {"requeue": 2, "again": 3, "expired": 0, "outdated": 0}
 """How often one runs, if not once."""
 
