@@ -17,7 +17,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def celery_options(without_effect: Mapping[str, bool], refused: Mapping[str, str]) -> Callable[[_F], _F]:
-    """Add them all, hidden. The function gets none of them.
+    """Add Celery's options, hidden. They are not passed to the function.
 
     without_effect: names, and whether they take a value. refused: names, and replacements.
     """

@@ -18,7 +18,7 @@ from click.shell_completion import get_completion_class
 
 VARIABLE = "_QWORKER_COMPLETE"
 SECONDS = 3.0
-"""How long a shell may wait for names."""
+"""Maximum seconds that a shell waits for names."""
 
 
 def asks(instruction: str | None) -> bool:
@@ -38,7 +38,7 @@ def answer(command: click.Command, instruction: str) -> NoReturn:
         kind = get_completion_class(instruction.removesuffix("_complete"))
         if kind is not None:
             os.write(shell, (kind(command, {}, "qworker", VARIABLE).complete() + "\n").encode())
-    except BaseException:  # noqa: BLE001 - of an app, above all; a traceback would land in the prompt
+    except BaseException:  # noqa: BLE001 - an app may raise anything; a traceback would land in the prompt
         pass
     os._exit(0)  # without waiting for threads and exit handlers of the app
 
@@ -74,7 +74,7 @@ def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 
 def several_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The same for names separated by commas: the last one is completed."""
+    """Complete the last of several names separated by commas."""
     before, comma, last = incomplete.rpartition(",")
     given = before.split(",")
     return [f"{before}{comma}{name}" for name in queue_names(ctx, param, last) if name not in given]
@@ -88,7 +88,8 @@ def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _named(ctx: click.Context) -> str | None:
-    """Return the value of -A, before the command or after it; `start` also takes the app without it."""
+    """Return the value of -A, given before or after the command; `start` also accepts the app as an
+    argument."""
     said = (ctx.params.get("app"), ctx.params.get("named"), ctx.find_root().params.get("app"))
     return next((name for name in said if name), None)
 

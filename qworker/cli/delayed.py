@@ -1,6 +1,6 @@
 """`qworker delayed`: the messages that are due later.
 
-Comes from:  users who inspect them, or go back to workers that only read plain queues.
+Comes from:  users who inspect them, or return to workers that only read plain queues.
 Goes to:     the broker's administration.
 Thread:      main.
 """
@@ -55,7 +55,7 @@ def list_(app: str | None, as_json: bool) -> None:
 def _next_due(store: Broker, delayed: Delayed, queue: str) -> float | None:
     try:
         return delayed.next_due([queue])
-    except LeaseLost:  # some brokers only tell registered consumers
+    except LeaseLost:  # some brokers only report to registered consumers
         store.consumer.register("qworker-delayed", [queue], 0)
         try:
             return delayed.next_due([queue])

@@ -35,7 +35,7 @@ _FILES = ("qworker_app.py", "tasks.py", "app.py")
 _SETTINGS_MODULE = "DJANGO_SETTINGS_MODULE"
 _NAMED_SETTINGS = re.compile(rf"""{_SETTINGS_MODULE}["'],\s*["']([\w.]+)["']""")
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_LONGEST_SOURCE = 1_000_000  # bytes read from a file to see whether it makes an app
+_LONGEST_SOURCE = 1_000_000  # bytes read from a file to find out whether it creates an app
 
 
 DJANGO_APP = "qworker.django.project:app"
@@ -107,7 +107,8 @@ def _in_pyproject(here: Path) -> str | None:
 
 
 def _in_django(here: Path) -> tuple[str, str] | None:
-    """The app of a Django project: its own, or the one that ``qworker.django`` makes from its settings."""
+    """Return the app of a Django project: its own, or the one that ``qworker.django`` makes from its
+    settings."""
     settings = os.environ.get(_SETTINGS_MODULE) or _in_manage(here)
     if not settings:
         return None
@@ -153,7 +154,7 @@ def _submodules(package: str) -> Iterator[str]:
             if find_spec(f"{package}.{name}") is not None:
                 yield f"{package}.{name}"
         except (ImportError, AttributeError, ValueError):
-            return  # no such package; if it is broken, importing it by name will show that
+            return  # no such package; if it is broken, importing it by name shows the error
 
 
 def _in_directory(here: Path) -> tuple[str, str]:
@@ -237,13 +238,13 @@ def load(target: str, how: str, here: Path) -> AppChoice:
 
 def _with_attribute(name: str) -> tuple[str, str]:
     """Split "package.module.name", accepted by Celery's -A, if the last part is an attribute instead of a
-    module; otherwise return
-    *name* and ""."""
+    module. Otherwise return the name and "".
+    """
     parent, _, last = name.rpartition(".")
     try:
         if not parent or find_spec(name) is not None:
             return name, ""
-    except Exception:  # noqa: BLE001 - it imports the parent, a user's code; importing it again tells of that
+    except Exception:  # noqa: BLE001 - user code is imported; importing it again shows the error
         pass
     return (parent, last) if hasattr(sys.modules.get(parent), last) else (name, "")
 

@@ -38,8 +38,8 @@ _SIGNS = {"├─": "+-", "└─": "`-", "│": "|", "↓": "v", "…": "...", 
 
 
 def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
-    """Draw it as a tree, one line for each call: below it are the calls of its task, or the members of a
-    group; the call that gets its value follows with an arrow."""
+    """Return the workflow as a tree in text, one line for each call. Below a call are those made by its task,
+    below a group its members; the call that gets its value follows with an arrow."""
     steps = workflow.steps
     waiting: list[tuple[str | None, str, str]] = [(workflow.root, "", "")]
     while waiting:
@@ -122,8 +122,8 @@ def _counted(more: Mapping[str, int]) -> str:
 
 
 def dot(workflow: Workflow, folded: bool = True) -> Iterator[str]:
-    """Draw it in the language of Graphviz. A solid arrow leads to a call that follows another, and to the
-    nodes of a graph that wait for one; a dashed one to the calls of a task, or to members."""
+    """Return the workflow in Graphviz's language. A solid arrow leads to a call that follows another, and to
+    the nodes of a graph that wait for one; a dashed one to the calls of a task, or to members."""
     yield "digraph workflow {"
     yield '    node [shape=box, style="rounded,filled", fontname="sans-serif"];'
     waiting = [workflow.root]

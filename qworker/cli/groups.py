@@ -11,7 +11,7 @@ import click
 
 
 class SuggestingGroup(click.Group):
-    """Answers a misspelt command with the most similar one, or the list of all."""
+    """Suggests the most similar command for a misspelt one, or lists all."""
 
     def without(self, name: str) -> str | None:
         """Return an explanation for the missing command *name*; None if there is none."""

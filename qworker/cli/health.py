@@ -24,7 +24,7 @@ from qworker.transports.presence import held_seconds
 
 _SECONDS = SettingValue("broker_connection_timeout")
 HELD_SECONDS = 30.0
-"""It is a problem if no slot has been free for this long."""
+"""Seconds without a free slot that are considered a problem."""
 EVERYWHERE = ("", "0.0.0.0", "::")
 
 

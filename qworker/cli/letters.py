@@ -1,6 +1,6 @@
 """`qworker dead` and `qworker failed`: messages that could not be run, and tasks that have failed for good.
 
-Comes from:  people who investigate failures.
+Comes from:  users who investigate failures.
 Goes to:     ``app.failed``; ``control/dead_letters.py``; the broker's dead letters.
 Thread:      main.
 
@@ -43,7 +43,7 @@ _TAGS = click.argument("tags", metavar="[TAG]...", nargs=-1)
 
 
 def _selection(command: _F) -> _F:
-    """The options that select failed tasks."""
+    """Add the options that select failed tasks."""
     command = click.option("--error", metavar="TEXT", help="Only those whose error contains this text.")(
         _QUEUE(command)
     )
@@ -99,7 +99,7 @@ class Kind:
         selected = any(value is not None for value in words.values())
         if tags and selected:
             raise click.UsageError("A tag and --task, --error or --queue do not go together.")
-        if words.get("error") == "":  # each text has it, as that of a variable of a shell that is not set
+        if words.get("error") == "":  # every error contains it; often an unset variable of the shell
             raise click.UsageError("--error is empty: give a part of the error, or use --all.")
         if sum((bool(tags), everything, selected)) != 1:
             raise click.UsageError(
@@ -195,7 +195,7 @@ def _dead(app: QWorker, words: dict[str, Any], tags: list[int] | None = None) ->
 def _get_dead(app: QWorker, number: int) -> Dead:
     for letter in _dead(app, {}, [number]):
         return letter
-    raise ConfigurationError(f"there is no dead letter {number}; see `qworker dead list`")  # any more
+    raise ConfigurationError(f"there is no dead letter {number}; see `qworker dead list`")  # or no longer
 
 
 def _dead_row(letter: Dead, now: float) -> tuple[Any, ...]:
@@ -401,8 +401,8 @@ def retry_failed(
 ) -> int:
     """Send failed tasks again, with all their retries before them.
 
-    TAG is the number of one in `qworker failed list`, or the id of the call. Exit code 1 when all that was
-    meant is refused.
+    TAG is the number of one in `qworker failed list`, or the id of the call. Exit code 1 when all selected
+    tasks are refused.
     """
     FAILED.check(tags, everything, words)
     if (args is not None or kwargs is not None) and len(tags) != 1:

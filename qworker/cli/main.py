@@ -52,7 +52,7 @@ COMMANDS = {
 ALIASES = {"worker": "start"}
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Errors of a full disk."""
+"""The ``errno`` values of a full disk."""
 
 EXIT_MISTAKE = 1
 EXIT_USAGE = 2
@@ -60,7 +60,7 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(SuggestingGroup):
-    """Knows its commands by name and short help, imports the one that is called, and handles every error."""
+    """Imports a command when it is called; lists commands without importing them; reports every error."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

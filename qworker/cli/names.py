@@ -22,7 +22,7 @@ _LISTED = 10
 
 
 def task_named(app: QWorker, name: str) -> str:
-    """Return the full name of the task given by a name or its end.
+    """Return the full name of a task, given that name or its last part.
 
     Raises NotRegistered, with similar names, when there is none or several, and ConfigurationError, with the
     existing ones, when none is similar.
@@ -124,7 +124,7 @@ def numbers_of(
     """Return the numbers given by *tags*, without duplicates; a tag is a number, or the id of a call.
 
     found: the number and the id of each existing one, read no further than needed. Raises ConfigurationError,
-    before anything is done, for an unknown tag.
+    before anything is changed, for an unknown tag.
     """
     by_number: dict[str, list[int]] = {}
     by_id: dict[str, list[int]] = {}

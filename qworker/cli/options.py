@@ -236,7 +236,7 @@ def _read_json(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    """NaN and infinity: Python reads them, although JSON has no such values."""
+    """Refuse NaN and infinity, which Python reads although JSON has no such values."""
     raise ValueError(f"it has no {name}")
 
 

@@ -95,7 +95,7 @@ def size(number: int) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the first *most* characters; the last of them is an ellipsis if there were more."""
+    """Return at most *most* characters of a text; the last one is an ellipsis if it was longer."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -76,7 +76,7 @@ def start_again() -> NoReturn:
 
 
 class Reloader:
-    """Records the files of a directory when it is made, and notices changes.
+    """Notices changes of a directory's files since this object was created.
 
     Files imported from elsewhere are recorded when first seen. `changed` names the changes.
     """

@@ -55,7 +55,7 @@ def report(app: str | None, as_json: bool) -> None:
             row.name: f"{row.value!r} ({row.source})" for row in choice.app.conf.rows(changed_only=True)
         }
         facts["problems"] = [str(problem) for problem in choice.app.conf.problems()]
-    except QWorkerError as error:  # then the report is about this
+    except QWorkerError as error:  # this error is probably what the report is about
         facts["app"] = f"none: {error}"
     if as_json:
         print_json(facts)

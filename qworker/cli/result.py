@@ -144,9 +144,9 @@ def refuse_to_ask(app: QWorker, calls: bool = False) -> None:
 def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> None:
     """Raise ConfigurationError if results are kept in a missing file or directory.
 
-    wait: for the first result, which creates it; but a store with the messages was created when a task was
-    sent.
-    watch: until there is one.
+    - wait: the caller waits for a result, which creates the file. (A store with the messages was created when
+      the task was sent: if it is missing, the path is wrong.)
+    - watch: the caller waits until the file exists, so nothing is raised.
     """
     path, beside = app.stores.missing_results, app.stores.place.beside
     if path is not None and not watch and (beside or not wait):

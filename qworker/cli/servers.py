@@ -1,4 +1,4 @@
-"""Servers: queries of `qworker doctor` to a server: availability, version, clock, disk.
+"""Servers: availability, version, clock and disk, for `qworker doctor`.
 
 Comes from:  doctor, `qworker config check --connect`.
 Goes to:     one short connection, with the driver from the server's extra.

@@ -83,8 +83,8 @@ def tasks(
 
 
 def _unseen(lacks: Collection[str], url: str, states: Collection[State]) -> str:
-    """Return what is missing if the broker cannot show messages, and workers report what they run; "" if
-    nothing is."""
+    """Return a note that waiting tasks are missing if the broker cannot show messages; "" if none are
+    missing."""
     if "peek" not in lacks or states == ("running",):
         return ""
     return (

@@ -60,7 +60,7 @@ def show(
     rest: Callable[[float], object] = time.sleep,
 ) -> None:
     """Print the result of *look*; with *watch* again each time it changes, until it is the last one, or
-    Ctrl-C. rest: waits so many seconds, or less if there is news."""
+    Ctrl-C. rest: waits for a number of seconds, or less if something has changed."""
     if watch:
         is_drawn = not as_json and can_draw(sys.stdout)
         Watching(look, as_json, is_drawn, max(every, SHORTEST_WAIT), rest).run()
@@ -104,7 +104,7 @@ class Watching:
         self._is_drawn = is_drawn
         self._last: Picture | None = None
         self._away = ""
-        """Since when there has been no answer; "" if there is one."""
+        """The time of day of the first failed refresh; "" if the last one succeeded."""
 
     def run(self) -> None:
         """Refresh until the picture is the last one, or Ctrl-C. An error of the first time is raised."""

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Process(NamedTuple):
-    """The command line's options for the process. node: name of the worker. None for a file: none."""
+    """The command line's options for the process. node: the worker's name. File names may be None."""
 
     node: str
     loglevel: int

@@ -306,14 +306,15 @@ def run(name: str, app: str | None, as_json: bool) -> None:
 
 
 def _existing(find: Any, names: tuple[str, ...]) -> list[str]:
-    """Return the names without duplicates. Raises NoSuchEntry before anything is done."""
+    """Return the names without duplicates. Raises NoSuchEntry, before anything is changed, for an unknown
+    one."""
     for name in names:
         find(name)
     return list(dict.fromkeys(names))
 
 
 def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for options of the call that would be refused when it is due."""
+    """Raise PublishError for call options that would be refused when the entry is due."""
     check_options(app, task, options)
     check_priority(task, options, app.conf.task_queue_max_priority)
 

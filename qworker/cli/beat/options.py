@@ -57,7 +57,7 @@ class EntryName(ParamType):
 
 
 class _Or(ParamType):
-    """Accepts the values of another type, or one of some words. "none" is NOTHING."""
+    """Accepts the values of another type, and some additional words; "none" becomes NOTHING."""
 
     def __init__(self, inner: ParamType, *words: str) -> None:
         self.name = inner.name

@@ -100,8 +100,8 @@ def _ended(service: Beat, requests: ShutdownRequests, choice: AppChoice) -> bool
 
 
 def _tell(choice: AppChoice, node: str, service: Beat) -> None:
-    """Log the configuration. Entries added by hand are not counted: reading them from the store would take as
-    long again."""
+    """Log the configuration. Entries added by hand are not counted, because reading the store would delay the
+    start."""
     app, shared = choice.app, service.store.shared
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     url = store_url(app) if shared else None

@@ -2,7 +2,7 @@
 
 Comes from:  driver (which files), tasks (one file).
 Goes to:     report, as plain dictionaries that survive JSON.
-Thread:      any; nothing is kept.
+Thread:      any; there is no state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-# Less than fifteen seconds on two cores; a plain installation has less than this.
+# Bytes of source: takes less than fifteen seconds on two cores. A plain installation has less.
 BYTES_TO_READ = 40_000_000
 
-# Tests contain hundreds of odd files, and lib2to3 a lot of Python 2: a few of them are included deliberately
-# below.
+# Tests contain hundreds of odd files, and lib2to3 a lot of Python 2; only a few are included, below.
 LEFT_OUT = {
     "test",
     "tests",
@@ -42,7 +41,7 @@ ODD_FILES = 12
 
 
 class NotPython(ValueError):
-    """The file is not Python of this version: its path, the line, and what the parser said."""
+    """The file is not valid in this version of Python: its path, the line, and the parser's message."""
 
 
 class Analysis(TypedDict):
@@ -107,7 +106,7 @@ def package_of(path: Path) -> str:
 def analyse_file(path: str, encoding: str | None = None) -> Analysis:
     """Count the contents of one file.
 
-    encoding: None finds it like Python, from the byte-order mark or the coding comment. Raises UnicodeError
+    encoding: None detects it like Python, from the byte-order mark or the coding comment. Raises UnicodeError
     or LookupError when it cannot be decoded (try another encoding), NotPython when the text is not Python of
     this version, OSError when it cannot be read.
     """

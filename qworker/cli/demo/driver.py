@@ -60,9 +60,10 @@ def run(
 ) -> int:
     """Run the whole demo and return a process exit code: 0 when everything ended as expected.
 
-    concurrency: children of the worker; None is one for each core. out:         the directory for
-    report.html, or a file name that ends in .html; None is ``.qworker/demo`` here, or the temporary directory
-    where this one cannot be written. stream:      where the words go; None is standard output.
+    - concurrency: number of the worker's child processes; None is one for each core.
+    - out: the directory for report.html, or a file name that ends in .html; None is ``.qworker/demo`` here,
+      or the temporary directory if this one is not writable.
+    - stream: for text output; None is standard output.
     """
     screen = Screen(stream or sys.stdout)
     target = _report_path(out)
@@ -118,7 +119,7 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
 
 
 def publish(files: Sequence[Path], directory: Path, due: float) -> Results:
-    """Publish everything at once: the worker decides what runs when."""
+    """Publish all tasks at once; the worker decides when each runs."""
     return {
         "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
         "die_once": [tasks.die_once.apply_async((str(directory / "died"),), countdown=CRASH_SECONDS)],
@@ -152,9 +153,7 @@ def _gather(
                 f"{len(waiting)} tasks had no end after {elapsed:.0f} s.\n{_last_lines(directory)}"
             )
         if ready and waiting:
-            time.sleep(
-                0.05
-            )  # results arrive by the hundred: reading each alone would take time from the work
+            time.sleep(0.05)  # hundreds of results arrive: reading them one by one would slow down the tasks
     return metas
 
 
@@ -178,7 +177,7 @@ def _run(part: str, meta: Mapping[str, Any]) -> Run:
 
 
 def _note(part: Part) -> str:
-    """Describe what this part demonstrates, with a figure that proves it."""
+    """Return a part's result in a few words, with a measured figure if there is one."""
     values = [run.value for run in part.runs if run.ok]
     if not values:
         return "none ended well"
@@ -226,7 +225,7 @@ def surprises(parts: Sequence[Part], late_seconds: float = LATE_SECONDS) -> list
 
 @contextlib.contextmanager
 def _own_settings(directory: Path) -> Iterator[None]:
-    """Isolate the demo from the user's project: own directory, own variables."""
+    """Isolate the demo from the user's project, with its own directory and environment variables."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("QWORKER_")}
     for name in kept:
         del os.environ[name]

@@ -92,7 +92,7 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def packages(report: Report) -> str:
-    """Horizontal bars."""
+    """Return horizontal bars as HTML."""
     shown = report.packages[:PACKAGES_SHOWN]
     row = 24
     drawn = []
@@ -123,7 +123,7 @@ def key() -> str:
 
 
 def timeline(report: Report) -> str:
-    """A row for each child: modules above, async tasks below, calls and single events as marks."""
+    """Return a row for each child: modules above, async tasks below, calls and single events as marks."""
     runs = [(run.part, run.value) for part in report.parts for run in part.runs if run.ok]
     if not runs:
         return "<p>Nothing ended well.</p>"
@@ -133,7 +133,7 @@ def timeline(report: Report) -> str:
     begin: float = min([*(value["started"] for _, value in runs), *killed.values()])
     span: float = max(max(value["ended"] for _, value in runs) - begin, 0.001)
     scale = (WIDTH - LABEL - 20) / span
-    first = killed.copy()  # a killed child may have ended nothing
+    first = killed.copy()  # a killed child may not have completed any task
     for _, value in runs:
         first[value["pid"]] = min(value["started"], first.get(value["pid"], value["started"]))
     lanes = {pid: index for index, pid in enumerate(sorted(first, key=lambda pid: first[pid]))}

@@ -83,7 +83,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Report:
-    """The data of both forms of the report."""
+    """The contents of the report, for the terminal and for HTML."""
 
     parts: Sequence[Part]
     packages: Sequence[Package]

@@ -44,7 +44,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Screen:
-    """Writes to *stream*; knows whether it is a terminal, and whether it can show blocks."""
+    """Writes to *stream*, depending on whether it is a terminal and can show block characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -28,7 +28,7 @@ FAILURES_OF_THE_FLAKY_READER = 2
 
 @app.task(name="demo.analyse", bind=True, throws=(NotPython,), max_retries=1)
 def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dict[str, Any]:
-    """Count the contents of one file; a file that is not what it declares is retried as Latin-1."""
+    """Count the contents of one file; retry it as Latin-1 if its declared encoding is wrong."""
     started = time.time()
     try:
         found = analyse_file(path, encoding)
@@ -39,7 +39,7 @@ def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dic
 
 @app.task(name="demo.read_flaky", bind=True, autoretry_for=(OSError,), max_retries=5, default_retry_delay=0.3)
 def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
-    """Read a file from a disk that fails the first times, like a network disk."""
+    """Read a file from a simulated network disk that fails the first times."""
     started = time.time()
     if self.request.retries < FAILURES_OF_THE_FLAKY_READER:
         raise OSError(f"the disk is tired (attempt {self.request.retries + 1})")

@@ -103,7 +103,7 @@ def settings(choice: AppChoice) -> Iterator[Finding]:
 
 
 def tasks(choice: AppChoice) -> Iterator[Finding]:
-    """Check whether there are tasks, and whether their results can be stored."""
+    """Check whether the app has tasks, and whether their results can be stored."""
     load_tasks(choice.app)
     own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
     if DJANGO_PACKAGES in choice.app.tasks:
@@ -188,7 +188,7 @@ def _held(
         task = worker.running[0]
         known = choice.app.tasks.get(task.name)
         limited = choice.app.conf.task_time_limit or (known is not None and known.time_limit)
-        # Without processes of its own the worker runs tasks in threads, which cannot be ended.
+        # Without child processes the worker runs tasks in threads, which cannot be killed.
         end, later = (
             (f"end it with: qworker revoke {task.id} --terminate", "set time_limit for tasks that may hang")
             if worker.pool
@@ -315,7 +315,7 @@ def results(choice: AppChoice) -> Iterator[Finding]:
 
 
 def schedules(choice: AppChoice) -> Iterator[Finding]:
-    """Check entries, where they are stored, and whether a scheduler is running."""
+    """Check the schedule's entries, where they are stored, and whether a scheduler is running."""
     yield from (Finding(*fact) for fact in examined.facts(choice))
 
 
@@ -335,11 +335,11 @@ EXAMINATIONS: tuple[Examination, ...] = (
 )
 
 
-# -- Return types: whether what a task says it returns can be stored as JSON --
+# -- Return types: whether values of a task's return annotation can be stored as JSON --
 # Thread: pure, except for the user's annotations, which are evaluated.
 
 CODECS = Codecs(exact=False)
-"""Conversions of results by annotation."""
+"""Converts results according to annotations."""
 _PLAIN = (str, int, float, list, tuple, dict, bytes, types.NoneType)
 _CONTAINERS = frozenset({list, tuple, dict})
 
@@ -356,7 +356,8 @@ def unserialisable(function: Callable[..., Any]) -> str | None:
 
 
 def _first_bad(annotation: Any, beside: bool = False) -> str | None:
-    """beside: it is one of several types, and a worker cannot tell which one a value has."""
+    """Return the first unsupported type in an annotation. beside: the annotation is a member of a union, and
+    a worker cannot tell which member's type a value has."""
     if not beside and CODECS.of(annotation).typed:
         return None
     origin, parts = get_origin(annotation), get_args(annotation)

@@ -73,7 +73,7 @@ def _stores(choice: AppChoice) -> Iterator[Problem]:
 
 
 def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem]:
-    """Return the features that are used and that the broker does not have."""
+    """Return the features that the app uses and the broker lacks."""
     source = choice.app.conf.source("broker_url")
     used = {PRIORITY: _with_priority(choice), ETA: _with_retries(choice), DELIVERY_COUNT: _acked_late(choice)}
     for lack, words in (
@@ -110,7 +110,7 @@ _NAMES = {
 
 
 def _queues_with_priority(choice: AppChoice) -> Iterator[Problem]:
-    """RabbitMQ only supports priorities in queues declared with them, and ignores them in others."""
+    """Report priorities of queues declared without them, which RabbitMQ ignores."""
     conf = choice.app.conf
     users = _with_priority(choice)
     if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
@@ -173,7 +173,7 @@ def _options(conf: Any) -> Iterator[Problem]:
 
 
 def _redis(choice: AppChoice) -> Iterator[Problem]:
-    """A visibility timeout applies to Celery workers on the same queues."""
+    """Warn that a visibility timeout applies to Celery workers on the same queues."""
     conf = choice.app.conf
     if _scheme(conf.broker_url) not in _REDIS:
         return

@@ -90,7 +90,7 @@ def _write(path: Path, text: str, force: bool) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         if is_new:
-            with suppress(OSError):  # an incomplete file would be in the way next time
+            with suppress(OSError):  # an incomplete file would block the next attempt
                 path.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {path.absolute()}: {error.strerror}") from None
     click.echo(f"Wrote {path}.")

@@ -91,7 +91,7 @@ def fill_in(kind: str, target: str, conf: Settings) -> tuple[str, list[str]]:
 
 
 def broker_volume(conf: Settings) -> Volume | None:
-    """Return what must outlive a container: the location of a broker that is a file; None for servers."""
+    """Return the location of a file broker, which must outlive the container; None for servers."""
     for url in broker_urls(conf.broker_url) or ["sqlite://"]:
         scheme = url.partition(":")[0]
         if scheme == "spool":
@@ -115,7 +115,7 @@ def _in_image(path: Path) -> Path:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    """Return the variables of this process that settings of the app come from."""
+    """Yield this process's environment variables, and their values, that set the app's settings."""
     for variable, value in sorted(os.environ.items()):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if variable == "DJANGO_SETTINGS_MODULE" or (
@@ -125,8 +125,8 @@ def _environment() -> Iterator[tuple[str, str]]:
 
 
 def _set(variables: Variables | None, given: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the lines that set the given variables, and the names of those left to the reader, above all
-    secrets."""
+    """Return the lines that set the given variables, and the names of those that users have to set
+    themselves, such as secrets."""
     if variables is None:
         return "", list(given)
     lines, kept_out = [variables.heading] if given else [], []
@@ -158,7 +158,8 @@ def longest_stop(conf: Settings) -> float:
     be put back."""
     running = conf.worker_shutdown_timeout + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS)
     storing = conf.result_store_patience if conf.result_backend else 0.0
-    return running + KILL_SECONDS + storing + KILL_SECONDS  # the first to kill, the last to tell the broker
+    # The first KILL_SECONDS are for killing tasks, the last for deregistering.
+    return running + KILL_SECONDS + storing + KILL_SECONDS
 
 
 def _command() -> str:

@@ -89,7 +89,7 @@ def list_(directory: str, everything: bool, as_json: bool) -> None:
 def _count_aside(admin: SpoolAdmin) -> int:
     try:
         return len(admin.set_aside_names())
-    except SpoolError:  # a user who may not read them has not asked for them
+    except SpoolError:  # unreadable ones only matter with --all
         return 0
 
 
@@ -175,8 +175,8 @@ def move(directory: str, names: tuple[str, ...], destination: str) -> int:
 
 
 def _each(names: tuple[str, ...], done: str, act: Callable[[str], object]) -> int:
-    """Call *act* for each job, print how many were *done*, and return the exit code. SpoolError, before
-    anything is done, for an invalid name."""
+    """Call *act* for each job, print how many were *done*, and return the exit code. Raises SpoolError,
+    before anything is changed, for an invalid name."""
     chosen = list(dict.fromkeys(map(job_path, names)))
     succeeded = 0
     for name in chosen:

@@ -27,9 +27,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PREFIX = "spooler_"
 _ORDER = "qworker.spooler.named"
-"""The context key of the directory that was named first."""
+"""The key, in click's context, of the first directory on the command line."""
 _HELP = "qworker.spooler.help"
-"""The context key of help about the spooler."""
+"""The key, in click's context, that is set for help about the spooler."""
 
 
 class SpoolerGiven(NamedTuple):
@@ -45,7 +45,7 @@ class SpoolerGiven(NamedTuple):
         return bool(self.values.get("directories") or ini.get("directories"))
 
     def with_directories(self, directories: tuple[str, ...]) -> SpoolerGiven:
-        """Return the same, with these directories before those of ``--spooler``."""
+        """Return a copy with these directories before those of ``--spooler``."""
         if not directories:
             return self
         named = dict.fromkeys((*directories, *self.values.get("directories", ())))
@@ -133,7 +133,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def spooler_options(command: _F) -> _F:
-    """Add all of them. The function gets a SpoolerGiven as `spooler`."""
+    """Add all options of the spooler. The function gets a SpoolerGiven as `spooler`."""
 
     @functools.wraps(command)
     def with_given(*args: Any, **kwargs: Any) -> Any:

@@ -53,15 +53,16 @@ def before_application(given: SpoolerGiven) -> None:
 
 
 class Spooling(NamedTuple):
-    """besides: factories of the worker's parts that run jobs. tell: logs warnings, once logging is set up."""
+    """A worker's preparation for jobs. besides: factories of its additional parts, which run them. tell: logs
+    warnings, once logging is set up."""
 
     besides: list[MakeComponent]
     tell: Callable[[], None]
 
 
 def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
-    """Have the worker of *app* run the jobs of the given directories, from the command line, an ini file or
-    the settings. alone: nothing else."""
+    """Make the worker of *app* run the jobs of the directories given by the command line, an ini file or the
+    settings. alone: the worker runs nothing else."""
     options = given.options(app.conf)
     conf = app.conf
     if conf.worker_pool == "prefork" and conf.worker_start_method not in FORKING:

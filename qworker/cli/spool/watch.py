@@ -127,7 +127,7 @@ def _keyboard() -> int:
     try:
         file = sys.stdin.fileno()
         return file if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp() else -1
-    except (AttributeError, ValueError, OSError):  # closed, or none at all
+    except (AttributeError, ValueError, OSError):  # standard input is closed or missing
         return -1
 
 
@@ -139,7 +139,7 @@ def _wait(counters: list[JobCounter], keyboard: int, seconds: float) -> bool:
     if keyboard not in (file for file, _ in waiting.poll(seconds * 1000)):
         return False
     typed = os.read(keyboard, 100)
-    return not typed or b"q" in typed.lower()  # nothing: the terminal has gone
+    return not typed or b"q" in typed.lower()  # end of input: the terminal is gone
 
 
 def _printer(as_json: bool, moving: bool) -> Callable[[list[_Seen]], None]:
