@@ -112,8 +112,8 @@ def _presence(record: dict[str, str]) -> Presence:
 PEEK = Script(
     PRELUDE
     + r"""
--- ARGV: queue, "ready", "delayed" or "leased", how many, steps…  Returns payload, when it was sent ('' if
--- unknown) and the name of its consumer of each.
+-- ARGV: queue, "ready", "delayed" or "leased", limit, steps…
+-- Returns for each message its payload, when it was sent ('' if unknown), and the name of its consumer.
 local queue, most, out = ARGV[4], tonumber(ARGV[6]), {}
 local function bodiless(payload)
   local before, size, after = string.match(payload, '^({"qworker": {[^%[]-"sizes": %[%d+, )(%d+)()')

@@ -43,16 +43,15 @@ local function chord_keys(prefix, join)
   local key = prefix .. '{GROUP_PREFIX}' .. join
   return key .. '.j', key .. '.t', key .. '.s', key .. '.d', key .. '.c', key
 end
--- For how many seconds Celery's keys are kept: 'kept', or as long as the size, which outlasts
--- the last member.
+-- Returns for how many seconds to keep Celery's keys: 'kept', or longer if the size is kept longer.
 local function chord_kept(size_key, kept) return math.max(tonumber(kept), redis.call('TTL', size_key)) end
--- nil for an error: a script that stops halfway leaves done what it did.
+-- Returns nil for an error, which would end the script halfway, without undoing its writes.
 local function ask(...)
   local reply = redis.pcall(...)
   if type(reply) == 'table' and reply.err then return nil end
   return reply
 end
--- The score of a join that is opened now, as the n-th of its script: before all times.
+-- Returns the score of the n-th join opened by this script: it grows with time, and is below all times.
 local function age(n)
   local now = redis.call('TIME')
   return string.format('%.0f', now[1] * 1000000 + now[2] - 9000000000000000 + n)
@@ -65,7 +64,7 @@ RECORD_PARTS = (
 local CHORD_SECONDS = {CHORD_SECONDS}
 """
     + """
--- Of a join of ours: pairs of number and value, from ARGV[at] up to ARGV[to].
+-- Adds parts to one of our joins: pairs of number and value, from ARGV[at] up to ARGV[to].
 local function add_parts(prefix, join, at, to)
   local key, parts, new = join_key(prefix, join), parts_key(prefix, join), 0
   local found = ask('HMGET', key, 'size', 'token', 'opened')
@@ -82,8 +81,8 @@ local function add_parts(prefix, join, at, to)
   end
   if have >= size and not found[2] then ask('ZADD', index_key(prefix), found[3], join) end
 end
--- Of a chord of Celery's: task, value, score, whether .j is sorted, seconds that keys are kept, a token, the
--- body.
+-- Adds a part to a chord of Celery. ARGV from 'at': task, value, score, whether .j is a sorted set,
+-- seconds to keep keys, a token, the body.
 local function add_chord_part(prefix, join, at)
   local task, value, score, sorted, kept, token, body = unpack(ARGV, at, at + 6)
   local j, t, s, d, c, group = chord_keys(prefix, join)
@@ -117,7 +116,7 @@ local function add_chord_part(prefix, join, at)
   if kept ~= '' then redis.call('EXPIRE', key, math.max(tonumber(kept), 2 * CHORD_SECONDS)) end
   ask('ZADD', index_key(prefix), age(0), join)
 end
--- What part_arguments() made, from ARGV[at] up to ARGV[to].
+-- Records the parts of part_arguments(), from ARGV[at] up to ARGV[to].
 local function record_parts(prefix, at, to)
   while at <= to do
     local kind, join = ARGV[at], ARGV[at + 1]

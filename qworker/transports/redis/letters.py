@@ -44,8 +44,8 @@ RETRY = Script(
     + PUT_BACK
     + FORGET
     + r"""
--- ARGV: place, tag, key of its task's result, payload ('': its own), tag, key… Who waits for a retried task
--- is to see its new end, not the old one.
+-- ARGV: place, and for each letter its tag, the key of its task's result, and a payload ('': its own).
+-- The result of the failure is deleted, so that callers wait for the new one. Returns the number of letters.
 local count = 0
 for i = 5, #ARGV, 3 do
   local letter = forget(ARGV[4], ARGV[i])
@@ -66,7 +66,7 @@ DISCARD = Script(
     PRELUDE
     + FORGET
     + r"""
--- ARGV: place, tags…
+-- ARGV: place, tags…  Returns the number of discarded letters.
 local count = 0
 for i = 5, #ARGV do if forget(ARGV[4], ARGV[i]) then count = count + 1 end end
 return count
@@ -76,13 +76,13 @@ PAGE = Script(
     PRELUDE
     + FORGET
     + r"""
--- ARGV: place, sorted set, how many, tag and time of death of the last of the page before ('' for none).
--- Returns tag, queue, reason, died_at, payload of each, the newest first.
+-- ARGV: place, sorted set, limit, tag and time of death of the previous page's last letter ('' for none).
+-- Returns tag, queue, reason, died_at and payload of each letter, the newest first.
 local place, kept, limit, after, died_at = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
 local out, i = {}, 0
 if after ~= '' then
   i = redis.call('ZREVRANK', kept, after)
-  if i then i = i + 1 else  -- it has gone: go on where it was
+  if i then i = i + 1 else  -- it was deleted: continue at its time of death
     i = redis.call('ZCOUNT', kept, '(' .. died_at, '+inf')
     local newer = true
     while newer do
@@ -98,7 +98,7 @@ while #out < limit do
   for _, tag in ipairs(tags) do
     i = i + 1
     local letter = redis.call('HMGET', key_of(place, tag), 'queue', 'reason', 'died_at', 'payload')
-    if letter[1] and letter[4] and string.match(tag, '^%d+$') then  -- others are a stranger's
+    if letter[1] and letter[4] and string.match(tag, '^%d+$') then  -- others were written by other programs
       out[#out + 1] = {tag, letter[1], letter[2], letter[3], letter[4]}
       if #out == limit then break end
     end
@@ -112,7 +112,8 @@ TAKE_IN = Script(
     + PUT_BACK
     + KEEP_LETTER
     + r"""
--- ARGV: place; tag, queue, step, reason, died_at, deliveries, payload, tag, queue… of letters from elsewhere.
+-- ARGV: place, and for each letter of another broker its tag, queue, step, reason, died_at, deliveries and
+-- payload.
 for i = 5, #ARGV, 7 do
   local _, redelivered, parked, due, rest = stated(ARGV[i + 6])
   local payload = joined(ARGV[i + 5], redelivered, parked, due, rest)
@@ -144,8 +145,8 @@ SWEEP = Script(
     + FORGET
     + SWEEP_LETTERS
     + r"""
--- ARGV: place, epoch second before which its letters are too old, how many a queue keeps, how many go at a
--- time.
+-- ARGV: place, epoch second before which letters are deleted, maximum letters kept in a queue, maximum
+-- deleted in one step. Returns the number of deleted letters and revocations.
 local place, portion = ARGV[4], tonumber(ARGV[7])
 local count = sweep_letters(place, ARGV[5], tonumber(ARGV[6]), portion)
 if place == 'failed' then return count end

@@ -21,16 +21,16 @@ STATUS_SUFFIX = ".status"
 STORE_ROW = """
 local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
 local STATUS = '^{%s*"status":%s*"([^"]*)"'
--- pcall: a script that stops halfway leaves done what it did. A key of another type is no state, and is
--- replaced.
+-- pcall: an error would end the script halfway, without undoing its writes. A key of another type counts as
+-- missing, and is replaced.
 local function status_of(key)
   local start = redis.pcall('GETRANGE', key, 0, 99)
   if type(start) ~= 'string' or start == '' then return false end
   local beside = string.match(start, STATUS) or redis.pcall('GET', key .. '.status')
   return type(beside) == 'string' and beside
 end
--- milliseconds: '' for a result that does not expire. Says whether it was stored (1) or a final state stands
--- (0).
+-- milliseconds: '' for a result that does not expire. Returns 1 if the result was stored, 0 if a final state
+-- was kept.
 local function store_row(key, status, payload, milliseconds)
   local old = status_of(key)
   if old and (old == 'SUCCESS' or (FINAL[old] and not FINAL[status])) then return 0 end

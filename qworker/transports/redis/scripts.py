@@ -25,7 +25,7 @@ from qworker.transports.redis.result_rows import STORE_ROW
 PRELUDE = r"""
 local UNACKED, INDEX, OWNERS = KEYS[1], KEYS[2], KEYS[3]
 local P, CHANNELS, WALL = ARGV[1], ARGV[2], tonumber(ARGV[3])
--- A server out of memory refuses only the first write of a script: this one takes none.
+-- Out of memory, a server refuses a script whose first write needs memory. This one does not.
 redis.call('DEL', P .. 'qworker.none')
 local function list_of(queue, step)
   if step == '0' then return P .. queue end
@@ -42,7 +42,7 @@ local function number_after(key)
   local now = redis.call('TIME')
   local number = now[1] * 1000000 + now[2]
   local last = tonumber(redis.call('GET', key) or 0)
-  if last and last < 2^53 - 1 then number = math.max(number, last + 1) end -- else none of ours
+  if last and last < 2^53 - 1 then number = math.max(number, last + 1) end -- else not one of our numbers
   number = string.format('%.0f', number)
   redis.call('SET', key, number)
   return number
@@ -68,7 +68,7 @@ local STATE = '^{%s*"qworker":%s*{%s*"deliveries":%s*(%d+),%s*"redelivered":%s*(
 local function stated(payload)
   local deliveries, redelivered, parked, due, rest = string.match(payload, STATE)
   if deliveries then
-    -- What a stranger wrote there, and no number can be made of, counts for nothing.
+    -- Invalid values, written by other programs, count as missing.
     if #deliveries > 9 then deliveries = '0' end
     if #parked > 9 then parked = '0' end
     if redelivered ~= 'true' then redelivered = 'false' end
@@ -88,7 +88,7 @@ local function parts_of(field)
   return tonumber(number), step, queue
 end
 local function payload_of(value, queue) return string.sub(value, 2, -#tail_of(queue) - 1) end
--- counted, parked: 0 or 1. due: '' leaves it as it is.
+-- counted, parked: added to the counters, 0 or 1. due: epoch seconds, 'null', or '' to keep it.
 local function put_back(field, value, counted, parked, redelivered, due)
   local _, step, queue = parts_of(field)
   local deliveries, before, times, old, rest = stated(payload_of(value, queue))
@@ -119,16 +119,16 @@ end
 LEASE = Script(
     PRELUDE
     + r"""
--- ARGV: generation, limit, delayed limit, until when these are due, most bytes, first number, number of
--- steps, steps…, queues…
--- Returns false for who was taken for dead; else the next due time ('' for none), the number of the last
--- revocation, and field, payload, field, payload…
+-- ARGV: generation, limit, limit of delayed messages, until when these are due, maximum bytes, first number,
+-- number of steps, steps…, queues…
+-- Returns false if the consumer was considered dead; else the next due time ('' for none), the number of the
+-- last revocation, and field, payload, field, payload…
 local generation, limit, delayed_limit = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local most, number, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local score = redis.call('ZSCORE', OWNERS, generation)
 if not score then return false end
 local out, hash, index, due, size = {'', '0'}, {}, {}, false, 0
--- Of a command that was on its way when its sender had given it up: see 'orphaned' below.
+-- The command arrived after its sender had given it up: see 'orphaned' below.
 if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. generation, 'from') or 0) then return out end
 local function take(queue, step, payload, tail)
   local field = 'qworker:' .. generation .. ':' .. number .. ':' .. step .. ':' .. queue
@@ -193,8 +193,8 @@ SETTLE = Script(
     + PUT_BACK
     + KEEP_LETTER
     + r"""
--- ARGV: operations, each a word and what belongs to it; parts are recorded if the operation before them found
--- its message. Returns the fields that were no longer there.
+-- ARGV: operations, each a word and its arguments; parts are recorded if the operation before them found its
+-- message. Returns the fields that no longer existed.
 local i, lost, gone, returned, done = 4, {}, {}, {}, true
 local function forget(field)
   if redis.call('HDEL', UNACKED, field) == 0 then
@@ -248,7 +248,7 @@ while i <= #ARGV do
     i = i + 6
   end
 end
--- The last one first, so that they come out in the order in which they were.
+-- The last one first, so that they are delivered in their original order.
 table.sort(returned, function(a, b) return a[1] > b[1] end)
 for _, each in ipairs(returned) do
   local at = each[4]
@@ -263,8 +263,8 @@ return lost
 REGISTER = Script(
     PRELUDE
     + r"""
--- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and
--- values of the owner's record. Returns the new generation.
+-- ARGV: current time of the leases ('': the server's clock), lease seconds, number of queues, queues…, names
+-- and values of the owner's record. Returns the new generation.
 local generation = number_after(P .. 'qworker.epoch')
 redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), generation)
 local queues = tonumber(ARGV[6])
@@ -277,7 +277,7 @@ return generation
 EXTEND = Script(
     PRELUDE
     + r"""
--- ARGV: generation, now, lease seconds, presence, fields…  Returns false for who was taken for dead.
+-- ARGV: generation, now, lease seconds, presence, fields…  Returns false if the consumer was considered dead.
 if not redis.call('ZSCORE', OWNERS, ARGV[4]) then return false end
 local expires = exact(seconds(ARGV[5]) + tonumber(ARGV[6]))
 redis.call('ZADD', OWNERS, 'XX', expires, ARGV[4])
@@ -290,7 +290,7 @@ return 1
 RUNNING = Script(
     PRELUDE
     + r"""
--- ARGV: generation, the tags that it is running.
+-- ARGV: generation, tags of the messages that the consumer is running.
 if redis.call('ZSCORE', OWNERS, ARGV[4]) then
   redis.call('HSET', P .. 'qworker.owner.' .. ARGV[4], 'running', ARGV[5])
 end
@@ -302,10 +302,12 @@ GIVE_BACK = Script(
     PRELUDE
     + PUT_BACK
     + r"""
--- ARGV: generation, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it
--- holds something or has said nothing for a day), 'orphaned' (what it holds of the numbers from … up to …,
--- and it stays), from, up to, numbers that count as a delivery…
--- Returns false when nothing was to be done; else how many went back, and how many of them counted.
+-- ARGV: generation, now, whose, from, up to, numbers that count as a delivery…
+-- whose: 'own' (the consumer leaves), 'dead' (it has died), 'silent' (only if its lease has expired, and it
+-- holds messages or expired a day ago), 'orphaned' (only messages with numbers from … up to …; the consumer
+-- stays registered).
+-- Returns false if there was nothing to do; else the number of returned messages, and how many of them count
+-- as a delivery.
 local generation, whose, from, to = ARGV[4], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local expires = redis.call('ZSCORE', OWNERS, generation)
 if not expires then return false end
@@ -348,8 +350,8 @@ return {#held, counted}
 RESTORE = Script(
     PRELUDE
     + r"""
--- ARGV: field, list, payload, queue: of a message that a stock consumer left behind. Returns whether it was
--- there.
+-- ARGV: field, list, payload and queue of a message that a consumer of kombu left behind. Returns 1 if it
+-- existed, else 0.
 if redis.call('HDEL', UNACKED, ARGV[4]) == 0 then return 0 end
 redis.call('ZREM', INDEX, ARGV[4])
 redis.call('RPUSH', ARGV[5], ARGV[6])
@@ -361,8 +363,8 @@ return 1
 QUEUES = Script(
     PRELUDE
     + r"""
--- ARGV: steps…  Returns name, ready, delayed, leased, dead, when the oldest was sent ('' if unknown) of each
--- queue.
+-- ARGV: steps…  Returns for each queue its name, the numbers of ready, delayed, leased and dead messages, and
+-- when the oldest was sent ('' if unknown).
 local leased, out = {}, {}
 for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
   local queue = string.match(field, '^qworker:%d+:%d+:%d+:(.*)$')
@@ -390,7 +392,7 @@ return out
 PURGE = Script(
     PRELUDE
     + r"""
--- ARGV: queue, steps…  Returns how many messages went.
+-- ARGV: queue, steps…  Returns the number of deleted messages.
 local gone = redis.call('ZCARD', delayed_of(ARGV[4]))
 redis.call('UNLINK', delayed_of(ARGV[4]))
 for i = 5, #ARGV do
@@ -404,7 +406,7 @@ return gone
 FLUSH = Script(
     PRELUDE
     + r"""
--- ARGV: queue. Returns how many delayed messages went to the lists, at most a thousand at a time.
+-- ARGV: queue. Moves at most a thousand delayed messages to the lists, and returns their number.
 local members = redis.call('ZRANGE', delayed_of(ARGV[4]), 0, 999)
 for _, member in ipairs(members) do
   local step, payload = string.match(member, '^(%d+) %d+ (.*)$')

@@ -196,7 +196,7 @@ class RedisSender(Sender, Revoking):
 REVOKE = Script(
     PRELUDE
     + r"""
--- ARGV: when it expires, the order as JSON…
+-- ARGV: when the orders expire, each order as JSON…
 for i = 5, #ARGV do
   local number = number_after(P .. 'qworker.revoked.number')
   redis.call('ZADD', P .. 'qworker.revoked', number, ARGV[4] .. ' ' .. number .. ' ' .. ARGV[i])
