@@ -78,7 +78,7 @@ class Line(Generic[T]):
                     with_lock(lock, None, self._serve_all, mine, deadline)
                 else:
                     raise BrokerUnavailable(
-                        f"{self._name} took no message within {timeout:g} s; nothing was published"
+                        f"{self._name} accepted no message within {timeout:g} s; nothing was published"
                     ) from None
         finally:
             if not mine.done:  # perhaps interrupted; then no other thread must send them

@@ -50,7 +50,7 @@ ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, *_more = Capabilit
 RESULTS, COUNTS, WHOLE_PUSH, PEEK, FAILED_TASKS = _more
 
 
-NOWHERE = "kept nowhere, but `task_acks_on_failure_or_timeout = False` makes dead letters of them"
+NOWHERE = "not kept; with `task_acks_on_failure_or_timeout = False` they become dead letters"
 """The replacement where failed tasks are not kept."""
 
 
@@ -80,7 +80,7 @@ IN_A_HEADER = (
     "in a header, when a worker notices the death of a process; the death of a whole worker is not counted"
 )
 PROCESSES_ONLY = {DELIVERY_COUNT: "of processes, not of whole workers"}
-NO_FANOUT = "none: only the worker that gets the order knows of it"
+NO_FANOUT = "none: only the worker that receives the revocation acts on it"
 
 
 UNKNOWN = Capabilities(

@@ -105,7 +105,7 @@ _MEANINGS = (
         "it closed the connection at the start of TLS: it may require a (different) certificate in {own}",
     ),
     (
-        r"hung up on plain words",
+        r"hung up on plain text",
         "it closed the connection at the first message: if it requires TLS, write {by_tls}",
     ),
     (
@@ -182,7 +182,7 @@ def while_connecting(text: str, tls: bool) -> str:
     """Return the *text* of a connection error, marked for explained() if the cause may be missing TLS, or TLS
     that the server does not accept. (After a TLS 1.3 handshake the reason may be lost.)"""
     if _HANGING_UP.search(text):
-        return f"hung up on {'TLS' if tls else 'plain words'}: {text}"
+        return f"hung up on {'TLS' if tls else 'plain text'}: {text}"
     return f"no answer to TLS: {text}" if tls and _WAITING.search(text) else text
 
 

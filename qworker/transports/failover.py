@@ -127,7 +127,7 @@ class Current:
                 continue
             if failure is not None:
                 self.index = index
-                self._brokers.say(first, index, failure, "going on")
+                self._brokers.say(first, index, failure, "continuing")
             return answer
         assert failure is not None
         raise BrokerUnavailable(
@@ -240,7 +240,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
                     continue
                 self._brokers.say(index, candidate, error, "working")
                 raise LeaseLost(
-                    f"the lease at {self._brokers.name(index)} is given up: it is unavailable"
+                    f"the lease at {self._brokers.name(index)} is given up: the broker is unavailable"
                 ) from error
             raise
         self._answered = True
@@ -446,6 +446,4 @@ class FailoverBroker(Broker):
             try:
                 broker.close()
             except BrokerUnavailable as error:
-                logger.info(
-                    "broker %s was not told that this worker leaves: %s", mask_urls(broker.url), error
-                )
+                logger.info("could not deregister this worker at broker %s: %s", mask_urls(broker.url), error)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from qworker.conf import Settings
 
 GROUP = "qworker.brokers"
-OLDER = "does not do all that this version of qworker asks of a broker"
+OLDER = "lacks features that this version of qworker requires of a broker"
 OTHER_ARGUMENTS = ("abstract", "required keyword-only", "unexpected keyword argument")
-NEWER = "Install a version of it for this one; whoever writes it reads docs/how-to/write-a-broker.md"
+NEWER = "Install a compatible version of it. Its authors find details in docs/how-to/write-a-broker.md"
 OURS: dict[str, str] = {}
 """Our brokers' modules by scheme, and PLAIN; filled in by ``transports/__init__.py``."""
 PLAIN = "*"

@@ -77,23 +77,22 @@ class Tls:
         if wrong:
             return f"{wrong}; name a file that the user of this process may read"
         if self.keyfile and not self.certfile:
-            return "ssl_keyfile names a key, and ssl_certfile no certificate for it"
+            return "ssl_keyfile names a key, but ssl_certfile does not name its certificate"
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             self._load_authorities(bare)
         except (OSError, ValueError) as error:
             return (
-                f"ssl_ca_certs names {self.ca_certs or self.ca_path}, which holds no certificates in PEM "
-                f"form ({error})"
+                f"ssl_ca_certs names {self.ca_certs or self.ca_path}, which contains no certificates in "
+                f"PEM format ({error})"
             )
         try:
             self._load_own(bare)
         except (OSError, ValueError) as error:
             key = f" and ssl_keyfile {self.keyfile}" if self.keyfile else ""
             return (
-                f"ssl_certfile names {self.certfile}{key}: these are not, in PEM form, a certificate and "
-                "its key "
-                f"that ssl_password opens, if it is locked ({error})"
+                f"ssl_certfile names {self.certfile}{key}: these must contain a certificate and its key in "
+                f"PEM format; ssl_password must decrypt the key if it is encrypted ({error})"
             )
         try:
             if self.ciphers:

@@ -143,8 +143,8 @@ def move(
 
 def _one_place(source: Broker, target: Broker) -> ConfigurationError:
     return ConfigurationError(
-        f"{mask_urls(source.url)} and {mask_urls(target.url)} lead to one broker by two names: "
-        "nothing is to be moved, and nothing was lost"
+        f"{mask_urls(source.url)} and {mask_urls(target.url)} are two names of the same broker: "
+        "there is nothing to move, and nothing was lost"
     )
 
 

@@ -100,7 +100,7 @@ def test_passwords(tmp_path: Path) -> None:
         wrong = server.url.replace("sesame", "open-barley")
         for url, hint in (
             (wrong, "is not the node's requirepass"),
-            (wrong.replace(":open-barley@", ""), "asks for a password"),
+            (wrong.replace(":open-barley@", ""), "requires a password"),
         ):
             said = site.qworker("queues", code=1, QWORKER_BROKER_URL=url)
             assert hint in said

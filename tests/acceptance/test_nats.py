@@ -122,7 +122,7 @@ def test_what_is_delayed_is_not_moved(remote: RemoteSite, server: Nats) -> None:
 def test_a_login_that_is_refused_is_one_clear_error(remote: RemoteSite, server: Nats, login: str) -> None:
     url = f"nats://{login}127.0.0.1:{server.port}"
     said = remote.qworker("queues", code=1, QWORKER_BROKER_URL=url)
-    assert "refuses us" in said
+    assert "refuses the login" in said
     assert "wr0ng" not in said
     assert "t0ken" not in said
     assert "Traceback" not in said

@@ -514,7 +514,7 @@ def test_a_letter_that_nobody_would_find_is_not_sent(tmp_path: Path, kind: Kind)
     """As where something else than a worker has put a message among the letters."""
     with make(f"sqlite:///{tmp_path}/q.db") as app:
         letters = app.broker.letters[kind]
-        letters.push([Dead(0, "", "not put here by qworker", 1.0, 0, "{}", None, b"")])
+        letters.push([Dead(0, "", "not written by qworker", 1.0, 0, "{}", None, b"")])
         (stranger,) = letters.newest()
         done = dead_letters.retry(app) if kind == "dead" else app.failed.retry()
         assert done == (0, {stranger.tag: "the message does not say to which queue it belongs"})

@@ -278,7 +278,7 @@ def test_a_library_that_is_missing_is_told_before_anything_is_connected_to(
             "psycopg2",
             r".*psycopg2.*: install this driver, or name another, as in sqla\+postgresql\+psycopg://",
         ),
-        ("sqla+nosuch://localhost/broker", "nosuch", r".*URL of another form.*nosuch"),
+        ("sqla+nosuch://localhost/broker", "nosuch", r".*URL is invalid.*nosuch"),
     ],
 )
 def test_so_is_one_that_kombu_misses_only_when_it_is_used(

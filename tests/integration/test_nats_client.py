@@ -281,7 +281,7 @@ def test_who_is_not_let_in(tmp_path: Path) -> None:
         url = server.url.replace("s3cr3t", "wrong")
         with closing(open_broker(url, Settings({}))) as broker, pytest.raises(ConfigurationError) as refused:
             broker.sender.push([envelope("a", "q")])
-    assert "refuses us" in str(refused.value)
+    assert "refuses the login" in str(refused.value)
     assert "wrong" not in str(refused.value)
 
 

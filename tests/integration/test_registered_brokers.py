@@ -86,7 +86,7 @@ def test_one_for_an_older_promise_is_told_from_others(packages: Path, opened: st
     with pytest.raises(ConfigurationError, match=said) as raised:
         open_broker(f"{name}://here", Settings({}))
     assert f"broker_{name}:open_broker" in str(raised.value)
-    assert "does not do all that this version of qworker asks of a broker" in str(raised.value)
+    assert "lacks features that this version of qworker requires of a broker" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +140,5 @@ def test_nats_is_registered_as_others_are() -> None:
 
 def test_a_module_of_ours_that_is_gone_is_told_from_others(packages: Path) -> None:
     install(packages, "broker_moved", "moved", "import qworker.transports.of_old")
-    with pytest.raises(ConfigurationError, match=r"does not do all that this version.*of_old"):
+    with pytest.raises(ConfigurationError, match=r"lacks features that this version.*of_old"):
         open_broker("moved://here", Settings({}))

@@ -426,7 +426,7 @@ def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(pla
 
 def test_a_queue_name_that_does_not_fit_is_the_callers_error(stores: Any, place: SQLPlace) -> None:
     long = "q" * 300 if place.server == "mysql" else "q\x00"
-    with pytest.raises(PublishError, match="cannot take this"):
+    with pytest.raises(PublishError, match="cannot store this"):
         stores().sender.push([message("a", long)])
     assert place.count() == 0
 

@@ -156,7 +156,7 @@ def test_of_a_batch_it_is_told_how_many_were_taken(
 ) -> None:
     store = open_()
     faults.fail("SendMessageBatch", "partly", then=["503"] * FOR_EVER)
-    with pytest.raises(BrokerUnavailable, match="it had taken 5 of 10 messages"):
+    with pytest.raises(BrokerUnavailable, match="it had accepted 5 of 10 messages"):
         store.sender.push(messages(queue, BATCH), timeout=0.5)
     assert moto.counts(queue) == (5, 0, 0)
 
@@ -230,7 +230,7 @@ def test_of_many_it_is_told_how_many_were_taken(
 ) -> None:
     store = open_()
     faults.fail("SendMessageBatch", "503", times=FOR_EVER, after=4)
-    with pytest.raises(BrokerUnavailable, match="it had taken 40 of 100 messages"):
+    with pytest.raises(BrokerUnavailable, match="it had accepted 40 of 100 messages"):
         store.sender.push(messages(queue, 100), timeout=0.5)
     assert moto.counts(queue) == (4 * BATCH, 0, 0)
 
@@ -279,7 +279,7 @@ def test_what_is_no_region(open_: Open, queue: str, region: object) -> None:
 
 
 def test_a_region_that_is_not_there(open_: Open, queue: str) -> None:
-    with pytest.raises(BrokerUnavailable, match="look whether region 'nowhere-1' is right"):
+    with pytest.raises(BrokerUnavailable, match="check whether region 'nowhere-1' is correct"):
         open_("sqs://key:s3cr3t@", region="nowhere-1").consumer.register("w", [queue], 1)
 
 

@@ -394,7 +394,7 @@ def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int, before: in
             assert frames.whole()
             frames.pop()
         assert not frames.whole()
-        with pytest.raises(OSError, match="longer than any"):
+        with pytest.raises(OSError, match="longer than the maximum"):
             frames.fill(ours)
 
 

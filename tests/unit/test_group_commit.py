@@ -84,7 +84,7 @@ def test_what_one_did_wrong_does_not_keep_the_others_out(place: Place) -> None:
 def test_who_never_gets_the_turn_has_written_nothing(place: Place) -> None:
     with (
         place.lock,
-        pytest.raises(BrokerUnavailable, match="the place took no message within"),
+        pytest.raises(BrokerUnavailable, match="the place accepted no message within"),
     ):
         place.group.push(["a"], 0.01)
     place.group.push(["b"], 1.0)

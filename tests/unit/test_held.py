@@ -147,7 +147,7 @@ def test_what_was_begun_is_tried_again_by_the_clock_of_the_app(
 
 def test_and_given_up_when_its_time_is_over(store: HeldBroker, server: InMemory, clock: FakeClock) -> None:
     server.failures = [None] + 99 * [OSError("gone")]
-    with pytest.raises(BrokerUnavailable, match="it had taken 2 of 4 messages"):
+    with pytest.raises(BrokerUnavailable, match="it had accepted 2 of 4 messages"):
         push(store, "1", "2", "3", "4")
     assert 0.5 * PUSH_SECONDS < sum(clock.slept) <= PUSH_SECONDS
 

@@ -106,10 +106,10 @@ def test_files_are_looked_at(certificates: Certificates, tmp_path: Path) -> None
     for asked, words in (
         (Tls(ca_certs="/nowhere"), "ssl_ca_certs names /nowhere, which cannot be read: No such file"),
         (Tls(certfile=str(tmp_path)), f"ssl_certfile names {tmp_path}, which cannot be read: Is a directory"),
-        (Tls(ca_certs=empty), f"ssl_ca_certs names {empty}, which holds no certificates"),
-        (Tls(certfile=empty), f"ssl_certfile names {empty}: these are not"),
-        (Tls(certfile=str(own.certificate), keyfile=str(certificates.server.key)), "these are not"),
-        (Tls(keyfile=str(own.key)), "ssl_keyfile names a key, and ssl_certfile no certificate"),
+        (Tls(ca_certs=empty), f"ssl_ca_certs names {empty}, which contains no certificates"),
+        (Tls(certfile=empty), f"ssl_certfile names {empty}: these must contain"),
+        (Tls(certfile=str(own.certificate), keyfile=str(certificates.server.key)), "these must contain"),
+        (Tls(keyfile=str(own.key)), "ssl_keyfile names a key, but ssl_certfile does not"),
         (Tls(ciphers="none such"), "ssl_ciphers names no ciphers"),
     ):
         with pytest.raises(ConfigurationError) as caught:

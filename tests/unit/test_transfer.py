@@ -279,7 +279,7 @@ def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, sourc
 
 def test_one_broker_by_two_names_is_noticed_before_anything_is_moved(source):
     source.sender.push([numbered(number) for number in range(3)])
-    with pytest.raises(ConfigurationError, match="one broker by two names"):
+    with pytest.raises(ConfigurationError, match="two names of the same broker"):
         move(source, Telling(source.clock, beside=source))
     assert source.settled == []
     assert held(source) == ["id-0", "id-1", "id-2"]

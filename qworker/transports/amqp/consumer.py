@@ -177,7 +177,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             try:
                 open_stream(link)
             except NotServed as error:
-                log("%s as yet: %s; it is tried again every %g s", lack, error, OPEN_SECONDS)
+                log("%s yet: %s; trying again every %g s", lack, error, OPEN_SECONDS)
             else:
                 del self._to_open[lack]
 

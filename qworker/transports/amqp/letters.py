@@ -101,7 +101,7 @@ class InHand:
 def _letter(message: Delivery) -> Letter:
     content = read_content(message)
     own = content.own
-    died, reason = own.get(DIED), own.get(REASON, "not put here by qworker")
+    died, reason = own.get(DIED), own.get(REASON, "not written by qworker")
     if message.exchange.startswith(PREFIX):
         died, reason = own.get(DUE), "its queue was gone when it was due"
     deliveries = own.get(DELIVERIES)

@@ -93,7 +93,7 @@ def address_of(url: str, use_ssl: Any = None) -> Address:
 
 def _unknown(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"this version of py-amqp ({amqp.__version__}) is another one inside than qworker knows: {what}. "
+        f"this version of py-amqp ({amqp.__version__}) is not compatible with qworker: {what}. "
         f'Install one that fits: pip install "amqp{AMQP_VERSIONS}"'
     )
 
@@ -130,7 +130,7 @@ class Frames:
         self._data = self._data[self._at :] + received if self._at < len(self._data) else received
         self._at = 0
         if len(self._data) >= 7 and _HEAD.unpack_from(self._data)[2] > MOST_FRAME:
-            raise OSError("the server announces a frame that is longer than any: it is not RabbitMQ")
+            raise OSError("the server announces a frame longer than the maximum: it is not RabbitMQ")
 
     def pop(self) -> tuple[int, int, bytes]:
         kind, channel, size = _HEAD.unpack_from(self._data, self._at)
@@ -232,7 +232,7 @@ class Link:
             connection.connect()
             if connection.carrier is None or not connection.frames.used or not self._framed:
                 self.drop()
-                raise _unknown("it connects in another way")
+                raise _unknown("its connect() does not use the expected socket")
             connection.carrier.sock.settimeout(timeout)
             self._poll.register(connection.carrier.sock.fileno(), select.POLLIN)
 

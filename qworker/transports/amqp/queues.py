@@ -44,8 +44,8 @@ def not_served(link: Link, queue: str, error: NotFound) -> NotServed:
     """Return the error for *queue*, given its name in the server."""
     return NotServed(
         f"RabbitMQ at {link.address.shown} has the queue {queue!r} but does not serve it "
-        f"({error.reply_text}): if this persists once all its nodes are up, its data is lost, and another "
-        "virtual host helps"
+        f"({error.reply_text}): if this persists once all its nodes are up, its data is lost: use another "
+        "virtual host"
     )
 
 

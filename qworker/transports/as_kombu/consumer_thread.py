@@ -90,7 +90,9 @@ class ConsumerThread:
         self._exchanges.after_fork()
         self.shared_state.changed = threading.Condition()  # the thread that held it does not exist here
         self.shared_state.mark_in(None)  # the others belong to the parent's messages
-        self.shared_state.fail(BrokerUnavailable("this connection belongs to the process that was forked"))
+        self.shared_state.fail(
+            BrokerUnavailable("this connection belongs to the process that forked this one")
+        )
 
     # -- any thread --
 
@@ -183,7 +185,7 @@ class ConsumerThread:
             thread.join(END_SECONDS)
             if thread.is_alive():
                 logger.warning(
-                    "the last settlements did not reach the broker, which will give the messages back"
+                    "the last settlements did not reach the broker, which will redeliver the messages"
                 )
 
     # -- the thread --

@@ -64,7 +64,7 @@ def url_of(client: Any) -> str:
         if all(getattr(client, name) == pieces[name] for name in _COMPARED if pieces.get(name) is not None):
             return _allowed(url.removeprefix(PREFIX))
     raise ConfigurationError(
-        "a connection to a broker of qworker's needs its whole URL, such as qworker+postgresql://host/name",
+        "a connection to one of our brokers needs its complete URL, such as qworker+postgresql://host/name",
         setting="broker_url",
     )
 

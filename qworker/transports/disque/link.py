@@ -59,7 +59,7 @@ class _Counted:
     def _count(self, read: int) -> None:
         self.left -= read
         if self.left < 0:
-            raise redis.InvalidResponse("its replies are longer than any of Disque's")
+            raise redis.InvalidResponse("its reply is too long for Disque")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connected, name)

@@ -131,11 +131,11 @@ class Cluster:
             word in said for word in ("NOAUTH", "invalid password", "no password is set", "Authentication")
         ):
             hint = (
-                "it asks for a password: write it before the first node, with ':' before and '@' behind"
+                "it requires a password: add it to the URL, as in disque://:PASSWORD@node1,node2"
                 if self._nodes.password is None
                 else "the password in the URL is not the node's requirepass"
                 if "no password is set" not in said
-                else "it asks for no password: leave it out of the URL"
+                else "it has no password: remove it from the URL"
             )
             raise ConfigurationError(
                 f"{self._shown}: {address}: {said}: {hint}", setting="broker_url"

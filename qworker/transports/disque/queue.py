@@ -129,7 +129,7 @@ class DisqueQueue(ServerQueue):
             left = elsewhere
             self._cluster.leave(node)
         unfit = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
-        text = f"Disque took {len(failed)} of {len(jobs)} jobs for {self.name} not: {refusal}"
+        text = f"Disque refused {len(failed)} of {len(jobs)} jobs for {self.name}: {refusal}"
         if unfit:
             raise PublishError(text)
         raise NotAll([place for place, _ in failed], BrokerUnavailable(text))

@@ -226,7 +226,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def _renew(self) -> None:
         """Extend the messages here, and forget those that others have by now."""
         if gone := self._renewal.renew(self._everything()):
-            logger.warning("%d messages were not renewed in time; others have them", len(gone))
+            logger.warning("%d messages were not renewed in time; other consumers have them", len(gone))
             self._holdings.lose(gone)
             self._polls.lose(gone)
 

@@ -95,7 +95,7 @@ class LongPoll:
         now = time.monotonic()
         ours = [message for message in answer if now < message.expires]
         if len(ours) < len(answer):
-            logger.warning("%d messages came too late; others have them", len(answer) - len(ours))
+            logger.warning("%d messages arrived too late; other consumers have them", len(answer) - len(ours))
         for message in ours:
             self._arrived[message.queue.name].append(message)
 

@@ -217,7 +217,7 @@ def dead(content: Read) -> Dead:
     return Dead(
         content.tag,
         str(own.get(QUEUE, "")),
-        str(own.get(REASON, "not put here by qworker")),
+        str(own.get(REASON, "not written by qworker")),
         instant(own.get(DIED)) or 0.0,
         count(own.get(DELIVERIES)),
         text,

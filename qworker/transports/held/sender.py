@@ -87,7 +87,9 @@ class HeldSender(Sender, Revoking):
         try:
             with_lock(self._turn, timeout, self._connected, work)
         except LockTimeout:
-            raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s") from None
+            raise BrokerUnavailable(
+                f"{self._server.shown} accepted no message within {timeout:g} s"
+            ) from None
 
     def _connected(self, work: Callable[[], None]) -> None:
         try:
@@ -152,7 +154,7 @@ class HeldSender(Sender, Revoking):
                 if not taken or isinstance(error, ConnectionGone):
                     raise
                 if self._clock.monotonic() + pause > end:
-                    text = f"{error}; it had taken {taken} of {total} messages"
+                    text = f"{error}; it had accepted {taken} of {total} messages"
                     raise BrokerUnavailable(text) from error
                 if isinstance(error, QueueGone):
                     del self._declared[name]

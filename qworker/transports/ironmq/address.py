@@ -65,15 +65,15 @@ def tls_to(url: str, use_ssl: Any) -> Tls | None:
     parameters, others = divided(parse_qsl(url.partition("?")[2]))
     if others:
         raise ConfigurationError(
-            f"broker_url: ironmq:// takes ssl_ options, and not {next(iter(others))!r}; other options go "
-            "into broker_transport_options",
+            f"broker_url: ironmq:// only accepts ssl_ options, not {next(iter(others))!r}; other options "
+            "belong in broker_transport_options",
             setting="broker_url",
         )
     tls = tls_of("ironmq", parameters, use_ssl)
     if tls is not None and _is_plain(url):
         raise ConfigurationError(
-            "broker_url: ironmq+http:// is without TLS, which broker_use_ssl or the URL's ssl_ options ask "
-            "for: write ironmq://",
+            "broker_url: ironmq+http:// does not use TLS, but broker_use_ssl or the URL's ssl_ options "
+            "request it: write ironmq://",
             setting="broker_url",
         )
     return None if tls is None else tls.checked("broker_url")

@@ -120,16 +120,16 @@ def _whole(answer: Any) -> bytes:
     size = 0
     try:
         if int(answer.headers.get("Content-Length") or 0) > MOST_ANSWER:
-            raise IronError(0, "it announces an answer that is longer than any")
+            raise IronError(0, "it announces an answer longer than the maximum")
         while part := answer.read(CHUNK):
             parts.append(part)
             size += len(part)
             if size > MOST_ANSWER:
-                raise IronError(0, "its answer is longer than any")
+                raise IronError(0, "its answer is longer than the maximum")
     except BaseException as error:
         answer.close()
         if isinstance(error, ValueError):
-            raise IronError(0, "it announces an answer of no length") from None
+            raise IronError(0, "it announces an answer without a valid length") from None
         raise
     answer.release_conn()
     return b"".join(parts)

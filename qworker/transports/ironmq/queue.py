@@ -56,7 +56,7 @@ class IronQueue(ServerQueue):
             answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})
         except IronError as error:
             if error.status in UNFIT:
-                raise PublishError(f"IronMQ does not take it: {error}") from error
+                raise PublishError(f"IronMQ refuses it: {error}") from error
             raise
         ids = answer.get("ids")
         if not isinstance(ids, list) or len(ids) != len(messages):

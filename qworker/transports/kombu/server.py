@@ -117,7 +117,7 @@ def _missing(url: str, error: Exception) -> ConfigurationError:
     elif isinstance(error, ImportError | RuntimeError):
         why = f" ({error})"
     else:
-        why = f", or a URL of another form ({type(error).__name__}: {error})"
+        why = f", or the URL is invalid ({type(error).__name__}: {error})"
     advice = f'pip install "kombu[{EXTRAS.get(name, name)}]"'
     if name == "sqla" and isinstance(error, ImportError) and error.name != "sqlalchemy":
         advice = "install this driver, or name another, as in sqla+postgresql+psycopg://"

@@ -191,7 +191,7 @@ class Reading:
             if not self._has_more():
                 break
             if time.monotonic() >= end:
-                raise TimeoutError(f"what stream {self._stream} holds does not come")
+                raise TimeoutError(f"stream {self._stream} does not deliver its messages")
         self._count += len(found)
         return [
             Entry(int(words[-4]), int(words[-2]), one.subject, one.data)

@@ -88,7 +88,7 @@ class NatsServer(Server):
         """Return our error for *text*, a connection error."""
         if not self._answered and any(word in text.lower() for word in REFUSING):
             return ConfigurationError(
-                f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
+                f"broker_url: {self.shown} refuses the login: {text}; write the user and password, or the "
                 "token, into the URL, before the @",
                 setting="broker_url",
             )
@@ -204,8 +204,8 @@ class NatsServer(Server):
         except Refused as error:
             if error.code == 503 or error.code == NO_JETSTREAM or "jetstream" in str(error).lower():
                 raise ConfigurationError(
-                    f"broker_url: {self.shown} has no JetStream for us ({error}): start nats-server with "
-                    "-js, or allow it for this account",
+                    f"broker_url: JetStream is not available at {self.shown} ({error}): start nats-server "
+                    "with -js, or enable it for this account",
                     setting="broker_url",
                 ) from error
             if error.code != OTHERWISE_CONFIGURED:

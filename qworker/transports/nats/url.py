@@ -50,8 +50,8 @@ def read_url(url: str, use_ssl: Any = None) -> Place:
     if others or "/" in hosts:
         wrong = next(iter(others), hosts.partition("/")[2])
         raise ConfigurationError(
-            f"broker_url: {scheme}:// takes servers and ssl_ options, and not {wrong!r}; other options go "
-            "into broker_transport_options",
+            f"broker_url: {scheme}:// only accepts servers and ssl_ options, not {wrong!r}; other options "
+            "belong in broker_transport_options",
             setting="broker_url",
         )
     tls = tls_of(scheme, {**({"ssl": True} if scheme == "tls" else {}), **parameters}, use_ssl)

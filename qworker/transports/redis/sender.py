@@ -227,7 +227,7 @@ def revoked_since(link: Link, layout: Layout, cursor: int, now: float) -> tuple[
             expires, number, order = member.decode().split(" ", 2)
             at, until, read = int(number), float(expires), Revocation(*json.loads(order))
         except (ValueError, TypeError, RecursionError):
-            logger.warning("an order to revoke cannot be read, and is skipped: %.100r", member)
+            logger.warning("skipped an invalid revocation: %.100r", member)
             continue
         reached = max(reached, at)
         if until > now and all(map(isinstance, read, (str, bool, str))):

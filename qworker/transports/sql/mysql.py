@@ -383,7 +383,7 @@ class MySQLLink(Link):
             return DriverError(BrokerUnavailable(f"MySQL was too busy: {text}"), transient=True)
         if refused(error):
             return DriverError(
-                PublishError(f"MySQL cannot take this: {text}"), transient=code == TAKEN_NUMBER
+                PublishError(f"MySQL cannot store this: {text}"), transient=code == TAKEN_NUMBER
             )
         if code in REFUSED:
             return DriverError(

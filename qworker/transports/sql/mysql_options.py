@@ -59,16 +59,16 @@ MOST_INCLUDED = 10
 """Maximum nesting of included option files, as in MySQL."""
 IGNORED = {
     "autocommit": "qworker's statements control their own commits",
-    "isolation_level": "it is READ COMMITTED, which claims need",
-    "sql_mode": "it is what our statements are written for",
-    "use_unicode": "it is how values come to the caller, and these are ours",
-    "binary_prefix": "it is how values are written into statements, and these are ours",
-    "conv": "it is how values come to the caller, and these are ours",
-    "cursorclass": "it is how rows come to the caller, and these are ours",
-    "client_flag": "it concerns the counting of rows; of these flags only that of TLS is used",
-    "multi_statements": "our own connection has them",
-    "multi_results": "our own connection has them",
-    "local_infile": "no statement of ours loads a file",
+    "isolation_level": "claims need READ COMMITTED, which qworker sets",
+    "sql_mode": "qworker's statements are written for a certain mode, which it sets",
+    "use_unicode": "it affects how qworker reads values",
+    "binary_prefix": "it affects how qworker writes statements",
+    "conv": "it affects how qworker reads values",
+    "cursorclass": "it affects how qworker reads rows",
+    "client_flag": "it affects the counting of rows; only the flag of TLS is used",
+    "multi_statements": "qworker's connection always has them",
+    "multi_results": "qworker's connection always has them",
+    "local_infile": "qworker never loads a file",
     "max_allowed_packet": "the limit is read from the server",
     "defer_connect": "qworker connects on first use in any case",
 }
@@ -135,14 +135,14 @@ def options_of(query: Iterable[tuple[str, str]], setting: str) -> MySQLOptions:
             try:
                 fields[argument] = read(value)
             except (ValueError, OSError) as error:
-                raise _wrong(setting, f"{name} is {value!r}, which is of no use ({error})") from None
+                raise _wrong(setting, f"{name} is {value!r}, which is invalid ({error})") from None
         elif name in _SWITCHES:
             if _is_on(setting, name, value):
-                raise _wrong(setting, f"{name} is on, which PyMySQL cannot do: take it out")
+                raise _wrong(setting, f"{name} is on, which PyMySQL does not support: remove it")
         elif name == _AUTH:
             if value not in _PLUGINS:
                 raise _wrong(
-                    setting, f"{name} is {value!r}, and PyMySQL knows {', '.join(_PLUGINS)}: take it out"
+                    setting, f"{name} is {value!r}, but PyMySQL only has {', '.join(_PLUGINS)}: remove it"
                 )
         elif name not in (_FILE, _GROUP) and name not in IGNORED:
             hint = near(name, NAMES, 1)

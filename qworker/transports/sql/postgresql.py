@@ -342,7 +342,7 @@ class PostgreSQLLink(Link):
             return DriverError(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), transient=True)
         if not self._connection.closed and refused(error):
             # For a number in use, another attempt may find a free one.
-            return DriverError(PublishError(f"PostgreSQL cannot take this: {text}"), transient=code == TAKEN)
+            return DriverError(PublishError(f"PostgreSQL cannot store this: {text}"), transient=code == TAKEN)
         if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
             return DriverError(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), fatal=True)
         if code in MISSING_TABLE:

@@ -61,8 +61,8 @@ def check_wait(connection: type) -> None:
     code = getattr(getattr(connection, "wait", None), "__code__", None)
     if code is None or "interval" not in code.co_varnames:
         raise ConfigurationError(
-            f"psycopg {psycopg.__version__} is made otherwise than qworker expects: it does not wait at "
-            f"intervals, so a silent server would never be given up. Install a release that fits: "
+            f"psycopg {psycopg.__version__} is not compatible with qworker: it does not wait at intervals, "
+            "so a silent server would never be given up. Install a release that fits: "
             f"{install_command('postgresql')}"
         )
 

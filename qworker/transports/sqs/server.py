@@ -85,7 +85,7 @@ class SqsServer(Server):
                     f"broker_transport_options: region {self._region!r} is not valid", setting=OPTIONS
                 ) from error
             if _caused_by(cause, EndpointConnectionError) and self._region and not self._answered:
-                text += f"; look whether region {self._region!r} is right"
+                text += f"; check whether region {self._region!r} is correct"
             raise BrokerUnavailable(text) from cause
         self._answered = True
         return connection

@@ -215,7 +215,7 @@ def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return _disk_full(path)
     if code in _UNFIT or "binding parameter" in str(error):
-        return PublishError(f"{path} cannot take this: {error}")
+        return PublishError(f"{path} cannot store this: {error}")
     if code in _BUSY:
         return BrokerUnavailable(
             f"{path} was locked by another process for too long: find the one that holds a transaction open"

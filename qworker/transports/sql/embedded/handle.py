@@ -132,7 +132,9 @@ class Handle:
             self._connection = self._database.connect(self._synchronous)
             self.file = self._number()
         if self.pinned is not None and self.pinned != self.file:
-            raise LeaseLost(f"{self._database.path} was replaced by another file, where we hold nothing")
+            raise LeaseLost(
+                f"{self._database.path} was replaced by another file, which has no record of this worker"
+            )
         return self._connection
 
     def _number(self) -> int:
