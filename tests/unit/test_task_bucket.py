@@ -59,6 +59,25 @@ def test_runs_are_at_least_an_interval_apart() -> None:
     assert bucket.take() == [3]
 
 
+def test_a_token_without_a_slot_does_not_keep_the_mediator_busy() -> None:
+    bucket = Bucket(rate=10)
+    bucket.put(*bucket.rooms.requests(2))
+    waits: list[float] = []
+    bucket.queue._arrived.wait = waits.append  # type: ignore[method-assign, assignment]
+
+    def wait() -> float:
+        bucket.queue.wait(10.0, bucket.queue.changes)
+        return waits.pop()
+
+    assert bucket.take() == [1]
+    assert wait() == pytest.approx(0.1)
+    bucket.clock.advance(0.2)
+    assert wait() == 0.0  # the token may have come after the last look
+    assert bucket.take(Slots(0, 0)) == []
+    assert wait() == 10.0
+    assert bucket.take() == [2]
+
+
 def test_there_is_no_burst_after_a_pause() -> None:
     bucket = Bucket(rate=10)
     bucket.clock.advance(3600)

@@ -13,6 +13,7 @@ the order is kept, and no request waits forever.
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from qworker.clock import Clock
@@ -99,6 +100,7 @@ class TaskBucket(ReadyQueue):
         self._overflow = overflow
         self._buckets = {name: _Bucket(rate) for name, rate in rates.items() if rate > 0}  # under _lock
         self._waiting = 0  # under _lock
+        self._waited_at = -inf  # under _lock
 
     def put_many(self, requests: Iterable[Request]) -> None:
         too_far: list[tuple[Request, float]] = []
@@ -148,8 +150,15 @@ class TaskBucket(ReadyQueue):
         return taken
 
     def _longest_wait(self, timeout: float) -> float:
-        tokens = [bucket.next_token for bucket in self._buckets.values() if bucket.line]
-        return min(timeout, max(0.0, min(tokens) - self._clock.monotonic())) if tokens else timeout
+        """Wait for the next token, but only once: who did not take it then waits for a slot."""
+        now, since = self._clock.monotonic(), self._waited_at
+        self._waited_at = now
+        tokens = [
+            bucket.next_token
+            for bucket in self._buckets.values()
+            if bucket.line and bucket.next_token > since
+        ]
+        return min(timeout, max(0.0, min(tokens) - now)) if tokens else timeout
 
     def clear(self) -> list[Request]:
         with self._lock:
