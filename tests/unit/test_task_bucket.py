@@ -78,6 +78,21 @@ def test_a_token_without_a_slot_does_not_keep_the_mediator_busy() -> None:
     assert bucket.take() == [2]
 
 
+def test_what_is_put_back_without_having_run_gets_its_token_back() -> None:
+    bucket = Bucket(rate=10)
+    bucket.put(*bucket.rooms.requests(3))
+    first = bucket.queue.get_many(MANY)
+    bucket.queue.put_back(first)
+    assert len(bucket.queue) == 3
+    assert bucket.take() == tags(first) == [1]
+    bucket.clock.advance(0.1)
+    second = bucket.queue.get_many(MANY)
+    bucket.clock.advance(3)
+    bucket.queue.put_back(second)  # it is not run together with the next one
+    assert bucket.take() == tags(second) == [2]
+    assert bucket.take() == []
+
+
 def test_there_is_no_burst_after_a_pause() -> None:
     bucket = Bucket(rate=10)
     bucket.clock.advance(3600)

@@ -44,7 +44,7 @@ class _Place(NamedTuple):
 class _Bucket:
     """The state of one task: its queue, the time of the next token, and reservations."""
 
-    __slots__ = ("_away", "_last", "_number", "interval", "line", "most", "next_token")
+    __slots__ = ("_away", "_last", "_number", "_taken", "interval", "line", "most", "next_token")
 
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
@@ -56,6 +56,22 @@ class _Bucket:
         self._away: dict[str, float] = {}
         """Task id → reservation of requests in the broker, earliest first."""
         self._number = 0
+        self._taken: tuple[Request | None, float] = (None, 0.0)
+        """The last request that took a token, and when that token was there."""
+
+    def take(self, now: float) -> Request:
+        """Return the first request, with its token."""
+        request = self.line.pop(0).request
+        self._taken = request, self.next_token
+        self.next_token = now + self.interval
+        return request
+
+    def put_back(self, request: Request) -> None:
+        """Put *request*, which has not run, before all others; it needs a token again."""
+        self.line.insert(0, _Place(-inf, 0, request))
+        last, there = self._taken
+        if request is last:
+            self.next_token, self._taken = there, (None, 0.0)
 
     def reserve(self, now: float) -> float:
         """Reserve the first free moment."""
@@ -117,6 +133,14 @@ class TaskBucket(ReadyQueue):
         for request, reserved in too_far:
             self._overflow(request, wall + reserved - now)
 
+    def _add(self, request: Request, front: bool = False) -> None:
+        bucket = self._buckets.get(request.name)
+        if bucket is None or not front:
+            super()._add(request, front)
+        else:
+            bucket.put_back(request)
+            self._waiting += 1
+
     def _stand(
         self, bucket: _Bucket, request: Request, now: float, wall: float
     ) -> tuple[Request, float] | None:
@@ -140,8 +164,7 @@ class TaskBucket(ReadyQueue):
         for bucket in self._buckets.values():
             line = bucket.line
             if line and bucket.next_token <= now and left[line[0].request.is_async] > 0:
-                request = line.pop(0).request
-                bucket.next_token = now + bucket.interval
+                request = bucket.take(now)
                 left[request.is_async] -= 1
                 self._waiting -= 1
                 taken.append(request)
