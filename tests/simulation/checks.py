@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from qworker.canvas.plan import SEGMENT
@@ -45,6 +46,8 @@ HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
+BARELY = 1e-4
+"""Seconds by which a pause may move the start of a run."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
@@ -105,6 +108,7 @@ def _problems(seen: Seen) -> list[str]:
             seen.case, seen.schedules, list(zip(seen.fired_at, seen.fired, strict=True))
         ).problems()
     found += seen.record.wrong
+    found += _too_many(seen)
     revoked = any(asked.revoked for asked in seen.asked)
     dead = range(dead.start + (0 if revoked else seen.unsigned), dead.stop + seen.unsigned)
     if (
@@ -120,7 +124,7 @@ def _problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
-        if not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT:
+        if not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT + _limited(seen):
             found.append(f"all is quiet only {seen.rested:.1f} s after the last call")
         found += figures.wrong(seen.record.figures, seen.asked, seen.record, seen.case.world.joins)
         # Of two calls with the same ids, one may be revoked and then see the success of the other.
@@ -133,6 +137,26 @@ def _problems(seen: Seen) -> list[str]:
             and not (seen.case.world.key == "late" and "not signed" in text)
         ]
     return found
+
+
+def _limited(seen: Seen) -> float:
+    """Return the seconds that all runs take under their rate limit."""
+    return seen.tasks / seen.case.world.rate if seen.case.world.rate else 0.0
+
+
+def _too_many(seen: Seen) -> Iterator[str]:
+    """Yield runs of limited tasks that a worker took sooner after another than their rate allows. What has to
+    be acknowledged first has its turn before, so that a late answer brings two together."""
+    if not seen.case.world.acks_late and any(map(_delays_acks, seen.fired)):
+        return
+    for (process, name), times in seen.record.taken.items():
+        apart = [later - earlier for earlier, later in pairwise(times)]
+        if apart and min(apart) < 1 / seen.case.world.rate - BARELY:
+            yield f"{process.name} took two of {name} within {min(apart):.4f} s"
+
+
+def _delays_acks(fault: Fault) -> bool:
+    return fault.method in OF_LISTENERS or fault.kind in ("away", "freeze", "full", "stall")
 
 
 def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:

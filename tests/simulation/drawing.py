@@ -65,6 +65,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "segment": (SEGMENT, SEGMENT, 1, 2),
     "pauses": (0.0, 0.05),
     "long": (0.0, 0.0, 0.1),
+    "rate": (0.0, 0.0, 0.0, 0.0, 20.0),
 }
 
 

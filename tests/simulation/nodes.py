@@ -111,7 +111,7 @@ class Node:
         backend = stores.backend(self.process, self.clock, app.conf)
         backend.__dict__["_watcher"] = Watcher(self.time, self.name, backend)
         app.stores = AppStores(app, broker, backend)
-        define(app, self.process, self.record, world.base)
+        define(app, self.process, self.record, world.base, world.rate)
         if world.middleware:
             app.add_middleware(Noting(self.record))
         self.record.equip(app, self.process)
@@ -147,6 +147,8 @@ class Pool(InlinePool):
 
     process: Process
     record: Record
+    limits: bool
+    """Whether tasks have rate limits."""
     bell: Bell
     until: dict[Key, float]
     """When long runs end."""
@@ -154,7 +156,12 @@ class Pool(InlinePool):
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         self.bell.set()
         self.process.given.update(dict.fromkeys((each.id for each in requests), self.process.time.now))
-        return super().submit(requests)
+        refused = super().submit(requests)
+        if self.limits:
+            for each in requests:
+                if each.task.rate_limit and each.failing is None and each not in refused:
+                    self.record.taken[self.process, each.name].append(self.process.time.now)
+        return refused
 
     def outcome_of(self, request: Request) -> Outcome:
         process = self.process
@@ -251,6 +258,7 @@ class WorkerNode(Node):
         pool = self.worker.pool
         assert isinstance(pool, Pool)
         pool.process, pool.record, pool.until = self.process, self.record, {}
+        pool.limits = bool(world.rate)
         pool.bell = self._actor("pool", lambda: pool.turn(time))
         pool._on_room = parts.mediator.refill
         parts.mediator.timeout = WAIT_SECONDS

@@ -75,6 +75,8 @@ class Record:
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
         self.begun: dict[str, list[float]] = defaultdict(list)
         """When a worker began to run each task, by its id."""
+        self.taken: dict[tuple[Process, str], list[float]] = defaultdict(list)
+        """When the pool of each worker took limited tasks, by their name."""
         self.joins: dict[str, str] = {}
         """The orders of joins, by their ids."""
         self._flows: dict[str, Flow] = {}
@@ -256,8 +258,8 @@ RAISED: dict[str, BaseException] = {
 }
 
 
-def define(app: QWorker, process: Process, record: Record, base: str) -> None:
-    """Define the tasks in *app*, the app of *process*."""
+def define(app: QWorker, process: Process, record: Record, base: str, rate: float = 0.0) -> None:
+    """Define the tasks in *app*, the app of *process*. rate: runs per second of a flow's calls; 0: any."""
     kind, of_coroutines = BASES[base]
 
     def look_back(task: Any, task_id: str | None, state: str, flow: Any) -> None:
@@ -352,6 +354,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         raise RAISED[does].with_traceback(None)
 
     options: dict[str, Any] = {
+        "rate_limit": f"{rate}/s" if rate else None,
         "bind": True, "autoretry_for": (Again,), "default_retry_delay": 0, "max_retries": RUNS["again"] - 1,
         "throws": (Expected,),
     }  # fmt: skip

@@ -88,7 +88,7 @@ def make_app(name: str, world: RealWorld, place: Place, record: KeptRecord) -> Q
         **place.settings,
     )
     record.keeps_all = not place.results.startswith("rpc")
-    define(app, Process(name, record), record, world.base)  # type: ignore[arg-type]
+    define(app, Process(name, record), record, world.base, world.rate)  # type: ignore[arg-type]
     if world.middleware:
         app.add_middleware(Noting(record))
     return app

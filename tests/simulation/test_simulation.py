@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from kombu.transport.memory import Channel
 
 from qworker.backends.base import Backend
+from qworker.components import assembly
 from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
@@ -410,6 +411,14 @@ def test_a_store_that_loses_a_message_is_noticed(stores: str) -> None:
     lost = Fault(FORGETS, "caller0", "push")
     found = problems(run(Case(World(stores=stores), (order,), (lost,))))
     assert "f0: result 0 has not ended" in found
+
+
+def test_a_rate_limit_that_is_exceeded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Chord([Call() for _ in range(6)], Call()))
+    case = Case(World(workers=1, concurrency=4, rate=20.0), (Order(flow),))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(assembly, "rate_per_second", lambda rate: 40.0 if rate else None)
+    assert problems(run(case)) == ["worker0 took two of call within 0.0250 s"]
 
 
 @pytest.mark.parametrize(("how", "links"), [("celery", 1), ("celery 1", 0)])
