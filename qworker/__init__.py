@@ -167,7 +167,7 @@ class _Missing:
         if first in table:
             raise ModuleNotFoundError(f"there is no {name}: {table[first]}", name=name)
         if not deeper and not first.startswith("_"):
-            nearest = import_module("qworker.naming").near(first, __all__, 1)
+            nearest = import_module("qworker.naming").close_matches(first, __all__, 1)
             if nearest:  # not a ModuleNotFoundError, whose text ``from qworker import …`` would discard
                 raise ImportError(f"qworker has no {first!r}; did you mean {nearest[0]!r}?", name=name)
 

@@ -26,7 +26,7 @@ from qworker import signals
 from qworker.conf.secrets import mask, mask_urls
 from qworker.errors import ConfigurationError
 from qworker.message.context import current_context
-from qworker.naming import near
+from qworker.naming import close_matches
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -61,7 +61,7 @@ def parse_level(level: str | int) -> int:
         return int(text)
     number = logging.getLevelNamesMapping().get(text)
     if number is None:
-        hint = near(text, _LEVELS) or [", ".join(_LEVELS)]
+        hint = close_matches(text, _LEVELS) or [", ".join(_LEVELS)]
         raise ConfigurationError(f"there is no log level {level!r}; use {hint[0]}", setting="loglevel")
     return number
 

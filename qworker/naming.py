@@ -201,7 +201,7 @@ MISSPELT = 0.85
 """The minimum similarity of a misspelling to the correct name."""
 
 
-def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:
+def close_matches(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:
     """Return the `count` of `candidates` most similar to `name` at most, best first; [] when none is close.
 
     likeness: minimum similarity, from 0 to 1.
@@ -215,7 +215,7 @@ def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float =
 def did_you_mean(name: object, candidates: Iterable[str], otherwise: str = "") -> str:
     """Return "; did you mean 'x'?" with the most similar of *candidates*, to append to a message about an
     unknown *name*; *otherwise* when none is close."""
-    found = near(str(name), candidates, 1)
+    found = close_matches(str(name), candidates, 1)
     return f"; did you mean {found[0]!r}?" if found else otherwise
 
 
@@ -229,7 +229,7 @@ def own_tasks(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith(_BUILT_IN))
 
 
-def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
+def close_tasks(name: str, tasks: Iterable[str]) -> list[str]:
     """Return up to three of *tasks* that are similar to *name*, best first; [] when none is close.
 
     The part after the last dot is compared first: "tasks.ad" is closer to "tasks.add" than to "tasks.map".
@@ -240,8 +240,8 @@ def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
         by_last.setdefault(each.rpartition(".")[2], []).append(each)
     last = name.rpartition(".")[2]
     same = [each for each in by_last.get(last, []) if each != name]
-    close = [each for short in near(last, by_last) for each in by_last[short]]
-    return (same or close)[:3] or near(name, known)
+    close = [each for short in close_matches(last, by_last) for each in by_last[short]]
+    return (same or close)[:3] or close_matches(name, known)
 
 
 def valid_queue_name(name: object) -> bool:

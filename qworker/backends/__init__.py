@@ -14,7 +14,7 @@ from typing import Any
 from qworker.backends.base import Backend
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 SCHEMES: dict[str, tuple[str, str]] = {
     "sqlite": ("qworker.backends.sql.sqlite", "SQLiteBackend"),
@@ -49,7 +49,7 @@ def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
     scheme = url.partition("://")[0].lower()
     found = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
     if found is None or "://" not in url:
-        guesses = near(scheme.partition("+")[0], SCHEMES)
+        guesses = close_matches(scheme.partition("+")[0], SCHEMES)
         hint = f"did you mean {guesses[0]}://?" if guesses else f"use {_EXAMPLES}"
         raise ConfigurationError(
             f"there is no result store for {scheme}://; {hint}", setting="result_backend"

@@ -25,7 +25,7 @@ from qworker.beat.written import read_fields, to_json, write_fields
 from qworker.clock import isoformat
 from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, InvalidSchedule, NoSuchEntry, NotSupported
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.results.result import AsyncResult
 
 _OF_OVERLAP = frozenset(["overlap", "task", "options"])
@@ -74,7 +74,7 @@ class Schedules:
     def _find(self, name: str) -> tuple[Listed, Row | None]:
         given, row = base_of(self._app).get(name), self.store.row(name)
         if given is None and (row is None or row.edit is None):
-            guesses = near(name, [each.name for each in self.entries()])
+            guesses = close_matches(name, [each.name for each in self.entries()])
             hint = f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
             raise NoSuchEntry(f"there is no entry {name!r:.200}{hint}")
         return listed(name, given, row), row

@@ -18,7 +18,7 @@ from qworker.beat.kinds import maybe_schedule
 from qworker.beat.schedule import Schedule, since_1970
 from qworker.beat.schedules import schedule
 from qworker.errors import InvalidSchedule
-from qworker.naming import near
+from qworker.naming import close_matches
 
 ALLOW, SKIP, REPLACE = "allow", "skip", "replace"
 LATEST = "latest"
@@ -144,7 +144,7 @@ def read_entry(name: str, given: Any) -> Entry:
 def _known(name: str, given: Mapping[str, Any]) -> None:
     for key in given:
         if key not in FIELDS:
-            guesses = near(str(key), FIELDS)
+            guesses = close_matches(str(key), FIELDS)
             hint = f"; did you mean {' or '.join(guesses)}?" if guesses else ""
             raise InvalidSchedule(f"entry {name!r:.200}: there is no {key!r:.100}{hint}")
 

@@ -24,7 +24,7 @@ from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signatur
 from qworker.contracts import App
 from qworker.errors import PublishError
 from qworker.message.marks import over
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.naming import task_id as new_id
 from qworker.results.graph_result import GraphResult
 from qworker.results.result import AsyncResult
@@ -344,7 +344,9 @@ def _always(nodes: Mapping[str, Any], always: Any) -> list[str]:
 def _check_known(nodes: Mapping[str, Any], name: Any, where: str) -> None:
     if isinstance(name, str) and name in nodes:
         return
-    guesses = near(name, list(nodes)[:1000]) if isinstance(name, str) and len(name) <= MAX_NAME else []
+    guesses = (
+        close_matches(name, list(nodes)[:1000]) if isinstance(name, str) and len(name) <= MAX_NAME else []
+    )
     hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
     raise PublishError(f"{where} in a graph names {safe_repr(name, 100)}, and there is no such node.{hint}")
 

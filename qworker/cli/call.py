@@ -31,7 +31,7 @@ from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
 from qworker.control import looking
 from qworker.errors import NotSupported, ResultTimeout
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.results.result import AsyncResult
 from qworker.results.waiting import wait_for
 from qworker.tasks.task import Task
@@ -193,6 +193,6 @@ def warn_without_worker(app: QWorker, queue: str | None) -> bool:
     start = f"qworker start{queues_option(app, queue)}"
     click.echo(f"No worker consumes queue {queue!r} now. Start one with: {start}", err=True)
     in_use = queues_in_use(app)
-    if guesses := [] if queue in in_use else near(queue, sorted({*names, *in_use})):
+    if guesses := [] if queue in in_use else close_matches(queue, sorted({*names, *in_use})):
         click.echo(f"Did you mean {' or '.join(map(repr, guesses))}?", err=True)
     return True

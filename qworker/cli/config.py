@@ -22,7 +22,7 @@ from qworker.cli.servers import facts
 from qworker.conf import SETTINGS
 from qworker.conf.sources import Problem
 from qworker.errors import ConfigurationError, QWorkerError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 
 @click.group(cls=SuggestingGroup)
@@ -39,7 +39,7 @@ def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) 
     """Show every setting, or those NAMES, with source and value. Secrets are masked."""
     for name in names:
         if name not in SETTINGS:
-            nearest = near(name, SETTINGS)
+            nearest = close_matches(name, SETTINGS)
             hint = f"; did you mean {nearest[0]}?" if nearest else "; see `qworker config show`"
             raise ConfigurationError(f"there is no setting {name!r}{hint}")
     conf = open_app(app, tasks=False).app.conf

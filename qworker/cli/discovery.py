@@ -24,7 +24,7 @@ from typing import NamedTuple
 from qworker.app import QWorker
 from qworker.conf.sources import read_tool_table
 from qworker.errors import ConfigurationError, QWorkerError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 ENVIRONMENT_VARIABLE = "QWORKER_APP"
 
@@ -279,7 +279,7 @@ def _named(module: ModuleType, attribute: str, how: str) -> QWorker:
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            nearest = list(_apps_in(module)) or near(part, vars(module))
+            nearest = list(_apps_in(module)) or close_matches(part, vars(module))
             hint = f"; did you mean {module.__name__}:{nearest[0]}?" if nearest else ""
             raise ConfigurationError(f"{module.__name__} has no {attribute!r} ({how}){hint}")
         value = getattr(value, part)
@@ -301,7 +301,7 @@ def _import(name: str, how: str, here: Path) -> ModuleType:
         raise ConfigurationError(f"{error}{where}", error.setting, error.source) from None
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            nearest = near(
+            nearest = close_matches(
                 name, [path.stem if path.is_file() else path.name for path in here.glob("[a-zA-Z]*")]
             )
             hint = f"did you mean {nearest[0]}?" if nearest else f"looked in {here} and on the import path"

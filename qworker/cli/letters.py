@@ -29,7 +29,7 @@ from qworker.control import dead_letters
 from qworker.control.failed import FailedTask
 from qworker.control.letters import chosen
 from qworker.errors import ConfigurationError
-from qworker.naming import DJANGO_PACKAGES, near_tasks
+from qworker.naming import DJANGO_PACKAGES, close_tasks
 from qworker.transports.lease import Dead
 
 _LONGEST_WHY = 60
@@ -328,7 +328,7 @@ def _whole_name(app: QWorker, words: dict[str, Any]) -> None:
         return
     if len(ending) == 1:
         words["task"] = ending[0]
-    elif guesses := sorted(ending) or near_tasks(name, known):
+    elif guesses := sorted(ending) or close_tasks(name, known):
         meant = " or ".join(map(repr, guesses))
         click.echo(f"No {name!r:.200} has failed. Did you mean {meant}?", err=True)
 

@@ -14,7 +14,7 @@ import click
 from qworker.app import QWorker
 from qworker.control import looking
 from qworker.errors import ConfigurationError, NotRegistered
-from qworker.naming import near, near_tasks, own_tasks
+from qworker.naming import close_matches, close_tasks, own_tasks
 from qworker.transports.lease import QueueInfo
 
 _LISTED = 10
@@ -32,7 +32,7 @@ def task_named(app: QWorker, name: str) -> str:
     ending = _ending(app, name)
     if len(ending) == 1:
         return ending[0]
-    error = NotRegistered(name, ending or near_tasks(name, app.tasks))
+    error = NotRegistered(name, ending or close_tasks(name, app.tasks))
     if error.near:
         raise error
     known = own_tasks(app.tasks)
@@ -51,7 +51,7 @@ def doubt_task(app: QWorker, name: str) -> str:
     """Return a warning if this app does not know the task *name*, with suggestions; otherwise ""."""
     if name in app.tasks:
         return ""
-    guesses = _ending(app, name) or near_tasks(name, app.tasks)
+    guesses = _ending(app, name) or close_tasks(name, app.tasks)
     hint = f" Did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
     return f"this app does not know the task {name!r:.200}.{hint}"
 
@@ -107,7 +107,7 @@ def slips(names: Iterable[str], known: Iterable[str]) -> list[str]:
     there = sorted(known)
     told = []
     for name in names:
-        if name not in there and (guesses := near(name, there)):
+        if name not in there and (guesses := close_matches(name, there)):
             told.append(f"There is no queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
     return told
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qworker.conf.sources import Problem
-from qworker.naming import near
+from qworker.naming import close_matches
 
 _SHORTEST_KEY = 32
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize"})
@@ -164,7 +164,7 @@ def _routes(conf: Values) -> Iterator[Finding]:
         for pattern, route in router.items() if isinstance(router, Mapping) else ():
             for option in route if isinstance(route, Mapping) else ():
                 if option not in _ROUTE_OPTIONS:
-                    nearest = near(option, _ROUTE_OPTIONS)
+                    nearest = close_matches(option, _ROUTE_OPTIONS)
                     hint = f"; did you mean {nearest[0]}?" if nearest else ""
                     message = f"task_routes gives {pattern!r} an option {option!r}, which has no effect{hint}"
                     yield "task_routes", message, "warning"

@@ -8,7 +8,7 @@ Thread:      constants and one pure function.
 from typing import NamedTuple
 
 from qworker.conf.settings import SETTINGS
-from qworker.naming import MISSPELT, near
+from qworker.naming import MISSPELT, close_matches
 
 # Upper-case names of Celery before 4.0, and those that are not CELERY_ + the new name.
 OLD_NAMES = {
@@ -234,5 +234,5 @@ def _meaning(name: str) -> Known | None:
     for known, reason in WITHOUT_EFFECT.items():
         if known.endswith("_") and name.startswith(known):
             # A misspelt name of ours is not a setting of Celery's, even with the same prefix.
-            return None if near(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
+            return None if close_matches(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
     return None

@@ -32,7 +32,7 @@ from qworker.conf.spooler import SpoolerSettings
 from qworker.conf.tasks import TaskSettings
 from qworker.conf.workers import WorkerSettings
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 DEFAULT_SOURCE = "default"
 
@@ -155,7 +155,7 @@ class Settings(
                 return self.__dict__[name]
         if (known := understand(name)) and known.without_effect:
             raise AttributeError(f"Celery's setting {name!r} has no effect here: {known.without_effect}")
-        nearest = near(name, SETTINGS)
+        nearest = close_matches(name, SETTINGS)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise AttributeError(f"there is no setting {name!r}{hint}")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from qworker.conf.compat import SILENCING, understand
 from qworker.conf.settings import SETTINGS
 from qworker.errors import ConfigurationError
-from qworker.naming import MISSPELT, import_object, near
+from qworker.naming import MISSPELT, close_matches, import_object
 
 ENVIRONMENT_PREFIX = "QWORKER_"
 # Variables with our prefix that are not settings.
@@ -73,13 +73,13 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
         source = label(spelling)
         known = understand(spelling)
         if known is None:
-            nearest = near(spelling.lower(), SETTINGS, 1)
+            nearest = close_matches(spelling.lower(), SETTINGS, 1)
             if guess and not nearest:
                 continue
             extra[spelling] = value
             # A module may have its own similar names beside settings, such as Django's TIME_ZONE.
             own = guess and (spelling.isupper() or nearest[0] in raw)
-            misspelt = not own and near(spelling.lower(), nearest, 1, MISSPELT)
+            misspelt = not own and close_matches(spelling.lower(), nearest, 1, MISSPELT)
             severity = "error" if misspelt else "warning"
             problems.append(Problem(spelling, unknown_setting(spelling), source, severity))
         elif known.without_effect:
@@ -106,7 +106,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 def unknown_setting(spelling: str) -> str:
     """Describe an unknown setting, with the most similar name."""
-    nearest = near(spelling.lower(), SETTINGS, 1)
+    nearest = close_matches(spelling.lower(), SETTINGS, 1)
     return f"unknown setting {spelling!r}" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 

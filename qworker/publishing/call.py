@@ -21,7 +21,7 @@ from qworker.message.marks import MARKS, RUN, apart, marks_in, names_ids, new_ru
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
 from qworker.message.serialization import content_types
-from qworker.naming import near, task_id
+from qworker.naming import close_matches, task_id
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
 from qworker.publishing.retry import RetryPolicy
@@ -122,7 +122,7 @@ def check_options(app: App, name: str, options: Mapping[str, Any]) -> None:
             and option not in listed(options.get("stamped_headers"))
             and option not in app.middleware_options()
         ):
-            guesses = near(option, [*OPTIONS, *app.middleware_options()])
+            guesses = close_matches(option, [*OPTIONS, *app.middleware_options()])
             hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
 

@@ -15,7 +15,7 @@ from fnmatch import translate
 from typing import Any, NamedTuple, Self, cast
 
 from qworker.errors import PublishError, QueueNotFound
-from qworker.naming import import_object, near, valid_queue_name
+from qworker.naming import close_matches, import_object, valid_queue_name
 
 _KEYS = ("queue", "exchange", "routing_key", "priority")
 _UNKNOWN = object()
@@ -217,5 +217,5 @@ def _topic(pattern: str, key: str) -> bool:
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    guesses = near(name, known)
+    guesses = close_matches(name, known)
     return f" Did you mean {' or '.join(guesses)}?" if guesses else ""

@@ -13,7 +13,7 @@ from typing import Any
 from qworker.conf import kinds
 from qworker.conf.unsupported import TASK_OPTIONS, refuse
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -131,7 +131,7 @@ def parse(
         parser = OPTIONS.get(name)
         if parser is None and name not in extra():
             refuse(f"task {task_name}", [name], TASK_OPTIONS)
-            guesses = near(name, [*OPTIONS, *extra(), "name", "bind", "base"])
+            guesses = close_matches(name, [*OPTIONS, *extra(), "name", "bind", "base"])
             hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
             raise ConfigurationError(f"task {task_name}: there is no task option {name!r}.{hint}")
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.contracts import App
 from qworker.errors import NotRegistered
-from qworker.naming import near_tasks
+from qworker.naming import close_tasks
 
 if TYPE_CHECKING:
     from qworker.tasks.task import Task
@@ -22,7 +22,7 @@ class TaskRegistry(dict[str, "Task[..., Any]"]):
     """Tasks by name. An unknown name raises NotRegistered, which lists similar names."""
 
     def __missing__(self, name: str) -> Task[..., Any]:
-        raise NotRegistered(name, near_tasks(name, self) if isinstance(name, str) else ())
+        raise NotRegistered(name, close_tasks(name, self) if isinstance(name, str) else ())
 
     def register(self, task: Task[..., Any]) -> None:
         """Add *task* under its name, replacing an earlier one."""

@@ -205,7 +205,9 @@ class MemoryStore(
             last = max((number for number, _, _ in memory.revoked), default=0)
             return Claim(self._lease(queues, limit, delayed_limit, eta_window), self.next_due(queues), last)
 
-    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
+    def _lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int, eta_window: float
+    ) -> list[Leased]:
         with self._reached() as memory:
             now = self.clock.now()
             start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
@@ -213,8 +215,10 @@ class MemoryStore(
             for queue in (*queues[start:], *queues[:start]):
                 ready = [message for message in memory.free([queue]) if message.is_due(now)]
                 taken += sorted(ready, key=lambda message: message.urgency)[: max(0, limit - len(taken))]
-            later = [m for m in memory.free(queues) if not m.is_due(now) and m.is_due(now + horizon)]
-            taken += sorted(later, key=lambda message: (message.due or 0, message.tag))[: max(0, near)]
+            later = [m for m in memory.free(queues) if not m.is_due(now) and m.is_due(now + eta_window)]
+            taken += sorted(later, key=lambda message: (message.due or 0, message.tag))[
+                : max(0, delayed_limit)
+            ]
             if taken:
                 self._renew(memory)
             for message in taken:

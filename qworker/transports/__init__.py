@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.transports.registered import OURS, PLAIN, names, opened, own, registered
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
     if module is None and _kombu_has(scheme):
         module = KOMBU
     if module is None:
-        guesses = near(scheme, (*SCHEMES, *names()))
+        guesses = close_matches(scheme, (*SCHEMES, *names()))
         hint = (
             f"did you mean {guesses[0]}://?"
             if guesses

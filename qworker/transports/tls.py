@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from qworker.conf import kinds
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.transports.connect_errors import unreadable
 
 _NAMES = {
@@ -171,7 +171,7 @@ def tls_of(
             option = name.removeprefix("ssl_")
             option = _NAMES.get(option, option)
             if option not in _OPTIONS:
-                guesses = near(option, _OPTIONS)
+                guesses = close_matches(option, _OPTIONS)
                 hint = f"did you mean ssl_{guesses[0]}?" if guesses else f"there are {', '.join(_OPTIONS)}"
                 raise ConfigurationError(f"{setting}: TLS has no option {name!r}; {hint}", setting=setting)
             if option == "cert_reqs":
@@ -202,7 +202,7 @@ def of_rabbitmq(url: str, use_ssl: Any, host: str) -> tuple[Tls | None, str, dic
     asked, others = divided(parse_qsl(query))
     for name in others:
         if name not in _KOMBU:
-            guesses = near(name, (*_SPELLED, *_KOMBU))
+            guesses = close_matches(name, (*_SPELLED, *_KOMBU))
             hint = (
                 f"did you mean {guesses[0]}?" if guesses else f"there are {', '.join((*_SPELLED, *_KOMBU))}"
             )

@@ -161,6 +161,6 @@ def test_the_search_finds_what_it_is_for() -> None:
     for text in (
         "See ``app.py``, ``transports/lease.py`` and `delay()`.",
         "The Mediator asks for ``max_retries``. Gone is what begins a sentence.",
-        "As ``QWorker.task`` says; ``naming.near`` too.",
+        "As ``QWorker.task`` says; ``naming.close_matches`` too.",
     ):
         assert not list(unknown(text, "qworker.app")), text

@@ -143,9 +143,9 @@ def test_bad_node_names_are_refused(template: str) -> None:
 
 
 def test_near_names() -> None:
-    assert naming.near("broker_ulr", ["broker_url", "timezone"]) == ["broker_url"]
-    assert naming.near("zzz", ["broker_url"]) == []
-    assert naming.near("same", ["same"]) == []
+    assert naming.close_matches("broker_ulr", ["broker_url", "timezone"]) == ["broker_url"]
+    assert naming.close_matches("zzz", ["broker_url"]) == []
+    assert naming.close_matches("same", ["same"]) == []
 
 
 @pytest.mark.parametrize(

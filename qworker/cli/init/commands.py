@@ -21,7 +21,7 @@ from qworker.cli.options import DependentOption, app_option, open_app
 from qworker.cli.output import print_table
 from qworker.conf import Settings
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 
 
 class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in older releases
@@ -29,7 +29,7 @@ class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in old
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         kind = ALIASES.get(value, value)
-        if kind not in TEMPLATES and (guesses := near(kind, [*TEMPLATES, *ALIASES])):
+        if kind not in TEMPLATES and (guesses := close_matches(kind, [*TEMPLATES, *ALIASES])):
             self.fail(f"there is no {kind!r:.80}; did you mean {guesses[0]!r}?", param, ctx)
         return super().convert(kind, param, ctx)
 

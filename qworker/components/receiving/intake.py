@@ -21,7 +21,7 @@ from qworker.components.request import Failing, Request, UnreadableMessage
 from qworker.errors import MessageError, NotRegistered
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.reading import may_embed
-from qworker.naming import near_tasks
+from qworker.naming import close_tasks
 from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.outcome import COPY, EXPIRED, POISONED, REVOKED, UNKNOWN, UNREADABLE, Outcome
 from qworker.transports.lease import Ack, Leased, Release, Settlement
@@ -134,7 +134,7 @@ class Intake:
             due = max(leased.due or 0.0, wall + delay) + self._eta_window
             self._settle(Release(leased.tag, due, requeued=True))
             return None
-        full = NotRegistered(name, near_tasks(name, app.tasks))
+        full = NotRegistered(name, close_tasks(name, app.tasks))
         outcome = Outcome(UNKNOWN, text=requests.refusal(full))
         if request is None:
             self._refuse(UnreadableMessage(leased, full, {}), outcome)

@@ -16,7 +16,7 @@ from qworker.conf.secrets import MASK, is_secret, mask_urls
 from qworker.conf.setting import Setting
 from qworker.django.settings.keys import KEYS, SAME_FOR_ALL, SPELLINGS
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.safe_repr import safe_repr
 
 SETTING = "Q_CLUSTER"
@@ -130,7 +130,7 @@ def unknown_keys() -> list[Mistake]:
     for layer, name, _ in _entries():
         if _key(name) is None:
             lower = str(name).lower()
-            hint = [lower] if lower in KEYS else near(lower, KEYS, 1)
+            hint = [lower] if lower in KEYS else close_matches(lower, KEYS, 1)
             did_you_mean = f"; did you mean {KEYS[hint[0]].name!r}?" if hint else ""
             found.append(Mistake(str(name), f"{layer.where} has the unknown key {name!r}{did_you_mean}"))
     return found

@@ -18,7 +18,7 @@ from django.conf import settings
 
 from qworker.django.conf import ClusterConf, conf
 from qworker.errors import ConfigurationError
-from qworker.naming import import_object, near
+from qworker.naming import close_matches, import_object
 from qworker.safe_repr import safe_repr
 
 MONGO = "qworker.django.transports.mongo_url"
@@ -115,7 +115,7 @@ def _waits(value: Any) -> int | None:
 
 
 def _meant(name: str) -> str:
-    hint = near(str(name), _SQS, 1)
+    hint = close_matches(str(name), _SQS, 1)
     return f"did you mean {hint[0]!r}?" if hint else f"it can have {', '.join(_SQS)}"
 
 

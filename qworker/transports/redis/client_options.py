@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 from qworker.conf.kinds import BOOLEAN, INTEGER
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.safe_repr import safe_repr
 
 _ADDRESS = ("host", "port", "unix_socket_path", "path", "db", "username", "password", "ssl")
@@ -184,7 +184,7 @@ def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
             if value:
                 raise _wrong(setting, f"{name} is not supported: {REFUSED[name]}")
         elif name not in IGNORED:
-            hint = near(str(name), (*NAMES, *IGNORED), 1)
+            hint = close_matches(str(name), (*NAMES, *IGNORED), 1)
             did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(NAMES)}"
             raise _wrong(setting, f"redis-py's connection has no option {name!r}; {did_you_mean}")
     return found

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from qworker.conf import kinds
 from qworker.errors import ConfigurationError
-from qworker.naming import near
+from qworker.naming import close_matches
 from qworker.transports.tls import Tls, divided, tls_of
 
 
@@ -145,7 +145,7 @@ def options_of(query: Iterable[tuple[str, str]], setting: str) -> MySQLOptions:
                     setting, f"{name} is {value!r}, but PyMySQL only has {', '.join(_PLUGINS)}: remove it"
                 )
         elif name not in (_FILE, _GROUP) and name not in IGNORED:
-            hint = near(name, NAMES, 1)
+            hint = close_matches(name, NAMES, 1)
             did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(sorted(NAMES))}"
             raise _wrong(setting, f"MySQL's connection has no option {name!r}; {did_you_mean}")
     return MySQLOptions(fields, *_tls(parameters, setting))
