@@ -79,13 +79,13 @@ def read_arguments(
         args = tuple(args) if isinstance(args, list) else args
     elif "args" in env:
         if "kwargs" not in env:
-            raise UnrunnableJob("the job has a pair args and none kwargs: uWSGI's decorators write both")
+            raise UnrunnableJob("the job has the pair args but not kwargs: uWSGI's decorators write both")
         args, kwargs = (_loaded(env[key], key, allow_pickle) for key in ("args", "kwargs"))
     else:
         return None
     if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(map(_is_text, kwargs)):
         raise UnrunnableJob(
-            "the arguments of the job are no list and no dictionary by name, but "
+            "the arguments of the job must be a list and a dictionary with names as keys, not "
             f"{safe_repr(args, 100)} and {safe_repr(kwargs, 100)}"
         )
     return args, kwargs
@@ -102,8 +102,8 @@ class _PlainPickler(pickle.Pickler):
         if type(obj) in _CLASSES or (isinstance(obj, type) and obj in _CLASSES):
             return NotImplemented
         raise SpoolError(
-            f"an argument has {safe_repr(obj, 100)}, and only plain data is written, such as text, numbers, "
-            "lists and dates: pass its plain content, or set spooler_allow_pickle on both sides"
+            f"an argument contains {safe_repr(obj, 100)}, but only plain data can be sent, such as text, "
+            "numbers, lists and dates: convert it, or set spooler_allow_pickle on both sides"
         )
 
 
@@ -113,7 +113,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return _PLAIN[module_name, global_name]
         except KeyError:
             raise UnrunnableJob(
-                f"a pickle that names {safe_repr(f'{module_name}.{global_name}', 100)} is not read: that "
+                f"a pickle that names {safe_repr(f'{module_name}.{global_name}', 100)} is refused: it "
                 "could run any code. Set spooler_allow_pickle if nobody else can write to the directory"
             ) from None
 
@@ -148,22 +148,22 @@ def _loaded(data: object, key: str, allow_pickle: bool) -> Any:
 def _load_plain(data: bytes) -> Any:
     """Load a pickle of plain data."""
     if len(data) > LONGEST:
-        raise UnrunnableJob(f"a pickle of {len(data):,} bytes is not read: a pair has {LONGEST:,} at most")
+        raise UnrunnableJob(f"a pickle of {len(data):,} bytes is refused: the maximum is {LONGEST:,}")
     for operation, argument, _ in pickletools.genops(data):
         if operation.name not in OPERATIONS:
             raise UnrunnableJob(
-                f"a pickle with the operation {operation.name} is not read: that could run any code. Set "
+                f"a pickle with the operation {operation.name} is refused: it could run any code. Set "
                 "spooler_allow_pickle if nobody else can write to the directory"
             )
         if operation.name in _PUTS and not 0 <= int(str(argument)) <= LONGEST:
-            raise UnrunnableJob("a pickle that asks for all memory is not read")
+            raise UnrunnableJob("a pickle that requests too much memory is refused")
     return _PlainUnpickler(io.BytesIO(data)).load()
 
 
 def _json(env: Mapping[str, Any], key: str, default: str) -> Any:
     text = env.get(key, default)
     if len(text) > LONGEST:
-        raise UnrunnableJob(f"the pair {key} has {len(text):,} bytes, and a pair has {LONGEST:,} at most")
+        raise UnrunnableJob(f"the pair {key} has {len(text):,} bytes: the maximum is {LONGEST:,}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

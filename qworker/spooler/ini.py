@@ -158,7 +158,7 @@ def _lines(
     if len(within) >= DEEPEST:
         raise refuse(f"is included {DEEPEST} files deep, which is too deep")
     if len(files) >= MOST_FILES:
-        raise refuse(f"is one file more than the {MOST_FILES} that are read")
+        raise refuse(f"exceeds the maximum of {MOST_FILES} files")
     files.append(path)
     try:
         content = _content(path)
@@ -244,7 +244,7 @@ class _Values:
         """Return the value of an option, with its placeholders replaced."""
         if line not in self._done:
             if depth > DEEPEST:
-                raise line.wrong(f"its placeholders lead {DEEPEST} options far, or in a circle")
+                raise line.wrong(f"its placeholders are nested more than {DEEPEST} deep, or in a circle")
             self._done[line] = self._replaced(line, depth)
         return self._done[line]
 

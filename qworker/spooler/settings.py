@@ -74,7 +74,7 @@ def _check(options: SpoolerOptions) -> None:
     if options.backoff > options.backoff_max:
         raise ConfigurationError(
             f"a job would wait {options.backoff:g} s for its second attempt, and {options.backoff_max:g} s "
-            "at most: let backoff_max be the longer one",
+            "at most: increase backoff_max",
             setting="spooler_backoff",
         )
     if options.chdir is not None and not os.path.isdir(options.chdir):

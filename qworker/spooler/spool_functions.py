@@ -103,7 +103,7 @@ def remember(function: Callable[..., Any]) -> None:
     before = spooler_functions.get(name)
     if before is not None and _place(before) != _place(function):
         logger.warning(
-            "jobs for %s run %s from now on, and not %s: they only have the name, so give one another",
+            "jobs for %s now run %s instead of %s: they only contain the name, so rename one of them",
             name,
             _place(function),
             _place(before),
@@ -120,7 +120,7 @@ def manage_spool_request(env: dict[Any, Any]) -> int:
     if function is None and uwsgi_api.not_imported:
         raise NoSpoolFunction(
             f"no function {safe_repr(name, 100)} is decorated here, and {', '.join(uwsgi_api.not_imported)} "
-            "could not be imported: mend that and start the spooler again; the job waits"
+            "could not be imported: correct that and restart the spooler; the job waits"
         )
     if function is None:
         raise UnknownFunction(
@@ -138,7 +138,7 @@ def manage_spool_request(env: dict[Any, Any]) -> int:
     if isinstance(returned, int):
         return int(returned)
     logger.warning(
-        "%s returned %s, no answer of a spooler, and is tried again", name, safe_repr(returned, 100)
+        "%s returned %s, which is not a return code: the job runs again", name, safe_repr(returned, 100)
     )
     return uwsgi_api.SPOOL_RETRY
 

@@ -186,7 +186,7 @@ def test_there_has_to_be_a_directory(spooler: Spooler) -> None:
         [sys.executable, "-m", "qworker", "spool", "run"], cwd=spooler.folder, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert "there is no spool directory to work off: name one" in done.stderr
+    assert "no spool directory is configured: name one" in done.stderr
     assert "Traceback" not in done.stderr
 
 

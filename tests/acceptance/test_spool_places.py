@@ -278,7 +278,7 @@ def test_results_of_jobs(spool: SpoolSite) -> None:
     assert spool.client.AsyncResult(good).get(timeout=40) == -2
     with pytest.raises(ValueError, match="as asked for"):
         spool.client.AsyncResult(bad).get(timeout=40)
-    with pytest.raises(SpoolError, match="did not live to end it"):
+    with pytest.raises(SpoolError, match="died before it ended"):
         spool.client.AsyncResult(dead).get(timeout=40)
     once = spool.job("once", "kill once", file=str(spool.path / "killed"))
     assert spool.client.AsyncResult(once).get(timeout=40) == -2, "and nothing before"

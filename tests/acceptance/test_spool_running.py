@@ -132,7 +132,7 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
 
 # -- jobs that harm their process --
 
-DIED = "it was begun 3 times, and its process did not live to end it"
+DIED = "it was started 3 times, and its process died before it ended"
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_no_directory(run, tmp_path, command):
     for place, words in (
         (tmp_path / "gone", "No such file"),
         (file, "is not a directory"),
-        (others, "nothing of a"),
+        (others, "no spool files"),
     ):
         result = run("spool", name, str(place), *more)
         assert (result.exit_code, result.stdout) == (1, "")

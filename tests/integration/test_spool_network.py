@@ -197,7 +197,7 @@ def test_a_server_that_is_none_is_told(tmp_path: Path) -> None:
     """One that says nothing, one that speaks otherwise, one that closes, and a uWSGI."""
     says = {
         b"": "without an answer",
-        b"HTTP/1.1 400 Bad Request\r\n": "is it one",
+        b"HTTP/1.1 400 Bad Request\r\n": "is not a spooler",
         b"\xff\xff\xff\1abc": "without an answer",
         b"\xff\3\0\1abc": "cannot be read",
         ENQUEUED: "not a server of qworker",
@@ -273,7 +273,7 @@ def test_users_who_may_not_send_are_not_heard(tmp_path: Path, caplog: pytest.Log
         caplog.clear()
         with served(tmp_path, kind, access=Access(users={os.getuid() + 1})) as here:
             assert here.exchange(OK) == b""
-            until(lambda: "user who may not" in caplog.text)
+            until(lambda: "its user may not send jobs" in caplog.text)
             assert files(here.place) == []
 
 
@@ -284,7 +284,10 @@ def test_a_unix_socket_is_our_own(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with served(tmp_path, "socket"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with pytest.raises(ConfigurationError, match="somebody listens"), served(tmp_path, "socket"):
+        with (
+            pytest.raises(ConfigurationError, match="another process already listens"),
+            served(tmp_path, "socket"),
+        ):
             pass
         assert path.exists()
     assert not path.exists()
@@ -576,7 +579,7 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureF
     with served(tmp_path) as here:
         for _ in range(100):
             here.exchange(encode({"priority": "../x"}))
-        until(lambda: "more were refused" in caplog.text)
+        until(lambda: "more refusals were not logged" in caplog.text)
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) < 20
 
 

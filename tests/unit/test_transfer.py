@@ -264,14 +264,14 @@ def test_a_target_that_goes_away_among_the_dead_letters_says_so(source, target):
 
 class NoneFromElsewhere(MemoryLetters):
     def push(self, letters):
-        raise NotSupported("this broker takes no dead letters from elsewhere")
+        raise NotSupported("this broker does not accept dead letters from other brokers")
 
 
 def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, source):
     source.sender.push([numbered(1)])
     target = MemoryStore(clock)
     target.letters = {"dead": NoneFromElsewhere("dead", target)}
-    with pytest.raises(NotSupported, match="no dead letters from elsewhere"):
+    with pytest.raises(NotSupported, match="dead letters from other brokers"):
         run(source, target, dead=True)
     assert held(source) == ["id-1"]
     assert run(source, target).moved == 1

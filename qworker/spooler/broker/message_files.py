@@ -122,9 +122,7 @@ def from_file(
     """
     try:
         if pairs[b"qw_message"] != VERSION:
-            raise InvalidPacket(
-                f"it is a message of version {pairs[b'qw_message'][:20]!r}, and not of {VERSION!r}"
-            )
+            raise InvalidPacket(f"its message version is {pairs[b'qw_message'][:20]!r}, not {VERSION!r}")
         first, second = int(pairs[b"qw_headers"]), int(pairs[b"qw_properties"])
         end = first + max(0, second)
         if first < 0 or end > len(body):

@@ -262,7 +262,7 @@ class SpoolSender(Sender):
             with self._lock:
                 for queue in jobs:
                     self._writers.pop(queue, None)  # its directory may have been deleted
-            raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
+            raise BrokerUnavailable(f"the spool directory accepts no messages: {error}") from error
 
     def _writer(self, queue: str) -> Writer:
         with self._lock:
@@ -383,7 +383,7 @@ class SpoolLetters(Letters):
         return self._each(tags, lambda admin, name: admin.remove(name, dead=True))
 
     def push(self, letters: Sequence[Dead]) -> None:
-        raise NotSupported("this broker takes no dead letters from elsewhere")
+        raise NotSupported("this broker does not accept dead letters from other brokers")
 
     def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
         """Yield the dead letters of *queue* (None: of all), each with its queue and the name of its file."""
@@ -497,7 +497,7 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
     The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
     """
     refuse_parameters(url or "", "broker_url")
-    refuse_setting(conf.broker_use_ssl, "a spool is a directory of this machine: take it out")
+    refuse_setting(conf.broker_use_ssl, "a spool is a directory on this machine, so remove the setting")
     parts = urlsplit(url or "")
     directory = unquote(parts.path)
     if parts.netloc or not directory.startswith("/") or not directory.strip("/"):
@@ -508,14 +508,14 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
     options = dict(conf.broker_transport_options)
     if unknown := sorted(set(options) - {"sync"}):
         raise ConfigurationError(
-            f"broker_transport_options: spool:// has the option sync, and not {unknown[0]!r}",
+            f"broker_transport_options: spool:// only has the option sync, not {unknown[0]!r}",
             setting="broker_transport_options",
         )
     try:
         sync = Sync(options.get("sync", Sync.DIRECTORY.value))
     except ValueError:
         raise ConfigurationError(
-            f"sync is {options['sync']!r:.40}, and not one of: {', '.join(each.value for each in Sync)}",
+            f"sync is {options['sync']!r:.40}, and must be one of: {', '.join(each.value for each in Sync)}",
             setting="broker_transport_options",
         ) from None
     return SpoolBroker(os.path.realpath(directory), sync=sync)

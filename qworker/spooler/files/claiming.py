@@ -42,9 +42,9 @@ class Reason(Enum):
     GONE = "gone"
     LOCKED = "locked"
     NOT_DUE = "not due"
-    INCOMPLETE = "no packet, or not yet"
+    INCOMPLETE = "no packet, or an incomplete one"
     NO_FILE = "no plain file"
-    STRANGER = "the owner may not have code run here"
+    STRANGER = "the owner may not run code here"
     UNREADABLE = "may not be read and written"
     DECLINED = "not for this process"
     ERROR = "the system failed"
@@ -302,7 +302,7 @@ class ClaimedPlace:
         if not stat.S_ISREG(status.st_mode):
             return Refusal(Reason.NO_FILE, math.inf, stamp_of(status))
         if status.st_uid not in self._owners:
-            logger.warning("%s is left alone: user %d may not have code run here", path, status.st_uid)
+            logger.warning("%s is left alone: user %d may not run code here", path, status.st_uid)
             return Refusal(Reason.STRANGER, math.inf, stamp_of(status))
         if status.st_mtime > self.clock.now():
             return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))

@@ -28,12 +28,12 @@ def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
     place = os.path.realpath(path)
     try:
         os.mkdir(place, 0o750)
-        logger.warning("made the spool directory %s, which was not there", place)
+        logger.warning("created the missing spool directory %s", place)
     except FileExistsError:
         pass
     except OSError as error:
         raise ConfigurationError(
-            f"the spool directory {place} cannot be made: {error.strerror}. Make it, or name another"
+            f"the spool directory {place} cannot be created: {error.strerror}. Create it, or name another"
         ) from error
     mode = os.stat(place).st_mode
     if not stat.S_ISDIR(mode):
@@ -44,7 +44,7 @@ def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
         )
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not shared:
         raise ConfigurationError(
-            f"everybody may write to the spool directory {place}, and so have code run: chmod o-w {place}"
+            f"everybody may write to the spool directory {place}, and so run code: chmod o-w {place}"
         )
     return place
 
@@ -74,7 +74,7 @@ def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
         )
     if _holds_only_others(place):
         raise ConfigurationError(
-            f"{shown} holds other files and nothing of a spooler: name the spool directory itself"
+            f"{shown} contains other files and no spool files: name the spool directory itself"
         )
     return place
 

@@ -31,7 +31,7 @@ def sweep_all(places: Iterable[str], *, older_than: float = STALE_SECONDS) -> in
         if _names(f"{place}/{ATTEMPTS}"):  # only if the file system has no attributes
             found += _sweep_folder(place, ATTEMPTS, _jobs(place), older_than)
         if found:
-            logger.info("removed %d files that the dead had left in %s", found, place)
+            logger.info("removed %d files of dead processes in %s", found, place)
         removed += found
     return removed
 

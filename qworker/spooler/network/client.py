@@ -114,8 +114,8 @@ class SpoolConnection:
             answer = _exchange(self._connection, extended(packet, body), self._address, self._timeout)
             if answer.plain and answer.enqueued:
                 raise SpoolError(
-                    f"{self._address} is not a server of qworker: it has enqueued the job, but without its "
-                    "body and without looking at a key. Send to uWSGI with neither"
+                    f"{self._address} is not a server of qworker: it has enqueued the job, but ignored its "
+                    "body and signature. Send jobs for uWSGI without them"
                 )
         except BaseException:
             self.close()
@@ -160,7 +160,7 @@ def _connected(address: str, timeout: float) -> socket.socket:
         if connection is not None:
             connection.close()
         raise SpoolError(
-            f"cannot connect to {target}: {error.strerror or error}. Is a server there, and may this user?"
+            f"cannot connect to {target}: {error.strerror or error}. Is a server running there?"
         ) from None
 
 
@@ -177,7 +177,7 @@ def _exchange(connection: socket.socket, data: bytes, address: str, timeout: flo
     try:
         _send_all(connection, data)
     except TimeoutError:
-        raise SpoolError(f"{address} has not taken the whole job within {timeout:g} s") from None
+        raise SpoolError(f"{address} did not receive the whole job within {timeout:g} s") from None
     except OSError:
         pass  # the server has closed it, perhaps after an answer
     deadline = time.monotonic() + timeout
@@ -201,8 +201,8 @@ def _exchange(connection: socket.socket, data: bytes, address: str, timeout: flo
         pass  # uWSGI resets a connection that it closes before it has read everything
     raise SpoolError(
         f"{address} has closed the connection without an answer: the pairs, {len(data):,} bytes with the "
-        "header and a body, may be more than its buffer-size, or this client is not allowed, or it is no "
-        "spooler's"
+        "header and a body, may be more than its buffer-size, or this client is not allowed, or the server "
+        "is not a spooler"
     )
 
 
@@ -217,5 +217,5 @@ def _name(answer: Answer, address: str) -> str | None:
     if answer.enqueued:
         return answer.name
     reason = "" if answer.error is None else f": {safe_repr(answer.error)[1:-1]}"
-    hint = ". Its log may say why: no spooler, another directory, a priority, a time" if not reason else ""
+    hint = ". Its log may say why: no spooler, or a wrong directory, priority or time" if not reason else ""
     raise SpoolError(f"{address} has refused the job{reason}{hint}")

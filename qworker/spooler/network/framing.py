@@ -109,7 +109,7 @@ def answer_length(head: bytes) -> int:
     """Return the length of the answer that begins with the four bytes *head*. SpoolError when it is
     invalid."""
     if head[0] != ANSWER or head[3] > 1:
-        raise SpoolError(f"it answered {safe_repr(head)}, which no spooler does: is it one?")
+        raise SpoolError(f"it answered {safe_repr(head)}, so it is not a spooler")
     return HEADER + (head[1] | head[2] << 8)
 
 

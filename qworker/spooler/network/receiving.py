@@ -102,7 +102,7 @@ class Conversation:
             length = self._body_length(packet_end)
             end += BODY_LENGTH + length
             if length > self._limits.max_body:
-                self.refuse(f"a body of {length:,} bytes: {self._limits.max_body:,} at most are taken", now)
+                self.refuse(f"a body of {length:,} bytes: the maximum is {self._limits.max_body:,}", now)
                 return False
             if not self._body_begun:
                 self._body_begun = True

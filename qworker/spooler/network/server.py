@@ -121,7 +121,7 @@ class SpoolServer(ThreadComponent):
         self.addresses = [str(listener.address) for listener in self._listeners]
         self._wakeup.open()
         super().start()
-        logger.info("taking jobs on %s", ", ".join(self.addresses))
+        logger.info("accepting jobs on %s", ", ".join(self.addresses))
 
     def wake(self) -> None:
         super().wake()
@@ -181,7 +181,7 @@ class SpoolServer(ThreadComponent):
             except ConnectionError:
                 continue  # it was closed already
             except OSError as error:
-                logger.warning("no more connections can be taken at the moment: %s", error.strerror)
+                logger.warning("no more connections can be accepted at the moment: %s", error.strerror)
                 self._listen(False)
                 return
             if not self._is_allowed(listener, connection, address):
@@ -198,12 +198,12 @@ class SpoolServer(ThreadComponent):
         if not listener.is_tcp:
             if self._access.allows_user(connection):
                 return True
-            self._tell("a user who may not send jobs to it has connected to %s", listener.address)
+            self._tell("refused a connection to %s: its user may not send jobs", listener.address)
             return False
         assert isinstance(address, tuple)
         if self._access.allows_ip(address[0]):
             return True
-        self._tell("%s has connected, which is in no network that may send jobs", address[0])
+        self._tell("refused a connection from %s, which is in no allowed network", address[0])
         return False
 
     def _admit(self, must_be_signed: bool, request: Request) -> str:
@@ -316,7 +316,7 @@ class SpoolServer(ThreadComponent):
         if not self._is_listening and len(self._peers) < self._limits.max_connections:
             self._listen(True)
         if self._refused and now >= self._next_tell:
-            logger.warning("%d more were refused", self._refused)
+            logger.warning("%d more refusals were not logged", self._refused)
             self._refused, self._next_tell = 0, now + TELL_SECONDS
 
     def _tell(self, text: str, what: object) -> None:
@@ -521,4 +521,4 @@ def _remove_stale(address: UnixAddress) -> None:
             return
         except TimeoutError:
             pass  # it has many waiting connections
-    raise ConfigurationError(f"somebody listens on {address} already: stop that, or name another path")
+    raise ConfigurationError(f"another process already listens on {address}: stop it, or name another path")

@@ -247,7 +247,7 @@ class JobRunner:
         if deaths <= 0:
             return False
         if self._policy.is_last(attempts):
-            reason = f"it was begun {attempts} times, and its process did not live to end it"
+            reason = f"it was started {attempts} times, and its process died before it ended"
             claim.set_aside(reason)
             self._failed(SpoolError(reason))
             return True

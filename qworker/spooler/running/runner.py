@@ -51,7 +51,7 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
     ConfigurationError when there is no directory, or one cannot be used.
     """
     if not options.directories:
-        raise ConfigurationError("there is no spool directory to work off: name one", setting="spooler")
+        raise ConfigurationError("no spool directory is configured: name one", setting="spooler")
     places = _distinct(options.directories)
     sweep_all(places)
     source = SignalSource(places, uwsgi_api.signal_table)

@@ -74,7 +74,7 @@ class SignalTable:
         before = self.handlers.get(number)
         if before is not None and (before.target, _name(before.function)) != (target, _name(function)):
             raise ValueError(
-                f"signal {number} has a handler already, {_name(before.function)}: take another signal"
+                f"signal {number} has a handler already, {_name(before.function)}: use another signal"
             )
         handler = self.handlers[number] = Handler(target, function)
         if not handler.is_for_spooler:

@@ -191,7 +191,7 @@ class SignalSource:
                 if self._table.is_registered(signum):
                     found.append(Due(signum, directory))
                 else:
-                    logger.warning("signal %d came for %s, and nothing has registered it", signum, directory)
+                    logger.warning("received signal %d for %s, which has no handler", signum, directory)
         return [due for due in found if due.target in self._directories]
 
     def next_time(self, now: float) -> float:

@@ -72,7 +72,7 @@ def scan_in_order(
         except FileNotFoundError:
             continue
         except OSError as error:
-            logger.warning("%s/%s is passed over: %s", place, path, error.strerror)
+            logger.warning("%s/%s is skipped: %s", place, path, error.strerror)
 
 
 def priorities_with_jobs(place: str) -> list[str]:

@@ -250,7 +250,7 @@ def test_only_plain_files_are_run(spool: Open, writer: Writer, tmp_path: Path) -
 def test_of_strangers_nothing_is_run(spool: Open, writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     writer.write({"k": "v"})
     assert spool(owners={os.getuid() + 1}).next() is None
-    assert "may not have code run here" in caplog.text
+    assert "may not run code here" in caplog.text
     assert work_off(spool()) == [{b"k": b"v"}]
 
 

@@ -235,7 +235,7 @@ def test_a_job_that_has_met_with_too_many_deaths_is_set_aside(
     path = writer.write({}, at=1)
     died(path, 3, 2)
     run(runner(), writer.path, [name_of(path)])
-    assert reasons(writer) == ["it was begun 3 times, and its process did not live to end it"]
+    assert reasons(writer) == ["it was started 3 times, and its process died before it ended"]
 
 
 def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(

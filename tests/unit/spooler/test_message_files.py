@@ -117,7 +117,7 @@ def test_a_message_waits_for_no_clock_that_was_set_back(tmp_path: Path) -> None:
 def test_a_directory_that_goes_is_made_again(broker: SpoolBroker, tmp_path: Path) -> None:
     broker.sender.push([message("a")])
     os.rename(tmp_path / "spool", tmp_path / "gone")
-    with pytest.raises(BrokerUnavailable, match="takes no message"):
+    with pytest.raises(BrokerUnavailable, match="accepts no messages"):
         broker.sender.push([message("b")])
     broker.sender.push([message("c")])
     generation = broker.consumer.register("w", ["q"], 1)
@@ -136,7 +136,7 @@ def test_options(tmp_path: Path) -> None:
     url = f"spool://{tmp_path}/a%20b"
     found = open_broker(url, Settings({"broker_transport_options": {"sync": "nothing"}}, environ={}))
     assert found.url == f"spool://{tmp_path}/a b"
-    with pytest.raises(ConfigurationError, match="not one of: nothing, file, directory"):
+    with pytest.raises(ConfigurationError, match="must be one of: nothing, file, directory"):
         open_broker(url, Settings({"broker_transport_options": {"sync": "maybe"}}, environ={}))
 
 

@@ -181,7 +181,7 @@ def test_what_is_wrong_is_told(given: dict[str, Any], said: str) -> None:
 
 
 def test_what_does_not_go_together_from_two_places(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="let backoff_max be the longer one"):
+    with pytest.raises(ConfigurationError, match="increase backoff_max"):
         merge(conf(spooler_backoff_max=5, spooler_backoff=5), None, {"backoff": 6.0})
 
 

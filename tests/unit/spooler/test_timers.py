@@ -187,7 +187,7 @@ def test_a_target_is_text(table: SignalTable, target: Any) -> None:
 def test_a_signal_has_one_handler(table: SignalTable) -> None:
     table.register(1, "spooler", print)  # a module that is loaded again
     for target, function in (("spooler", repr), ("/jobs", print)):
-        with pytest.raises(ValueError, match="print: take another signal"):
+        with pytest.raises(ValueError, match="print: use another signal"):
             table.register(1, target, function)
     assert table.handlers[1] == ("spooler", print)
 

@@ -27,10 +27,10 @@ def test_the_directory_is_made_but_not_those_above_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert stat.S_IMODE(os.stat(Writer(tmp_path / "a").path).st_mode) & 0o027 == 0
-    assert caplog.messages == [f"made the spool directory {tmp_path}/a, which was not there"]
+    assert caplog.messages == [f"created the missing spool directory {tmp_path}/a"]
     Writer(tmp_path / "a")
     assert len(caplog.messages) == 1
-    with pytest.raises(ConfigurationError, match="cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot be created"):
         Writer(tmp_path / "b" / "c")
 
 
