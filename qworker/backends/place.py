@@ -22,12 +22,13 @@ REPLIES = "rpc://"
 
 
 class ResultPlace(NamedTuple):
-    """url: like ``result_backend``. conf: the settings for the store. beside: whether it is the broker's own
-    store, used by default. why_none: why results are not available, and what to do; "" if they are."""
+    """url: like ``result_backend``. conf: the settings for the store. with_broker: whether it is the
+    broker's own store, used by default. why_none: why results are not available, and what to do; "" if they
+    are."""
 
     url: str
     conf: Any
-    beside: bool = False
+    with_broker: bool = False
     why_none: str = ""
 
     @property

@@ -102,9 +102,9 @@ class Stores:
         """Whether results are in the broker's own store, so that a worker stores them with the ack."""
         if self._results_with_broker is None:
             broker = self.broker
-            beside = not self._given and self.place.beside
+            with_broker = not self._given and self.place.with_broker
             kept = "results" not in broker.lacks
-            self._results_with_broker = kept and (beside or self.backend.same_store(broker.url))
+            self._results_with_broker = kept and (with_broker or self.backend.same_store(broker.url))
         return self._results_with_broker
 
     @property

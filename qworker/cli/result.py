@@ -148,9 +148,9 @@ def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> Non
       the task was sent: if it is missing, the path is wrong.)
     - watch: the caller waits until the file exists, so nothing is raised.
     """
-    path, beside = app.stores.missing_results, app.stores.place.beside
-    if path is not None and not watch and (beside or not wait):
-        setting = "broker_url" if beside else "result_backend"
+    path, with_broker = app.stores.missing_results, app.stores.place.with_broker
+    if path is not None and not watch and (with_broker or not wait):
+        setting = "broker_url" if with_broker else "result_backend"
         raise ConfigurationError(
             f"there is no {path}: no result was stored there yet. If one was, correct {setting} "
             f"({app.conf.source(setting)}); the first result creates it",

@@ -81,10 +81,10 @@ class MemoryStore(
         lease_seconds: float = 15.0,
         revoke_expires: float = 86400.0,
         uptime: Callable[[], float] | None = None,
-        beside: MemoryStore | None = None,
+        shared_with: MemoryStore | None = None,
         keeps_failed: bool = False,
     ) -> None:
-        """beside: a store to share the data of; see another()."""
+        """shared_with: a store to share the data of; see another()."""
         self.clock = clock
         self.away = False
         self.settled: list[Settlement] = []
@@ -92,7 +92,7 @@ class MemoryStore(
         self._uptime = uptime or clock.monotonic
         self._lease_seconds = lease_seconds
         self._revoke_expires = revoke_expires
-        self._building: _Building = _Building() if beside is None else beside._building
+        self._building: _Building = _Building() if shared_with is None else shared_with._building
         self._changed = threading.Condition(self._building.lock)
         self._rang = self._woken = False  # this and all below: under the lock
         self._generation = 0
@@ -122,7 +122,7 @@ class MemoryStore(
             lease_seconds=self._lease_seconds,
             revoke_expires=self._revoke_expires,
             uptime=self._uptime,
-            beside=self,
+            shared_with=self,
             keeps_failed="failed" in self.letters,
         )
 

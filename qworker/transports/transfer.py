@@ -114,14 +114,14 @@ def move(
     seen: set[int] = set()
     rounds = 0
     try:
-        for epoch, messages in _batches(source, target, names, lease_seconds, monotonic):
+        for generation, messages in _batches(source, target, names, lease_seconds, monotonic):
             keys = {hash(message.headers) for message in messages}
             rounds = rounds + 1 if keys <= seen else 0
             seen |= keys
             if rounds == ROUNDS:
                 raise _one_place(source, target)
             target.sender.push([_envelope(message) for message in messages], push_seconds)
-            twice += _acknowledge(source, epoch, messages)
+            twice += _acknowledge(source, generation, messages)
             moved += len(messages)
             progress(moved)
     except BrokerUnavailable as error:
@@ -173,9 +173,9 @@ def _batches(
     """Yield leased messages, with the generation of the lease, until there are no more."""
     if not names:
         return
-    holder = f"move-{os.getpid()}@{hostname()}"
+    name = f"move-{os.getpid()}@{hostname()}"
     worked_on = source.presence is not None and bool(source.presence.admin.workers())
-    epoch = source.consumer.register(holder, names, 0)
+    generation = source.consumer.register(name, names, 0)
     if _leads_back(source, target):
         raise _one_place(source, target)
     last = monotonic()
@@ -187,10 +187,10 @@ def _batches(
                 or source.consumer.lease(names, 0, delayed_limit=BATCH, eta_window=EVER).messages
             )
         except LeaseLost:
-            epoch = source.consumer.register(holder, names, 0)
+            generation = source.consumer.register(name, names, 0)
             continue
         if messages:
-            yield epoch, messages
+            yield generation, messages
             last = monotonic()
         elif monotonic() - last > _timeout(source, names, lease_seconds, worked_on):
             return
@@ -198,10 +198,10 @@ def _batches(
             source.consumer.wait(0.1)
 
 
-def _acknowledge(source: Broker, epoch: int, messages: Sequence[Leased]) -> int:
+def _acknowledge(source: Broker, generation: int, messages: Sequence[Leased]) -> int:
     """Delete *messages* from *source*; return how many were no longer ours."""
     try:
-        return len(source.consumer.settle(epoch, [Ack(message.tag) for message in messages]))
+        return len(source.consumer.settle(generation, [Ack(message.tag) for message in messages]))
     except LeaseLost:
         return len(messages)
 

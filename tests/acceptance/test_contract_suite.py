@@ -27,7 +27,7 @@ class OwnPlace(Place):
     first = None
 
     def open(self, **options):
-        broker = Own(**{"uptime": boottime, **options}, beside=self.first)
+        broker = Own(**{"uptime": boottime, **options}, shared_with=self.first)
         self.first = self.first or broker
         return broker
 

@@ -37,7 +37,7 @@ class MemoryPlace(Place):
         self._first: MemoryStore | None = None
 
     def open(self, **options: Any) -> Broker:
-        store = MemoryStore(**{"uptime": boottime, **options}, beside=self._first)
+        store = MemoryStore(**{"uptime": boottime, **options}, shared_with=self._first)
         self._first = self._first or store
         return store
 

@@ -34,7 +34,7 @@ class KeepingPlace(MemoryPlace):
         self._first = MemoryStore(keeps_failed=True)
 
     def open(self, **options: Any) -> Broker:
-        return MemoryStore(**options, beside=self._first, keeps_failed=True)
+        return MemoryStore(**options, shared_with=self._first, keeps_failed=True)
 
 
 class SweptByAge(AMQPPlace):

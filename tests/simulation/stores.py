@@ -66,7 +66,7 @@ class Stores:
         made: Any
         if self._messages == "memory":
             made = MemoryStore(
-                clock, lease_seconds=LEASE_SECONDS, uptime=uptime, beside=self._broker, keeps_failed=True
+                clock, lease_seconds=LEASE_SECONDS, uptime=uptime, shared_with=self._broker, keeps_failed=True
             )
             self._broker = self._broker or made
             watch(process, "broker", made, BROKER)

@@ -36,7 +36,7 @@ def place(**settings: Any) -> Any:
 def test_the_broker_decides(broker: str, url: str) -> None:
     found = place(broker=broker)
     assert (found.url, found.why_none) == (url, "")
-    assert found.beside is not found.replies
+    assert found.with_broker is not found.replies
     assert found.replies is (url == "rpc://")
 
 
@@ -47,14 +47,14 @@ def test_every_broker_of_ours_is_in_the_table_or_keeps_none() -> None:
 @pytest.mark.parametrize("broker", ["sqs://", "nats://h", "ironmq://h", "consul://h", "redis://a;redis://b"])
 def test_what_keeps_none_says_what_to_set(broker: str) -> None:
     found = place(broker=broker)
-    assert (found.url, found.beside) == ("disabled://", False)
+    assert (found.url, found.with_broker) == ("disabled://", False)
     assert "set result_backend" in found.why_none
     assert place(broker=broker, backend="redis://h").why_none == ""
 
 
 def test_what_is_said_goes_before() -> None:
     assert place(broker="redis://h", backend="file:///there").url == "file:///there"
-    assert place(broker="redis://h", backend="redis://h").beside is False
+    assert place(broker="redis://h", backend="redis://h").with_broker is False
     assert "disabled://" in place(broker="redis://h", backend="disabled://").why_none
 
 

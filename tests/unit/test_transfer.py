@@ -280,14 +280,14 @@ def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, sourc
 def test_one_broker_by_two_names_is_noticed_before_anything_is_moved(source):
     source.sender.push([numbered(number) for number in range(3)])
     with pytest.raises(ConfigurationError, match="two names of the same broker"):
-        move(source, Telling(source.clock, beside=source))
+        move(source, Telling(source.clock, shared_with=source))
     assert source.settled == []
     assert held(source) == ["id-0", "id-1", "id-2"]
 
 
 def test_one_broker_by_two_names_is_noticed_where_nothing_can_be_revoked(source):
     def deaf():
-        store = Telling(source.clock, beside=source)
+        store = Telling(source.clock, shared_with=source)
         store.revocations = None
         return store
 

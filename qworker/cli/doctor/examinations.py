@@ -306,8 +306,8 @@ def results(choice: AppChoice) -> Iterator[Finding]:
         yield Finding("ok", "results are sent to the caller (rpc://), and no other process can read them")
     else:
         choice.app.backend.get("doctor-looks-for-nothing")
-        path = None if place.beside else choice.app.stores.missing_results
-        where = "beside the messages" if place.beside else f"in {place.url}"
+        path = None if place.with_broker else choice.app.stores.missing_results
+        where = "beside the messages" if place.with_broker else f"in {place.url}"
         if path is None:
             yield Finding("ok", f"results are kept {where}")
         else:
