@@ -243,6 +243,9 @@ class WorkerNode(Node):
     ) -> None:
         super().__init__(process, time, stores, world, *more)
         name = process.name
+        if self.queues is QUEUES and int(name[-1]) % 2:  # not all workers consume all queues
+            self.queues = QUEUES[:1]
+        process.queues = self.queues if world.stores != "django" else ()
         listener = self._actor("listener", self._listener)
         self.app.broker.consumer.wake = listener.set
         self.worker = Stepping(

@@ -299,6 +299,11 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
+            queue = None if request.is_eager else request.delivery_info["routing_key"]
+            if queue not in (None, part.options.get("queue", app.conf.task_default_queue)):
+                record.complain(f"{flow}: {number} came from the queue {queue}")
+            if queue is not None and process.queues and queue not in process.queues:
+                record.complain(f"{flow}: {number} ran in a worker that does not consume {queue}")
             if request.retries and base != "overriding":
                 missing = record.headers.get((request.id, number), {}).keys() - seen.keys()
                 if missing:

@@ -53,6 +53,8 @@ class Place:
 class Process:
     """The process interface that ``define()`` needs. note: called with what runs."""
 
+    queues = ()
+
     def __init__(self, name: str, record: KeptRecord, note: Callable[..., None] = lambda *_: None) -> None:
         self.name = name
         self.time = self

@@ -215,6 +215,7 @@ class Running:
         self.time.trace = trace
         self.seen.record.now = lambda: self.time.now
         self.stores = Stores(case.world.stores, directory, self.time)
+        self.stores.complain = self.seen.record.complain
         self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
         self.away: set[str] = set()

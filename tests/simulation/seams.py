@@ -11,7 +11,7 @@ such as the sender's by ``joins.finish()``, counts separately.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
@@ -84,6 +84,8 @@ class Process:
         self.faults = faults
         self.fired = fired
         self.on_death: list[Callable[[], object]] = []
+        self.queues: Sequence[str] = ()
+        """Queues that it consumes; () for callers."""
         self.away: set[str] = set()
         """Stores that do not answer."""
         self.full: set[str] = set()

@@ -25,6 +25,7 @@ from qworker.backends.rpc.backend import RpcBackend
 from qworker.backends.rpc.replies import Reading, ReplyQueue
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
+from qworker.transports.lease import Claim
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
 from tests.simulation.waiting import LOOK
@@ -58,6 +59,7 @@ class Stores:
         self._time = time
         self._broker: MemoryStore | None = None
         self._backend: MemoryBackend | None = None
+        self.complain: Callable[[str], None] = lambda text: None
         self.opened: list[Any] = []
         self._empty()  # other tests may have left messages
 
@@ -69,6 +71,7 @@ class Stores:
                 clock, lease_seconds=LEASE_SECONDS, uptime=uptime, shared_with=self._broker, keeps_failed=True
             )
             self._broker = self._broker or made
+            self._observe(made, made)
             watch(process, "broker", made, BROKER)
         elif self._messages == "kombu":
             made = kombu_broker("memory://", known=("celery", "far"), poll=0.0, clock=clock)
@@ -83,12 +86,30 @@ class Stores:
                 clock=clock,
                 uptime=uptime,
             )
+            self._observe(made.consumer, made.admin)
             for side in (made.sender, made.consumer, made.admin):
                 watch(process, "broker", side, BROKER)
         for kind, letters in made.letters.items():
             watch(process, "broker", letters, LETTERS, f"{kind}.")
         self.opened.append(made)
         return made
+
+    def _observe(self, consumer: Any, admin: Any) -> None:
+        """Complain when *consumer* leaves a message that is more urgent than one that it takes."""
+        lease = consumer.lease
+
+        def observed(*given: Any, **named: Any) -> Claim:
+            claim: Claim = lease(*given, **named)
+            taken = sorted(
+                (each for each in claim.messages if each.due is None), key=lambda each: -each.priority
+            )
+            for queue, least in {each.queue: each.priority for each in taken}.items():
+                left = max((each.priority for each in admin.peek(queue, "ready", 20)), default=least)
+                if left > least:
+                    self.complain(f"{queue}: priority {least} was taken before {left}")
+            return claim
+
+        consumer.lease = observed
 
     def backend(self, process: Process, clock: Clock, conf: Any) -> Any:
         url = {

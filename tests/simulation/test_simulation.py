@@ -33,7 +33,10 @@ from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
+from qworker.testing import MemoryStore
+from qworker.testing.memory_queues import Message
 from qworker.transports import transfer
+from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing
 from tests.simulation.case import (
@@ -55,6 +58,7 @@ from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
+from tests.simulation.nodes import QUEUES
 from tests.simulation.run import Seen, run
 from tests.simulation.seams import FORGETS
 from tests.simulation.search import Drawing, find, report, trace
@@ -260,6 +264,37 @@ def test_a_call_that_runs_when_it_has_expired_is_noticed(
     monkeypatch.setattr(publishing, "_moment", lambda *given: (when := moment(*given)) and when + 0.2)
     found = problems(run(case))
     assert "f0: ran {0: 1, 1: 1, 2: 1}, not {0: 1, 1: 1}" in found
+
+
+def test_a_call_in_another_queue_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = Call(number=0, options={"queue": "far"})
+    case = Case(orders=tuple(Order(far) for _ in range(8)))
+    assert problems(run(case)) == []
+    lease, push = MemoryStore.lease, MemoryStore.push
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "lease", lambda this, _, *more: lease(this, QUEUES, *more))
+        assert "f0: 0 ran in a worker that does not consume far" in problems(run(case))
+
+    def elsewhere(this: Any, sent: Any, *more: Any) -> None:
+        push(this, [each._replace(queue="celery") for each in sent], *more)
+
+    monkeypatch.setattr(MemoryStore, "push", elsewhere)
+    assert "f0: 0 came from the queue celery" in problems(run(case))
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_a_broker_without_priorities_is_noticed(stores: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = tuple(Order(Call(number=0), at=1.0, options={"priority": number % 3}) for number in range(12))
+    world, frozen = (
+        World(stores, workers=1, concurrency=1, prefetch=1),
+        Fault("freeze", "worker0", seconds=2.0),
+    )
+    case = Case(world, orders, (frozen,))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(Message, "urgency", property(lambda this: (0, this.tag)))
+    claim = consumer.CLAIM.replace("priority DESC, ", "")
+    monkeypatch.setattr(consumer, "CLAIM", claim)
+    assert "celery: priority 0 was taken before 2" in problems(run(case))
 
 
 @pytest.mark.parametrize(
