@@ -118,6 +118,7 @@ def _problems(seen: Seen) -> list[str]:
     ):
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
     found += seen.odd
+    found += _unrepeated(seen)
     if all(map(_repeats_nothing, seen.fired)):
         found += seen.record.again
     if seen.left["joins"]:
@@ -326,6 +327,16 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         late = began - since - own - (given or 0.0) - skew - seen.took
         if late > PROMPT:
             yield f"{part.number} began {late:.1f} s late"
+
+
+def _unrepeated(seen: Seen) -> Iterator[str]:
+    """Yield tasks that an operator has sent again and that did not run again."""
+    revoked = {id for asked in seen.asked for id in asked.stopped}
+    if seen.may_lose or seen.case.world.key == "late" or any(fault.kind == "crash" for fault in seen.fired):
+        return
+    for id, when in seen.again.items():
+        if id not in revoked and max(seen.record.begun[id]) < when:
+            yield f"{id} was sent again at {when:.3f} s, and has not run since"
 
 
 def _despite(seen: Seen, asked: Asked) -> Iterator[str]:

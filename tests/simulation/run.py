@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -109,6 +109,8 @@ class Seen:
     """Virtual seconds from the last call or due time until everything was quiet."""
     took: float = 0.0
     """Seconds for which calls may have waited for others, which took long."""
+    again: dict[str, float] = field(default_factory=dict)
+    """The ids of tasks that an operator has sent again, and when."""
     odd: list[str] = field(default_factory=list)
     """What is wrong with stored results."""
     schedules: Story | None = None
@@ -432,7 +434,24 @@ class Running:
         elif fault.kind in OF_OPERATORS:
             if fault.kind == "retry failed":
                 fail_as_stranger(self.observer.app, time.note)
-            meddle(fault.kind, self.observer.app, time.note, all_ids(self.seen.asked))
+            letters = self._letters(fault.kind)
+            refused = meddle(fault.kind, self.observer.app, time.note, all_ids(self.seen.asked))
+            if refused is not None:
+                again = (id for tag, id in letters.items() if tag not in refused)
+                self.seen.again |= dict.fromkeys(again, time.now)
+
+    def _letters(self, kind: str) -> dict[int, str]:
+        """Return the ids of the tasks that the operator's *kind* sends again, by the tags of their
+        letters."""
+        broker = self.observer.app.broker
+        name = kind.removeprefix("retry ")
+        if name == kind or name not in broker.letters:
+            return {}
+        try:
+            ids = {each.tag: id_of(each.headers) for each in broker.letters[name].newest()}
+        except QWorkerError:  # the store is away
+            return {}
+        return {tag: id for tag, id in ids.items() if id in self.seen.record.begun}
 
     def _move(self) -> None:
         """Move waiting messages to another broker, and back."""
@@ -443,8 +462,14 @@ class Running:
             there = SQLiteBroker(file, synchronous="OFF", clock=clock)
         try:
             for source, target in ((here, there), (there, here)):
+                waiting = count_of(source)
                 moved = move(source, target, monotonic=lambda: float(next(ticks))).moved
                 self.time.note("moved", moved)
+                arrived = count_of(target)
+                if not waiting <= moved == arrived or count_of(source):  # it may reclaim more
+                    self.seen.record.complain(
+                        f"{moved} of {waiting} messages were moved, and {arrived} are there"
+                    )
         except QWorkerError as error:
             self.time.note("cannot move", type(error).__name__)
         finally:
@@ -657,16 +682,22 @@ class Running:
         self.stores.close()
 
 
+def count_of(broker: Any) -> int:
+    """Return how many messages wait in *broker*."""
+    return sum(info.ready + info.delayed for info in broker.admin.queues())
+
+
 def all_ids(asked: Sequence[Asked]) -> list[str]:
     """Return the ids of all calls of *asked* that may not have ended."""
     return [id for each in asked for result in each.results for id in ids_of(result)]
 
 
-def meddle(kind: str, app: QWorker, note: Callable[..., None], ids: Sequence[str]) -> None:
-    """Do one of OF_OPERATORS. ids: of calls that a stranger tries to revoke."""
+def meddle(kind: str, app: QWorker, note: Callable[..., None], ids: Sequence[str]) -> Collection[int] | None:
+    """Do one of OF_OPERATORS; return the tags of letters that are refused, None if it fails. ids: of calls
+    that a stranger tries to revoke."""
     try:
         if kind == "retry failed":
-            app.failed.retry()
+            return app.failed.retry().refused
         elif kind == "retry dead":
             app.broker.admin.dead_retry()
         else:
@@ -674,6 +705,8 @@ def meddle(kind: str, app: QWorker, note: Callable[..., None], ids: Sequence[str
             revoke_as_stranger(app, ids)
     except QWorkerError as error:
         note("cannot", kind, type(error).__name__)
+        return None
+    return ()
 
 
 STRANGERS = {"flow": "stranger", "number": 0, "fails": False, "retries": 0}
@@ -756,6 +789,14 @@ def revoke_as_stranger(app: QWorker, ids: Sequence[str]) -> None:
     copied = app.signer.sign_order("revoke", "another", False, "SIGTERM")
     for signal in ("SIGTERM", f"SIGTERM {copied}"):
         revocations.sender.revoke(ids, signal=signal)
+
+
+def id_of(headers: str) -> Any:
+    """Return the id of the task in *headers*; None if a stranger wrote them."""
+    try:
+        return json.loads(headers)["id"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def delays_of(order: Order) -> float:

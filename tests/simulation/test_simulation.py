@@ -29,6 +29,8 @@ from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
 from qworker.components.status.counters import Counters
+from qworker.control.failed import Failed as FailedTasks
+from qworker.control.letters import Retried
 from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
@@ -36,9 +38,11 @@ from qworker.publishing import call as publishing
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import Message
 from qworker.transports import transfer
+from qworker.transports.lease import Admin
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing
+from tests.simulation import run as running
 from tests.simulation.case import (
     Call,
     Case,
@@ -295,6 +299,32 @@ def test_a_broker_without_priorities_is_noticed(stores: str, monkeypatch: pytest
     claim = consumer.CLAIM.replace("priority DESC, ", "")
     monkeypatch.setattr(consumer, "CLAIM", claim)
     assert "celery: priority 0 was taken before 2" in problems(run(case))
+
+
+@pytest.mark.parametrize("kind", ["failed", "dead"])
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_a_task_that_is_not_sent_again_is_noticed(
+    stores: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Call(number=0, fails=True) if kind == "failed" else Call(number=0, does="reject")
+    case = Case(World(stores), (Order(flow),), (Fault(f"retry {kind}", at=5.0),))
+    seen = run(case)
+    assert problems(seen) == []
+    assert seen.record.ran("f0") == {0: 2}
+    monkeypatch.setattr(FailedTasks, "retry", lambda _: Retried(0, {}))
+    monkeypatch.setattr(Admin, "dead_retry", lambda _: 0)
+    assert any("was sent again at 5.000 s, and has not run since" in text for text in problems(run(case)))
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_a_move_that_leaves_everything_is_noticed(stores: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(
+        World(stores), (Order(Call(number=0), options={"countdown": 90.0}),), (Fault("move", at=1.0),)
+    )
+    seen = run(case)
+    assert problems(seen) == []
+    monkeypatch.setattr(running, "move", lambda *_, **__: transfer.Report(0, 0, 0, []))
+    assert "0 of 1 messages were moved, and 0 are there" in problems(run(case))
 
 
 @pytest.mark.parametrize(
