@@ -60,7 +60,7 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
     own = app.broker
     depths = SpoolDepths(own.admin, places, app.clock)
     app.stores.use_broker((SpoolInstead if alone else SpoolCombined)(own, consumer, depths))
-    logging.getLogger("qworker.components.ending.outcomes").addFilter(_tells_nothing)
+    logging.getLogger("qworker.components.ending.outcomes").addFilter(_is_wanted)
     signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
     return Attached([partial(_server, options, app.clock)] if options.sockets else [], consumer.rescan)
 
@@ -97,7 +97,7 @@ def _begin_process(alone: bool, *_: object, **more: object) -> None:
     uwsgi_api.run_post_fork()
 
 
-def _tells_nothing(record: logging.LogRecord) -> bool:
+def _is_wanted(record: logging.LogRecord) -> bool:
     """Return whether to log *record*: jobs have their own log lines, so the end of a message only needs one
     for errors."""
     return not (
