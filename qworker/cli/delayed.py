@@ -46,7 +46,7 @@ def list_(app: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo("Nothing is due later.")
+        click.echo("No messages are due later.")
     else:
         lines = [(row["queue"], row["delayed"], _in(row["next_due"], now)) for row in rows]
         print_table(("queue", "delayed", "next due in"), lines, right="delayed")
@@ -85,7 +85,7 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
         raise NotSupported("this broker gives out delayed messages when they are due, and not before")
     queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
-        click.echo("Nothing is due later.")
+        click.echo("No messages are due later.")
         return
     confirm(f"Move the delayed messages of {', '.join(queues)} to the plain queues?", yes)
     flushed = sum(store.delayed.flush_delayed(name) for name in queues)

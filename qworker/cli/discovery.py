@@ -115,11 +115,11 @@ def _in_django(here: Path) -> tuple[str, str] | None:
     package = settings.partition(".")[0]
     for name in _submodules(package):
         if not name.endswith((".app", ".tasks")):
-            return name, f"beside the settings {settings} of Django"
+            return name, f"beside Django's settings {settings}"
     if not _installs_ours(settings):
         return None
     os.environ[_SETTINGS_MODULE] = settings
-    return DJANGO_APP, f"made of the settings {settings} of Django"
+    return DJANGO_APP, f"made from Django's settings {settings}"
 
 
 def _in_manage(here: Path) -> str:
@@ -169,7 +169,7 @@ def _in_directory(here: Path) -> tuple[str, str]:
         return modules[0], "the only package in the working directory that makes an app"
     if modules:
         raise ConfigurationError(
-            f"{len(modules)} packages in {here} make an app; say which with -A: " + ", ".join(modules)
+            f"{len(modules)} packages in {here} make an app; name one with -A: " + ", ".join(modules)
         )
     raise NoApp(
         f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it "
@@ -228,7 +228,7 @@ def load(target: str, how: str, here: Path) -> AppChoice:
         return AppChoice(apps[attribute], how, f"{name}:{attribute}")
     if apps:
         choices = " or ".join(f"-A {name}:{attribute}" for attribute in apps)
-        raise ConfigurationError(f"{name} ({how}) has {len(apps)} apps; say which: {choices}")
+        raise ConfigurationError(f"{name} ({how}) has {len(apps)} apps; name one: {choices}")
     celery = [key for key, value in vars(module).items() if type(value).__module__.startswith("celery.")]
     hint = f"{celery[0]} is made by Celery: make it with QWorker instead" if celery else "make one"
     raise ConfigurationError(
@@ -347,4 +347,4 @@ def import_story(name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
         return f"there is no module {error.name!r} in {Path.cwd()} or on the import path"
     text = "".join(format_list(_own_frames(error)) + format_exception_only(error)).rstrip()
-    return f"cannot import {name}, because of this in it:\n{text}"
+    return f"cannot import {name}:\n{text}"

@@ -351,7 +351,7 @@ def _show_failed(each: FailedTask) -> None:
 
 
 def _no_failed(app: QWorker, words: dict[str, Any]) -> None:
-    click.echo("No failed task is like that." if any(words.values()) else "No failed task is kept.")
+    click.echo("No failed task matches." if any(words.values()) else "There are no failed tasks.")
     if DJANGO_PACKAGES in app.tasks:
         click.echo(
             "Failures of what async_task() called are in the project's database: see Failed tasks in the "

@@ -86,7 +86,7 @@ def open_app(option: str | None, tasks: bool = True) -> AppChoice:
     context = click.get_current_context(silent=True)
     named = option if option is not None else context.find_root().obj if context else None
     if isinstance(named, QWorker):
-        choice = AppChoice(named, "this program is its own", named.main or "__main__")
+        choice = AppChoice(named, "the app of this program", named.main or "__main__")
     else:
         choice = find_app(named)
     if named is None:

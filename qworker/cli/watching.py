@@ -124,7 +124,7 @@ class Watching:
                 raise
             self._say_lost(mask_urls(str(error)))
             return False
-        back = self._away and f"The server answers again; it did not since {self._away}."
+        back = self._away and f"The server answers again; it had not since {self._away}."
         self._away = ""
         if self._is_drawn:
             _draw(picture.lines, back or f"{self._now()}  every {self._every:g} s; Ctrl-C ends")

@@ -33,7 +33,7 @@ def fail(tasks):
 
 
 def test_failed_tasks_are_listed_and_shown(begun, run, fail):
-    assert run("failed", "list").stdout == "No failed task is kept.\n"
+    assert run("failed", "list").stdout == "There are no failed tasks.\n"
     fail("one", "two")
     listed = run("failed", "list")
     assert listed.stdout.splitlines()[0].split() == ["tag", "queue", "task", "attempts", "age", "error"]
@@ -159,7 +159,7 @@ def test_failed_takes_short_names_and_tells_of_slips(tasks, run, fail):
     short = listed["task"].rpartition(".")[2]
     assert json.loads(run("failed", "list", "--task", short, "--json").stdout) == [listed]
     slip = run("failed", "list", "--task", f"{listed['task']}x")
-    assert slip.stdout == "No failed task is like that.\n"
+    assert slip.stdout == "No failed task matches.\n"
     assert f"Did you mean '{listed['task']}'?" in slip.stderr
     assert run("failed", "retry", "--task", short).stdout == "Sent 1 task again.\n"
 

@@ -124,7 +124,7 @@ def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, dead_letter):
 
 
 def test_delayed_list(begun, run):
-    assert run("delayed", "list").stdout == "Nothing is due later.\n"
+    assert run("delayed", "list").stdout == "No messages are due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "5h")
     run("call", "add", "1", "2", "-Q", "other")
@@ -135,7 +135,7 @@ def test_delayed_list(begun, run):
 
 
 def test_delayed_flush(begun, run):
-    assert run("delayed", "flush").stdout == "Nothing is due later.\n"
+    assert run("delayed", "flush").stdout == "No messages are due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
     assert run("delayed", "flush").exit_code == 2

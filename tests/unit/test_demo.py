@@ -240,5 +240,5 @@ def test_the_timeline_has_a_lane_for_a_child_that_was_killed_at_its_first_task()
 def test_page_without_any_success(tmp_path: Path) -> None:
     runs = [report.Run("analyse", False, "/a/b.py: no")]
     empty = report.join([report.Part("analyse", "modules", runs)], runs, 0.0, {})
-    assert "Nothing ended well" in page.page(empty)
+    assert "No task succeeded" in page.page(empty)
     assert report.text(empty)

@@ -116,7 +116,7 @@ def test_the_stand_in_for_the_current_app_is_not_an_app(project):
         ("tasks.ap", "no module 'tasks.ap'"),
         ("tasks.number", "tasks:number .* is a int, not a QWorker app"),
         ("nowhere.tasks.app", "no module 'nowhere.tasks.app'"),
-        ("broken.app", "cannot import broken.app, because of this in it"),
+        ("broken.app", "cannot import broken.app:\n"),
         ("missing.py", "no Python file"),
         ("", "names no module"),
         ("a b", "names no module"),

@@ -77,7 +77,7 @@ def test_a_broker_that_is_away_is_told_of_once_and_waited_for(
     away, back = err.splitlines()
     assert away.startswith("No answer since 12:00:01; waiting: ")
     assert "secret" not in away
-    assert back == "The server answers again; it did not since 12:00:01."
+    assert back == "The server answers again; it had not since 12:00:01."
 
 
 def test_a_broker_that_is_away_at_first_is_an_error() -> None:
@@ -95,7 +95,7 @@ def test_a_terminal_is_drawn_anew(
     first, away, back, long = capsys.readouterr().out.split(CLEAR)[1:]
     assert first == "name\na\n\n12:00:00  every 2.5 s; Ctrl-C ends"
     assert away == "name\na\n\n12:00:02  No answer since 12:00:01: redis://:********@h/0 r"
-    assert back == f"name\n{'x' * 59}\n\nThe server answers again; it did not since 12:00:01."
+    assert back == f"name\n{'x' * 59}\n\nThe server answers again; it had not since 12:00:01."
     assert long.splitlines() == [
         "row 0", "row 1", "row 2", "row 3", "… 6 more lines", "", "12:00:03  every 2.5 s; Ctrl-C ends",
     ]  # fmt: skip

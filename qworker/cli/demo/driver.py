@@ -77,7 +77,7 @@ def run(
         screen.say(f"The demo stopped: {error}")
         return 1
     except KeyboardInterrupt:
-        screen.say("Interrupted; the worker was stopped and its files are gone.")
+        screen.say("Interrupted; the worker was stopped and its files were removed.")
         return 130
     page.write(report, target)
     screen.say()
@@ -150,7 +150,7 @@ def _gather(
             raise DemoFailed(f"the worker ended with code {process.returncode}.\n{_last_lines(directory)}")
         if elapsed > DEADLINE_SECONDS:
             raise DemoFailed(
-                f"{len(waiting)} tasks had no end after {elapsed:.0f} s.\n{_last_lines(directory)}"
+                f"{len(waiting)} tasks had not ended after {elapsed:.0f} s.\n{_last_lines(directory)}"
             )
         if ready and waiting:
             time.sleep(0.05)  # hundreds of results arrive: reading them one by one would slow down the tasks
@@ -180,12 +180,12 @@ def _note(part: Part) -> str:
     """Return a part's result in a few words, with a measured figure if there is one."""
     values = [run.value for run in part.runs if run.ok]
     if not values:
-        return "none ended well"
+        return "none succeeded"
     match part.name:
         case "analyse":
             return f"{part.ok / part.seconds:.0f} a second" if part.seconds else ""
         case "read_flaky":
-            return f"ended well at attempt {values[0]['retries'] + 1}"
+            return f"succeeded at attempt {values[0]['retries'] + 1}"
         case "digest":
             return f"each waits {tasks.WAIT_SECONDS} s; one by one: {len(values) * tasks.WAIT_SECONDS:.0f} s"
         case "notify":

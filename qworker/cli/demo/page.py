@@ -47,7 +47,7 @@ def page(report: Report) -> str:
         + "".join(f'<div class="tile"><b>{a}</b><span>{b}</span></div>' for a, b in tiles)
         + "</div>",
         "<h2>Who did what, when</h2>",
-        "<p>A lane for each child process. Async tasks wait side by side in one child while it goes on "
+        "<p>A lane for each child process. Async tasks wait side by side in one child while it continues "
         "reading modules; "
         "the calls that are rate-limited keep their distance; a child that was killed stops, and another "
         "takes over.</p>",
@@ -126,7 +126,7 @@ def timeline(report: Report) -> str:
     """Return a row for each child: modules above, async tasks below, calls and single events as marks."""
     runs = [(run.part, run.value) for part in report.parts for run in part.runs if run.ok]
     if not runs:
-        return "<p>Nothing ended well.</p>"
+        return "<p>No task succeeded.</p>"
     killed: dict[int, float] = {
         value["killed"]: value["killed_at"] for part, value in runs if part == "die_once"
     }
