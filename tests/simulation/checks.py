@@ -46,8 +46,6 @@ HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
-BARELY = 1e-4
-"""Seconds by which a pause may move the start of a run."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
@@ -109,6 +107,8 @@ def _problems(seen: Seen) -> list[str]:
         ).problems()
     found += seen.record.wrong
     found += _too_many(seen)
+    jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind == "jump")
+    found += [f"{what} began {by:.3f} s too early" for what, by in seen.record.early if by > jumps + ROUNDING]
     revoked = any(asked.revoked for asked in seen.asked)
     dead = range(dead.start + (0 if revoked else seen.unsigned), dead.stop + seen.unsigned)
     if (
@@ -152,7 +152,7 @@ def _too_many(seen: Seen) -> Iterator[str]:
         return
     for (process, name), times in seen.record.taken.items():
         apart = [later - earlier for earlier, later in pairwise(times)]
-        if apart and min(apart) < 1 / seen.case.world.rate - BARELY:
+        if apart and min(apart) < 1 / seen.case.world.rate - ROUNDING:
             yield f"{process.name} took two of {name} within {min(apart):.4f} s"
 
 
@@ -324,7 +324,7 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         if seen.fired or (maker and maker.does in RUNS):  # which of its runs has called it is not known
             continue
         since = max([since, *map(max, befores), *(ends[maker.number] if maker else ())])
-        late = began - since - own - (given or 0.0) - skew - seen.took
+        late = began - since - own - (given or 0.0) - skew - seen.took - _limited(seen)
         if late > PROMPT:
             yield f"{part.number} began {late:.1f} s late"
 

@@ -149,6 +149,8 @@ def call(random: Random, depth: int = 0) -> Any:
         links=[Call(fails=random.random() < 0.1)] if random.random() < 0.3 else [],
         errbacks=errbacks(random, 0.3),
     )
+    if made.retries:
+        made.delay = random.choice((0.0, 0.0, 0.5, 3.0))
     if random.random() < 0.1:
         made.options = dict(random.choice(OPTIONS))
     if depth < 2:

@@ -100,6 +100,8 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
                     for state, count in ended.items()
                 }
             )
+            if record.hooked and record.hooked[call] != figures.told[call, states.RETRY]:
+                yield f"{each.name}: on_retry() of {number} was called {record.hooked[call]} times"
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
             if part.does == "hard" and not part.fails:  # metrics do not count killed tasks

@@ -33,7 +33,7 @@ from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.figures import Figures
 from tests.simulation.seams import Process
-from tests.support.flows import ARGS, RUNS, VALUES, Call, canvas, parts_of, shown
+from tests.support.flows import ARGS, BACKOFF, RUNS, VALUES, Call, canvas, parts_of, shown
 
 _NAME = re.compile(rb'"(f[0-9]+)\\*"')
 
@@ -77,6 +77,12 @@ class Record:
         """When a worker began to run each task, by its id."""
         self.taken: dict[tuple[Process, str], list[float]] = defaultdict(list)
         """When the pool of each worker took limited tasks, by their name."""
+        self.put_off: dict[tuple[str, int, int], float] = {}
+        """When an attempt may begin, by task id, number and attempt."""
+        self.early: list[tuple[str, float]] = []
+        """Attempts that began too early, and by how many seconds."""
+        self.hooked: Counter[tuple[str, int]] = Counter()
+        """Calls of ``on_retry()``, by order and number."""
         self.joins: dict[str, str] = {}
         """The orders of joins, by their ids."""
         self._flows: dict[str, Flow] = {}
@@ -202,6 +208,10 @@ class Hooked(Task):
     """A base class that reads its state in the hooks for its end."""
 
     look: Callable[[Any, str | None, str, Any], None]
+    hooked: Counter[tuple[str, int]]
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.hooked[kwargs["flow"], kwargs["number"]] += 1
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         self.look(self, task_id, "SUCCESS", kwargs.get("flow", args))
@@ -280,7 +290,9 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             record.miss(f"{task_id} of {flow!r} was told to be {state}, and it is {now}")
 
     if kind is Hooked:  # separate for each process
-        kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})
+        kind = of_coroutines = type(
+            "Hooked", (Hooked,), {"look": staticmethod(look_back), "hooked": record.hooked}
+        )
 
     def refuse(flow: str, number: int) -> None:
         """Complain about calls without the key, if there is a key."""
@@ -309,6 +321,9 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 if missing:
                     record.complain(f"{flow}: the next attempt of {number} has lost the headers {missing}")
             record.headers[request.id, number] = dict(seen)
+            due = record.put_off.get((request.id, number, request.retries), 0.0)
+            if due > (now := app.clock.now()):
+                record.early.append((f"{flow}: attempt {request.retries} of {number}", due - now))
             if THEIRS in repr(given):
                 record.complain(f"{flow}: {number} is given what a stranger has chosen")
             if number in known.linked:
@@ -316,7 +331,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if request.stamps != (STAMPS if number in known.stamped else {}):
                 record.complain(f"{flow}: {number} has the stamps {request.stamps}")
             if request.retries < retries:
-                raise task.retry(countdown=0, max_retries=retries)
+                put_off(request, number, part.delay)
+                raise task.retry(countdown=part.delay, max_retries=retries)
             if part.calls is not None:
                 options = {"headers": dict(seen)} if part.hands_on else {}
                 try:
@@ -344,6 +360,12 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if seen != state:
                 record.complain(f"{flow}: who hears of the end of {id} finds it {seen}")
 
+    def put_off(request: Any, number: int, seconds: float) -> None:
+        """Record when the next attempt of *request* may begin, which another message may ask for, too."""
+        if not request.is_eager:
+            attempt, due = (request.id, number, request.retries + 1), app.clock.now() + seconds
+            record.put_off[attempt] = min(due, record.put_off.get(attempt, due))
+
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
         """End the call *number* as *does* requires."""
         if does == "result":
@@ -352,6 +374,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             return VALUES[does]
         if does == "hard":
             process.end_child(TIME_LIMIT)
+        if does == "again":
+            put_off(task.request, number, BACKOFF * 2**task.request.retries)
         if does == "requeue":
             if record.is_first(task.request):
                 raise Reject("not yet", requeue=True)
@@ -360,8 +384,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
 
     options: dict[str, Any] = {
         "rate_limit": f"{rate}/s" if rate else None,
-        "bind": True, "autoretry_for": (Again,), "default_retry_delay": 0, "max_retries": RUNS["again"] - 1,
-        "throws": (Expected,),
+        "bind": True, "autoretry_for": (Again,), "retry_backoff": BACKOFF, "retry_jitter": False,
+        "max_retries": RUNS["again"] - 1, "throws": (Expected,),
     }  # fmt: skip
 
     @app.task(base=kind, name="call", **options)

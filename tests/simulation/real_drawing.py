@@ -17,7 +17,7 @@ from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.real_servers import AWAY, STORES
 from tests.simulation.real_worker import TIME_LIMIT, RealWorld
 from tests.simulation.run import OF_OPERATORS
-from tests.support.flows import is_line, parts_of
+from tests.support.flows import Call, is_line, parts_of
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "workers": (1, 2),
@@ -77,6 +77,8 @@ def order(random: Random, world: RealWorld) -> Order:
             part.does = "none"  # in that layout, a chord waits for all members, even if one has failed
         if getattr(part, "options", None):
             part.options = sooner(part.options)
+        if isinstance(part, Call):
+            part.delay = min(part.delay, LONGEST)
         if getattr(part, "does", "") == "hard":
             if world.pool != "prefork" or part.coroutine:
                 part.does = "soft"

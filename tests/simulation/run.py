@@ -42,7 +42,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import START, Actor, Killed, Stuck, Time, determined
-from tests.support.flows import ARGS, OUTDATED, Call, is_line, needs_joins, parts_of
+from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
@@ -800,10 +800,13 @@ def id_of(headers: str) -> Any:
 
 
 def delays_of(order: Order) -> float:
-    """Return the sum of all countdowns in *order*, in seconds."""
+    """Return the sum of all countdowns and retry delays in *order*, in seconds."""
     given = (order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow)))
     outdated = sum(getattr(part, "does", "") == "outdated" for part in parts_of(order.flow))
-    return float(sum(options.get("countdown") or 0.0 for options in given) + OUTDATED * outdated)
+    retries = sum(part.retries * part.delay for part in parts_of(order.flow) if isinstance(part, Call))
+    backoff = 3 * BACKOFF * sum(getattr(part, "does", "") == "again" for part in parts_of(order.flow))
+    countdowns = sum(options.get("countdown") or 0.0 for options in given)
+    return float(countdowns + OUTDATED * outdated + retries + backoff)
 
 
 def _kind_of(case: Case) -> type[Running]:

@@ -35,6 +35,7 @@ from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
+from qworker.tasks import next_attempt
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import Message
 from qworker.transports import transfer
@@ -63,6 +64,7 @@ from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
 from tests.simulation.nodes import QUEUES
+from tests.simulation.program import Hooked
 from tests.simulation.run import Seen, run
 from tests.simulation.seams import FORGETS
 from tests.simulation.search import Drawing, find, report, trace
@@ -476,6 +478,32 @@ def test_a_store_that_loses_a_message_is_noticed(stores: str) -> None:
     lost = Fault(FORGETS, "caller0", "push")
     found = problems(run(Case(World(stores=stores), (order,), (lost,))))
     assert "f0: result 0 has not ended" in found
+
+
+@pytest.mark.parametrize("call", [Call(retries=1, delay=0.5, number=0), Call(does="again", number=0)])
+def test_an_attempt_that_begins_too_early_is_noticed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(World(base="hooked"), (Order(call),))
+    assert problems(run(case)) == []
+    publish = next_attempt._publish
+
+    def early(task: Any, request: Any, attempt: Any, options: Any) -> None:
+        publish(task, request, attempt, {**options, "countdown": 0.05})
+
+    monkeypatch.setattr(next_attempt, "_publish", early)
+    assert "f0: attempt 1 of 0 began" in problems(run(case))[0]
+
+
+def test_a_retry_whose_hook_is_not_called_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(World(base="hooked"), (Order(numbered(Chain([Call(retries=1), Call(retries=1)]))),))
+    assert problems(run(case)) == []
+    hook = Hooked.on_retry
+
+    def missed(self: Any, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        if kwargs["number"]:
+            hook(self, exc, task_id, args, kwargs, einfo)
+
+    monkeypatch.setattr(Hooked, "on_retry", missed)
+    assert problems(run(case)) == ["f0: on_retry() of 0 was called 0 times"]
 
 
 def test_a_rate_limit_that_is_exceeded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,8 @@ class Short:
 
 @dataclass(repr=False)
 class Call(Short):
-    """One call. retries: how often it asks for another attempt. number: its own in the flow.
+    """One call. retries: how often it asks for another attempt, *delay* seconds later. number: its own in the
+    flow.
 
     does: what it does in the end, see ENDS and VALUES. instead: the flow that it has take its place. calls:
     a flow that it calls, with its own headers if hands_on. options: of the signature, with a timedelta for a
@@ -59,6 +60,7 @@ class Call(Short):
 
     fails: bool = False
     retries: int = 0
+    delay: float = 0.0
     immutable: bool = False
     ignored: bool = False
     coroutine: bool = False
@@ -482,6 +484,8 @@ ARGS: dict[str, tuple[Any, ...]] = {
 """The arguments of errors of tasks; those of a ValueError are the number of its call."""
 RUNS = {"requeue": 2, "again": 3, "expired": 0, "outdated": 0}
 """How often one runs, if not once."""
+BACKOFF = 0.1
+"""Seconds before the second attempt of one that runs "again"; twice as many before the third."""
 
 
 @dataclass
