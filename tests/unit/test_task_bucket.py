@@ -78,6 +78,14 @@ def test_a_token_without_a_slot_does_not_keep_the_mediator_busy() -> None:
     assert bucket.take() == [2]
 
 
+def test_the_mediator_waits_for_the_next_token_when_the_pool_took_one() -> None:
+    bucket = Bucket(rate=10)
+    bucket.put(*bucket.rooms.requests(2))
+    asleep_since = bucket.queue.changes
+    assert bucket.take() == [1]
+    assert bucket.queue.changes != asleep_since
+
+
 def test_what_is_put_back_without_having_run_gets_its_token_back() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))

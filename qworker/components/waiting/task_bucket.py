@@ -168,6 +168,8 @@ class TaskBucket(ReadyQueue):
                 left[request.is_async] -= 1
                 self._waiting -= 1
                 taken.append(request)
+        if taken:
+            self._changed()  # the mediator waits for the next token, whoever took this one
         taken.extend(super()._take(Slots(*left)))
         taken.sort(key=lambda request: -self._sign * request.leased.priority)
         return taken
