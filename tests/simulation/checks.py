@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.program import Moment
+from tests.simulation.repeats import Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, ROUNDING, Seen
 from tests.support.flows import (
     PENDING,
@@ -102,9 +103,7 @@ def _problems(seen: Seen) -> list[str]:
         letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
         dead = range(dead.start + (0 if _may_end_early(seen, asked) else letters), dead.stop + letters)
     if seen.schedules is not None:
-        found += Oracle(
-            seen.case, seen.schedules, list(zip(seen.fired_at, seen.fired, strict=True))
-        ).problems()
+        found += Oracle(seen.case, seen.schedules, [(met.at, met.fault) for met in seen.met]).problems()
     found += seen.record.wrong
     found += _too_many(seen)
     jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind == "jump")
@@ -181,6 +180,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
+    found += _too_often(seen, asked, want)
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
     found += _untimely(seen, asked, want)
@@ -277,18 +277,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found += [f"{number} ran, which must not" for number in ran if number not in runs]
         if tells_all:
             found += [f"errback {number} was told, which must not" for number in told if number not in tells]
-        faults = 0 if exact else len(seen.fired)
-        away = sum(
-            fault.seconds for fault in seen.fired if fault.kind in ("away", "full")
-        )  # retried each second
-        # If a worker dies before it has settled a chain of messages, each is redelivered and sends the next
-        # one again, so the n-th runs up to n + 1 more times. Earlier calls have lower numbers.
-        earlier = {number: sum(runs[each] for each in runs if each < number) for number in runs}
-        found += [
-            f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
-            for number, count in runs.items()
-            if ran[number] > count * (1 + max(3, 1 + earlier[number]) * faults + away)
-        ]
+        found += _by_count(seen, asked, runs) if not seen.record.every else []
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
@@ -339,6 +328,42 @@ def _unrepeated(seen: Seen) -> Iterator[str]:
             yield f"{id} was sent again at {when:.3f} s, and has not run since"
 
 
+def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
+    """Yield repeated runs that no fault explains."""
+    record = seen.record
+    flow = record.flow(asked.name)
+    if flow is None or not record.every:
+        return
+    calls = 2 if asked.order.how == "twice" else 1
+    requeued = {
+        number
+        for number, part in flow.parts.items()
+        if getattr(part, "does", "") == "requeue" and not part.fails and seen.case.world.acks_late
+    }
+    repeats = Repeats(record.executions[asked.name], record.every, seen.met, record.bodies, calls, requeued)
+    yield from repeats.problems()
+    ran = record.ran(asked.name)
+    often = {number for number in want.runs if ran[number] > want.runs[number] * calls}
+    for number in sorted(often):  # who is repeated may call the same with other ids
+        count = repeats.more(number) * max(1, getattr(flow.parts[number], "items", 1))
+        if ran[number] > want.runs[number] * calls + count and often.isdisjoint(repeats.senders(number)):
+            yield f"{number} ran {ran[number]} times, not {want.runs[number] * calls} and {count} repeats"
+
+
+def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str]:
+    """Yield calls that ran more often than faults of this number explain, on real servers, which do not tell
+    which message a run belongs to."""
+    faults = sum(fault.kind not in HARMLESS for fault in seen.fired)
+    away = sum(fault.seconds for fault in seen.fired if fault.kind == "away")  # retried each second
+    # If a worker dies before it has settled a chain of messages, each is redelivered and sends the next one
+    # again, so the n-th runs up to n + 1 more times. Earlier calls have lower numbers.
+    earlier = {number: sum(runs[each] for each in runs if each < number) for number in runs}
+    ran = seen.record.ran(asked.name)
+    for number, count in runs.items():
+        if ran[number] > count * (1 + max(3, 1 + earlier[number]) * faults + away):
+            yield f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
+
+
 def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
     """Yield calls that began when every worker had to know that they were revoked."""
     for id, since in asked.stopped.items():
@@ -352,7 +377,7 @@ def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
 def _deaf(seen: Seen, since: float, at: float) -> bool:
     """Return whether a worker may not know at the time *at* what was revoked at the time *since*: a crash has
     undone it, or a fault has just kept the worker from hearing of it."""
-    for when, fault in zip(seen.fired_at, seen.fired, strict=True):
+    for fault, when, *_ in seen.met:
         if fault.kind == "crash" and fault.at <= since <= when:
             return True
         if fault.kind not in HARMLESS and when <= at <= when + fault.seconds + RECOVERED:

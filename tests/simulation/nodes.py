@@ -36,10 +36,11 @@ from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
 from tests.simulation.program import STAMPS, Noting, Record, define
+from tests.simulation.repeats import Execution
 from tests.simulation.seams import Process
-from tests.simulation.stores import LEASE_SECONDS, STORES, Stores
+from tests.simulation.stores import STORES, Stores
 from tests.simulation.waiting import Watcher, awaited
-from tests.simulation.world import Actor, Clock, Killed, Stuck, Time
+from tests.simulation.world import LEASE_SECONDS, Actor, Clock, Killed, Stuck, Time
 from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
@@ -166,6 +167,12 @@ class Pool(InlinePool):
     def outcome_of(self, request: Request) -> Outcome:
         process = self.process
         process.in_child = True
+        headers, time = request.headers, process.time
+        process.execution = Execution(
+            request.id, headers["retries"], request.tag, headers["parent_id"], process.name, time.now,
+            len(time.log),
+        )  # fmt: skip
+        self.record.every.append(process.execution)
         if request not in self.started:  # not in its turn, while the worker shuts down
             self.record.begins(request, process.time.now)
         try:
@@ -174,7 +181,7 @@ class Pool(InlinePool):
             if not process.child_lost:
                 raise
         finally:
-            process.in_child = False
+            process.in_child, process.execution = False, None
         if why := process.child_lost:
             process.child_lost = ""
             return Outcome(why, text=f"killed: {why}")

@@ -32,6 +32,7 @@ from qworker.errors import (
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.figures import Figures
+from tests.simulation.repeats import Body, Execution, first_of
 from tests.simulation.seams import Process
 from tests.support.flows import ARGS, BACKOFF, RUNS, VALUES, Call, canvas, parts_of, shown
 
@@ -73,6 +74,11 @@ class Record:
         self.tick = itertools.count()
         self.runs: dict[str, list[tuple[int, Moment, Moment]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
+        self.executions: dict[str, list[tuple[int, Execution]]] = defaultdict(list)
+        """Which executions by workers the runs belong to, with their numbers."""
+        self.every: list[Execution] = []
+        """All executions, also of tasks that belong to no order."""
+        self.bodies: set[Body] = set()
         self.begun: dict[str, list[float]] = defaultdict(list)
         """When a worker began to run each task, by its id."""
         self.taken: dict[tuple[Process, str], list[float]] = defaultdict(list)
@@ -126,6 +132,7 @@ class Record:
     def opens(self, joins: Sequence[Join]) -> None:
         """Record to which orders *joins* belong: their bodies name them, except those of replacing groups."""
         for join in joins:
+            self.bodies.update(first_of(join.body))
             if named := _NAME.search(join.body):
                 self.joins[join.id] = named[1].decode()
 
@@ -151,9 +158,14 @@ class Record:
         self.unseen.append(text)
 
     @contextmanager
-    def running(self, flow: str, number: int, delivery: Any = None) -> Iterator[None]:
-        """Record a run. delivery: identifies the message, the attempt and the process."""
+    def running(
+        self, flow: str, number: int, run: Execution | None = None, delivery: Any = None
+    ) -> Iterator[None]:
+        """Record a run. run: None in a caller. delivery: identifies the message, the attempt and the
+        process."""
         start = self.now(), next(self.tick)
+        if run is not None:
+            self.executions[flow].append((number, run))
         if delivery in self.ended:
             self.again.append(f"{flow}: {number} ran again where it had ended")
         try:
@@ -305,7 +317,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         request = task.request
         tag = (request.delivery_info or {}).get("delivery_tag")
         delivery = None if request.is_eager else (process, tag, request.id, request.retries)
-        with record.running(flow, number, delivery):
+        with record.running(flow, number, process.execution, delivery):
             known = record.of(flow)
             part = known.parts[number]
             seen = request.headers or {}
@@ -409,7 +421,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
     @app.task(base=kind, name="star")
     def star(flow: str, number: int, place: int, fails: bool) -> str:
         refuse(flow, number)
-        with record.running(flow, number):
+        with record.running(flow, number, process.execution):
             if fails:
                 raise ValueError(number)
             return shown(number, [place])

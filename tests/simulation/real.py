@@ -35,6 +35,7 @@ from tests.simulation.real_drawing import cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
 from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
+from tests.simulation.repeats import Met
 from tests.simulation.run import CALLERS, Seen, all_ids, heard, meddle
 from tests.support.flows import Expected, expected
 
@@ -206,7 +207,7 @@ class RealRunning:
     def _begin(self, fault: Fault) -> None:
         fleet = self.fleet
         fleet.note("happens:", fault)
-        self.seen.fired.append(fault)
+        self.seen.met.append(Met(fault))
         fleet.record.trouble = True
         if fault.kind in OF_WORKERS:
             self._harm(fault, fleet.running[fault.node])

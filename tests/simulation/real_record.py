@@ -78,7 +78,7 @@ class KeptRecord(Record):
         path.touch() if there else path.unlink(missing_ok=True)
 
     @contextmanager
-    def running(self, flow: str, number: int, delivery: Any = None) -> Iterator[None]:
+    def running(self, flow: str, number: int, run: Any = None, delivery: Any = None) -> Iterator[None]:
         start = time.monotonic_ns()
         this = f"{os.getpid()}-{start}"
         self.lines.append("start", flow, number, this, start)

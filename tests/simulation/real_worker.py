@@ -59,6 +59,7 @@ class Process:
         self.name = name
         self.time = self
         self.note = note
+        self.execution = None
         self._record = record
 
     @property

@@ -37,11 +37,12 @@ from tests.simulation.case import Case, Fault, Order
 from tests.simulation.crashing import reaching
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, calls_of, ids_of, is_ready, value_of
 from tests.simulation.program import THEIRS, Record
+from tests.simulation.repeats import Met
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
-from tests.simulation.stores import LEASE_SECONDS, Stores
+from tests.simulation.stores import Stores
 from tests.simulation.tracing import Trace
-from tests.simulation.world import START, Actor, Killed, Stuck, Time, determined
+from tests.simulation.world import LEASE_SECONDS, START, Actor, Killed, Stuck, Time, determined
 from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
@@ -88,10 +89,8 @@ class Seen:
     case: Case
     record: Record
     asked: list[Asked] = field(default_factory=list)
-    fired: list[Fault] = field(default_factory=list)
+    met: list[Met] = field(default_factory=list)
     broken: str = ""
-    fired_at: list[float] = field(default_factory=list)
-    """When they were triggered, in seconds of the world."""
     stuck: str = ""
     crashed: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -116,6 +115,11 @@ class Seen:
     schedules: Story | None = None
     unsigned: int = 0
     """The number of messages and dead letters when the key was set late."""
+
+    @property
+    def fired(self) -> list[Fault]:
+        """The triggered faults."""
+        return [met.fault for met in self.met]
 
     @property
     def may_lose(self) -> bool:
@@ -272,7 +276,7 @@ class Running:
         skew = world.skew * (len(self.processes) - 1)
         if self.case.schedules is not None:
             skew = self.case.schedules.start
-        process = Process(name, self.time, self.to_come, self.seen.fired)
+        process = Process(name, self.time, self.to_come, self.seen.met)
         if not issubclass(kind, self.caller_class):  # the next process of a caller makes its other calls
             process.on_death.append(lambda: self.time.remove(name))
         self.live[name] = process
@@ -411,8 +415,7 @@ class Running:
     def _happen(self, fault: Fault) -> None:
         time = self.time
         time.note("happens:", fault.kind, fault.node, fault.seconds)
-        self.seen.fired.append(fault)
-        time.fired.append(time.now)
+        self.seen.met.append(Met(fault, time.now, len(time.log)))
         node = self.workers.get(fault.node)
         if self.schedules is not None and self.schedules.happen(fault):
             return
@@ -610,7 +613,7 @@ class Running:
     def _look(self) -> None:
         seen, time = self.seen, self.time
         self.to_come.clear()
-        seen.turns, seen.seconds, seen.log, seen.fired_at = time.turns, time.now, time.log, time.fired
+        seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
         seen.took = time.took
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app

@@ -18,6 +18,7 @@ from qworker.errors import BackendError, BrokerUnavailable
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Claim, Release
 from tests.simulation.case import Fault
+from tests.simulation.repeats import Execution, Met, subjects
 from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
@@ -70,13 +71,15 @@ class Process:
     """A process of the world, as its stores see it. faults: pending faults of all processes. fired: triggered
     ones."""
 
-    def __init__(self, name: str, time: Time, faults: list[Fault], fired: list[Fault]) -> None:
+    def __init__(self, name: str, time: Time, faults: list[Fault], fired: list[Met]) -> None:
         self.name = name
         self.time = time
         self.alive = True
         self.child_lost = ""
         """How the running child has died: a kind of Outcome."""
         self.in_child = False
+        self.execution: Execution | None = None
+        """What its pool runs now."""
         self.calls: Counter[str] = Counter()
         self.given: dict[str, float] = {}
         """When tasks were given to its pool, by id."""
@@ -149,9 +152,11 @@ class Process:
         if (pauses := self.time.pauses) and self.time.random.random() < pauses:
             self.pause(MOMENT)
         self.calls[method] += 1
-        fault = self._fault(method) if self.faults else None
+        fault = self._fault(method, args) if self.faults else None
         if method == "join.open":
             self.opens(args[0])
+        elif method == "push" and self.execution is not None:
+            self.execution.sent.update(subjects(args[0]))
         self.stack.append(store)
         try:
             if fault is None:
@@ -174,14 +179,16 @@ class Process:
         trace = self.time.trace
         self.time.note(self.name, method, *(() if trace is None else trace.words(*told)))
 
-    def _fault(self, method: str) -> Fault | None:
+    def _fault(self, method: str, args: Any = ()) -> Fault | None:
         for fault in self.faults:
             if fault.node == self.name and fault.method == method and fault.nth == self.calls[method]:
                 if fault.kind.startswith(("child", "limit")) and not self.in_child:
                     continue
                 self.faults.remove(fault)
-                self.fired.append(fault)
-                self.time.fired.append(self.time.now)
+                by = () if self.execution is None else (self.execution.id,)
+                self.fired.append(
+                    Met(fault, self.time.now, len(self.time.log), frozenset((*by, *subjects(args))))
+                )
                 self.time.note(self.name, method, "meets", fault.kind)
                 return fault
         return None

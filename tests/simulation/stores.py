@@ -29,7 +29,7 @@ from qworker.transports.lease import Claim
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
 from tests.simulation.waiting import LOOK
-from tests.simulation.world import Actor, Clock, Time
+from tests.simulation.world import LEASE_SECONDS, Actor, Clock, Time
 
 STORES = {
     "memory": ("memory", "memory"),
@@ -45,7 +45,6 @@ STORES = {
 }
 """Stores of messages and results. "rpc": by messages to the caller. "other" is another file; "django" a
 Django project's database."""
-LEASE_SECONDS = 4.0
 LASTING = frozenset({"owner", "highest"})
 """Tables of the embedded stores with rows for each live worker."""
 

@@ -35,7 +35,7 @@ from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
-from qworker.tasks import next_attempt
+from qworker.tasks import copies, next_attempt
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import Message
 from qworker.transports import transfer
@@ -191,6 +191,7 @@ def test_a_run_that_was_not_asked_for_is_noticed() -> None:
     first = seen.record.runs["f0"][0]
     seen.record.runs["f0"].append(first)
     assert problems(seen) == [
+        "f0: 0 ran 2 times, not 1 and 0 repeats",
         "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}",
         "f0: 0 ran 2 times, of which signals tell 1, {'SUCCESS': 1}",
     ]
@@ -208,6 +209,32 @@ def test_what_is_done_late_is_noticed() -> None:
     assert problems(seen) == []
     seen.rested = 4.0
     assert problems(seen) == ["all is quiet only 4.0 s after the last call"]
+
+
+@pytest.mark.parametrize("kind", ["after", "kill after"])
+@pytest.mark.parametrize("stores", ["sqlite+memory", "kombu+memory"])
+def test_a_body_that_runs_twice_after_a_lost_answer_is_noticed(
+    stores: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its joiner sent it again; only a fault at the body's own run explains a second run."""
+    flow = numbered(Chord([Call(), Call()], Call()))
+    case = Case(World(stores, workers=1), (Order(flow),), (Fault(kind, "worker0", "push"),))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(copies, "refused", lambda *_: None)
+    (problem,) = problems(run(case))
+    assert re.fullmatch("f0: 2 ran 2 times as .*; 0 faults and senders explain that", problem)
+
+
+@pytest.mark.parametrize(("name", "is_explained"), [("f0", False), ("f1", True)])
+def test_only_a_fault_at_its_own_ack_explains_a_repeat(name: str, is_explained: bool) -> None:
+    orders = (Order(Call(number=0)), Order(Call(number=0), at=1.0))
+    seen = run(Case(World(workers=1), orders, (Fault("before", "worker0", "settle", 2),)))
+    assert problems(seen) == []
+    ((_, once),) = seen.record.executions[name]
+    seen.record.executions[name].append((0, replace(once, place=len(seen.log))))
+    seen.record.runs[name] *= 2
+    wanted = f"{name}: 0 ran 2 times as {once.id}; 0 faults and senders explain that"
+    assert problems(seen) == ([] if is_explained else [wanted])
 
 
 @pytest.mark.parametrize("stores", ["sqlite", "sqlite+other", "sqlite+memory", "sqlite+files"])
@@ -413,7 +440,7 @@ def test_a_revoked_order_does_not_run_more_often() -> None:
     seen.record.runs["f0"].append(first)
     assert "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}" in problems(seen)
     seen.values["f0"] = [[Failed("TaskRevoked"), "1()"]]
-    assert "f0: 0 ran 2 times, not 1, which 0 faults do not explain" in problems(seen)
+    assert "f0: 0 ran 2 times, not 1 and 0 repeats" in problems(seen)
 
 
 FORGETFUL = World(result_expires=60.0)

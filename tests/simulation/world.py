@@ -24,6 +24,7 @@ from qworker import interrupts
 from tests.simulation.tracing import Trace
 
 START = 1_700_000_000.0
+LEASE_SECONDS = 4.0
 MOST_TURNS = 2_000_000
 MOST_NESTED = 40
 
@@ -89,8 +90,6 @@ class Time:
         self.at_work = 0
         """How many actors are in a step that does not wait. Until it ends, no other actor may begin to wait:
         the step could not continue before the end of that wait, which may be for its own result."""
-        self.fired: list[float] = []
-        """When faults were triggered."""
         self.pauses = 0.0
         """The probability that a process pauses before a store call, so that others go first."""
         self.long = 0.0

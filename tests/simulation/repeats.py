@@ -1,0 +1,193 @@
+"""repeats: which faults explain that a message ran more than once.
+
+Comes from:  ``checks`` and ``django_checks``, with what ran of an order, and the faults that were met.
+Goes to:     their lists of problems.
+Thread:      any; pure.
+
+Written from ``docs/explanation/delivery-guarantees.md``: a call runs again if its worker died, or could not
+report its end, or if it was sent again, by a repeated run of its sender, or because an answer was lost. The
+body of a join is sent once: it only runs again if a fault affects its own run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.simulation.case import Fault
+from tests.simulation.world import LEASE_SECONDS
+
+RECOVERED = 4.0
+"""Seconds after a fault in which workers connect again (within two), or are restarted (after one)."""
+EVERYWHERE = frozenset({"away", "full", "crash", "retry failed", "retry dead"})
+"""Timed faults that concern all processes."""
+OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
+"""Calls on which all messages of a worker depend."""
+
+
+class Met(NamedTuple):
+    """A triggered fault. at: when, in seconds of the world. place: the next line of the log. about: the ids
+    of tasks and joins, and the tags of messages, that the call was about, and the task that made it."""
+
+    fault: Fault
+    at: float = 0.0
+    place: int = 0
+    about: frozenset[Any] = frozenset()
+
+
+@dataclass(eq=False, slots=True)
+class Execution:
+    """A delivery of a message that a worker of *node* ran at *at*. attempt: how many were retried before.
+    place: the next line of the log. sent: the ids of the calls that it sent."""
+
+    id: str
+    attempt: int
+    tag: Any
+    parent: str | None
+    node: str
+    at: float
+    place: int
+    sent: set[str] = field(default_factory=set)
+
+
+Body = tuple[str, int | None]
+"""The id of a call that is sent when a join is finished, and its number; None for a mapping. The id is also
+that of the calls that replace it."""
+
+
+def subjects(value: Any) -> Iterator[Any]:
+    """Yield the ids and tags in *value*, the arguments of a call."""
+    if isinstance(headers := getattr(value, "headers", None), str):
+        try:
+            yield str(json.loads(headers)["id"])
+        except (ValueError, LookupError, TypeError):
+            return
+    elif isinstance(value, str | int):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+    elif isinstance(value, Collection) and not isinstance(value, bytes):
+        for each in value:
+            yield from subjects(each)
+
+
+def first_of(body: bytes) -> Iterator[Body]:
+    """Yield the calls that are sent when a join with *body* is finished; nothing if it cannot be read."""
+    try:
+        call, _ = json.JSONDecoder().raw_decode(body[body.index(b"{") :].decode())
+        yield from _first(call.get("call", call))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return
+
+
+def _first(call: Any) -> Iterator[Body]:
+    kind, given = call.get("subtask_type"), call["kwargs"]
+    if kind in ("group", "chain"):
+        for each in given["tasks"] if kind == "group" else given["tasks"][:1]:
+            yield from _first(each)
+    elif kind == "chord":
+        yield from _first(given["header"])
+    elif id := call["options"].get("task_id"):
+        yield id, given.get("number")
+
+
+def weight(fault: Fault) -> int:
+    """Return how many more runs of a message *fault* explains: it is tried again each second."""
+    return 1 + int(fault.seconds if fault.kind in ("away", "full") else 0.0)
+
+
+def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
+    """Return whether *met* explains that the message of *run* ran again, at the latest as *last*. once: it is
+    the body of a join, which only runs again where it was run, or if a driver sends its message twice."""
+    fault = met.fault
+    if met.place > last.place:
+        return False
+    if fault.kind in EVERYWHERE:
+        return met.at + fault.seconds + RECOVERED >= run.at
+    if run.id in met.about and (not once or (fault.method, fault.kind) == ("push", "twice")):
+        return True
+    if fault.node != run.node:
+        return False
+    if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
+        return met.place >= run.place
+    if fault.method in OF_LEASES or fault.kind in ("freeze", "restart", "stall"):
+        return met.at + fault.seconds + LEASE_SECONDS >= run.at
+    return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))
+
+
+Key = tuple[str, int, int]
+"""A message: the id of its task, the call's number, and the attempt."""
+
+
+class Repeats:
+    """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker. every: all
+    executions of the world. bodies: those of all joins. calls: how often the order was called. requeued: the
+    numbers of calls that run twice, because they put their message back once."""
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[int, Execution]],
+        every: Sequence[Execution],
+        mets: Sequence[Met],
+        bodies: AbstractSet[Body],
+        calls: int,
+        requeued: Collection[int],
+    ) -> None:
+        self.every = every
+        self.mets = mets
+        self.bodies = bodies
+        self.calls = calls
+        self.requeued = requeued
+        self.numbers: dict[str, int] = {}
+        found: dict[Key, dict[Execution, None]] = defaultdict(dict)
+        for number, run in runs:
+            found[run.id, number, run.attempt][run] = None
+            self.numbers[run.id] = number
+        self.keys = {key: sorted(each, key=lambda run: run.place) for key, each in found.items()}
+
+    def _right(self, key: Key) -> int:
+        return 2 if key[1] in self.requeued else 1
+
+    def more(self, number: int) -> int:
+        """Return how many runs of the call *number* are repeats of others."""
+        return sum(
+            max(0, len(runs) - self._right(key)) for key, runs in self.keys.items() if key[1] == number
+        )
+
+    def senders(self, number: int) -> set[int]:
+        """Return the numbers of the calls that sent the call *number*."""
+        ids = {key[0] for key in self.keys if key[1] == number}
+        parents = {run.parent for key, runs in self.keys.items() if key[1] == number for run in runs}
+        found = (each.id for each in self.every if each.id in parents or not ids.isdisjoint(each.sent))
+        return {self.numbers.get(id, -1) for id in found} - {number}
+
+    def problems(self) -> Iterator[str]:
+        """Yield the messages that ran too often."""
+        for key, runs in self.keys.items():
+            right = self._right(key) * self.calls
+            if len(runs) > right and len(runs) > right * (1 + (most := self._explained(key))):
+                yield f"{key[1]} ran {len(runs)} times as {key[0]}; {most} faults and senders explain that"
+
+    def _explained(self, key: Key) -> int:
+        """Return how many faults, and repeats of who sent it, explain repeats of *key*."""
+        runs = self.keys[key]
+        last = runs[-1]
+        if not key[2] and not self.bodies.isdisjoint((key[:2], (key[0], None))):
+            return self._weight(runs, last, True)
+        senders: dict[tuple[str, int], list[Execution]] = defaultdict(list)
+        for each in self.every:
+            if each.place < last.place and (key[0] in each.sent or each.id == last.parent):
+                senders[each.id, each.attempt].append(each)
+        return self._weight(runs, last, False) + sum(
+            max(0, len(sender) - self.calls) + self._weight(sender, last, False)
+            for sender in senders.values()
+        )
+
+    def _weight(self, runs: Sequence[Execution], last: Execution, once: bool) -> int:
+        return sum(
+            weight(met.fault) for met in self.mets if any(affects(met, run, last, once) for run in runs)
+        )
