@@ -106,7 +106,7 @@ def _has_ended(answer: AsyncResult[Any]) -> bool:
 
 
 def _wait_for_one(ids: list[str], app: QWorker, seconds: float) -> None:
-    """Return when one of *ids* has ended, if the store can announce that, or after so many seconds."""
+    """Return when one of *ids* has ended, if the store can announce that, or after *seconds*."""
     if app.stores.missing_results:  # waiting would create the store
         time.sleep(seconds)
         return

@@ -84,7 +84,7 @@ class Watching:
 
     - is_drawn: the terminal is cleared and redrawn each time. Otherwise each picture is printed below the
       last one, unless it is equal.
-    - every: seconds. rest: waits so many seconds, or less. now: returns the time of day as text.
+    - every: seconds. rest: waits for a number of seconds, or less. now: returns the time of day as text.
     """
 
     def __init__(

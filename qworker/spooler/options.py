@@ -27,13 +27,13 @@ class SpoolerOptions:
     - chdir: ``spooler-chdir``; where a job runs. None: in the directory of its file.
     - processes: ``spooler-processes``. None: the worker's concurrency; never None with ``ordered``.
     - quiet: ``spooler-quiet``; no line for each job.
-    - max_tasks: ``spooler-max-tasks``; a process is replaced after so many jobs. None: never.
+    - max_tasks: ``spooler-max-tasks``; number of jobs after which a process is replaced. None: never.
     - signal_as_task: ``spooler-signal-as-task``; signals count for max_tasks.
     - harakiri: ``spooler-harakiri``; seconds after which a job's process is killed. None: never.
     - frequency: ``spooler-frequency``; seconds between two scans.
     - imports: ``spooler-python-import``; modules or files.
     - sockets: ``spooler-socket``; addresses to receive uwsgi packets on: host:port, or a path.
-    - max_attempts: a job is set aside after so many attempts without success. None: never.
+    - max_attempts: number of failed attempts after which a job is set aside. None: never.
     - backoff, backoff_max: seconds before the second attempt, doubled for each further one, and their
     maximum.
     - allow_pickle: whether jobs with pickled arguments of any kind are run.

@@ -243,7 +243,7 @@ def i_am_the_spooler() -> bool | None:
 
 
 def set_user_harakiri(seconds: float) -> None:
-    """End this process if its job has not ended in so many *seconds*; then it is tried again. 0: no limit."""
+    """End this process if its job has not ended in *seconds*; then the job is tried again. 0: no limit."""
     job_context.limit_time(seconds)
 
 

@@ -367,8 +367,8 @@ class Consumer(ABC):
     @abstractmethod
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         """Delete letters of *kind* older than *expires* seconds or beyond the newest *most* of their queue;
-        with dead letters also old revocations and expired results. Return how many rows went. Writes nothing
-        when nothing is due.
+        with dead letters also old revocations and expired results. Return how many rows were deleted. Writes
+        nothing when nothing is due.
 
         At most some thousand at a time, so that others need not wait: call it again until it returns 0."""
 

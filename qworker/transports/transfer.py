@@ -56,7 +56,7 @@ _DATABASES = {"redis": "0", "rediss": "0", "valkey": "0", "valkeys": "0"}
 
 
 class Report(NamedTuple):
-    """moved and dead: how many messages and dead letters went over. twice: how many of the messages another
+    """moved and dead: how many messages and dead letters were moved. twice: how many of the messages another
     consumer took meanwhile, because this process was silent for too long: they may run twice. left: the
     states of queues that still hold anything."""
 

@@ -49,7 +49,7 @@ def when(schedule: Schedule) -> str:
     """Return a schedule in words, with its time zone; a custom one may have none."""
     try:
         text = schedule.words() if isinstance(schedule, Schedule) else safe_repr(schedule)
-    except Exception:  # noqa: BLE001 - it may be anybody's code
+    except Exception:  # noqa: BLE001 - a custom schedule may raise anything
         text = safe_repr(schedule)
     zone = getattr(schedule, "tz", None)
     return text if zone is None else f"{text} ({zone})"

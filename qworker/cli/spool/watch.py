@@ -105,7 +105,7 @@ def _look(counter: JobCounter) -> _Seen:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[list[JobCounter], float], bool]]:
-    """Return a function that waits for a key, so many seconds at most, and tells whether it was "q"."""
+    """Return a function that waits for a key, at most a number of seconds, and returns whether it was "q"."""
     keyboard = _keyboard()
     if keyboard < 0:
         yield lambda counters, seconds: _wait(counters, -1, seconds)

@@ -416,7 +416,7 @@ def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLo
 def aside(place: str, directory: int) -> Iterator[Aside]:
     """Yield the jobs that were set aside, in natural order. OSError when they cannot be read."""
     for name in sorted(aside_names(place), key=natural_key):
-        with suppress(FileNotFoundError):  # it has just gone
+        with suppress(FileNotFoundError):  # it was just removed
             status = os.stat(f"{DEAD}/{name}", dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 yield Aside(name, status.st_size, read_note(directory, name))

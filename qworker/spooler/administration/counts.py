@@ -49,7 +49,8 @@ class Counts(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Jobs that came and went in the last *seconds*. complete: False when some may not have been counted."""
+    """The numbers of jobs added and removed in the last *seconds*. complete: False when some may not have
+    been counted."""
 
     came: int
     went: int
@@ -122,7 +123,7 @@ class JobCounter:
         if self._since is not None:
             came, went, complete = self._came, self._went, not self._lost
             if self._inotify is None and self._names is not None:
-                # Jobs that came and went between two looks are not seen.
+                # Jobs that were added and removed between two scans are not seen.
                 came, went = len(names - self._names), len(self._names - names)
                 complete = False
             flow = Flow(came, went, moment - self._since, complete)
@@ -149,7 +150,7 @@ class JobCounter:
                     is_job = entry.name.startswith(PREFIX)
                     if not is_job and not is_priority(entry.name):
                         continue
-                    with suppress(FileNotFoundError):  # it has just gone
+                    with suppress(FileNotFoundError):  # it was just removed
                         if is_job and entry.is_file(follow_symlinks=False):
                             due = entry.stat(follow_symlinks=False).st_mtime
                             yield Entry(before + entry.name, due)
@@ -190,7 +191,7 @@ class JobCounter:
     def _is_held(self, path: str, directory: int) -> bool:
         try:
             return self._lock.is_held(path, directory)
-        except OSError:  # it has just gone, or we may not ask
+        except OSError:  # it was just removed, or access is denied
             return False
 
     def _dead(self) -> int | None:

@@ -249,7 +249,7 @@ def _write(file: int, packet: bytes, body: bytes) -> None:
 
 def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) -> int:
     """Remove the temporary files in the spool directory *path* and its priorities that no writer has touched
-    for so many seconds; return how many."""
+    for *older_than* seconds; return how many."""
     removed = 0
     latest = time.time() - older_than
     for folder, folders, names in os.walk(path):

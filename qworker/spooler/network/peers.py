@@ -70,7 +70,7 @@ class Access:
         return self.users is not None and not set(self.users) <= {os.getuid(), 0}
 
     def check_listening(self, ip: IPv4Address | IPv6Address, address: object) -> None:
-        """Raise ConfigurationError when *address* would be open to strangers."""
+        """Raise ConfigurationError when *address* would be open to unauthorized clients."""
         if not ip.is_loopback and not self.networks and self.key is None:
             raise ConfigurationError(
                 f"{address} can be reached from other machines, and sending a job runs code: listen on "

@@ -452,7 +452,7 @@ class Listener:
 def listen(text: str, access: Access) -> Listener:
     """Listen on an address. Port 0 means any free one; the listener's address contains it.
 
-    ConfigurationError when that fails, or when strangers could reach it.
+    ConfigurationError when that fails, or when unauthorized clients could connect.
     """
     address = parse_address(text)
     try:

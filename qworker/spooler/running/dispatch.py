@@ -62,7 +62,7 @@ class JobLane(Lane):
         return bool(paths) and not self.has_results and not self.directory.holds(paths[-1])
 
     def learn(self, files: int, seconds: float) -> None:
-        """Adapt the size of messages: a process took *seconds* for so many *files*."""
+        """Adapt the size of messages: a process took *seconds* for this number of *files*."""
         each = max(seconds / files, 1e-6)
         self.size = max(1, min(self._most, int(SHORT_SECONDS / each)))
 

@@ -394,7 +394,7 @@ class RetryPolicy(NamedTuple):
     most: float
 
     def delay(self, attempts: int) -> float:
-        """Return the seconds to wait after so many *attempts*."""
+        """Return the seconds to wait after this number of *attempts*."""
         return min(self.backoff * 2.0 ** min(max(0, attempts - 1), 60), self.most)
 
     def is_last(self, attempts: int) -> bool:

@@ -33,8 +33,8 @@ MOST_TRIES = 10
 
 
 class Share(NamedTuple):
-    """This process is number *number*, from 0, *of* so many that share a directory. Each tries its own share
-    of the files first, so that they do not all try the same locks, and then any."""
+    """This process is number *number*, from 0, of *of* processes that share a directory. Each tries its own
+    share of the files first, so that they do not all try the same locks, and then any."""
 
     number: int
     of: int

@@ -250,7 +250,7 @@ class SpoolDirectory:
         for path in told.touched:
             self._candidates.touch(path)
         for folder in told.folders:
-            with suppress(OSError):  # it has just gone
+            with suppress(OSError):  # it was just removed
                 self._candidates.seen(self._in_order(folder))
         self._again = self._again or told.rescan
 

@@ -225,7 +225,7 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
         text = own.get(TEXT)
         if not isinstance(text, str):
             text = rewritten(headers)
-    except Exception as error:  # noqa: BLE001 - sent by somebody else: without a task, the worker refuses it
+    except Exception as error:  # noqa: BLE001 - by another program: without a task, the worker refuses it
         reraise_interrupt(error)
         return rewritten({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     return text, headers.get("id"), own, end

@@ -272,7 +272,7 @@ class Publisher:
         if link is not None and link.alive:
             try:
                 while link.read(0):
-                    pass  # also notices that the server has gone
+                    pass  # also notices a closed connection
             except BrokerUnavailable:
                 pass
         if link is None or not link.alive:

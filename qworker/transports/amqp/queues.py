@@ -25,9 +25,9 @@ FAILED = "qworker.failed"
 REVOKED = "qworker.revoked"
 WORKERS = "qworker.workers"
 OURS = frozenset({DEAD, FAILED, REVOKED, WORKERS})
-"""Queues without tasks."""
+"""Internal queues, which contain no tasks to run."""
 WORKERS_SECONDS = 600
-"""How long the stream of workers keeps messages at least."""
+"""Minimum seconds for which the stream of workers keeps messages."""
 DOWN = "is down or inaccessible"
 """RabbitMQ's words for a queue that exists but is not served: its node has just started, or has left the
 cluster. It reports that as not found, too."""

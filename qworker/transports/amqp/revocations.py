@@ -114,7 +114,7 @@ class RevokedStream:
             found = Revocation(str(value["id"]), bool(value["terminate"]), str(value["signal"]))
             expires = float(value["expires"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            return False  # from somebody else
+            return False  # from another program
         id = read_content(message).message_id or repr(message.body)
         if id in self._known:
             return False

@@ -136,7 +136,7 @@ def _announced(link: Link, server: Server, publisher: Publisher) -> dict[str, Pr
             if "queue" in value:
                 found[value["queue"]] = _presence(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # from somebody else
+            pass  # from another program
 
     link.on_message = read
     link.call(channel.basic_qos, 0, PREFETCH, False)

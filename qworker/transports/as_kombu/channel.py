@@ -81,7 +81,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
             try:
                 self.channel.settle(Release(int(delivery_tag), redelivered=True))
             except LeaseLost:
-                break  # all of them have gone back
+                break  # all of them were returned to their queues
         self._delivered.clear()
         return []
 
@@ -149,7 +149,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Delete an auto-delete queue after its last consumer, unless others use it."""
         if self._shared_state.is_consumed(queue):
             return
-        self._shared_state.ask(lambda: None)  # its arrived messages have gone back by then
+        self._shared_state.ask(lambda: None)  # by then, its arrived messages were returned
         if self._exchanges.leave(queue):
             self._delete(queue)
             self._gone.add(queue)
@@ -294,7 +294,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.qos.ack(tag)
 
     def settle(self, settlement: Settlement) -> None:
-        """Raises LeaseLost when the message has gone back."""
+        """Raises LeaseLost if the message was returned to its queue."""
         self._shared_state.settle(self._inbox, [settlement])
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ _consumer_threads = forgetful()
 
 class Terms(NamedTuple):
     """Settings of a consumer thread. lease_seconds: how long a silent one is considered alive. dead_limits:
-    for how many seconds, and how many dead letters are kept. max_deliveries: after so many failed deliveries,
-    a message becomes a dead letter; 0: never."""
+    for how many seconds, and how many dead letters are kept. max_deliveries: number of failed deliveries
+    after which a message becomes a dead letter; 0: never."""
 
     lease_seconds: float
     dead_limits: tuple[float, int]

@@ -29,7 +29,7 @@ Binding = tuple[str, str, str]
 EVERYTHING = ".*"
 """The pattern of fanout bindings."""
 KNOWN_SECONDS = 1.0
-"""How long the contents of the registry are cached, unless this connection changes them."""
+"""Seconds for which the contents of the registry are cached, unless this connection changes them."""
 LIFE_SECONDS = 120.0
 """Lifetime of a queue that is not kept alive. Clocks of machines may differ by half of it."""
 RENEW_SECONDS = 30.0
@@ -38,7 +38,7 @@ FOREVER = ""
 UNUSED = "-"
 """The owner of entries that wait for their first consumer."""
 UNUSED_SECONDS = 10 * 365 * 86400.0
-"""The lifetime of those, unless their declaration says otherwise."""
+"""The default lifetime, in seconds, of entries of UNUSED."""
 
 
 class _View(NamedTuple):
@@ -57,10 +57,10 @@ class Exchanges:
         self._registry = registry or LocalRegistry()
         self._clock = clock
         self._name = uuid.uuid4().hex
-        """The owner of entries that are deleted with us."""
+        """The owner of this connection's entries, which are deleted when it closes."""
         self._lock = threading.Lock()
         self._ours: dict[str, set[str]] = {}  # under _lock
-        """Entries of queues that are deleted with us."""
+        """Queues that are deleted when this connection closes, and their entries."""
         self._unused: dict[str, tuple[float, set[str]]] = {}  # under _lock
         """Auto-delete queues that have no consumer here yet: their lifetime and entries."""
         self._until_left: set[str] = set()  # under _lock
@@ -78,7 +78,8 @@ class Exchanges:
     # -- queues --
 
     def declare(self, queue: str, temporary: bool) -> None:
-        """Declare *queue*. temporary: it is deleted with us, unless others use it, too."""
+        """Declare *queue*. temporary: it is deleted when this connection closes, unless others use it,
+        too."""
         if temporary:
             entry = _entry("queue", queue, self._name)
             with self._lock:
@@ -88,8 +89,8 @@ class Exchanges:
             self._put([_entry("queue", queue, FOREVER)], temporary)
 
     def declare_until_left(self, queue: str, seconds: float | None, exclusive: bool) -> None:
-        """Declare an auto-delete *queue*. Until its first consumer it stays, but no longer than so many
-        *seconds* (None: without limit). exclusive: it is also deleted with us."""
+        """Declare an auto-delete *queue*. Until its first consumer it stays, but at most *seconds* (None:
+        without limit). exclusive: it is also deleted when this connection closes."""
         with self._lock:
             self._until_left.add(queue)
         if exclusive:
@@ -107,7 +108,8 @@ class Exchanges:
             self._put_for([entry], life)
 
     def consume(self, queue: str) -> None:
-        """Record that we consume *queue*: an auto-delete queue is deleted with us from now on."""
+        """Record that this connection consumes *queue*: if it is an auto-delete queue, it is deleted when the
+        connection closes."""
         with self._lock:
             _, known = self._unused.pop(queue, (0.0, set()))
         if not known:
@@ -125,7 +127,7 @@ class Exchanges:
             return queue in self._until_left
 
     def ours(self) -> list[str]:
-        """Return the queues that are deleted with us."""
+        """Return the queues that are deleted when this connection closes."""
         with self._lock:
             return list(self._ours)
 

@@ -35,9 +35,9 @@ class Inbox:
     def __init__(self) -> None:
         self.queues: tuple[str, ...] = ()
         self.prefetch = 0
-        """How many messages it may hold; 0: no limit."""
+        """Maximum number of messages that it may hold; 0: no limit."""
         self.ahead = 1
-        """How many may wait here when there is no limit."""
+        """Maximum number of messages fetched ahead if there is no limit."""
         self.held: dict[int, int] = {}
         """Unsettled deliveries: the slot in the running file, by tag."""
         self.callbacks: dict[str, Callable[[dict[str, Any]], object]] = {}
@@ -141,7 +141,7 @@ class SharedState:
             return any(queue in inbox.queues for inbox in self.inboxes)
 
     def settle(self, inbox: Inbox, settlements: Sequence[Settlement]) -> None:
-        """Make *settlements*. Raises LeaseLost when the messages have gone back."""
+        """Make *settlements*. Raises LeaseLost if the messages were returned to their queues."""
         with self.changed:
             if self.failure is not None:
                 raise LeaseLost(f"the message has gone back to its queue: {self.failure}")
@@ -190,7 +190,7 @@ class SharedState:
 
     def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
         """Return the result of *work* on the consumer thread, after all earlier settlements. Raises its
-        error, the error with which the connection failed, and BrokerUnavailable after so many *seconds*."""
+        error, the error with which the connection failed, and BrokerUnavailable after *seconds*."""
         answer = self.order(work)
         try:
             return answer.result(seconds)

@@ -371,5 +371,5 @@ def fields(told: list[Any]) -> dict[str, Any]:
 
 
 def waits(job: dict[str, Any], now: float) -> bool:
-    """Whether an active job is delayed, and so not held by anybody. now: of the node."""
+    """Whether an active job is delayed, and so has no consumer. now: of the node."""
     return bool(job["delay"]) and job["ctime"] / 1e9 + job["delay"] > now

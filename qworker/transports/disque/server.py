@@ -18,7 +18,7 @@ from qworker.transports.held.port import DEAD, Server, ServerQueue
 from qworker.transports.lease import QueueInfo
 
 SHELF_SECONDS = 120
-"""How long a dead letter is hidden while it is being read."""
+"""Seconds for which a dead letter is hidden while it is being read."""
 WAIT_SECONDS = 10.0
 
 

@@ -273,7 +273,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._holdings.end(held)
 
     def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
-        """Whether *held* is kept here until *due*, besides so many others that are about to be."""
+        """Whether *held* is kept here until *due*, besides this number of others that are about to be."""
         queue = held.message.queue
         waits = max(queue.longest_delay, queue.longest_return)
         near = not waits or due - self._clock.now() <= AHEAD_SECONDS

@@ -20,7 +20,7 @@ from qworker.transports.lease import Leased
 from qworker.transports.own_headers import KEPT
 
 FULL_SECONDS = 1.0
-"""How long nothing more is taken after the limit of waiting messages was reached."""
+"""Seconds for which no messages are taken after the limit of waiting ones was reached."""
 
 
 class Held(NamedTuple):
@@ -74,12 +74,12 @@ class Holdings:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is taken for a moment."""
+        """Whether no messages are taken for a moment, because the limit was reached."""
         return self._monotonic() < self._full_until
 
     def has_room(self, besides: int = 0) -> bool:
-        """Whether one more may wait here, besides so many others that are about to; otherwise the limit is
-        reached."""
+        """Whether one more may wait here, besides this number of others that are about to; otherwise the
+        limit is reached."""
         if len(self._waiting) + besides < self._eta_limit:
             return True
         self._full_until = self._monotonic() + FULL_SECONDS

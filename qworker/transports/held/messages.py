@@ -135,7 +135,7 @@ def _unpacked(content: Read) -> tuple[str, bytes]:
             whole = zlib.decompressobj().decompress(b85decode(content.body), MOST_UNPACKED)
             return whole[:size].decode("utf-8", "surrogatepass"), whole[size:]
         except (ValueError, zlib.error):
-            pass  # sent by somebody else
+            pass  # sent by another program
     return content.text, content.body
 
 
@@ -190,7 +190,7 @@ def as_text(value: Any) -> str:
     """Return *value* as JSON. If it cannot be JSON, the error takes its place, and the worker reports it."""
     try:
         return rewritten(value)
-    except Exception as error:  # noqa: BLE001 - sent by somebody else
+    except Exception as error:  # noqa: BLE001 - sent by another program
         return rewritten({"unreadable": f"{type(error).__name__}: {error}"})
 
 
@@ -230,8 +230,8 @@ def dead(content: Read) -> Dead:
 
 
 class Content(NamedTuple):
-    """The contents of a text, by the names of kombu's Message. body: bytes, or anything sent by somebody
-    else."""
+    """The contents of a text, by the names of kombu's Message. body: bytes, or anything sent by another
+    program."""
 
     headers: dict[str, Any]
     properties: dict[str, Any]

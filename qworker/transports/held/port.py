@@ -168,7 +168,7 @@ class Source(ABC):
 
     @abstractmethod
     def take(self, count: int, seconds: float) -> list[Received]:
-        """Return up to *count* messages, at most *batch*; waits for the first of them for so many *seconds*.
+        """Return up to *count* messages, at most *batch*; waits at most *seconds* for the first of them.
         [] when there was none."""
 
     def interrupt(self) -> None:  # noqa: B027 - not every server's wait can be ended

@@ -21,7 +21,7 @@ from qworker.transports.ironmq.client import Client, HTTPError, IronError
 LONGEST_DELAY = 604_800
 """Maximum seconds for which IronMQ delays a message, and the default lifetime of any message."""
 GONE = frozenset({403, 404})
-"""Status codes for a message that was delivered to somebody else meanwhile, or deleted."""
+"""Status codes for a message that has since been delivered to another consumer, or deleted."""
 UNFIT = frozenset({400, 406, 413, 422})
 """Status codes for messages that it will never accept."""
 

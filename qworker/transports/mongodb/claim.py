@@ -90,7 +90,7 @@ def _take(
     look: Callable[[int], list[Document]],
     limit: int,
 ) -> list[Document]:
-    """look: reads up to *limit* messages in *state*, skipping so many."""
+    """look: reads up to *limit* messages in *state*, after skipping a number of them."""
     skip = 0
     for _ in range(TRIES):
         documents = look(skip)

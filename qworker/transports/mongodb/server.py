@@ -31,7 +31,7 @@ bson_errors: Any = import_module("bson.errors")
 T = TypeVar("T")
 
 SOCKET_SECONDS = 20.0
-"""How long a server may take to answer."""
+"""Maximum seconds for a server's answer."""
 _REFUSED = {18, 8000}
 """Codes of authentication errors. _FORBIDDEN is that of missing permissions."""
 _FORBIDDEN = 13

@@ -168,7 +168,7 @@ class Looking(WakeupPipe):
         self.wake(MESSAGE)
 
     def rest(self, seconds: float) -> bytes:
-        """Sleep until the next poll, or so long; return the words passed to wake()."""
+        """Sleep until the next poll, at most *seconds*; return the words passed to wake()."""
         words, _ = self.sleep(seconds if self._watch.stands else min(seconds, self._pause))
         self._slept_out = not words
         self._pause = min(self._pause * 1.5, SLOWEST)

@@ -64,7 +64,7 @@ class Inbox:
 
     def pull(self, subject: str, count: int, seconds: float) -> list[PulledMessage]:
         """Return up to *count* messages from JetStream's *subject* for the next message of a consumer; waits
-        for the first of them for so many *seconds*."""
+        at most *seconds* for the first of them."""
         self._client.exchanges += 1
         at_once = {"batch": count, "no_wait": True}
         found = self._request(subject, at_once, AT_ONCE_SECONDS)

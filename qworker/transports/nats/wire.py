@@ -159,8 +159,8 @@ class Wire:
         return not (self._read or self._pending() or self._readable.poll(_milliseconds(seconds)))
 
     def whatever_came(self, seconds: float) -> Iterator[Any]:
-        """Yield everything that has arrived, like next(); an incomplete message must end within so many
-        *seconds*. Raises ConnectionError when the server is gone."""
+        """Yield everything that has arrived, like next(); an incomplete message must end within *seconds*.
+        Raises ConnectionError when the server is gone."""
         try:
             while data := self._receive(CHUNK):
                 self._read += data

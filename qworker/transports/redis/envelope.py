@@ -307,12 +307,12 @@ def layout(
 
 
 def whole(text: bytes | None) -> int:
-    """Return the number in a counter's key; 0 if somebody else wrote something invalid."""
+    """Return the number in a counter's key; 0 if another program wrote something invalid."""
     return int(text) if text is not None and text.isdigit() and len(text) < 20 else 0
 
 
 def moment(text: bytes) -> float | None:
-    """Return epoch seconds; None if there are none, or somebody else wrote something invalid."""
+    """Return epoch seconds; None if there are none, or another program wrote something invalid."""
     try:
         return instant(float(text))
     except ValueError:

@@ -66,7 +66,7 @@ class Subscription:
         self._layout = layout
         self._link = Link(where)
         self._blocked: dict[tuple[str, int], Blocked] = {}
-        """By queue and step."""
+        """The blocked BLMOVE for each queue and step."""
         self._idle: list[Link] = []
         self._queues: frozenset[str] = frozenset()
         """The queues that are watched."""

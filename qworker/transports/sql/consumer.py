@@ -410,7 +410,7 @@ class RecentSettlements:
 SUBSCRIBED_SECONDS = 60.0
 """How long publishers notify a consumer that does not renew it."""
 FULL_CLAIMS = 3
-"""A consumer is busy after so many full claims in a row."""
+"""Number of consecutive full claims after which a consumer is busy."""
 PAUSE_SECONDS = 0.25
 """Minimum pause of notifications while a consumer is busy."""
 SECOND_LOOK = 0.015

@@ -132,5 +132,5 @@ FROM counted WHERE standing.seq = counted.seq"""
 
 
 def places(values: Sequence[object]) -> str:
-    """Return placeholders for so many values."""
+    """Return placeholders for this number of values."""
     return ", ".join(["%s"] * len(values))

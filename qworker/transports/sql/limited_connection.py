@@ -63,7 +63,7 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
         return int(super().query(sql, unbuffered))
 
     def answer_within(self, seconds: float) -> None:
-        """From now on, give up on the server when it is silent for so many *seconds*."""
+        """From now on, give up on the server when it is silent for *seconds*."""
         self._read_timeout = self._write_timeout = seconds
 
     def gone(self) -> bool:

@@ -432,7 +432,7 @@ def _fitting(rows: Sequence[Row]) -> list[int]:
 # needs to store it --
 
 LARGE = 64 * 1024
-"""Values of so many bytes or more are not written in hexadecimal, which doubles their length."""
+"""Minimum bytes of values that are not written in hexadecimal, which doubles their length."""
 
 
 def statements(

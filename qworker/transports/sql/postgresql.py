@@ -70,7 +70,7 @@ TYPES = ("text", "int2", "float8", "int2", "float8", "text", "text", "bytea")
 """The types of NEW_COLUMNS."""
 ARRAYS = ", ".join(f"CAST(%s AS {name}[])" for name in TYPES)
 COPY_FROM = 32
-"""From so many messages on, COPY is faster than INSERT."""
+"""Minimum number of messages for which COPY is faster than INSERT."""
 SCHEMA_LOCK = 7_291_406_110
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"

@@ -24,7 +24,7 @@ FIFO = ".fifo"
 LONGEST_DELAY = 900
 """Maximum seconds for which SQS delays a message."""
 GONE = frozenset({"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"})
-"""SQS's errors for a message that was delivered to somebody else meanwhile, or deleted."""
+"""SQS's errors for a message that has since been delivered to another consumer, or deleted."""
 UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
 """Its errors for messages that it will never accept."""
 
