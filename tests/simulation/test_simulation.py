@@ -42,7 +42,7 @@ from qworker.transports import transfer
 from qworker.transports.lease import Admin
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
-from tests.simulation import checks, drawing
+from tests.simulation import checks, drawing, nodes
 from tests.simulation import run as running
 from tests.simulation.case import (
     Call,
@@ -354,6 +354,23 @@ def test_a_move_that_leaves_everything_is_noticed(stores: str, monkeypatch: pyte
     assert problems(seen) == []
     monkeypatch.setattr(running, "move", lambda *_, **__: transfer.Report(0, 0, 0, []))
     assert "0 of 1 messages were moved, and 0 are there" in problems(run(case))
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "sqlite+other", "sqlite+files"])
+@pytest.mark.parametrize(("factor", "text"), [(0.9, "is gone before it expires"), (1.1, "has not expired")])
+def test_a_result_that_expires_at_another_time_is_noticed(
+    stores: str, factor: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(World(stores), (Order(numbered(Chord([Call()], Call()))),))
+    assert problems(run(case)) == []
+    settings_of = nodes.settings_of
+
+    def other(*given: Any) -> dict[str, Any]:
+        made = settings_of(*given)
+        return {**made, "result_expires": made["result_expires"] * factor}
+
+    monkeypatch.setattr(nodes, "settings_of", other)
+    assert any(text in problem for problem in problems(run(case)))
 
 
 @pytest.mark.parametrize(
