@@ -91,7 +91,7 @@ def _first(call: Any) -> Iterator[Body]:
             yield from _first(each)
     elif kind == "chord":
         yield from _first(given["header"])
-    elif id := call["options"].get("task_id"):
+    elif (id := call["options"].get("task_id")) and not given.keys().isdisjoint(("number", "it")):
         yield id, given.get("number")
 
 
