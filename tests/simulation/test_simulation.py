@@ -37,9 +37,9 @@ from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.tasks import copies, next_attempt
 from qworker.testing import MemoryStore
-from qworker.testing.memory_queues import Message
+from qworker.testing.memory_queues import MemoryQueues, Message
 from qworker.transports import transfer
-from qworker.transports.lease import Admin
+from qworker.transports.lease import Admin, Dead
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing, nodes
@@ -203,9 +203,10 @@ def test_a_run_that_is_missing_is_noticed() -> None:
     assert kind_of(problems(seen)[0]) == "ran not"
 
 
-def test_what_is_done_late_is_noticed() -> None:
+@pytest.mark.parametrize("faults", [(), (Fault("move"), Fault("stranger"))])
+def test_what_is_done_late_is_noticed(faults: tuple[Fault, ...]) -> None:
     """As if a component of a worker was not woken, and only polled later."""
-    seen = run(Case(orders=(Order(numbered(Chord([Call()], Call()))),)))
+    seen = run(Case(orders=(Order(numbered(Chord([Call()], Call()))),), faults=faults))
     assert problems(seen) == []
     seen.rested = 4.0
     assert problems(seen) == ["all is quiet only 4.0 s after the last call"]
@@ -256,8 +257,9 @@ def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.Mon
     assert problems(run(case)) == ["f0: the next attempt of 0 has lost the headers {'own'}"]
 
 
-def test_a_caller_who_is_not_told_is_noticed() -> None:
-    seen = run(Case(orders=(Order(Call(number=0), ask="then"),)))
+@pytest.mark.parametrize("faults", [(), (Fault("jump", "worker0", seconds=5.0),)])
+def test_a_caller_who_is_not_told_is_noticed(faults: tuple[Fault, ...]) -> None:
+    seen = run(Case(orders=(Order(Call(number=0), ask="then"),), faults=faults))
     assert problems(seen) == []
     seen.asked[0].told.clear()
     assert problems(seen) == ["f0: the caller was told 0 times, not 1"]
@@ -400,6 +402,22 @@ def test_results_with_wrong_metadata_are_noticed(
 
     monkeypatch.setattr(Backend, "meta", other)
     assert any(text in problem for problem in problems(run(case)))
+
+
+def test_dead_letters_after_a_freeze_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze = Fault("freeze", "worker0", at=1.005, seconds=6.0)
+    case = Case(World(concurrency=1), tuple(Order(Call(number=0), at=1.0) for _ in range(4)), (freeze,))
+    assert problems(run(case)) == []
+    give_up = MemoryQueues.give_up
+
+    def bury(queues: MemoryQueues, generation: int) -> bool:
+        for each in queues.held_by(generation):
+            letter = Dead(each.tag, "celery", "buried", 0.0, 0, *each.envelope[1:4])
+            queues.dead[each.tag] = letter, 0
+        return give_up(queues, generation)
+
+    monkeypatch.setattr(MemoryQueues, "give_up", bury)
+    assert any("dead letters: ['buried'" in text for text in problems(run(case)))
 
 
 REVOKED = Order(Call(number=0), options={"countdown": 20.0}, revoke_at=0.5)
@@ -600,8 +618,11 @@ def test_a_join_that_is_left_is_noticed_whatever_else_is_called(other: Order) ->
     assert "1 joins are left" in problems(run(replace(case, orders=(revoked,), faults=(lost,))))
 
 
-def test_figures_that_do_not_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(orders=(Order(Call(number=0)), REVOKED))
+@pytest.mark.parametrize("faults", [(), (Fault("jump", "worker0", seconds=5.0), Fault("move", at=1.0))])
+def test_figures_that_do_not_add_up_are_noticed(
+    faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(orders=(Order(Call(number=0)), REVOKED), faults=faults)
     seen = run(case)
     seen.record.figures.began.clear()
     assert problems(seen) == ["f0: 0 ran 1 times, of which signals tell 0, {'SUCCESS': 1}"]
