@@ -83,7 +83,8 @@ class Order(Short):
 class Fault(Short):
     """A fault. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
 
-    node, method, nth: the call that fails; for "die", method is the crash point.
+    node, method, nth: the call that fails; for "die", method is the crash point. The node
+    "worker" is whichever worker makes its nth such call first.
     at, seconds: the time and duration of timed faults.
     """
 

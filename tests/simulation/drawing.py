@@ -275,10 +275,18 @@ def order(random: Random) -> Order:
 
 CALL_FAULTS = ("before", "after", "twice", "kill before", "kill after", "child before", "child after")
 METHODS = (
-    "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store", "store_rows", "get",
-    "read_many", "join.open", "join.add", "join.claim", "join.finish", "join.hold", "failed.send_again",
+    "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store_rows", "get", "read_many",
+    "join.open", "join.add", "join.claim", "join.finish", "join.hold",
 )  # fmt: skip
 """Methods that faults affect."""
+CHILD_METHODS = ("push", "push", "store_rows", "join.hold", "join.open", "get", "save_group")
+"""Those that children call."""
+
+
+def child_fault(random: Random, node: str, kinds: Sequence[str], methods: Sequence[str]) -> Fault:
+    """Return a fault in a child of *node*, or often of whichever worker."""
+    node = random.choice((node, "worker", "worker"))
+    return Fault(random.choice(kinds), node, random.choice(methods), random.choice((1, 1, 1, 2, 3)))
 
 
 def fault(random: Random, workers: int) -> Fault:
@@ -289,14 +297,12 @@ def fault(random: Random, workers: int) -> Fault:
         what, method = random.choice((("after", "settle"), ("after", "confirm"), ("before", "confirm")))
         return Fault(what, node, method, random.choice((1, 2, 3)))
     if kind < 0.1:  # the time limit expires, perhaps after the end of the task
-        what, method = random.choice(("limit before", "limit after")), random.choice(("push", "store", "get"))
-        return Fault(what, node, method, random.choice((1, 1, 2, 3, 5)))
+        return child_fault(random, node, ("limit before", "limit after"), CHILD_METHODS)
     if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
-        if method == "lease" and what in (
-            "after",
-            "child after",
-        ):  # a consumer without an answer finds what it has taken
+        if what.startswith("child"):
+            return child_fault(random, node, (what,), CHILD_METHODS)
+        if method == "lease" and what == "after":  # a consumer without an answer finds what it has taken
             what = "before"
         if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
             node = random.choice(("caller0", "caller1"))
@@ -342,7 +348,7 @@ def dying(random: Random, made: World, fault: Fault) -> Fault:
     """Return *fault*, or instead the death of a worker or caller."""
     if random.random() >= DEATHS:
         return fault
-    nodes = [f"worker{number}" for number in range(made.workers)]
+    nodes = ["worker", *(f"worker{number}" for number in range(made.workers))]
     if made.stores != "django" and random.random() < 0.2:
         nodes = ["caller0", "caller1"]
     return death(random, made.stores, random.choice(nodes))
@@ -364,15 +370,18 @@ DJANGO_METHODS = (
     "orm.write", "orm.write", "orm.write", "orm.commit", "orm.commit", "cache.add", "cache.set",
     "schedules.fire", "schedules.renew", "schedules.pending",
 )  # fmt: skip
+DJANGO_CHILD_METHODS = ("orm.read", "orm.write", "orm.commit", "cache.get", "cache.set", "push")
 DJANGO_HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash")
 
 
 def django_fault(random: Random, workers: int) -> Fault:
     if random.random() < 0.6:
         what, method = random.choice(DJANGO_FAULTS), random.choice(DJANGO_METHODS)
-        if method == "lease" and what in ("after", "child after"):
+        if method == "lease" and what == "after":
             what = "before"
         node = f"worker{random.randrange(workers)}"
+        if what.startswith("child"):
+            return child_fault(random, node, (what,), DJANGO_CHILD_METHODS)
         if what in ("before", "after") and random.random() < 0.2:
             node = random.choice(("caller0", "caller1"))
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13, 21)))

@@ -73,6 +73,7 @@ class Process:
 
     def __init__(self, name: str, time: Time, faults: list[Fault], fired: list[Met]) -> None:
         self.name = name
+        self.role = name.rstrip("0123456789")
         self.time = time
         self.alive = True
         self.child_lost = ""
@@ -81,6 +82,8 @@ class Process:
         self.execution: Execution | None = None
         """What its pool runs now."""
         self.calls: Counter[str] = Counter()
+        self.child_calls: Counter[str] = Counter()
+        """Those of its children."""
         self.given: dict[str, float] = {}
         """When tasks were given to its pool, by id."""
         self.stack: list[str] = []
@@ -132,7 +135,7 @@ class Process:
             raise Killed(f"a child of {self.name}")
 
     def reach(self, point: str) -> None:
-        """Die at the crash point *point* if a fault requires it; in a child, only the child dies."""
+        """Die at the crash point *point* if a fault requires it; in a child, only the child does."""
         self.calls[point] += 1
         if self._fault(point) is not None:
             if self.in_child:
@@ -180,9 +183,12 @@ class Process:
         self.time.note(self.name, method, *(() if trace is None else trace.words(*told)))
 
     def _fault(self, method: str, args: Any = ()) -> Fault | None:
+        calls = self.calls, self.child_calls
+        calls[1][method] += self.in_child
         for fault in self.faults:
-            if fault.node == self.name and fault.method == method and fault.nth == self.calls[method]:
-                if fault.kind.startswith(("child", "limit")) and not self.in_child:
+            if fault.method == method and fault.node in (self.name, self.role):
+                of_child = fault.kind.startswith(("child", "limit"))
+                if (of_child and not self.in_child) or fault.nth != calls[of_child][method]:
                     continue
                 self.faults.remove(fault)
                 by = () if self.execution is None else (self.execution.id,)
