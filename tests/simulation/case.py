@@ -84,7 +84,8 @@ class Fault(Short):
     """A fault. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
 
     node, method, nth: the call that fails; for "die", method is the crash point. The node
-    "worker" is whichever worker makes its nth such call first.
+    "worker" is whichever worker makes its nth such call first. For
+    "cut", method is the store.
     at, seconds: the time and duration of timed faults.
     """
 

@@ -43,7 +43,7 @@ LOSSES = frozenset(
 """Errors of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
 UNREAD = frozenset({"DamagedResult", "ChordError"})
 """Errors of unsigned results, and of joins that wait for them."""
-HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
+HARMLESS = frozenset({"drift", "jump", "move", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
@@ -393,7 +393,7 @@ def _deaf(seen: Seen, since: float, at: float) -> bool:
     """Return whether a worker may not know at the time *at* what was revoked at the time *since*: a crash has
     undone it, or a fault has just kept the worker from hearing of it."""
     for fault, when, *_ in seen.met:
-        if fault.kind == "crash" and fault.at <= since <= when:
+        if since <= when and (fault.kind == "lost" or (fault.kind == "crash" and fault.at <= since)):
             return True
         if fault.kind not in HARMLESS and when <= at <= when + fault.seconds + RECOVERED:
             return True
@@ -447,7 +447,7 @@ def _repeats_nothing(fault: Fault) -> bool:
     call."""
     if fault.method:
         return fault.method in OF_LISTENERS and fault.kind not in ("twice", "late")
-    return fault.kind in ("freeze", "jump", "kill", "restart")
+    return fault.kind in ("drift", "freeze", "jump", "kill", "restart")
 
 
 def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:

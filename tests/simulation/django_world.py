@@ -48,7 +48,7 @@ from qworker.django.tasks import (  # noqa: E402
 from qworker.django.waiting import watcher as watchers  # noqa: E402
 from qworker.errors import BackendError  # noqa: E402
 from qworker.message.context import current_context  # noqa: E402
-from tests.simulation.case import Case, Fault, Job  # noqa: E402
+from tests.simulation.case import Case, Job  # noqa: E402
 from tests.simulation.django_checks import ALWAYS, MINUTE  # noqa: E402
 from tests.simulation.nodes import Asked, Node, WorkerNode  # noqa: E402
 from tests.simulation.run import CALLERS, LONG, Running, heard  # noqa: E402
@@ -503,14 +503,8 @@ class DjangoRunning(Running):
         except Stuck as error:
             self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
 
-    def _happen(self, fault: Fault) -> None:
-        super()._happen(fault)
-        if fault.kind in ("away", "full"):
-            getattr(self, fault.kind).update(DATABASE)
-
-    def _back(self, store: str) -> None:
-        for each in DATABASE:
-            super()._back(each)
+    def together(self, store: str) -> tuple[str, ...]:
+        return DATABASE
 
     def joins(self) -> int:
         return 0

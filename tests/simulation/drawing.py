@@ -325,6 +325,19 @@ def fault(random: Random, workers: int) -> Fault:
         return Fault(
             happening, random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
         )
+    if happening == "cut":
+        node = random.choice((node, node, "caller0", "caller1"))
+        return Fault(
+            happening,
+            node,
+            random.choice(("broker", "results")),
+            at=at,
+            seconds=random.choice((0.5, 3.0, 10.0)),
+        )
+    if happening == "drift":
+        return Fault(happening, node, at=at, seconds=random.choice((-3.0, -0.1, 0.1, 3.0, 30.0)))
+    if happening == "kill" and random.random() < 0.3:
+        node = random.choice(("caller0", "caller1"))
     if happening == "jump":
         return Fault("jump", node, at=at, seconds=random.choice((-5.0, 5.0, 60.0)))
     if happening == "freeze":

@@ -353,7 +353,7 @@ class Asked:
         self.forgotten = False
         """Whether the stores may have lost it: it was called just before a crash."""
         self.cut = False
-        """Whether its caller died in the call: nobody knows its results."""
+        """Whether its caller died in the call, or with its results."""
         self.revoked = False
         self.stopped: dict[str, float] = {}
         """The ids of its calls whose revocation was stored, and when."""

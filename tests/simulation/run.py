@@ -46,11 +46,18 @@ from tests.simulation.world import LEASE_SECONDS, START, Actor, Killed, Stuck, T
 from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
-HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
-"""Timed faults: a worker is killed, frozen or restarted; a store does not answer, or is full; a wall clock is
-set; the machine crashes, and the stores lose the last seconds; a stranger writes; an operator moves waiting
+HAPPENINGS = (
+    "kill", "freeze", "away", "cut", "full", "lost", "jump", "drift", "restart", "crash", "move",
+    *OF_OPERATORS,
+)  # fmt: skip
+"""Timed faults: a worker or caller is killed, a worker frozen or restarted; a store does not answer, or
+not one node; it is full; all stores are made anew; a wall clock is set; clocks of a node gain seconds within
+DRIFT; the machine crashes, and the stores lose the last seconds; a stranger writes; an operator moves waiting
 messages to another broker and back, or resends failed tasks or dead letters."""
-LOSES_NOTHING = frozenset({"freeze", "jump", "move", "restart", "retry dead", "stranger"})
+DRIFT = 10.0
+"""Seconds during which a clock runs too fast or too slowly."""
+TICK = 0.25
+LOSES_NOTHING = frozenset({"drift", "freeze", "jump", "move", "restart", "retry dead", "stranger"})
 """Faults after which a worker still runs a task that it acknowledged early."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
@@ -130,7 +137,7 @@ class Seen:
 
     def _loses(self, fault: Fault) -> bool:
         known = not self.case.world.stores.startswith("kombu")  # whether it can report what it received
-        if fault.kind == "die" and not fault.node.startswith("worker"):
+        if fault.kind in ("die", "kill") and not fault.node.startswith("worker"):
             return False
         answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
         answer_lost |= fault.kind == "stall" and fault.method in STALLED
@@ -224,9 +231,11 @@ class Running:
         self.stores.complain = self.seen.record.complain
         self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
-        self.away: set[str] = set()
-        self.full: set[str] = set()
+        self.away: list[str] = []
+        self.full: list[str] = []
         """The stores that no process reaches or can write to now, also one that starts now."""
+        self.cut: dict[str, list[str]] = {}
+        """The stores that single nodes do not reach now."""
         self.removed: list[Node] = []
         self.begun: list[Process] = []
         self.processes: dict[str, Node] = {}
@@ -281,6 +290,7 @@ class Running:
             process.on_death.append(lambda: self.time.remove(name))
         self.live[name] = process
         process.away, process.full = self.away, self.full
+        process.cut = self.cut.setdefault(name, [])
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
         process.opens = self.seen.record.opens
@@ -334,10 +344,18 @@ class Running:
             if not asked.called:
                 asked.called = asked.cut = True
                 self.open -= 1
-            if self.callers[number] is caller:
-                self.callers[number] = self._node(self.caller_class, CALLERS[number])
+            self._replace_caller(number, caller)
         except BackendError as error:  # the first query fails at once if the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
+
+    def _replace_caller(self, number: int, caller: Node) -> None:
+        """Start another process for *caller*, which makes its later calls."""
+        if self.callers[number] is not caller:
+            return
+        self.callers[number] = self._node(self.caller_class, CALLERS[number])
+        if self.case.world.by_messages:  # nobody receives them any more
+            for asked in self.seen.asked[number::2]:
+                asked.cut |= asked.begun
 
     def _set_key(self) -> None:
         """Restart all processes with the key, once no call or step is in progress."""
@@ -361,7 +379,7 @@ class Running:
         self.observer = self._node(self.caller_class, "observer")
         admin = self.observer.app.broker.admin
         waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
-        self.observer.process.away = set()  # bypasses the seams
+        self.observer.process.away = []  # bypasses the seams
         self.seen.unsigned = waiting + len(admin.dead(None, 1000))
         self.observer.process.away = self.away
 
@@ -396,8 +414,12 @@ class Running:
         restarted."""
         if self.case.world.key == "late" and not self.keyed:
             return True
-        crashes = [fault for fault in self.case.faults if fault.kind == "crash"]
-        return any(fault.at <= self.time.now <= fault.at + fault.seconds for fault in crashes)
+        now = self.time.now
+        return any(
+            (fault.kind == "crash" and fault.at <= now <= fault.at + fault.seconds)
+            or (fault.kind == "lost" and now <= fault.at)
+            for fault in self.case.faults
+        )
 
     def _revoke(self, caller: Caller, asked: Asked) -> None:
         for result in asked.results:
@@ -421,15 +443,30 @@ class Running:
             return
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
+        elif fault.kind == "kill" and fault.node in CALLERS:
+            caller = self.callers[number := CALLERS.index(fault.node)]
+            caller.process.die()
+            self._replace_caller(number, caller)
         elif fault.kind == "restart" and node is not None:
             self.between(node, lambda: self._restart(node))
         elif fault.kind == "freeze":
             time.frozen[fault.node] = time.now + fault.seconds
         elif fault.kind == "jump" and fault.node in self.processes:
             self.processes[fault.node].clock.skew += fault.seconds
-        elif fault.kind in ("away", "full"):
-            getattr(self, fault.kind).add(fault.node)
-            self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
+        elif fault.kind == "drift" and fault.node in self.processes:
+            self._drift(fault, DRIFT)
+        elif fault.kind in ("away", "cut", "full"):
+            cut = self.cut.setdefault(fault.node, [])
+            absent, store = (
+                (cut, fault.method) if fault.kind == "cut" else (getattr(self, fault.kind), fault.node)
+            )
+            stores = self.together(store)
+            absent += stores
+            self._at(time.now + fault.seconds, "world", lambda: self._back(absent, stores))
+        elif fault.kind == "lost":
+            self.stores.lose()
+            for asked in self.seen.asked:
+                asked.forgotten |= asked.begun
         elif fault.kind == "crash":
             self._crash()
         elif fault.kind == "move":
@@ -494,10 +531,19 @@ class Running:
             del self.seen.record.called[asked.name][self.calls.get(asked.name, 0) :]
             asked.forgotten |= asked.begun and asked.name not in self.remembered
 
-    def _back(self, store: str) -> None:
-        self.time.note("back:", store)
-        self.away.discard(store)
-        self.full.discard(store)
+    def together(self, store: str) -> Sequence[str]:
+        """Return the stores that are away, or full, whenever *store* is."""
+        return (store,)
+
+    def _back(self, absent: list[str], stores: Sequence[str]) -> None:
+        self.time.note("back:", *stores)
+        for store in stores:
+            absent.remove(store)
+
+    def _drift(self, fault: Fault, left: float) -> None:
+        self.processes[fault.node].clock.gained += fault.seconds * TICK / DRIFT
+        if left > TICK:
+            self._at(self.time.now + TICK, "world", lambda: self._drift(fault, left - TICK))
 
     def _replace(self, node: WorkerNode, kill: bool) -> None:
         if kill:
@@ -585,7 +631,7 @@ class Running:
 
     def _ahead(self) -> float:
         """Return the seconds by which the clock of a process may be ahead of another."""
-        jumps = sum(abs(fault.seconds) for fault in self.seen.fired if fault.kind == "jump")
+        jumps = sum(abs(fault.seconds) for fault in self.seen.fired if fault.kind in ("drift", "jump"))
         return jumps + self.case.world.skew * len(self.processes)
 
     def _linger(self) -> None:
@@ -703,6 +749,7 @@ class Running:
             process.alive = True
         self.away.clear()
         self.full.clear()
+        self.cut.clear()
         if self.schedules is not None:
             self.schedules.close()
         self.stores.close()

@@ -92,9 +92,11 @@ class Process:
         self.on_death: list[Callable[[], object]] = []
         self.queues: Sequence[str] = ()
         """Queues that it consumes; () for callers."""
-        self.away: set[str] = set()
-        """Stores that do not answer."""
-        self.full: set[str] = set()
+        self.away: list[str] = []
+        """Stores that do not answer; twice if two faults overlap."""
+        self.cut: list[str] = []
+        """Stores that do not answer this process alone."""
+        self.full: list[str] = []
         """Stores that refuse writes."""
         self.amid = False
         """Whether it is paused within a step."""
@@ -148,7 +150,7 @@ class Process:
         if store in self.stack:
             return function(*args, **kwargs)
         error = self.errors.get(store, BackendError)
-        if store in self.away:
+        if store in self.away or store in self.cut:
             raise error(f"the {store} is away")
         if store in self.full and method in WRITES:
             raise error(f"the {store} is full")

@@ -24,6 +24,7 @@ from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.backends.rpc.backend import RpcBackend
 from qworker.backends.rpc.replies import Reading, ReplyQueue
 from qworker.testing import MemoryStore
+from qworker.testing.memory_queues import MemoryQueues
 from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.lease import Claim
 from qworker.transports.sql.embedded.broker import SQLiteBroker
@@ -184,6 +185,23 @@ class Stores:
                     shutil.copytree(kept, results)
 
         return restore
+
+    def lose(self) -> None:
+        """Lose everything, as if the stores had been made anew."""
+        if self._broker is not None:
+            self._broker._building.queues = MemoryQueues()
+        if self._backend is not None:
+            self._backend._values.clear()
+        self._empty()
+        for file in self.directory.glob("*.db"):
+            with closing(sqlite3.connect(file)) as connection, connection:
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_schema WHERE type = 'table'"
+                ).fetchall():
+                    connection.execute(f"DELETE FROM {name}")
+        for path in (self.directory / "results").rglob("[!.]*"):
+            if path.is_file():
+                path.unlink()
 
     def joins(self, backend: Any) -> list[str]:
         """Return the ids of the open joins of *backend*."""

@@ -65,7 +65,7 @@ from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
 from tests.simulation.nodes import QUEUES
 from tests.simulation.program import Hooked
-from tests.simulation.run import Seen, run
+from tests.simulation.run import Running, Seen, run
 from tests.simulation.seams import FORGETS
 from tests.simulation.search import Drawing, find, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
@@ -903,3 +903,52 @@ def test_a_beat_dies_at_a_crash_point() -> None:
     seen = run(Case(World("sqlite"), schedules=table, faults=(Fault("die", "beat0", "entries-published"),)))
     assert [fault.method for fault in seen.fired] == ["entries-published"]
     assert problems(seen) == []
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "sqlite+files"])
+def test_stores_are_made_anew(stores: str) -> None:
+    """What was called before is lost; what is called afterwards is carried out."""
+    waiting = Order(numbered(Call(options={"countdown": 3})), ask="later")
+    later = Order(numbered(Chord([Call(), Call()], Call())), at=2.0, ask="get")
+    seen = run(Case(World(stores), (waiting, later), (Fault("lost", at=1.0),)))
+    assert problems(seen) == []
+    assert len(seen.record.ran("f1")) == 3
+    seen.asked[0].forgotten = False
+    assert "f0: result 0 has not ended" in problems(seen)
+
+
+def began(seen: Seen) -> list[float]:
+    """Return when runs began, in order."""
+    return sorted(at for times in seen.record.begun.values() for at in times)
+
+
+def test_a_store_that_is_away_twice_is_back_when_both_times_are_over() -> None:
+    away = Fault("away", "broker", at=1.0, seconds=6.0), Fault("away", "broker", at=2.0, seconds=1.0)
+    seen = run(Case(orders=(Order(Call(number=0), at=4.0),), faults=away))
+    assert problems(seen) == []
+    assert began(seen) >= [7.0]
+
+
+def test_only_one_node_is_cut_off() -> None:
+    orders = tuple(Order(Call(number=0), at=at) for at in (1.5, 1.6))
+    seen = run(Case(orders=orders, faults=(Fault("cut", "caller0", "broker", at=1.0, seconds=3.0),)))
+    assert problems(seen) == []
+    assert 1.6 <= began(seen)[0] < 2.0
+    assert began(seen)[1] >= 4.0
+
+
+def test_clocks_of_one_node_gain_seconds() -> None:
+    order, drift = Order(Call(number=0), at=11.0), Fault("drift", "worker0", at=0.0, seconds=3.0)
+    running = Running(Case(orders=(order,), faults=(drift,)), Path("unused"), None)
+    running.go()
+    gained = running.workers["worker0"].clock.gained, running.workers["worker1"].clock.gained
+    running.close()
+    assert gained == (pytest.approx(3.0), 0.0)
+
+
+def test_a_caller_dies_while_it_waits() -> None:
+    """Its next call is made by another process."""
+    orders = tuple(Order(numbered(Call(options={"countdown": 3})), at, ask="get") for at in (0.0, 0.1, 2.0))
+    seen = run(Case(orders=orders, faults=(Fault("kill", "caller0", at=1.0),)))
+    assert problems(seen) == []
+    assert [bool(asked.told) for asked in seen.asked] == [False, True, True]

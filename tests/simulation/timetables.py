@@ -158,7 +158,7 @@ def beat_fault(random: Random, table: Timetable, stores: str) -> Fault:
 def worker_fault(random: Random, workers: int) -> Fault:
     while True:
         found = fault(random, workers)
-        if found.kind in (*CALL_FAULTS, "kill", "freeze", "restart"):
+        if found.kind in (*CALL_FAULTS, "kill", "freeze", "restart") and not found.node.startswith("caller"):
             return found
 
 

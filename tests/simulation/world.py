@@ -43,12 +43,14 @@ class Clock:
     def __init__(self, time: Time, skew: float = 0.0) -> None:
         self._time = time
         self.skew = skew
+        self.gained = 0.0
+        """Seconds by which its other clock is ahead, too: it went too fast."""
 
     def now(self) -> float:
-        return START + self._time.now + self.skew
+        return START + self._time.now + self.skew + self.gained
 
     def monotonic(self) -> float:
-        return 1000.0 + self._time.now
+        return 1000.0 + self._time.now + self.gained
 
     uptime = monotonic
 
