@@ -335,7 +335,7 @@ class Running:
             caller.process.step()  # an eager task may have caught its death
             asked.called = True
             self.open -= 1
-            if self._is_asked(asked) and not self._is_forgotten_soon():
+            if self._is_asked(asked) and not (asked.forgotten or self._is_forgotten_soon()):
                 caller.ask(asked, caller if self.case.world.by_messages else self.callers[1 - number])
         except Stuck as error:
             if not asked.forgotten:

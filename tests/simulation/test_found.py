@@ -661,3 +661,12 @@ def test_an_entry_is_called_in_the_moment_of_its_reset() -> None:
     edits = (Edit("stranger", "e3"), Edit("reset", "e3", 13.3))
     table = Timetable(store="other", entries=(Entry("e3"),), edits=edits)
     assert problems(run(Case(schedules=table))) == []
+
+
+def test_a_caller_does_not_wait_for_what_a_crash_undid_during_its_call() -> None:
+    """In the simulator, it waited for ever if it paused in its call until the crash was over."""
+    chain = Chain([Call(links=[Call(number=1)], number=0), Call(number=2)])
+    orders = Order(Chord([], Call(number=0)), at=2.48, ask="get"), Order(chain, at=2.0)
+    crash = Fault("crash", at=1.48, seconds=1.0)
+    world = World(segment=1, pauses=0.1)
+    assert problems(run(Case(world, orders, (crash,), seed=1305351937))) == []
