@@ -108,7 +108,7 @@ def _problems(seen: Seen) -> list[str]:
         found += Oracle(seen.case, seen.schedules, [(met.at, met.fault) for met in seen.met]).problems()
     found += seen.record.wrong
     found += _too_many(seen)
-    jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind == "jump")
+    jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind in ("drift", "jump"))
     found += [f"{what} began {by:.3f} s too early" for what, by in seen.record.early if by > jumps + ROUNDING]
     revoked = any(asked.revoked for asked in seen.asked)
     dead = range(dead.start + (0 if revoked else seen.unsigned), dead.stop + seen.unsigned)
@@ -166,12 +166,13 @@ def _too_many(seen: Seen) -> Iterator[str]:
         return
     for (process, name), times in seen.record.taken.items():
         apart = [later - earlier for earlier, later in pairwise(times)]
-        if apart and min(apart) < 1 / seen.case.world.rate - ROUNDING:
+        drifts = any(each.kind == "drift" and each.node == process.name for each in seen.fired)
+        if apart and not drifts and min(apart) < 1 / seen.case.world.rate - ROUNDING:
             yield f"{process.name} took two of {name} within {min(apart):.4f} s"
 
 
 def _delays_acks(fault: Fault) -> bool:
-    return fault.method in OF_LISTENERS or fault.kind in ("away", "freeze", "full", "stall")
+    return fault.method in OF_LISTENERS or fault.kind in ("away", "cut", "freeze", "full", "stall")
 
 
 def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
@@ -321,7 +322,7 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         given = None if befores or maker else order.options.get("countdown")
         made = [starts[maker.number]] if maker else []
         since = max([asked.called_at, *made, *map(min, befores)])
-        jumps = sum(abs(each.seconds) for each in seen.fired if each.kind == "jump")
+        jumps = sum(abs(each.seconds) for each in seen.fired if each.kind in ("drift", "jump"))
         due = since + (own if given is None else given)
         if began < due - skew - jumps - ROUNDING:
             yield f"{part.number} began {due - began:.1f} s before it was due"

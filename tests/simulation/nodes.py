@@ -435,7 +435,7 @@ class Caller(Node):
                 self.time.wake(name="listener")
 
     def awaited(self, coroutine: Any) -> Any:
-        return awaited(self.time, coroutine)
+        return awaited(self.time, coroutine, self.process.step)
 
     def ask(self, asked: Asked, other: Node) -> None:
         """Wait for the results as the order requires, and keep what is received."""

@@ -23,7 +23,7 @@ from tests.simulation.world import LEASE_SECONDS
 
 RECOVERED = 4.0
 """Seconds after a fault in which workers connect again (within two), or are restarted (after one)."""
-EVERYWHERE = frozenset({"away", "full", "crash", "retry failed", "retry dead"})
+EVERYWHERE = frozenset({"away", "full", "crash", "lost", "retry failed", "retry dead"})
 """Timed faults that concern all processes."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
 """Calls on which all messages of a worker depend."""
@@ -37,6 +37,8 @@ class Met(NamedTuple):
     at: float = 0.0
     place: int = 0
     about: frozenset[Any] = frozenset()
+    node: str = ""
+    """Which "worker" it was."""
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +112,7 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return met.at + fault.seconds + RECOVERED >= run.at
     if run.id in met.about and (not once or (fault.method, fault.kind) == ("push", "twice")):
         return True
-    if fault.node != run.node:
+    if (met.node or fault.node) != run.node:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place

@@ -195,7 +195,9 @@ class Process:
                 self.faults.remove(fault)
                 by = () if self.execution is None else (self.execution.id,)
                 self.fired.append(
-                    Met(fault, self.time.now, len(self.time.log), frozenset((*by, *subjects(args))))
+                    Met(
+                        fault, self.time.now, len(self.time.log), frozenset((*by, *subjects(args))), self.name
+                    )
                 )
                 self.time.note(self.name, method, "meets", fault.kind)
                 return fault

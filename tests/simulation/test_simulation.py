@@ -946,9 +946,10 @@ def test_clocks_of_one_node_gain_seconds() -> None:
     assert gained == (pytest.approx(3.0), 0.0)
 
 
-def test_a_caller_dies_while_it_waits() -> None:
+@pytest.mark.parametrize("ask", ["get", "await"])
+def test_a_caller_dies_while_it_waits(ask: str) -> None:
     """Its next call is made by another process."""
-    orders = tuple(Order(numbered(Call(options={"countdown": 3})), at, ask="get") for at in (0.0, 0.1, 2.0))
+    orders = tuple(Order(numbered(Call(options={"countdown": 3})), at, ask=ask) for at in (0.0, 0.1, 2.0))
     seen = run(Case(orders=orders, faults=(Fault("kill", "caller0", at=1.0),)))
     assert problems(seen) == []
     assert [bool(asked.told) for asked in seen.asked] == [False, True, True]

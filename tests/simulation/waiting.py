@@ -145,17 +145,21 @@ class _Selector(selectors.DefaultSelector):
     """A selector that lets the world step while it waits."""
 
     time: Time
+    step: Callable[[], None]
+    """Raises Killed if the waiting process is dead."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        self.step()
         if timeout is None or timeout > 0:
             self.time.pump(self.time.now + min(LOOK, LOOK if timeout is None else timeout))
         return super().select(0)
 
 
-def awaited(time: Time, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of *coroutine*, awaited in an event loop in the world's time."""
+def awaited(time: Time, coroutine: Coroutine[Any, Any, Any], step: Callable[[], None]) -> Any:
+    """Return the result of *coroutine*, awaited in an event loop in the world's time. step: called often; it
+    raises Killed if the waiting process is dead."""
     selector = _Selector()
-    selector.time = time
+    selector.time, selector.step = time, step
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: time.now  # type: ignore[method-assign]
     loop.set_default_executor(_Inline(1))
