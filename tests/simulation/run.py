@@ -243,6 +243,8 @@ class Running:
         """The last process of each node."""
         self.workers: dict[str, WorkerNode] = {}
         table = case.schedules
+        self.begins_at = 0.0 if table is None else table.start
+        """By wall clocks, in seconds since START."""
         self.schedules = None if table is None else Schedules(self, table)
         if self.schedules is not None:
             self.seen.record.equip = self.schedules.equip
@@ -695,7 +697,7 @@ class Running:
                 begun, meta = seen.record.begun.get(id), self._ended(id)
                 if not begun or meta is None:
                     continue
-                done = _done(meta)
+                done = self._done(meta)
                 last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
                 if not begun[0] - ahead <= done <= last + longer + ahead:
                     yield f"{asked.name}: {id} began at {begun} and ended at {done}"
@@ -722,19 +724,23 @@ class Running:
         plain = [asked for asked in seen.asked if not isinstance(asked.order.flow, Graph)]
         calls = [each for asked in plain for made in asked.results for each in calls_of(made)]
         metas = {each.id: self._ended(each.id) for each in calls}
-        ends = {id: _done(meta) for id, meta in metas.items() if meta is not None}
+        ends = {id: self._done(meta) for id, meta in metas.items() if meta is not None}
         if not ends:
             return
         skew, expires, margin = clock.skew, self.case.world.result_expires, self._ahead() + 1.0
         longer = max(delays_of(asked.order) for asked in seen.asked)  # for which values of members are kept
         if (until := min(ends.values()) + expires - margin) > self.time.now:
-            clock.skew = until - self.time.now
+            clock.skew = self.begins_at + until - self.time.now
             yield from (f"{id} is gone before it expires" for id in ends if self._ended(id) is None)
-        clock.skew = max(ends.values()) + expires + longer + margin - self.time.now
+        clock.skew = self.begins_at + max(ends.values()) + expires + longer + margin - self.time.now
         while backend.sweep(clock.now()):
             pass
         yield from (f"{id} has not expired" for id in ends if self._ended(id) is not None)
         clock.skew = skew
+
+    def _done(self, meta: Any) -> float:
+        """Return when the task with *meta* has ended, in seconds of the world."""
+        return datetime.fromisoformat(meta["date_done"]).timestamp() - START - self.begins_at
 
     def _ended(self, id: str) -> Any:
         """Return the metadata of the task *id*; None if it has not ended, or they cannot be read."""
@@ -862,11 +868,6 @@ def revoke_as_stranger(app: QWorker, ids: Sequence[str]) -> None:
     copied = app.signer.sign_order("revoke", "another", False, "SIGTERM")
     for signal in ("SIGTERM", f"SIGTERM {copied}"):
         revocations.sender.revoke(ids, signal=signal)
-
-
-def _done(meta: Any) -> float:
-    """Return when the task with *meta* has ended, in seconds of the world."""
-    return datetime.fromisoformat(meta["date_done"]).timestamp() - START
 
 
 def id_of(headers: str) -> Any:
