@@ -104,6 +104,6 @@ def newest(limit: int) -> str:
     return f"… and more: these are the newest {limit:,} (--limit)."
 
 
-def count(number: int, noun: str) -> str:
-    """Return "1 message", "2 messages"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return "1 message", "2 messages". plural: that of a noun that does not form it with "s"."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

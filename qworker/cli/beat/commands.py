@@ -284,7 +284,7 @@ def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -
     for each in refused:
         click.echo(f"{visible(each.name)}: {visible(told_whole(each))}")
     if refused:
-        confirm(f"Sign {count(len(refused), 'entry').replace('entrys', 'entries')}?", yes)
+        confirm(f"Sign {count(len(refused), 'entry', 'entries')}?", yes)
     for name in schedules.sign(None if everything else _existing(schedules.get, names), refused):
         click.echo(f"Signed {visible(name)}.")
 

@@ -85,7 +85,7 @@ def facts(choice: AppChoice) -> Iterator[Fact]:
         lease = living(store, app.clock)
     finally:
         schedules.close()
-    number = count(len(called), "entry").replace("entrys", "entries")
+    number = count(len(called), "entry", "entries")
     where = mask_urls(store_url(app) or "")
     if lease is None:
         yield Fact("warning", f"no scheduler is running ({number}, kept in {where})", _START)

@@ -106,7 +106,7 @@ def _tell(choice: AppChoice, node: str, service: Beat) -> None:
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     url = store_url(app) if shared else None
     where = "in memory" if url is None else f"in {mask_urls(url)}"
-    number = count(service.declared, "entry").replace("entrys", "entries")
+    number = count(service.declared, "entry", "entries")
     logger.info(
         "app %s (%s), %s in settings and code; schedules are kept %s",
         choice.target,

@@ -199,9 +199,9 @@ def _held(
         )
         yield Finding(
             "warning",
-            f"{worker.name}: no slot has been free for {age(seconds)}, and {count(waiting, 'message')} "
-            f"wait{'s' if waiting == 1 else ''}; {task.name}[{task.id}] has run for {age(now - task.started)}"
-            f"{'' if limited else ', and has no time limit'}",
+            f"{worker.name}: no slot has been free for {age(seconds)}, and "
+            f"{count(waiting, 'message waits', 'messages wait')}; {task.name}[{task.id}] has run for "
+            f"{age(now - task.started)}{'' if limited else ', and has no time limit'}",
             f"{end}; {later}, or start more workers",
         )
 
@@ -228,8 +228,8 @@ def _unattended(choice: AppChoice, queue: str, ready: int, senders: str, others:
         start = f"start one: python manage.py qcluster{name}"
     whose = f" ({senders})" if senders else ""
     if ready:
-        what = f"no worker consumes queue {queue!r}{whose}, where {count(ready, 'message')} waits"
-        yield Finding("error", what.replace("messages waits", "messages wait"), start)
+        waiting = count(ready, "message waits", "messages wait")
+        yield Finding("error", f"no worker consumes queue {queue!r}{whose}, where {waiting}", start)
     elif others:
         yield Finding("error", f"there are workers, but none consumes queue {queue!r}{whose}", start)
     else:
