@@ -39,7 +39,7 @@ from qworker.tasks import copies, next_attempt
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues, Message
 from qworker.transports import transfer
-from qworker.transports.lease import Admin, Dead
+from qworker.transports.lease import Ack, Admin, Dead
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing, nodes
@@ -402,6 +402,38 @@ def test_results_with_wrong_metadata_are_noticed(
 
     monkeypatch.setattr(Backend, "meta", other)
     assert any(text in problem for problem in problems(run(case)))
+
+
+def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = tuple(Order(numbered(Chord([Call()], Call())), at) for at in (0.0, 2.0))
+    lost = Fault("after", "worker0", "push", 2)
+    case = Case(
+        World("sqlite+memory", workers=1, key="signed"),
+        orders,
+        (Fault("forge", "caller0", "join.open"), lost),
+    )
+    seen = run(case)
+    assert problems(seen) == []
+    assert {fault.kind for fault in seen.fired} == {"forge", "after"}
+    monkeypatch.setattr(copies, "refused", lambda *_: None)
+    names = {text.partition(":")[0] for text in problems(run(case))}
+    assert names == {"f1"}
+
+
+def test_repeats_without_a_result_store_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Call(calls=Group([Call(), Call()])))
+    case = Case(World("memory+disabled"), (Order(flow),))
+    assert problems(run(case)) == []
+    settle = MemoryQueues.settle
+
+    def forgetful(queues: MemoryQueues, generation: int, settlement: Any, now: float) -> bool:
+        if not isinstance(settlement, Ack) or (message := queues.messages[settlement.tag]).requeued:
+            return settle(queues, generation, settlement, now)
+        message.requeued, message.owner = 1, 0
+        return True
+
+    monkeypatch.setattr(MemoryQueues, "settle", forgetful)
+    assert any("0 faults and senders explain that" in text for text in problems(run(case)))
 
 
 def test_dead_letters_after_a_freeze_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
