@@ -43,14 +43,14 @@ LOSSES = frozenset(
 """Errors of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
 UNREAD = frozenset({"DamagedResult", "ChordError"})
 """Errors of unsigned results, and of joins that wait for them."""
-HARMLESS = frozenset({"drift", "jump", "move", "stranger", "retry dead"})
+HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
 KEEPING = HARMLESS - {"retry dead"} | {"freeze", "stall", "kill", "restart"}
 """Faults after which each rejected call is a dead letter."""
 LIMITS = frozenset({"limit before", "limit after"})
-LASTING = frozenset({"move", "stranger", "retry dead"})
+LASTING = frozenset({"move", "poison", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
 HEARD = 1.5
 """Seconds within which all workers hear of a revocation: they are told at once, and ask each second."""
@@ -119,7 +119,9 @@ def _problems(seen: Seen) -> list[str]:
     if not exact:  # a call that is rejected again leaves another
         most = max(dead.stop, _rejected(seen) + seen.unsigned + 1)
         dead = range(dead.start if kinds <= KEEPING and not seen.may_lose else 0, most)
-    sure = "stranger" not in kinds and (exact or seen.case.world.key != "late")
+    known = seen.poison if seen.case.world.key != "late" else 0  # else it may be in seen.unsigned
+    dead = range(dead.start + known, dead.stop + seen.poison)
+    sure = "stranger" not in kinds and (exact or not (seen.poison or seen.case.world.key == "late"))
     if sure and len(seen.left["dead"]) not in dead:
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
     found += seen.odd
@@ -140,7 +142,7 @@ def _problems(seen: Seen) -> list[str]:
         found += [
             f"the log has an error that nothing explains: {text}"
             for text in seen.errors
-            if "stranger" not in kinds
+            if not kinds & {"poison", "stranger"}
             and not (seen.schedules is not None and text.startswith(OF_ENTRIES))
             and not (seen.case.world.key == "late" and "not signed" in text)
         ]
@@ -338,7 +340,7 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         due = since + (own if given is None else given)
         if began < due - skew - jumps - ROUNDING:
             yield f"{part.number} began {due - began:.1f} s before it was due"
-        if seen.fired or (maker and maker.does in RUNS):  # which of its runs has called it is not known
+        if seen.disturbed or (maker and maker.does in RUNS):  # which of its runs has called it is not known
             continue
         since = max([since, *map(max, befores), *(ends[maker.number] if maker else ())])
         late = began - since - own - (given or 0.0) - skew - seen.took - _limited(seen)
@@ -460,7 +462,7 @@ def _repeats_nothing(fault: Fault) -> bool:
     call."""
     if fault.method:
         return fault.method in OF_LISTENERS and fault.kind not in ("twice", "late")
-    return fault.kind in ("drift", "freeze", "jump", "kill", "restart")
+    return fault.kind in ("drift", "freeze", "jump", "kill", "poison", "restart")
 
 
 def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:

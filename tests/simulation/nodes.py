@@ -107,6 +107,7 @@ class Node:
             set_as_current=False,
             broker_url="memory://" if world.by_messages else None,
             **settings_of(world, LEASE_SECONDS, key),
+            **self.record.settings,
         )
         broker = stores.broker(self.process, self.clock)
         backend = stores.backend(self.process, self.clock, app.conf)

@@ -89,6 +89,8 @@ class Record:
         """Attempts that began too early, and by how many seconds."""
         self.hooked: Counter[tuple[str, int]] = Counter()
         """Calls of ``on_retry()``, by order and number."""
+        self.settings: dict[str, Any] = {}
+        """Additional settings of all apps."""
         self.joins: dict[str, str] = {}
         """The orders of joins, by their ids."""
         self._flows: dict[str, Flow] = {}

@@ -35,7 +35,17 @@ from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.crashing import reaching
-from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, calls_of, ids_of, is_ready, value_of
+from tests.simulation.nodes import (
+    QUEUES,
+    Asked,
+    Caller,
+    Node,
+    WorkerNode,
+    calls_of,
+    ids_of,
+    is_ready,
+    value_of,
+)
 from tests.simulation.program import THEIRS, Record
 from tests.simulation.repeats import Met
 from tests.simulation.schedules import Schedules, Story
@@ -48,21 +58,24 @@ from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, is_line, n
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = (
     "kill", "freeze", "away", "cut", "full", "lost", "jump", "drift", "restart", "crash", "move",
-    *OF_OPERATORS,
+    "poison", *OF_OPERATORS,
 )  # fmt: skip
 """Timed faults: a worker or caller is killed, a worker frozen or restarted; a store does not answer, or
 not one node; it is full; all stores are made anew; a wall clock is set; clocks of a node gain seconds within
-DRIFT; the machine crashes, and the stores lose the last seconds; a stranger writes; an operator moves waiting
-messages to another broker and back, or resends failed tasks or dead letters."""
+DRIFT; the machine crashes, and the stores lose the last seconds; somebody sends what no worker can run
+("poison"); a stranger writes; an operator moves waiting messages to another broker and back, or resends
+failed tasks or dead letters."""
 DRIFT = 10.0
 """Seconds during which a clock runs too fast or too slowly."""
 TICK = 0.25
-LOSES_NOTHING = frozenset({"drift", "freeze", "jump", "move", "restart", "retry dead", "stranger"})
+LOSES_NOTHING = frozenset({"drift", "freeze", "jump", "move", "poison", "restart", "retry dead", "stranger"})
 """Faults after which a worker still runs a task that it acknowledged early."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
 STALLED = ("confirm", "extend", "lease", "settle")
 """Calls during which a listener may stall without losing a task."""
+UNKNOWN = 6.0
+"""Virtual seconds after which a message of an unknown task is a dead letter."""
 CALLERS = ("caller0", "caller1")
 AMID = 0.003
 """Seconds after a call at which the key is set, when some of its tasks have run."""
@@ -122,6 +135,14 @@ class Seen:
     schedules: Story | None = None
     unsigned: int = 0
     """The number of messages and dead letters when the key was set late."""
+
+    poison: int = 0
+    """How many messages were sent that become dead letters, because no worker can run them."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether a fault may have delayed something."""
+        return any(fault.kind != "poison" for fault in self.fired)
 
     @property
     def fired(self) -> list[Fault]:
@@ -249,6 +270,8 @@ class Running:
         if self.schedules is not None:
             self.seen.record.equip = self.schedules.equip
             self.seen.schedules = self.schedules.story
+        if table is None:  # messages of entries for unknown tasks outlast their case
+            self.seen.record.settings["task_unknown_delays"] = [0.2, 0.2]
         self.keyed = case.world.key == "signed"
         self.callers = [self._node(self.caller_class, name) for name in CALLERS]
         self.observer = self._node(self.caller_class, "observer")
@@ -262,7 +285,8 @@ class Running:
             self.last = max(self.last, self.schedules.table.seconds)
         for fault in case.faults:
             if fault.kind in HAPPENINGS:
-                self.last = max(self.last, fault.at + fault.seconds)
+                ends = UNKNOWN if fault.kind == "poison" else fault.seconds
+                self.last = max(self.last, fault.at + ends)
                 at = fault.at + (fault.seconds if fault.kind == "crash" else 0.0)
                 self._at(at, "world", lambda fault=fault: self._happen(fault))
                 if fault.kind == "crash":
@@ -473,6 +497,8 @@ class Running:
             self._crash()
         elif fault.kind == "move":
             self._move()
+        elif fault.kind == "poison":
+            self.seen.poison += poison(self.observer.app, time.note)
         elif fault.kind in OF_OPERATORS:
             if fault.kind == "retry failed":
                 fail_as_stranger(self.observer.app, time.note)
@@ -858,6 +884,44 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
             app.broker.sender.push([envelope])
         except QWorkerError as error:
             note("a stranger is refused", type(error).__name__)
+
+
+POISON: tuple[tuple[dict[str, Any], dict[str, Any], bytes], ...] = (
+    ({"task": "nobody"}, {}, b"[[], {}, {}]"),
+    ({"task": "nobody"}, {"content_type": "application/x-python-serialize"}, b"\x80"),
+    ({"task": 5}, {}, b"[[], {}, {}]"),
+    ({"id": None}, {}, b"[[], {}, {}]"),
+    ({"eta": "tomorrow"}, {}, b"[[], {}, {}]"),
+    ({"expires": []}, {}, b"[[], {}, {}]"),
+    ({"retries": "many"}, {}, b"[[], {}, {}]"),
+    ({"timelimit": "long"}, {}, b"[[], {}, {}]"),
+    ({"compression": "none such"}, {}, b"[[], {}, {}]"),
+    ({"compression": "gzip"}, {}, b"[[], {}, {}]"),
+    ({}, {"content_type": "text/odd"}, b"[[], {}, {}]"),
+    ({}, {}, b"\xff\xfe"),
+    ({}, {}, b"{}"),
+    ({}, {}, b"[1, 2, 3]"),
+)
+"""Headers, properties and bodies of messages that no worker can run."""
+UNREAD = 8
+"""How many of these are refused before their bodies are read."""
+
+
+def poison(app: QWorker, note: Callable[..., None]) -> int:
+    """Send what no worker can run, to all queues in turn; return how many messages become dead letters: not
+    those that are acknowledged before they are read."""
+    early = not app.conf.task_acks_late and app.signer is None
+    taken = 0
+    for number, (headers, properties, body) in enumerate(POISON):
+        told = {"lang": "py", "task": "nothing", "id": f"poison{number}", **headers}
+        given = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
+        envelope = Envelope(QUEUES[number % 2], json.dumps(told), json.dumps(given), body)
+        try:
+            app.broker.sender.push([envelope])
+            taken += not (early and number >= UNREAD)
+        except QWorkerError as error:
+            note("a poisoned message is refused", type(error).__name__)
+    return taken
 
 
 def revoke_as_stranger(app: QWorker, ids: Sequence[str]) -> None:

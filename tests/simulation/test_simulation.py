@@ -25,6 +25,7 @@ from kombu.transport.memory import Channel
 
 from qworker.backends.base import Backend
 from qworker.components import assembly
+from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
@@ -36,6 +37,7 @@ from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.tasks import copies, next_attempt
+from qworker.tasks.outcome import SUCCESS, UNREADABLE
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues, Message
 from qworker.transports import transfer
@@ -598,6 +600,23 @@ def test_a_retry_whose_hook_is_not_called_is_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Hooked, "on_retry", missed)
     assert problems(run(case)) == ["f0: on_retry() of 0 was called 0 times"]
+
+
+@pytest.mark.parametrize("key", ["", "signed"])
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
+def test_what_no_worker_can_run_becomes_dead_letters(
+    stores: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = numbered(Chain([Call(), Call()]))
+    case = Case(
+        World(stores, key=key), (Order(flow, at=0.9), Order(flow, at=1.1)), (Fault("poison", at=1.0),)
+    )
+    seen = run(case)
+    assert problems(seen) == []
+    assert len(seen.left["dead"]) == seen.poison == len(running.POISON)
+    lost = OUTCOMES[UNREADABLE]._replace(message=OUTCOMES[SUCCESS].message)
+    monkeypatch.setitem(OUTCOMES, UNREADABLE, lost)
+    assert "dead letters: " in problems(run(case))[0]
 
 
 def test_a_rate_limit_that_is_exceeded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
