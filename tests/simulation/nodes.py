@@ -27,7 +27,7 @@ from qworker.components.pool.contract import OnRoom
 from qworker.components.request import Key, Request
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.mediator import WAIT_SECONDS
-from qworker.errors import BackendError, BrokerUnavailable, DamagedResult
+from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, ResultTimeout
 from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
@@ -56,7 +56,9 @@ RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Runtimes reported for a run, by which a worker decides how far to prefetch."""
 LONG_RUN = 1.6
 """Seconds of a long run, after which prefetched messages are returned."""
-ASK = ("later", "get", "raise", "await", "then", "other", "all")
+ASK = ("later", "get", "raise", "await", "then", "other", "all", "impatient", "saved")
+IMPATIENT = (0.0001, 0.3, 2.0)
+"""Timeouts of a caller that asks again after each, and then without one."""
 
 
 def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
@@ -461,8 +463,36 @@ class Caller(Node):
             self._promise(asked, result)
         elif asked.order.ask == "all":
             asked.told.append(all_of(result))
+        elif asked.order.ask == "impatient":
+            asked.told.append(self._asked_again(asked, result))
+        elif asked.order.ask == "saved" and not _has_ignored(result):
+            asked.told.append(value_of(self._restored(asked, result, other)))
         elif asked.order.ask == "other" and not _has_ignored(result):
             asked.told.append(value_of(elsewhere(result, other.app)))
+
+    def _asked_again(self, asked: Asked, result: Any) -> Any:
+        """Return what get() returns in the end, after timeouts."""
+        clock = self.app.clock
+        for timeout in IMPATIENT:
+            since = clock.monotonic()
+            try:
+                return _shown(result.get(timeout=timeout, propagate=False))
+            except ResultTimeout:
+                if clock.monotonic() < since + timeout - 1e-6:
+                    self.record.complain(f"{asked.name}: get() gave up before its timeout of {timeout} s")
+        return all_of(result)
+
+    def _restored(self, asked: Asked, result: Any, other: Node) -> Any:
+        """Return the group *result*, saved here, as *other* restores it; any other as *other* has it."""
+        if not isinstance(result, GroupResult) or not self.world.joins:
+            return elsewhere(result, other.app)
+        result.save()
+        found = other.app.GroupResult.restore(result.id)
+        result.delete()
+        left = other.app.GroupResult.restore(result.id)
+        if (found is None or left is not None) and not self.process.fired:
+            self.record.complain(f"{asked.name}: saved as {result!r}, restored as {found!r}, then {left!r}")
+        return found or result
 
     def _promise(self, asked: Asked, result: Any) -> None:
         asked.promised += not isinstance(result, GroupResult)

@@ -90,7 +90,7 @@ def order(random: Random, world: RealWorld) -> Order:
         made,
         at=round(made.at * PACE, 2),
         how=how,
-        ask="get" if ask == "other" and by_messages else ask,
+        ask="get" if ask in ("other", "saved") and by_messages else {"saved": "other"}.get(ask, ask),
         options=sooner(made.options),
     )
 

@@ -36,6 +36,8 @@ from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
+from qworker.results import result
+from qworker.results.group_result import GroupResult
 from qworker.tasks import copies, next_attempt
 from qworker.tasks.outcome import SUCCESS, UNREADABLE
 from qworker.testing import MemoryStore
@@ -617,6 +619,28 @@ def test_what_no_worker_can_run_becomes_dead_letters(
     lost = OUTCOMES[UNREADABLE]._replace(message=OUTCOMES[SUCCESS].message)
     monkeypatch.setitem(OUTCOMES, UNREADABLE, lost)
     assert "dead letters: " in problems(run(case))[0]
+
+
+def test_a_get_that_gives_up_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Chain([Call(options={"countdown": 3.0}), Call()]))
+    case = Case(World(), (Order(flow, ask="impatient"),))
+    assert problems(run(case)) == []
+    wait_for = result.wait_for
+
+    def hasty(app: Any, id: str, queue: Any, limit: float | None, *more: Any) -> Any:
+        return wait_for(app, id, queue, limit and limit / 2, *more)
+
+    monkeypatch.setattr(result, "wait_for", hasty)
+    assert "f0: get() gave up before its timeout of 0.3 s" in problems(run(case))
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "sqlite+files", "kombu+memory"])
+def test_a_saved_group_that_is_not_deleted_is_noticed(stores: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Chain([Call(), Group([Call(), Call(fails=True), Group([Call()])])]))
+    case = Case(World(stores), (Order(flow, ask="saved"),))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(GroupResult, "delete", lambda *_: None)
+    assert "f0: saved as " in problems(run(case))[0]
 
 
 def test_a_rate_limit_that_is_exceeded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
