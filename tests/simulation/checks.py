@@ -228,8 +228,9 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
-        if not ready and (asked.forgotten or asked.cut or not want.pending):
-            if not _may_vanish(seen) and not (asked.forgotten or asked.cut):
+        gone = asked.forgotten or asked.cut or _has_died(seen, asked)
+        if not ready and (gone or not want.pending):
+            if not _may_vanish(seen) and not gone:
                 found.append(f"result {number} has not ended")
             continue
         value = _in_segments(seen.values[asked.name][number], want.value, seen)
@@ -255,6 +256,13 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if not any(is_right(value, each) for each in right):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
     return found + _runs(seen, asked, want, exact)
+
+
+def _has_died(seen: Seen, asked: Asked) -> bool:
+    """Return whether the results of *asked* were messages to a caller that has died."""
+    caller = CALLERS[int(asked.name[1:]) % 2]
+    died = any(fault.kind in ("die", "kill") and fault.node == caller for fault in seen.fired)
+    return seen.case.world.by_messages and died
 
 
 def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
