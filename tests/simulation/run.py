@@ -404,8 +404,8 @@ class Running:
         self.callers = [self._node(self.caller_class, name) for name in CALLERS]
         self.observer = self._node(self.caller_class, "observer")
         admin = self.observer.app.broker.admin
-        waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
         self.observer.process.away = []  # bypasses the seams
+        waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
         self.seen.unsigned = waiting + len(admin.dead(None, 1000))
         self.observer.process.away = self.away
 
