@@ -340,7 +340,7 @@ def django_settings_page() -> str:
     lines.append(f"\nAlso accepted, with a warning of `manage.py check`: {spelled}.")
     same = ", ".join(f"`{key}`" for key in SAME_FOR_ALL)
     lines.append(
-        f"\nThe same for all clusters, without effect in `ALT_CLUSTERS`: {same}."
+        f"\nThese are the same for all clusters, and have no effect in `ALT_CLUSTERS`: {same}."
     )
     return "\n".join(lines) + "\n"
 

@@ -52,9 +52,9 @@ def check_values(**_: Any) -> Messages:
 def check_keys(**_: Any) -> Messages:
     """W001: unknown keys. W002: alternative spellings. W003: keys without effect in ALT_CLUSTERS."""
     told: tuple[tuple[str, str, list[Mistake]], ...] = (
-        ("qworker.W001", "Correct it, or take it out.", unknown_keys()),
-        ("qworker.W002", "Both are read.", other_spellings()),
-        ("qworker.W003", "Take it out of ALT_CLUSTERS.", ignored_keys()),
+        ("qworker.W001", "Correct or remove the key.", unknown_keys()),
+        ("qworker.W002", "Rename the key; the old spelling still works.", other_spellings()),
+        ("qworker.W003", "Remove it from ALT_CLUSTERS.", ignored_keys()),
     )
     return [
         Warning(mistake.message, hint=hint, id=number)
@@ -74,9 +74,9 @@ def check_broker(**_: Any) -> Messages:
             if unused and choice is not CUSTOM:
                 found.append(
                     Warning(
-                        f"{where} names more than one broker: {choice.key!r} is used, as with django-q2, and "
-                        f"{' and '.join(map(repr, unused))} without effect",
-                        hint="Remove the unused ones.",
+                        f"{where} configures more than one broker: {choice.key!r} is used, as in django-q2, "
+                        f"instead of {' and '.join(map(repr, unused))}",
+                        hint="Remove the unused keys.",
                         id="qworker.W004",
                     )
                 )
@@ -92,7 +92,7 @@ def check_broker(**_: Any) -> Messages:
             if configuration.bulk > most:
                 found.append(
                     Error(
-                        f"{where}: 'bulk' is {configuration.bulk}, and {title} returns at most {most}",
+                        f"{where}: 'bulk' is {configuration.bulk}, but {title} returns at most {most}",
                         id="qworker.E011",
                     )
                 )
@@ -122,8 +122,8 @@ def check_neighbour(**_: Any) -> Messages:
         return []
     return [
         Error(
-            "INSTALLED_APPS has both qworker.django and django_q, and both are Django-Q",
-            hint="Take django_q out.",
+            "INSTALLED_APPS contains both qworker.django and django_q, which it replaces",
+            hint="Remove django_q.",
             id="qworker.E003",
         )
     ]
@@ -159,8 +159,8 @@ def check_retry(**_: Any) -> Messages:
         if retry is not None and timeout is not None and retry <= timeout:
             found.append(
                 Error(
-                    f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so that a task may be "
-                    "redelivered while it runs",
+                    f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so a task may be "
+                    "redelivered while it is running",
                     hint="Make retry longer than timeout.",
                     id="qworker.E010",
                 )
@@ -192,8 +192,8 @@ def check_cache(**_: Any) -> Messages:
         if _value(configuration, "cached") and backend.endswith(_UNSHARED):
             found.append(
                 Error(
-                    f"{where}: 'cached' is on, and the cache {alias!r} is a {backend.rpartition('.')[2]}, "
-                    "which other processes do not see",
+                    f"{where}: 'cached' is set, but the cache {alias!r} is a {backend.rpartition('.')[2]}, "
+                    "which is not shared between processes",
                     hint="Use a shared cache, such as Django's RedisCache or DatabaseCache.",
                     id="qworker.E015",
                 )
@@ -210,8 +210,8 @@ def check_connections(**_: Any) -> Messages:
         if (kept != "pool" or _options(database).get("pool")) and not database.get("CONN_HEALTH_CHECKS"):
             found.append(
                 Warning(
-                    f"DATABASES[{alias!r}] keeps connections ({kept}) without CONN_HEALTH_CHECKS: a "
-                    "task may meet one that the server has closed",
+                    f"DATABASES[{alias!r}] keeps connections open ({kept}) without CONN_HEALTH_CHECKS: a "
+                    "task may get a connection that the server has closed",
                     hint="Set CONN_HEALTH_CHECKS to True.",
                     id="qworker.W013",
                 )
@@ -228,18 +228,18 @@ def check_changed_defaults(**_: Any) -> Messages:
     if not _is_given(conf, "ack_failures"):
         found.append(
             Warning(
-                "Q_CLUSTER has no 'ack_failures': with django-q2 it is False, and a task that fails comes "
-                "again; here it is True, and it does not",
-                hint="Say which one is meant.",
+                "Q_CLUSTER does not set 'ack_failures': in django-q2 the default is False, and failed tasks "
+                "run again; in qworker it is True, and they do not",
+                hint="Set 'ack_failures' to True or False.",
                 id="qworker.W006",
             )
         )
     if not any(_is_given(conf, choice.key) for choice in (CUSTOM, *CHOICES)):
         found.append(
             Warning(
-                "Q_CLUSTER names no broker: with django-q2 it is Redis on this machine, here it is the "
-                "database 'default'",
-                hint="Name it: 'orm' or 'redis'.",
+                "Q_CLUSTER does not configure a broker: in django-q2 the default is Redis on this machine, "
+                "in qworker it is the database 'default'",
+                hint="Set 'orm' or 'redis'.",
                 id="qworker.W006",
             )
         )
@@ -253,7 +253,7 @@ def check_deployment(**_: Any) -> Messages:
     for where, configuration in _clusters():
         if _value(configuration, "sync") and not settings.DEBUG:
             found.append(
-                Warning(f"{where}: 'sync' is on: tasks run in the process that calls them", id="qworker.W033")
+                Warning(f"{where}: 'sync' is True: tasks run in the calling process", id="qworker.W033")
             )
         if _value(configuration, "save_limit") == 0:
             found.append(
@@ -261,10 +261,10 @@ def check_deployment(**_: Any) -> Messages:
             )
     found += [
         Warning(
-            f"DATABASES[{alias!r}] is an SQLite file whose transactions begin without a lock: one that reads "
-            'first and calls async_task() then may end with "database is locked", at once and whatever '
-            "the timeout is",
-            hint="Set OPTIONS['transaction_mode'] to 'IMMEDIATE' (Django 5.1).",
+            f"DATABASES[{alias!r}] is an SQLite database with deferred transactions: a transaction that "
+            'reads before it calls async_task() may fail with "database is locked" at once, whatever the '
+            "timeout is",
+            hint="Set OPTIONS['transaction_mode'] to 'IMMEDIATE' (Django 5.1 and later).",
             id="qworker.W035",
         )
         for alias, database in settings.DATABASES.items()

@@ -90,7 +90,7 @@ def _level(value: Any) -> str | int:
     name = value.upper() if isinstance(value, str) else value
     levels = getLevelNamesMapping()
     if isinstance(name, bool) or not (name in levels if isinstance(name, str) else isinstance(name, int)):
-        raise ValueError('must be a level of logging such as "INFO" or "DEBUG"')
+        raise ValueError('must be a logging level, such as "INFO" or "DEBUG"')
     return name
 
 
@@ -101,7 +101,7 @@ def _redis(value: Any) -> str | dict[str, Any]:
         return dict(MAPPING.read(value))
     except ValueError:
         raise ValueError(
-            "must be a mapping of redis-py's connection options, or a URL of redis://, rediss:// or unix://"
+            "must be a mapping of redis-py's connection options, or a redis://, rediss:// or unix:// URL"
         ) from None
 
 
@@ -112,7 +112,7 @@ def _cached(value: Any) -> bool | float:
     try:
         return bool(BOOLEAN.read(value))
     except ValueError:
-        raise ValueError("must be true, false, or the seconds that results are kept, more than 1") from None
+        raise ValueError("must be true, false, or the seconds to keep results, more than 1") from None
 
 
 def _mappings(value: Any) -> dict[str, dict[str, Any]]:
@@ -137,7 +137,7 @@ def _nodes(value: Any) -> tuple[str, ...]:
         nodes = ()
     if not nodes or not all(_is_node(node) for node in nodes):
         raise ValueError(
-            'must be a list of nodes, each "host:port" or "host", and the password in disque_auth'
+            'must be a list of nodes, each "host:port" or "host"; set the password in disque_auth'
         )
     return nodes
 
@@ -152,8 +152,8 @@ def _is_port(value: Any) -> bool:
 
 
 _IRON: dict[str, tuple[str, Any]] = {
-    "host": ("the name of a server", lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
-    "port": ("a number of a port", _is_port),
+    "host": ("a host name", lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
+    "port": ("a port number", _is_port),
     "protocol": ('"https" or "http"', lambda value: value in ("https", "http")),
     "project_id": ("text", lambda value: isinstance(value, str)),
     "token": ("text", lambda value: isinstance(value, str)),
@@ -185,14 +185,14 @@ def _database(value: Any) -> str:
 
 
 PATH = Kind("dotted path of a class", _path)
-LEVEL = Kind("level of logging", _level)
+LEVEL = Kind("logging level", _level)
 REDIS = Kind("mapping or URL", _redis)
 CACHED = Kind("true, false or seconds, more than 1", _cached)
 MAPPINGS = Kind("mapping of names to mappings", _mappings)
 NODES = Kind("list of nodes", _nodes)
 IRON = Kind("mapping", _iron)
-DATABASE = Kind("name of a database", _database)
-LABEL = Kind("text, also one to be translated", _label)
+DATABASE = Kind("database name", _database)
+LABEL = Kind("text, or a lazy translation", _label)
 
 
 FALLBACK_WORKERS = 4
@@ -239,45 +239,47 @@ class ClusterKeys:
         TEXT,
         "default",
         "Distinguishes projects that share a broker. It is the salt of signed packages: packages signed "
-        "under another name are not run. Also the name of the queue, unless `cluster_name` is set.",
+        "under another name are rejected. Also the name of the queue, unless `cluster_name` is set.",
     )
     cluster_name: str = declare(
         TEXT,
         Derived("`name`", lambda conf: conf.name),
-        "The queue of this cluster. The environment's `Q_CLUSTER_NAME` goes before it.",
+        "The queue of this cluster. The environment variable `Q_CLUSTER_NAME` overrides it.",
     )
     ALT_CLUSTERS: dict[str, dict[str, Any]] = declare(
         MAPPINGS,
         {},
-        "More clusters of the same project, by the names of their queues. Each is a mapping of the keys of "
-        "this page; for missing keys the outer values apply. `Q_CLUSTER_NAME` or `qcluster --name` selects "
-        "the one of a process.",
+        "More clusters of the same project, by the names of their queues. Each is a mapping of the keys on "
+        "this page; missing keys have the values of `Q_CLUSTER`. `Q_CLUSTER_NAME` or `qcluster --name` "
+        "selects the cluster of a process.",
     )
     workers: int = declare(
         whole(1),
         Derived("the number of processors", lambda _: processors()),
-        "Worker processes of a cluster. Where the system does not report its number of processors, psutil "
-        f"is used; without it there are {FALLBACK_WORKERS}.",
+        "Number of worker processes. The operating system or psutil reports the number of processors; if "
+        f"neither does, the default is {FALLBACK_WORKERS}.",
     )
     daemonize_workers: bool = declare(
-        BOOLEAN, True, "Read, and without effect: tasks may start processes of their own in any case."
+        BOOLEAN, True, "Accepted, but has no effect: tasks can always start child processes."
     )
-    recycle: int = declare(whole(1), 500, "Tasks that a worker process runs before a new one replaces it.")
+    recycle: int = declare(whole(1), 500, "Number of tasks after which a worker process is replaced.")
     max_rss: int | None = declare(
-        whole(1), None, "Memory in kilobytes from which a worker process is replaced, after its task."
+        whole(1),
+        None,
+        "Memory in kilobytes. A worker process that uses more after a task is replaced. None is no limit.",
     )
     cpu_affinity: int = declare(
         whole(0),
         0,
-        "Processors that each worker process may use, in turn. 0, or as many as there are, is all.",
+        "Number of processors to which each worker process is pinned. 0 does not pin them.",
     )
     queue_limit: int = declare(
         whole(1),
         Derived("`workers` squared", lambda conf: conf.workers**2),
-        "Tasks that one cluster holds in memory; no limit of the broker's queue.",
+        "Maximum number of tasks that one cluster holds in memory. It does not limit the broker's queue.",
     )
     guard_cycle: float = declare(
-        seconds(below=60), 0.5, "Read, and without effect: the death of a process is seen at once."
+        seconds(below=60), 0.5, "Accepted, but has no effect: the death of a process is noticed at once."
     )
 
 
@@ -287,27 +289,28 @@ class TaskKeys:
     timeout: float | None = declare(
         seconds(),
         None,
-        "Seconds that a task may take before its worker is ended and replaced. None is no limit. A task may "
-        "have its own.",
+        "Seconds after which a running task is stopped: its worker process is killed and replaced. None is "
+        "no limit. The option `timeout` of a task overrides it.",
     )
     retry: float = declare(
         seconds(),
         60,
-        "Seconds that a broker with receipts waits for the end of a task before it gives it out again. With "
-        "SQS, Disque and IronMQ it must be more than `timeout`.",
+        "Seconds until a failed task runs again, if `ack_failures` is False. SQS, Disque and IronMQ, and "
+        "`Broker.dequeue()` with any broker, also redeliver a task that is not acknowledged within this "
+        "time. With SQS, Disque and IronMQ it must be longer than `timeout`.",
     )
     ack_failures: bool = declare(
         BOOLEAN,
         True,
-        "True: a task that failed has been delivered. False: a broker with receipts gives it out again, as "
-        "with django-q2.",
+        "Whether failed tasks are acknowledged. True: they do not run again. False: they run again after "
+        "`retry` seconds, which is the default in django-q2.",
     )
     max_attempts: int = declare(
-        whole(0), 0, "How many times a task is tried if failures are not acknowledged. 0 is without limit."
+        whole(0), 0, "Maximum number of attempts of a task, if `ack_failures` is False. 0 is no limit."
     )
     compress: bool = declare(BOOLEAN, False, "Compress packages with zlib.")
     sync: bool = declare(
-        BOOLEAN, False, "Run every task at once in the process that calls it, without a broker. For tests."
+        BOOLEAN, False, "Run each task immediately in the calling process, without a broker. For tests."
     )
 
 
@@ -317,37 +320,39 @@ class ResultKeys:
     save_limit: int = declare(
         whole(-1),
         250,
-        "Successful tasks that are kept in the database; the oldest go first. 0 keeps all and -1 none. "
-        "Failures are always kept.",
+        "Maximum number of successful tasks in the database; the oldest are deleted. 0 keeps all, and -1 "
+        "none. Failures are always kept.",
     )
     save_limit_per: str | None = declare(
         one_of("group", "name", "func"),
         None,
-        "Count `save_limit` for each group, name or function. None counts them together.",
+        "Apply `save_limit` to each group, name or function. None applies it to all tasks together.",
     )
     cached: bool | float = declare(
         CACHED,
         False,
-        "Keep results in the cache instead of the database. True is without limit, a number is seconds.",
+        "Store results in the cache instead of the database: for a number of seconds, or True for no limit.",
     )
-    cache: str = declare(TEXT, "default", "The alias in CACHES for cached results and the monitor's data.")
+    cache: str = declare(
+        TEXT, "default", "The alias in CACHES of the cache for results and for the monitor's data."
+    )
 
 
 class ScheduleKeys:
     """Schedules."""
 
-    scheduler: bool = declare(BOOLEAN, True, "False stops all schedules on this cluster.")
+    scheduler: bool = declare(BOOLEAN, True, "Whether this cluster runs schedules.")
     catch_up: bool = declare(
         BOOLEAN,
         True,
-        "True: each run that was missed while no cluster was running is made up for. False: one run, and "
-        "then as planned.",
+        "What happens to runs that were missed while no cluster was running. True: all are made up for. "
+        "False: the schedule runs once, then at its next regular time.",
     )
     time_zone: str = declare(
         TIMEZONE,
         Derived("Django's `TIME_ZONE`", lambda _: settings.TIME_ZONE),
-        "The time zone of days, weeks, months and years in schedules and crontabs. Minutes and hours are "
-        "the same everywhere.",
+        "The time zone of crontabs, and of schedules by days, weeks, months and years. Schedules by minutes "
+        "and hours do not depend on it.",
     )
 
 
@@ -357,67 +362,67 @@ class BrokerKeys:
     orm: str | None = declare(
         TEXT,
         None,
-        "The alias in DATABASES of the database that is the broker. Without any key of a broker it is "
-        '`"default"`.',
+        "Use a database as the broker: its alias in DATABASES. If no broker is configured, the database "
+        '`"default"` is used.',
     )
     redis: str | dict[str, Any] | None = declare(
-        REDIS, None, "A Redis server is the broker: options of redis-py's client, or a URL."
+        REDIS, None, "Use Redis as the broker: a mapping of options of redis-py's client, or a URL."
     )
     django_redis: str | None = declare(
-        TEXT, None, "A Redis server is the broker, reached through a cache of django-redis: its alias."
+        TEXT, None, "Use the Redis server of a django-redis cache as the broker: the cache's alias in CACHES."
     )
     sqs: dict[str, Any] | None = declare(
         MAPPING,
         None,
-        "Amazon SQS is the broker: `aws_region`, `aws_access_key_id`, `aws_secret_access_key`, "
-        "`receive_message_wait_time_seconds`, and `endpoint_url` of a compatible server.",
+        "Use Amazon SQS as the broker. Options: `aws_region`, `aws_access_key_id`, `aws_secret_access_key`, "
+        "`receive_message_wait_time_seconds`, and `endpoint_url` for a compatible server.",
     )
     broker_class: str | None = declare(
-        PATH, None, "A class of your own is the broker. It goes before every other key of a broker."
+        PATH, None, "Use a custom class as the broker: its dotted path. It overrides all other broker keys."
     )
     disque_nodes: tuple[str, ...] | None = declare(
         NODES,
         None,
-        "Disque is the broker: its nodes, each `host:port`. Any of them is tried first, and another when "
-        "that does not answer.",
+        "Use Disque as the broker: a list of its nodes, each `host:port`. A random node is tried first, and "
+        "another one if it does not answer.",
     )
     disque_auth: str | None = declare(TEXT, None, "The password of Disque's nodes.")
     disque_fastack: bool = declare(
-        BOOLEAN, False, "Acknowledge with FASTACK: quicker, and a task may come again when a node is cut off."
+        BOOLEAN, False, "Acknowledge with FASTACK: faster, but a network failure may deliver a task twice."
     )
     iron_mq: dict[str, Any] | None = declare(
         IRON,
         None,
-        "IronMQ is the broker: `project_id` and `token`, which may be in the environment as "
-        "`IRON_MQ_PROJECT_ID` and `IRON_MQ_TOKEN`; `host`, `port`, and `protocol`, which is `https`.",
+        "Use IronMQ as the broker. Options: `project_id` and `token` (or the environment variables "
+        "`IRON_MQ_PROJECT_ID` and `IRON_MQ_TOKEN`), `host`, `port`, and `protocol` (`https` by default).",
     )
     mongo: dict[str, Any] | None = declare(
         MAPPING,
         None,
-        "MongoDB is the broker: options of pymongo's `MongoClient`. `host` is a name, a list of names, or a "
-        "URL of mongodb:// or mongodb+srv://.",
+        "Use MongoDB as the broker: a mapping of options of pymongo's `MongoClient`. `host` is a name, a "
+        "list of names, or a mongodb:// or mongodb+srv:// URL.",
     )
     mongo_db: str | None = declare(
         DATABASE,
         None,
-        "MongoDB's database with the queues. Without it, the one in the URL that is the `host`; without "
-        'that, `"django-q"`.',
+        "The MongoDB database with the queues. By default, the database in the URL of `host`, or "
+        '`"django-q"` if the URL has none.',
     )
     bulk: int = declare(
         whole(1),
         1,
-        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10, of IronMQ up to 100. A cluster "
-        "takes as many as it has room for, by `queue_limit`, in one step, from every broker but one of your "
-        "own: that gives what its `dequeue()` returns.",
+        "Maximum number of messages that `Broker.dequeue()` takes at once; at most 10 with SQS, and 100 with "
+        "IronMQ. A cluster is not limited by it, but by `queue_limit`, except with a custom broker, whose "
+        "`dequeue()` decides.",
     )
     poll: float = declare(
         seconds(),
         0.2,
-        "Seconds between polls of an empty custom broker; and the wait of `Broker.dequeue()`. It has no "
-        "effect on a cluster with another broker: SQLite, PostgreSQL and Redis notify of new messages at "
-        "once, Disque, IronMQ and SQS use long polling (SQS for `receive_message_wait_time_seconds`), and "
-        "MongoDB, MySQL and MariaDB are polled after 1 or 2 ms, and less and less often, down to every "
-        "0.25 s, while nothing comes.",
+        "Seconds between polls of an empty custom broker, and for which `Broker.dequeue()` waits for a "
+        "message. It has no effect on clusters with other brokers: SQLite, PostgreSQL and Redis notify of "
+        "new messages at once; Disque, IronMQ and SQS use long polling (SQS for "
+        "`receive_message_wait_time_seconds`); MongoDB, MySQL and MariaDB are polled every 1 or 2 ms at "
+        "first, and less often, down to every 0.25 s, while the queue is empty.",
     )
 
 
@@ -431,16 +436,16 @@ class WatchingKeys:
     error_reporter: dict[str, dict[str, Any]] = declare(
         MAPPINGS,
         {},
-        "Reporters of tasks' errors: names of plugins (entry points of the group "
-        "`djangoq.errorreporters`), each with its options.",
+        "Error reporters for failed tasks: names of plugins (entry points of the group "
+        "`djangoq.errorreporters`), each with a mapping of its options.",
     )
     rollbar: dict[str, Any] | None = declare(
         MAPPING,
         None,
-        "Errors of tasks are reported to Rollbar: `access_token`, `environment`, and options of "
-        "`rollbar.init`. It needs the package rollbar.",
+        "Report errors of tasks to Rollbar. Options: `access_token`, `environment`, and others of "
+        "`rollbar.init`. Needs the package rollbar.",
     )
-    testing: bool = declare(BOOLEAN, False, "Read, and without effect.")
+    testing: bool = declare(BOOLEAN, False, "Accepted, but has no effect.")
 
 
 SECTIONS = {

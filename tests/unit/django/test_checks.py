@@ -174,9 +174,9 @@ def test_an_sqlite_file_that_refuses_who_has_read_is_told(cluster, monkeypatch, 
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({}, ["no 'ack_failures'", "names no broker"]),
-        ({"ack_failures": True}, ["names no broker"]),
-        ({"orm": "default"}, ["no 'ack_failures'"]),
+        ({}, ["does not set 'ack_failures'", "does not configure a broker"]),
+        ({"ack_failures": True}, ["does not configure a broker"]),
+        ({"orm": "default"}, ["does not set 'ack_failures'"]),
         ({"ack_failures": False, "redis": {}}, []),
     ],
 )
