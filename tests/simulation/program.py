@@ -349,12 +349,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 raise task.retry(countdown=part.delay, max_retries=retries)
             if part.calls is not None:
                 options = {"headers": dict(seen)} if part.hands_on else {}
-                try:
+                with until_sent(task):
                     made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
-                except (BackendError, BrokerUnavailable) as away:
-                    if not task.acks_late:  # the message is already acknowledged
-                        raise
-                    raise Reject(str(away), requeue=True) from away
                 record.call(flow, number, made)
                 if not request.is_eager and not request.ignore_result and part.instead is None:
                     record.parents[made.id] = request.id
@@ -363,6 +359,16 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if part.instead is None:
                 return ending(part.does, task, given, number) if part.does else shown(number, given)
         return task.replace(canvas(part.instead, app.tasks, flow))
+
+    @contextmanager
+    def until_sent(task: Any) -> Iterator[None]:
+        """Requeue *task* while it cannot call others."""
+        try:
+            yield
+        except (BackendError, BrokerUnavailable) as away:
+            if not task.acks_late:  # the message is already acknowledged
+                raise
+            raise Reject(str(away), requeue=True) from away
 
     def look(flow: str, id: Any, state: str) -> None:
         """Check that a task called because the task *id* has ended sees that end."""
@@ -383,7 +389,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
         """End the call *number* as *does* requires."""
         if does == "result":
-            return app.tasks["nothing"].delay()
+            with until_sent(task):
+                return app.tasks["nothing"].delay()
         if does in VALUES:
             return VALUES[does]
         if does == "hard":

@@ -670,3 +670,10 @@ def test_a_caller_does_not_wait_for_what_a_crash_undid_during_its_call() -> None
     crash = Fault("crash", at=1.48, seconds=1.0)
     world = World(segment=1, pauses=0.1)
     assert problems(run(Case(world, orders, (crash,), seed=1305351937))) == []
+
+
+def test_a_task_that_cannot_call_what_it_returns_runs_again() -> None:
+    """The simulator's task failed when the broker refused the call."""
+    full = Fault("full", "broker", at=0.3, seconds=10.0)
+    returns = Order(numbered(Call(retries=1, delay=0.5, does="result")))
+    assert problems(run(Case(orders=(returns,), faults=(full,)))) == []
