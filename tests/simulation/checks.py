@@ -175,19 +175,12 @@ def _limited(seen: Seen) -> float:
 
 
 def _too_many(seen: Seen) -> Iterator[str]:
-    """Yield runs of limited tasks that a worker took sooner after another than their rate allows. What has to
-    be acknowledged first has its turn before, so that a late answer brings two together."""
-    if not seen.case.world.acks_late and any(map(_delays_acks, seen.fired)):
-        return
+    """Yield runs of limited tasks that a worker took sooner after another than their rate allows."""
     for (process, name), times in seen.record.taken.items():
         apart = [later - earlier for earlier, later in pairwise(times)]
         drifts = any(each.kind == "drift" and each.node == process.name for each in seen.fired)
         if apart and not drifts and min(apart) < 1 / seen.case.world.rate - ROUNDING:
             yield f"{process.name} took two of {name} within {min(apart):.4f} s"
-
-
-def _delays_acks(fault: Fault) -> bool:
-    return fault.method in OF_LISTENERS or fault.kind in ("away", "cut", "freeze", "full", "stall")
 
 
 def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:

@@ -677,3 +677,10 @@ def test_a_task_that_cannot_call_what_it_returns_runs_again() -> None:
     full = Fault("full", "broker", at=0.3, seconds=10.0)
     returns = Order(numbered(Call(retries=1, delay=0.5, does="result")))
     assert problems(run(Case(orders=(returns,), faults=(full,)))) == []
+
+
+def test_limited_tasks_whose_acks_are_late_start_no_faster() -> None:
+    """Each took its turn before its early ack, so that those acked at the same time started together."""
+    world = World(workers=1, acks_late=False, rate=20.0)
+    stall = Fault("stall", "worker0", method="settle", seconds=1.0)
+    assert problems(run(case_of(Group([Call(), Call(), Call()]), world=world, faults=(stall,)))) == []

@@ -13,6 +13,7 @@ from qworker.components.pool.contract import PoolSettings, Slots
 from qworker.components.request import Request
 from qworker.components.waiting.mediator import BATCH, Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.waiting.task_bucket import TaskBucket
 from qworker.components.worker_lease import Held
 from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED
 from qworker.testing import InlinePool
@@ -61,9 +62,11 @@ class Lease:
 class Desk:
     """A mediator without a thread."""
 
-    def __init__(self, concurrency: int = 3) -> None:
+    def __init__(self, concurrency: int = 3, rate: float = 0.0) -> None:
+        """rate: of the task once; 0: no limit."""
         self.rooms = Rooms()
-        self.ready = ReadyQueue()
+        clock = self.rooms.clock
+        self.ready = TaskBucket({"once": rate}, clock, lambda *far: None) if rate else ReadyQueue()
         self.pool = Pool(self.rooms, concurrency)
         self.ended: list[tuple[int, str]] = []
         self.wakes = 0
@@ -356,6 +359,63 @@ def test_async_tasks_that_are_acked_first_have_places_of_their_own() -> None:
     desk.put(*desk.rooms.requests(3, "nap"), *desk.rooms.requests(2, "once", first=11))
     desk.step()
     assert sorted(desk.asked) == [1, 2, 11]
+
+
+def test_what_is_acked_late_starts_no_sooner_after_another_than_its_rate_allows() -> None:
+    desk = Desk(rate=10)
+    desk.put(*desk.rooms.requests(3, "once"))
+    for number in (1, 2, 3):
+        desk.step()
+        assert desk.asked == list(range(1, number + 1))
+        desk.rooms.clock.advance(0.101)
+    desk.ack()
+    for started in ([1], [1, 2], [1, 2, 3]):
+        desk.step()
+        desk.step()
+        assert desk.running == started
+        desk.rooms.clock.advance(0.101)
+
+
+def test_what_is_acked_late_leaves_its_place_to_no_other_until_it_may_start() -> None:
+    desk = Desk(concurrency=2, rate=10)
+    desk.put(*desk.rooms.requests(2, "once"))
+    desk.step()
+    desk.rooms.clock.advance(0.101)
+    desk.step()
+    desk.ack()
+    desk.put(*desk.rooms.requests(1, first=3))
+    desk.step()
+    assert desk.running == [1]
+    desk.rooms.clock.advance(0.101)
+    desk.step()
+    assert desk.running == [1, 2]
+
+
+def test_no_more_is_acked_ahead_than_may_start_within_a_second() -> None:
+    desk = Desk(concurrency=9, rate=2)
+    desk.put(*desk.rooms.requests(4, "once"))
+    for _ in range(5):
+        desk.step()
+        desk.rooms.clock.advance(0.501)
+    assert desk.asked == [1, 2]
+    lost = [order.request for order in desk.orders if order.request is not None]
+    desk.orders.clear()
+    desk.early.answered([], lost)
+    desk.step()
+    assert desk.asked == [3]
+
+
+def test_what_was_acked_and_is_refused_starts_as_soon_as_there_is_a_place() -> None:
+    desk = Desk(rate=1)
+    desk.put(*desk.rooms.requests(1, "once"))
+    desk.step()
+    desk.ack()
+    desk.pool.refusing = {1}
+    desk.step()
+    assert (desk.running, len(desk.ready)) == ([], 1)
+    desk.pool.refusing = set()
+    desk.step()
+    assert desk.running == [1]
 
 
 def test_what_was_acked_and_is_revoked_does_not_run() -> None:

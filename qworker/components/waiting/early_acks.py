@@ -61,6 +61,7 @@ class EarlyAcks:
         self._longest = max(self.longest, seconds)
         for request in requests:
             self._asked[request.is_async] += 1
+        self._ready.acking(requests, 1)
         self._mailbox.post_many(
             [SettlementOrder(request, Ack(request.tag), final=False, starts=True) for request in requests],
             at_once=True,
@@ -76,6 +77,7 @@ class EarlyAcks:
             self._answered[request.is_async] += 1
         for request in lost:
             self._answered[request.is_async] += 1
+        self._ready.acking(lost, -1)
         self._ready.wake()
 
     def take(self) -> list[Request]:
@@ -87,3 +89,11 @@ class EarlyAcks:
             except IndexError:  # while the worker stops, two threads take requests
                 break
         return taken
+
+    def take_startable(self) -> list[Request]:
+        """Take out those that may start now."""
+        acked = self.take()
+        starting = self._ready.may_start(acked)
+        if len(starting) < len(acked):
+            self._acked.extendleft(request for request in reversed(acked) if request not in starting)
+        return starting

@@ -102,7 +102,7 @@ class Mediator(ThreadComponent):
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
         acked: list[Request] = []
         if self.early:
-            acked, kept = self.early.take(), self.early.held
+            acked, kept = self.early.take_startable(), self.early.held
             slots = Slots(
                 max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
                 max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),

@@ -96,6 +96,13 @@ class ReadyQueue:
     def _longest_wait(self, timeout: float) -> float:
         return timeout
 
+    def acking(self, requests: Iterable[Request], number: int) -> None:
+        """Count *requests* that are acked before they start (1), or will not start (-1)."""
+
+    def may_start(self, requests: list[Request]) -> list[Request]:
+        """Return those of *requests*, which were acked, that may start now."""
+        return requests
+
     def _take(self, slots: Slots) -> list[Request]:
         taken: list[Request] = []
         left = [slots.sync, slots.asynchronous]

@@ -9,6 +9,9 @@ run, so starts are at least ``1 / rate`` seconds apart, even after a time withou
 the first free moment. If that is more than LONGEST_WAIT seconds away, the request goes back to the broker
 until then, so that it blocks no others. When it returns, it has its old position, before all later ones. So
 the order is kept, and no request waits forever.
+
+A request that is acked first takes a second token when it may start, because its ack may have been slow. No
+more wait for acks than can start within LONGEST_WAIT.
 """
 
 from bisect import insort
@@ -44,7 +47,9 @@ class _Place(NamedTuple):
 class _Bucket:
     """The state of one task: its queue, the time of the next token, and reservations."""
 
-    __slots__ = ("_away", "_last", "_number", "_taken", "interval", "line", "most", "next_token")
+    __slots__ = (
+        "_away", "_last", "_number", "_taken", "acking", "interval", "line", "most", "next_token", "started",
+    )  # fmt: skip
 
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
@@ -56,22 +61,47 @@ class _Bucket:
         self._away: dict[str, float] = {}
         """Task id → reservation of requests in the broker, earliest first."""
         self._number = 0
-        self._taken: tuple[Request | None, float] = (None, 0.0)
-        """The last request that took a token, and when that token was there."""
+        self.started = -inf
+        """When the last acked request started."""
+        self.acking = 0
+        """The number of requests that are acked before they start."""
+        self._taken: tuple[Request | None, float, float] = (None, 0.0, 0.0)
+        """The last request that took a token, and next_token and started before."""
+
+    def free_at(self) -> float:
+        """Return when the first request may be taken."""
+        if self.acking and self.acking * self.interval >= LONGEST_WAIT:
+            return inf
+        return self.start_at() if self.line[0].request.acked else self.next_token
+
+    def start_at(self) -> float:
+        """Return when the next acked request may start."""
+        return self.started + self.interval
 
     def take(self, now: float) -> Request:
         """Return the first request, with its token."""
         request = self.line.pop(0).request
-        self._taken = request, self.next_token
+        self._taken = request, self.next_token, self.started
         self.next_token = now + self.interval
+        if request.acked:
+            self.started = now
         return request
+
+    def start(self, request: Request, now: float) -> bool:
+        """Start *request*, which is acked, if it may start now."""
+        if now < self.start_at():
+            return False
+        self._taken = request, self.next_token, self.started
+        self.started = now
+        self.acking -= 1
+        return True
 
     def put_back(self, request: Request) -> None:
         """Put *request*, which has not run, before all others; it needs a token again."""
         self.line.insert(0, _Place(-inf, 0, request))
-        last, there = self._taken
+        last, token, started = self._taken
         if request is last:
-            self.next_token, self._taken = there, (None, 0.0)
+            self.next_token, self.started, self._taken = token, started, (None, 0.0, 0.0)
 
     def reserve(self, now: float) -> float:
         """Reserve the first free moment."""
@@ -163,7 +193,7 @@ class TaskBucket(ReadyQueue):
         left = [slots.sync, slots.asynchronous]
         for bucket in self._buckets.values():
             line = bucket.line
-            if line and bucket.next_token <= now and left[line[0].request.is_async] > 0:
+            if line and bucket.free_at() <= now and left[line[0].request.is_async] > 0:
                 request = bucket.take(now)
                 left[request.is_async] -= 1
                 self._waiting -= 1
@@ -178,12 +208,25 @@ class TaskBucket(ReadyQueue):
         """Wait for the next token, but only once: who did not take it then waits for a slot."""
         now, since = self._clock.monotonic(), self._waited_at
         self._waited_at = now
-        tokens = [
-            bucket.next_token
-            for bucket in self._buckets.values()
-            if bucket.line and bucket.next_token > since
-        ]
-        return min(timeout, max(0.0, min(tokens) - now)) if tokens else timeout
+        tokens = [bucket.free_at() for bucket in self._buckets.values() if bucket.line]
+        tokens += [bucket.start_at() for bucket in self._buckets.values() if bucket.acking]
+        later = [token for token in tokens if token > since]
+        return min(timeout, max(0.0, min(later) - now)) if later else timeout
+
+    def acking(self, requests: Iterable[Request], number: int) -> None:
+        with self._lock:
+            for request in requests:
+                if (bucket := self._buckets.get(request.name)) is not None:
+                    bucket.acking += number
+
+    def may_start(self, requests: list[Request]) -> list[Request]:
+        with self._lock:
+            now, buckets = self._clock.monotonic(), self._buckets
+            return [
+                request
+                for request in requests
+                if (bucket := buckets.get(request.name)) is None or bucket.start(request, now)
+            ]
 
     def clear(self) -> list[Request]:
         with self._lock:
