@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,18 @@ def test_a_worker_goes_over_to_the_new_file(store: SQLiteBroker, directory: Path
     assert store.consumer.wait(30)
     assert [leased.headers for leased in store.consumer.lease(["q"], 10).messages] == ["new"]
     other.close()
+
+
+def test_a_worker_without_a_record_takes_nothing(store: SQLiteBroker, directory: Path) -> None:
+    """A backup was restored into the file: nobody would reclaim what the worker takes, if it then dies."""
+    store.consumer.register("w@test", ["q"], 1)
+    with closing(sqlite3.connect(directory / "queue.db")) as connection, connection:
+        connection.execute("DELETE FROM owner")
+    store.sender.push([message("a")])
+    with pytest.raises(LeaseLost, match="its data was deleted or replaced"):
+        store.consumer.lease(["q"], 1)
+    store.consumer.register("w@test", ["q"], 1)
+    assert [leased.headers for leased in store.consumer.lease(["q"], 1).messages] == ["a"]
 
 
 def test_a_publisher_goes_over_to_the_new_file(store: SQLiteBroker, directory: Path) -> None:

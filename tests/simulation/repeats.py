@@ -23,7 +23,7 @@ from tests.simulation.world import LEASE_SECONDS
 
 RECOVERED = 4.0
 """Seconds after a fault in which workers connect again (within two), or are restarted (after one)."""
-EVERYWHERE = frozenset({"away", "full", "crash", "lost", "retry failed", "retry dead"})
+EVERYWHERE = frozenset({"away", "full", "crash", "retry failed", "retry dead"})
 """Timed faults that concern all processes."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
 """Calls on which all messages of a worker depend."""

@@ -189,7 +189,8 @@ class Stores:
     def lose(self) -> None:
         """Lose everything, as if the stores had been made anew."""
         if self._broker is not None:
-            self._broker._building.queues = MemoryQueues()
+            queues = self._broker._building.queues
+            self._broker._building.queues = MemoryQueues(last=queues.last)  # as if taken from the clock
         if self._backend is not None:
             self._backend._values.clear()
         self._empty()

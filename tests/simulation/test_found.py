@@ -684,3 +684,10 @@ def test_limited_tasks_whose_acks_are_late_start_no_faster() -> None:
     world = World(workers=1, acks_late=False, rate=20.0)
     stall = Fault("stall", "worker0", method="settle", seconds=1.0)
     assert problems(run(case_of(Group([Call(), Call(), Call()]), world=world, faults=(stall,)))) == []
+
+
+def test_a_worker_takes_nothing_before_the_new_store_knows_it() -> None:
+    """Its lease was of no worker that was known there: it gave the running task back when it noticed."""
+    world = World("sqlite+memory", workers=2, concurrency=1, long=1.0)
+    orders = (Order(Call(number=0), at=2.9),)
+    assert problems(run(Case(world, orders, (Fault("lost", at=2.78),)))) == []
