@@ -99,7 +99,7 @@ def _first(call: Any) -> Iterator[Body]:
 
 def weight(fault: Fault) -> int:
     """Return how many more runs of a message *fault* explains: it is tried again each second."""
-    return 1 + int(fault.seconds if fault.kind in ("away", "full") else 0.0)
+    return 1 + int(fault.seconds if fault.kind in ("away", "cut", "full") else 0.0)
 
 
 def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
@@ -116,7 +116,7 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place
-    if fault.method in OF_LEASES or fault.kind in ("freeze", "restart", "stall"):
+    if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at
     return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))
 

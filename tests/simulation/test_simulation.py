@@ -242,6 +242,16 @@ def test_only_a_fault_at_its_own_ack_explains_a_repeat(name: str, is_explained: 
     assert problems(seen) == ([] if is_explained else [wanted])
 
 
+def test_only_the_node_that_is_cut_off_explains_a_repeat() -> None:
+    cut = Fault("cut", "worker0", "broker", at=2.5, seconds=10.0)
+    orders = (Order(Call(number=0), at=2.4),)
+    seen = run(Case(World(workers=2, concurrency=1, long=1.0), orders, (cut,), seed=1))
+    assert seen.record.ran("f0") == {0: 2}
+    assert problems(seen) == []
+    seen.met = [met._replace(fault=replace(cut, node="caller0")) for met in seen.met]
+    assert "0 faults and senders explain that" in problems(seen)[0]
+
+
 @pytest.mark.parametrize("stores", ["sqlite", "sqlite+other", "sqlite+memory", "sqlite+files"])
 def test_what_is_rolled_back_is_not_there(stores: str) -> None:
     flow = numbered(Chord([Call()], Call(errbacks=[Errback()])))
