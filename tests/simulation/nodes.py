@@ -147,9 +147,10 @@ class Terminated(Exception):
 
 
 class Pool(InlinePool):
-    """A pool whose children die if a fault requires it. process: the worker's."""
+    """A pool whose children die if a fault requires it. process, clock: the worker's."""
 
     process: Process
+    clock: Clock
     record: Record
     limits: bool
     """Whether tasks have rate limits."""
@@ -164,7 +165,8 @@ class Pool(InlinePool):
         if self.limits:
             for each in requests:
                 if each.task.rate_limit and each.failing is None and each not in refused:
-                    self.record.taken[self.process, each.name].append(self.process.time.now)
+                    taken = self.record.taken[self.process, each.name]
+                    taken.setdefault(each.key, self.clock.monotonic())
         return refused
 
     def outcome_of(self, request: Request) -> Outcome:
@@ -270,7 +272,7 @@ class WorkerNode(Node):
         parts = self.worker.parts
         pool = self.worker.pool
         assert isinstance(pool, Pool)
-        pool.process, pool.record, pool.until = self.process, self.record, {}
+        pool.process, pool.clock, pool.record, pool.until = self.process, self.clock, self.record, {}
         pool.limits = bool(world.rate)
         pool.bell = self._actor("pool", lambda: pool.turn(time))
         pool._on_room = parts.mediator.refill

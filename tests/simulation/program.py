@@ -81,8 +81,8 @@ class Record:
         self.bodies: set[Body] = set()
         self.begun: dict[str, list[float]] = defaultdict(list)
         """When a worker began to run each task, by its id."""
-        self.taken: dict[tuple[Process, str], list[float]] = defaultdict(list)
-        """When the pool of each worker took limited tasks, by their name."""
+        self.taken: dict[tuple[Process, str], dict[Any, float]] = defaultdict(dict)
+        """When each worker's pool first took each limited request, by task name, on its clock."""
         self.put_off: dict[tuple[str, int, int], float] = {}
         """When an attempt may begin, by task id, number and attempt."""
         self.early: list[tuple[str, float]] = []

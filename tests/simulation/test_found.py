@@ -691,3 +691,10 @@ def test_a_worker_takes_nothing_before_the_new_store_knows_it() -> None:
     world = World("sqlite+memory", workers=2, concurrency=1, long=1.0)
     orders = (Order(Call(number=0), at=2.9),)
     assert problems(run(Case(world, orders, (Fault("lost", at=2.78),)))) == []
+
+
+def test_a_limited_call_is_taken_again() -> None:
+    """A revocation took it back from the pool: it had had its turn, which the simulator counted twice."""
+    chain = Chain([Call(links=[Call()]), Call(), Call()])
+    world = World(segment=2, pauses=0.1, rate=20.0)
+    assert problems(run(Case(world, (Order(numbered(chain), at=0.5, revoke_at=0.0),), seed=116))) == []

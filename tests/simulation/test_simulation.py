@@ -653,9 +653,12 @@ def test_a_saved_group_that_is_not_deleted_is_noticed(stores: str, monkeypatch: 
     assert "f0: saved as " in problems(run(case))[0]
 
 
-def test_a_rate_limit_that_is_exceeded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = numbered(Chord([Call() for _ in range(6)], Call()))
-    case = Case(World(workers=1, concurrency=4, rate=20.0), (Order(flow),))
+@pytest.mark.parametrize("seconds", [0.0, -3.0, 30.0])
+def test_a_rate_limit_that_is_exceeded_is_noticed(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds on the clock of the worker, which may go too fast or too slowly."""
+    flow = numbered(Chord([Call() for _ in range(20)], Call()))
+    drift = Fault("drift", "worker0", at=0.1, seconds=seconds)
+    case = Case(World(workers=1, concurrency=4, rate=20.0), (Order(flow),), (drift,) if seconds else ())
     assert problems(run(case)) == []
     monkeypatch.setattr(assembly, "rate_per_second", lambda rate: 40.0 if rate else None)
     assert problems(run(case)) == ["worker0 took two of call within 0.0250 s"]
