@@ -515,7 +515,7 @@ def test_tls_where_there_is_none(server: IronMQ) -> None:
     [
         ("ironmq://p:t@h?ssl_ca_certs=/nowhere", None, "/nowhere, which cannot be read"),
         ("ironmq://p:t@h?ssl_ca_cert=x", None, "did you mean ssl_ca_certs"),
-        ("ironmq://p:t@h?region=eu", None, "'region'; other options go into broker_transport_options"),
+        ("ironmq://p:t@h?region=eu", None, "'region'; other options belong in broker_transport_options"),
         ("ironmq+http://p:t@h", {"ca_certs": "x"}, "does not use TLS"),
     ],
 )
