@@ -372,14 +372,13 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         for number, part in flow.parts.items()
         if getattr(part, "does", "") == "requeue" and not part.fails and seen.case.world.acks_late
     }
-    repeats = Repeats(record.executions[asked.name], record.every, seen.met, record.bodies, calls, requeued)
+    executions = [*record.executions[asked.name], *record.tellings[asked.name]]
+    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, requeued)
     yield from repeats.problems()
-    ran = record.ran(asked.name)
-    often = {number for number in want.runs if ran[number] > want.runs[number] * calls}
-    for number in sorted(often):  # who is repeated may call the same with other ids
-        count = repeats.more(number) * max(1, getattr(flow.parts[number], "items", 1))
-        if ran[number] > want.runs[number] * calls + count and often.isdisjoint(repeats.senders(number)):
-            yield f"{number} ran {ran[number]} times, not {want.runs[number] * calls} and {count} repeats"
+    due = want.runs if asked.revoked or seen.may_lose else want.runs + want.told
+    right = {number: count * calls for number, count in due.items()}
+    items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
+    yield from repeats.beyond(record.ran(asked.name) + record.told[asked.name], right, items)
 
 
 def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str]:

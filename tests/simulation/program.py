@@ -76,6 +76,8 @@ class Record:
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
         self.executions: dict[str, list[tuple[int, Execution]]] = defaultdict(list)
         """Which executions by workers the runs belong to, with their numbers."""
+        self.tellings: dict[str, list[tuple[int, Execution]]] = defaultdict(list)
+        """The same for calls of errbacks and hooks."""
         self.every: list[Execution] = []
         """All executions, also of tasks that belong to no order."""
         self.bodies: set[Body] = set()
@@ -177,8 +179,11 @@ class Record:
         if delivery is not None:
             self.ended.add(delivery)
 
-    def tell(self, flow: str, number: int) -> None:
+    def tell(self, flow: str, number: int, run: Execution | None = None) -> None:
+        """Record the call of an errback or a hook. run: as in running()."""
         self.told[flow][number] += 1
+        if run is not None:
+            self.tellings[flow].append((number, run))
 
     def call(self, flow: str, number: int, made: Any) -> None:
         self.called[flow].append((number, made))
@@ -439,11 +444,11 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
     def told(failed: str, *, flow: str, number: int) -> None:
         refuse(flow, number)
         look(flow, failed, states.FAILURE)
-        record.tell(flow, number)
+        record.tell(flow, number, process.execution)
 
     @app.task(base=kind, name="told_now")
     def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
         process.step()
         refuse(flow, number)
         look(flow, request.id, states.FAILURE)
-        record.tell(flow, number)
+        record.tell(flow, number, process.execution)

@@ -87,7 +87,7 @@ class KeptRecord(Record):
         finally:
             self.lines.append("end", flow, number, this, time.monotonic_ns())
 
-    def tell(self, flow: str, number: int) -> None:
+    def tell(self, flow: str, number: int, run: Any = None) -> None:
         self.lines.append("told", flow, number)
 
     def call(self, flow: str, number: int, made: Any) -> None:

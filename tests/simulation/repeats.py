@@ -12,7 +12,7 @@ body of a join is sent once: it only runs again if a fault affects its own run.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -126,7 +126,8 @@ Key = tuple[str, int, int]
 
 
 class Repeats:
-    """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker. every: all
+    """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker, and then of each
+    call of an errback, which may be in the execution of the call that has failed. every: all
     executions of the world. bodies: those of all joins. calls: how often the order was called. requeued: the
     numbers of calls that run twice, because they put their message back once."""
 
@@ -136,8 +137,8 @@ class Repeats:
         every: Sequence[Execution],
         mets: Sequence[Met],
         bodies: AbstractSet[Body],
-        calls: int,
-        requeued: Collection[int],
+        calls: int = 1,
+        requeued: Collection[int] = (),
     ) -> None:
         self.every = every
         self.mets = mets
@@ -148,7 +149,7 @@ class Repeats:
         found: dict[Key, dict[Execution, None]] = defaultdict(dict)
         for number, run in runs:
             found[run.id, number, run.attempt][run] = None
-            self.numbers[run.id] = number
+            self.numbers.setdefault(run.id, number)
         self.keys = {key: sorted(each, key=lambda run: run.place) for key, each in found.items()}
 
     def _right(self, key: Key) -> int:
@@ -160,12 +161,23 @@ class Repeats:
             max(0, len(runs) - self._right(key)) for key, runs in self.keys.items() if key[1] == number
         )
 
+    def beyond(
+        self, ran: Counter[int], right: Mapping[int, int], items: Mapping[int, int] | None = None
+    ) -> Iterator[str]:
+        """Yield the calls that *ran* more often than is *right*, and than their messages were repeated.
+        items: how often a message runs its call, if not once."""
+        often = {number for number in right if ran[number] > right[number]}
+        for number in sorted(often):  # who is repeated may call the same with other ids
+            count = self.more(number) * (items or {}).get(number, 1)
+            if ran[number] > right[number] + count and often.isdisjoint(self.senders(number)):
+                yield f"{number} ran {ran[number]} times, not {right[number]} and {count} repeats"
+
     def senders(self, number: int) -> set[int]:
         """Return the numbers of the calls that sent the call *number*."""
         ids = {key[0] for key in self.keys if key[1] == number}
         parents = {run.parent for key, runs in self.keys.items() if key[1] == number for run in runs}
         found = (each.id for each in self.every if each.id in parents or not ids.isdisjoint(each.sent))
-        return {self.numbers.get(id, -1) for id in found} - {number}
+        return {self.numbers.get(id, -1) for id in (*found, *ids)} - {number}
 
     def problems(self) -> Iterator[str]:
         """Yield the messages that ran too often."""

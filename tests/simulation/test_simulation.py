@@ -38,7 +38,7 @@ from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.results import result
 from qworker.results.group_result import GroupResult
-from qworker.tasks import copies, next_attempt
+from qworker.tasks import copies, followup, next_attempt
 from qworker.tasks.outcome import SUCCESS, UNREADABLE
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues, Message
@@ -250,6 +250,31 @@ def test_only_the_node_that_is_cut_off_explains_a_repeat() -> None:
     assert problems(seen) == []
     seen.met = [met._replace(fault=replace(cut, node="caller0")) for met in seen.met]
     assert "0 faults and senders explain that" in problems(seen)[0]
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_an_errback_that_no_fault_repeats_is_noticed(now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Call(fails=True, errbacks=[Errback(now=now)]))
+    case = Case(orders=(Order(flow),), faults=(Fault("restart", "worker0", at=1.0),))
+    assert problems(run(case)) == []
+    failed = followup.failed
+
+    def twice(*given: Any, **named: Any) -> None:
+        failed(*given, **named)
+        failed(*given, **named)
+
+    monkeypatch.setattr(followup, "failed", twice)
+    (problem,) = problems(run(case))
+    assert problem.startswith("f0: 1 ran 2 times")
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_a_lost_ack_explains_that_an_errback_is_told_again(now: bool) -> None:
+    flow = numbered(Call(fails=True, errbacks=[Errback(now=now)]))
+    killed = Fault("kill before", "worker0", "settle")
+    seen = run(Case(World(workers=1), (Order(flow),), (killed,)))
+    assert problems(seen) == []
+    assert seen.record.told["f0"] == {1: 2}
 
 
 @pytest.mark.parametrize("stores", ["sqlite", "sqlite+other", "sqlite+memory", "sqlite+files"])
