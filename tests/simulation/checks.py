@@ -20,7 +20,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.program import Moment
-from tests.simulation.repeats import Repeats
+from tests.simulation.repeats import HARMLESS, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, ROUNDING, Seen
 from tests.support.flows import (
     PENDING,
@@ -43,8 +43,6 @@ LOSSES = frozenset(
 """Errors of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
 UNREAD = frozenset({"DamagedResult", "ChordError"})
 """Errors of unsigned results, and of joins that wait for them."""
-HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
-"""Faults that must not make anything run twice."""
 PROMPT = 3.0
 """Seconds within which all work ends without faults. A component that is not woken takes longer."""
 KEEPING = HARMLESS - {"retry dead"} | {"freeze", "stall", "kill", "restart"}

@@ -213,23 +213,22 @@ def work(name: str, number: int, fails: int, *, at: str = "") -> str:
     """A task whose first *fails* attempts fail."""
     here = _here[-1]
     record = here.record
-    start = next(record.tick)
-    here.time.now += MOMENT
-    here.time.note(here.name, "runs", name, number, at)
-    record.runs[name].append((number, start, next(record.tick)))
-    if at:
-        record.slots[name].append(at)
-    context = current_context()  # None if it is called directly
-    if ((context.retries or 0) if context else 0) < fails:
-        raise ValueError(f"{name}:{number} fails")
-    return f"{name}:{number}"
+    with record.running(name, number, here.process.execution):
+        here.time.now += MOMENT
+        here.time.note(here.name, "runs", name, number, at)
+        if at:
+            record.slots[name].append(at)
+        context = current_context()  # None if it is called directly
+        if ((context.retries or 0) if context else 0) < fails:
+            raise ValueError(f"{name}:{number} fails")
+        return f"{name}:{number}"
 
 
 def hook(task: Any) -> None:
     """A hook that checks whether the stored task matches."""
     here = _here[-1]
     name, number = task.args[:2]
-    here.record.told[name][number] += 1
+    here.record.tell(name, number, here.process.execution)
     try:
         stored = Task.objects.filter(pk=task.pk).first()
     except Error:

@@ -25,6 +25,8 @@ RECOVERED = 4.0
 """Seconds after a fault in which workers connect again (within two), or are restarted (after one)."""
 EVERYWHERE = frozenset({"away", "full", "crash", "retry failed", "retry dead"})
 """Timed faults that concern all processes."""
+HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
+"""Faults that must not make anything run twice."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
 """Calls on which all messages of a worker depend."""
 

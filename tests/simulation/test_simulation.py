@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations, islice
 from pathlib import Path
 from queue import Queue
@@ -275,6 +276,35 @@ def test_a_lost_ack_explains_that_an_errback_is_told_again(now: bool) -> None:
     seen = run(Case(World(workers=1), (Order(flow),), (killed,)))
     assert problems(seen) == []
     assert seen.record.told["f0"] == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [("work", "enqueue", "1 ran 2 times as"), ("endings", "_call_hook", "hook of 0 ran 2 times, not 1")],
+)
+def test_a_repeat_in_a_cluster_that_no_fault_explains_is_noticed(
+    module: str, name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restart = Fault("restart", "worker0", at=5.0)
+    case = Case(World("django"), faults=(restart,), django=Django((Job("chain", size=2, hook=True),)))
+    assert problems(run(case)) == []
+    of_work = import_module(f"qworker.django.execution.{module}")  # Django is set up by now
+    once = getattr(of_work, name)
+
+    def twice(*given: Any) -> Any:
+        once(*given)
+        return once(*given)
+
+    monkeypatch.setattr(of_work, name, twice)
+    assert any(each.startswith(f"j0: {text}") for each in problems(run(case)))
+
+
+def test_an_error_in_the_log_of_a_cluster_is_noticed_after_a_jump() -> None:
+    jump = Fault("jump", "worker0", seconds=5.0)
+    seen = run(Case(World("django"), faults=(jump,), django=Django((Job(),))))
+    assert problems(seen) == []
+    seen.errors.append("odd")
+    assert problems(seen) == ["the log has an error that nothing explains: odd"]
 
 
 @pytest.mark.parametrize("stores", ["sqlite", "sqlite+other", "sqlite+memory", "sqlite+files"])
