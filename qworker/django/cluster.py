@@ -100,8 +100,8 @@ class Cluster:
             if not self.sentinel.is_alive():
                 self.start_event = self.stop_event = None
                 raise QWorkerError(
-                    f"the cluster {self.name} has ended with exit code {self.sentinel.exitcode} before it "
-                    "took tasks: its log says why"
+                    f"the cluster {self.name} ended with exit code {self.sentinel.exitcode} before it was "
+                    "ready: see its log for the reason"
                 )
         return self.pid
 
@@ -207,8 +207,8 @@ def _check_database() -> None:
     url_of(alias)
     if connections[alias].vendor == "sqlite" and alias in task_connections.in_transaction():
         raise ConfigurationError(
-            f"the cluster uses the database {alias!r}, on which this program has a transaction, and SQLite "
-            "lets one write at a time: start it outside. (Tests: TransactionTestCase has none.)"
+            f"this program is in a transaction on the SQLite database {alias!r}, which prevents the cluster "
+            "from writing to it: start it outside the transaction (in tests: use TransactionTestCase)"
         )
 
 

@@ -60,7 +60,7 @@ class HumanHasher:
         """
         size = len(data) // target if target > 0 else 0
         if not size:
-            raise ValueError(f"{len(data)} bytes cannot become {target}")
+            raise ValueError(f"{len(data)} bytes cannot be compressed to {target}")
         ends = [*range(size, size * target, size), len(data)]
         return [reduce(xor, data[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 

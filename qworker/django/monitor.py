@@ -30,7 +30,10 @@ MEMORY_COLUMNS = (
 )  # fmt: skip
 ELSEWHERE = Cell("-")
 """For values that cannot be read from this machine, or are part of another column."""
-BLIND = "No cluster can be seen: the broker keeps no state, and the cache {cache!r} is this process's own"
+BLIND = (
+    "Clusters cannot be shown: the broker does not store their state, and the cache {cache!r} is not shared "
+    "between processes."
+)
 NONE = "No clusters appear to be running."
 
 

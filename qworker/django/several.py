@@ -91,7 +91,7 @@ def async_chain(
 def _check_no_id(options: dict[str, Any], where: str, what: str) -> None:
     if options.get("id"):
         raise ValueError(
-            f"{where}() makes the id {what} itself: leave id={safe_repr(options['id'], 80)} out of q_options"
+            f"{where}() creates the id {what} itself: remove id={safe_repr(options['id'], 80)} from q_options"
         )
 
 

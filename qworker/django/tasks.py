@@ -147,7 +147,7 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
         if given.get(field) is not None and made.schedule_type != kind:
             warnings.warn(
                 f"{field}={given[field]!r} has no effect on a schedule of the type {made.schedule_type!r}: "
-                f"use schedule_type={kind!r}, or leave {field} out",
+                f"use schedule_type={kind!r}, or remove {field}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -193,7 +193,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
         if connections[alias].vendor == "mysql":  # a plain read uses the snapshot of the caller's first read
             there = there.select_for_update()
         if there.values_list("pk", flat=True)[:1]:
-            raise IntegrityError(f"there is a schedule with the name {name!r} already")
+            raise IntegrityError(f"a schedule with the name {name!r} already exists")
         yield
 
 

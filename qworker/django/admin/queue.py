@@ -35,7 +35,10 @@ class QueueForm(forms.ModelForm):
         required=False,
         label=_("Lock until"),
         widget=AdminSplitDateTime,
-        help_text=_("No cluster takes it before this time. If this is changed, its cluster loses it."),
+        help_text=_(
+            "No cluster runs the task before this time. A change takes the task away from the cluster that "
+            "holds it."
+        ),
     )
 
     class Meta:
@@ -61,7 +64,7 @@ class StateFilter(admin.SimpleListFilter):
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """Return the states of a message."""
-        return [(str(READY), _("Waits")), (str(DELAYED), _("Waits for its time")), (str(LEASED), _("Held"))]
+        return [(str(READY), _("Waiting")), (str(DELAYED), _("Delayed")), (str(LEASED), _("Held"))]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         """Return the messages in the chosen state; all if none is chosen."""

@@ -45,11 +45,11 @@ class Broker:
 
     def enqueue(self, task: str) -> Any:
         """Put the signed package *task* into the queue; return its tracking id, or None."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no enqueue(): the task would be lost")
+        raise NotImplementedError(f"{type(self).__qualname__} must define enqueue()")
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
         """Take packages; return each with its tracking id. None or [] if there are none."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no dequeue(): no task can be taken")
+        raise NotImplementedError(f"{type(self).__qualname__} must define dequeue()")
 
     def queue_size(self) -> int:
         """Return how many packages wait; 0 if unknown."""

@@ -123,7 +123,7 @@ class CustomTransport(SingleObjectBroker):
             package = SignedPackage.loads(text)
             envelope = envelope_of(text, package, queue)
         except (BadSignature, LookupError, TypeError, ValueError, AttributeError, ImportError) as error:
-            logger.error("a package in %s cannot be unpacked, and is given up: %s", queue, error)
+            logger.error("a package in the queue %s cannot be unpacked, and is discarded: %s", queue, error)
             broker.fail(receipt)
             return None
         self._last += 1

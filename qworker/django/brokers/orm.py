@@ -134,4 +134,4 @@ def _enter_wal(connection: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode = WAL")
     except DatabaseError as error:
-        logger.debug("the database %s stays in its journal mode: %s", connection.alias, error)
+        logger.debug("the database %s keeps its journal mode: %s", connection.alias, error)

@@ -49,7 +49,9 @@ class Announcer(ThreadComponent):
             self._failing = False
         except Exception as error:  # noqa: BLE001 - an unavailable cache must not stop the worker
             if not self._failing:
-                logger.warning("the cache %r does not take the state of this cluster: %s", conf.cache, error)
+                logger.warning(
+                    "the state of this cluster cannot be stored in the cache %r: %s", conf.cache, error
+                )
             self._failing = True
         return INTERVAL_SECONDS
 

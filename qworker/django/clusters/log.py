@@ -135,11 +135,13 @@ def pin(index: int) -> None:
     if chosen == available:
         return
     if not can:
-        logger.info("worker %d would use cpu %s, which this system does not support", index + 1, chosen)
+        logger.info("worker %d is not pinned to cpu %s: this system does not support it", index + 1, chosen)
         return
     try:
         os.sched_setaffinity(0, chosen)
     except OSError as error:
-        logger.warning("worker %d uses all processors: cpu %s is refused: %s", index + 1, chosen, error)
+        logger.warning(
+            "worker %d cannot be pinned to cpu %s, and uses all processors: %s", index + 1, chosen, error
+        )
         return
     logger.info("worker %d will use cpu %s", index + 1, chosen)

@@ -66,7 +66,7 @@ class Retention(ThreadComponent):
             deleted = self._look(now)
         except (Error, BackendError) as error:
             task_connections.drop_broken()
-            logger.warning("nothing that is old is deleted for now: %s", error)
+            logger.warning("old results cannot be deleted at the moment: %s", error)
             return LOOK_SECONDS * 10
         return rest_after(self._clock.monotonic() - began, deleted)
 

@@ -162,7 +162,7 @@ class Scheduler(Scheduling):
         if envelopes:
             self.app.broker.sender.push(envelopes)
             logger.warning(
-                "sent %d tasks of schedules again: the cluster that was to send them has ended meanwhile",
+                "sent %d scheduled tasks again: a cluster ended, or its broker failed, while sending them",
                 len(envelopes),
                 extra={"event": "beat-sent-again"},
             )

@@ -63,10 +63,10 @@ def warn_unshared(here: bool) -> None:
     backend = _backend(alias)
     if not backend.endswith(UNSHARED) or (here and backend == "LocMemCache"):
         return
-    fault = "keeps nothing" if backend == "DummyCache" else "other processes do not see"
+    fault = "stores nothing" if backend == "DummyCache" else "is not shared between processes"
     warnings.warn(
-        f"cached results go to the cache {alias!r}, a {backend}, which {fault}: result() returns None. "
-        "Use a shared cache, such as Django's RedisCache or DatabaseCache, or leave cached out",
+        f"cached results are stored in the cache {alias!r}, a {backend}, which {fault}: result() returns "
+        "None. Use a shared cache, such as Django's RedisCache or DatabaseCache, or do not use cached",
         RuntimeWarning,
         stacklevel=_outside(),
     )
@@ -107,7 +107,9 @@ def put(package: Package) -> int:
             return _join(group, identity, package["name"], seconds)
     except Exception as error:
         reraise_interrupt(error)
-        raise BackendError(f"the cache {conf.cache!r} does not take a result: {safe_repr(error)}") from error
+        raise BackendError(
+            f"a result cannot be stored in the cache {conf.cache!r}: {safe_repr(error)}"
+        ) from error
 
 
 def _by_name(name: str) -> str:
@@ -125,7 +127,7 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
     while not store().add(place := key(group, "member", number), member, seconds):
         there = store().get(place)
         if there is None:  # a locked table ignores add() without an error
-            raise BackendError("it was too busy")
+            raise BackendError("its table was locked")
         if there == member:
             break
         number += 1
@@ -137,7 +139,7 @@ def _set(name: str, text: str, seconds: float | None) -> None:
     """Store *text* and read it back: a cache in a table drops values that it cannot write."""
     store().set(name, text, seconds)
     if store().get(name) != text:
-        raise BackendError("it has not kept the value")
+        raise BackendError("the value was not stored")
 
 
 @contextmanager
@@ -171,7 +173,7 @@ def _task_of(text: str, called: str) -> Task | None:
     try:
         found = Task(**SignedPackage.loads(text))
         if str(called) not in (found.id, found.name) or found.stopped is None:
-            raise BadSignature(f"it is not the end of the task {called:.100}")
+            raise BadSignature(f"it is not the result of the task {called:.100}")
         return found
     except Exception as error:  # noqa: BLE001 - the cache may contain anything
         reraise_interrupt(error)

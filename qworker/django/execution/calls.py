@@ -66,7 +66,7 @@ def enqueue(
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
     if broker is not None and not hasattr(broker, "send"):
-        raise TypeError(f"broker is {safe_repr(broker, 80)}: it is a Broker, as get_broker() returns one")
+        raise TypeError(f"broker={safe_repr(broker, 80)} must be a Broker, such as get_broker() returns")
     if conf.sync:
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
@@ -130,20 +130,18 @@ def _check_text(option: str, value: Any) -> None:
     text = str(value)
     if len(text) > LONGEST or storable(text) != text:
         raise ValueError(
-            f"{option} is {safe_repr(value, 80)}: it has at most {LONGEST} characters, no NUL and no lone "
-            "surrogate"
+            f"{option}={safe_repr(value, 80)} must have at most {LONGEST} characters, without NUL or lone "
+            "surrogates"
         )
 
 
 def _check_seconds(options: Mapping[str, Any]) -> None:
     timeout = options.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and math.isfinite(timeout)):
-        raise ValueError(f"timeout is {safe_repr(timeout, 80)}: it is a number of seconds, -1 for no limit")
+        raise ValueError(f"timeout={safe_repr(timeout, 80)} must be a number of seconds, or -1 for no limit")
     for cached in (options.get("cached"), options.get("iter_cached")):
         if cached and not _is_positive(cached):
-            raise ValueError(
-                f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds"
-            )
+            raise ValueError(f"cached={safe_repr(cached, 80)} must be True or a positive number of seconds")
 
 
 def _is_positive(value: Any) -> bool:

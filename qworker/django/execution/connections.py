@@ -44,7 +44,9 @@ def roll_back(callers: frozenset[str] = frozenset()) -> None:
         if connection.alias in callers:
             continue
         if _in_transaction(connection):
-            logger.warning("a task has left a transaction open on %r: it is rolled back", connection.alias)
+            logger.warning(
+                "a task left a transaction open on the database %r: it is rolled back", connection.alias
+            )
             connection.in_atomic_block = False  # else close() only marks it, and it is never reopened
             connection.close()
 

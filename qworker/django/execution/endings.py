@@ -91,7 +91,7 @@ def _call_hook(package: Package) -> None:
     except (Exception, SystemExit) as error:
         reraise_interrupt(error)
         logger.error("the hook of task %s failed: %s", package["id"], safe_repr(error))
-        logger.debug("the traceback of this error", exc_info=error)
+        logger.debug("traceback of the hook's error", exc_info=error)
     task_connections.roll_back(callers)
 
 
@@ -116,5 +116,5 @@ def call_of(link: Any) -> Following:
         return func, tuple(args), keywords, options
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{safe_repr(link, 80)} is not a link of a chain: it is (func, args, kwargs)"
+            f"{safe_repr(link, 80)} is not a link of a chain: use a tuple (func, args, kwargs)"
         ) from error

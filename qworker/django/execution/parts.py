@@ -94,7 +94,7 @@ def _take_in(whole: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - the user's classes
         reraise_interrupt(error)
-        logger.error("a result of the iterable %s cannot be read: %s", whole, safe_repr(error))
+        logger.error("the results of async_iter() %s cannot be read: %s", whole, safe_repr(error))
         return
     if not rows:
         return
@@ -144,7 +144,7 @@ def _give_up(whole: str) -> None:
         try:
             store(_made_of(whole, unpacked(bytes(parts.get(pk=whole).row).decode())))
         except Reject as error:
-            logger.error("the iterable %s is given up without a result: %s", whole, error)
+            logger.error("async_iter() %s ends without a result: %s", whole, error)
         _forget_parts(whole)
 
 
@@ -167,7 +167,7 @@ def _made_of(whole: str, package: Package) -> Package:
     else:
         lost = f"{needed - len(found)} of {needed} results are missing" if len(found) < needed else ""
     if lost:
-        logger.error("the iterable %s has no result: %s", whole, lost)
+        logger.error("async_iter() %s fails: %s", whole, lost)
     return package | {
         "args": [each["args"] for each in found],
         "result": lost or [each["result"] for each in found],

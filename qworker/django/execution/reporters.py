@@ -74,7 +74,7 @@ def reporter_class(name: str) -> Any:
                 raise
     if name != BUILT_IN:
         raise ConfigurationError(
-            f"no installed package brings the error reporter {name!r} (an entry point of the group "
+            f"no installed package provides the error reporter {name!r} (an entry point of the group "
             f"{GROUP}){did_you_mean(name, (*plugins, BUILT_IN))}",
             setting="error_reporter",
         )

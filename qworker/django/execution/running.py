@@ -61,7 +61,7 @@ def unpacked(text: str) -> Package:
         reraise_interrupt(error)
         raise Reject(f"the package cannot be unpacked: {type(error).__name__}: {error}") from error
     if not isinstance(package, dict) or not package.keys() >= NEEDED:
-        raise Reject(f"{type(package).__name__} is not a task's package")
+        raise Reject(f"the package contains a {type(package).__name__}, not a task")
     package[TEXT] = text
     return package
 

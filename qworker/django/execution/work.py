@@ -72,7 +72,7 @@ def run_package(*given: Any, **more: Any) -> Any:
     whose follow-up fails because the broker or a store is not available.
     """
     if len(given) != 1 or more or not isinstance(given[0], str):
-        raise Reject("the message carries no package")
+        raise Reject("the message contains no package")
     package = _taken(given[0])
     context = current_context()
     package["attempt"] = 1 if context is None else (context.retries or 0) + 1
@@ -86,7 +86,7 @@ def run_package(*given: Any, **more: Any) -> Any:
                 note(package, ended.success, ended.result)
                 package["stopped"] = ended.stopped
                 _go_on_or_back(package)
-            raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
+            raise Ignore(f"the scheduled task {package['id']} was sent twice, and has run already")
         value = run(package)
     except PASSING:
         raise
@@ -121,7 +121,7 @@ def _ended_or_back(package: Package) -> Task | None:
         return _ended(package)
     except (OperationalError, InterfaceError) as error:
         task_connections.drop_broken()
-        raise Reject(f"whether it has run before is not known for now: {error}", requeue=True) from error
+        raise Reject(f"cannot determine whether the task has already run: {error}", requeue=True) from error
 
 
 def _ended(package: Package) -> Task | None:
@@ -176,7 +176,7 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             if isinstance(error, QWorkerError) and not is_away(error):
                 raise
             reraise_interrupt(error)
-            logger.debug("the follow-up of a task is tried again: %s", error)
+            logger.debug("the end of a task cannot be handled yet; trying again: %s", error)
         task_connections.drop_broken()
         clock.sleep(pause)
     try:

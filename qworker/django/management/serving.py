@@ -31,8 +31,9 @@ def serve(run_once: bool) -> int:
     """
     if aliases := task_connections.in_transaction():
         raise CommandError(
-            f"this program has a transaction on the database {min(aliases)!r}, which would end with its "
-            "connection: start the cluster outside. (Tests: TransactionTestCase has none.)"
+            f"this program is in a transaction on the database {min(aliases)!r}, which the cluster would "
+            "end by closing the connection: start it outside the transaction (in tests: use "
+            "TransactionTestCase)"
         )
     try:
         require_tables()

@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
                     "name",
                     models.CharField(
                         blank=True,
-                        help_text="The group of the tasks that it sends.",
+                        help_text="The group of the scheduled tasks.",
                         max_length=100,
                         null=True,
                         verbose_name="Name",
@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                 (
                     "func",
                     models.CharField(
-                        help_text="Dotted path, as module.tasks.function",
+                        help_text="Dotted path, such as module.tasks.function",
                         max_length=256,
                         verbose_name="Function",
                     ),
@@ -92,14 +92,14 @@ class Migration(migrations.Migration):
                 (
                     "args",
                     models.TextField(
-                        blank=True, help_text="As 1, 2, 'John'", null=True, verbose_name="Arguments"
+                        blank=True, help_text="For example, 1, 2, 'John'", null=True, verbose_name="Arguments"
                     ),
                 ),
                 (
                     "kwargs",
                     models.TextField(
                         blank=True,
-                        help_text="As x=1, name='John'",
+                        help_text="For example, x=1, name='John'",
                         null=True,
                         verbose_name="Keyword arguments",
                     ),
@@ -118,7 +118,7 @@ class Migration(migrations.Migration):
                     "minutes",
                     models.PositiveSmallIntegerField(
                         blank=True,
-                        help_text="Between two runs, for the type Minutes; none is 1",
+                        help_text="Minutes between runs, for the type Minutes; 1 if empty",
                         null=True,
                         verbose_name="Minutes",
                     ),
@@ -127,7 +127,7 @@ class Migration(migrations.Migration):
                     "repeats",
                     models.IntegerField(
                         default=-1,
-                        help_text="How many times; 0 = paused, -1 = forever",
+                        help_text="How many more times; 0 = paused, -1 = forever",
                         verbose_name="Repeats",
                     ),
                 ),
@@ -135,7 +135,7 @@ class Migration(migrations.Migration):
                     "next_run",
                     models.DateTimeField(
                         default=django.utils.timezone.now,
-                        help_text="When it is due next",
+                        help_text="When the schedule is due next",
                         null=True,
                         verbose_name="Next run",
                     ),
@@ -144,7 +144,7 @@ class Migration(migrations.Migration):
                     "cron",
                     models.CharField(
                         blank=True,
-                        help_text="Five fields, as 0 4 * * mon-fri, for the type Cron",
+                        help_text="Five fields, such as 0 4 * * mon-fri, for the type Cron",
                         max_length=100,
                         null=True,
                         validators=[validate_cron],
@@ -160,7 +160,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default=None,
-                        help_text="The cluster that runs its tasks; none is the default one",
+                        help_text="The cluster that runs the tasks; the default cluster if empty",
                         max_length=100,
                         null=True,
                         verbose_name="Cluster",
@@ -170,7 +170,7 @@ class Migration(migrations.Migration):
                     "intended_date_kwarg",
                     models.CharField(
                         blank=True,
-                        help_text="Name of a keyword argument that is given the time of the schedule",
+                        help_text="Name of a keyword argument that receives the scheduled time",
                         max_length=100,
                         null=True,
                         validators=[validate_kwarg],
@@ -203,7 +203,7 @@ class Migration(migrations.Migration):
                     "name",
                     models.CharField(
                         editable=False,
-                        help_text="For people; results can be found by it.",
+                        help_text="A readable name, by which results can be found.",
                         max_length=100,
                         verbose_name="Name",
                     ),
@@ -247,7 +247,7 @@ class Migration(migrations.Migration):
                     "group",
                     models.CharField(
                         editable=False,
-                        help_text="Tasks of one group are read together.",
+                        help_text="Results of a group can be fetched together.",
                         max_length=100,
                         null=True,
                         verbose_name="Group",
@@ -258,7 +258,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default=None,
-                        help_text="The cluster that ran it.",
+                        help_text="The cluster that ran the task.",
                         max_length=100,
                         null=True,
                         verbose_name="Cluster",
@@ -281,14 +281,14 @@ class Migration(migrations.Migration):
                     models.BooleanField(
                         default=True,
                         editable=False,
-                        help_text="No where it raised an error or took too long.",
+                        help_text="No if the task raised an exception or timed out.",
                         verbose_name="Success",
                     ),
                 ),
                 (
                     "attempt_count",
                     models.IntegerField(
-                        default=0, help_text="How often it was run.", verbose_name="Attempts"
+                        default=0, help_text="How many times the task was run.", verbose_name="Attempts"
                     ),
                 ),
             ],

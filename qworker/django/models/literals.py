@@ -28,7 +28,7 @@ def positional(text: str | None) -> tuple[Any, ...]:
         value = ast.literal_eval((text or "").strip())
     except _MISTAKES as error:
         raise InvalidSchedule(
-            f"{text!r:.200} are no arguments: write literals with commas between them, as 2, -2, 'John'"
+            f"{text!r:.200} is not a list of arguments: separate literals by commas, as in 2, -2, 'John'"
         ) from error
     return value if isinstance(value, tuple) else (value,)
 
@@ -45,7 +45,8 @@ def keywords(text: str | None) -> dict[str, Any]:
         return _dictionary(text) if text.startswith("{") else _assignments(text)
     except _MISTAKES as error:
         raise InvalidSchedule(
-            f"{text!r:.200} are no keyword arguments: write word='django', n=2 or {{'word': 'django'}}"
+            f"{text!r:.200} is not a list of keyword arguments: write word='django', n=2 "
+            "or {'word': 'django'}"
         ) from error
 
 

@@ -28,7 +28,7 @@ from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
-NOT_SAVED = "a package is put into the queue by async_task() or Broker.enqueue(), and not by saving a row"
+NOT_SAVED = "a row of the queue cannot be saved: use async_task() or Broker.enqueue()"
 _TRIGGERED = "sqlite"
 """The database whose views are updated by triggers, which do not report how many rows were changed."""
 

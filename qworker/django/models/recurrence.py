@@ -89,7 +89,7 @@ def first_after(
             raise
         raise InvalidSchedule(f"nothing is due after {now}: the calendar ends there") from error
     if kind != ONCE:
-        raise InvalidSchedule(f"{kind!r:.20} is not a kind of schedule")
+        raise InvalidSchedule(f"{kind!r:.20} is not a type of schedule")
     return due
 
 

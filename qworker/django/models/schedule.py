@@ -72,10 +72,10 @@ class Schedule(models.Model):
         null=True,
         blank=True,
         verbose_name=_("Name"),
-        help_text=_("The group of the tasks that it sends."),
+        help_text=_("The group of the scheduled tasks."),
     )
     func = models.CharField(
-        max_length=256, verbose_name=_("Function"), help_text=_("Dotted path, as module.tasks.function")
+        max_length=256, verbose_name=_("Function"), help_text=_("Dotted path, such as module.tasks.function")
     )
     hook = models.CharField(
         max_length=256,
@@ -85,10 +85,13 @@ class Schedule(models.Model):
         help_text=_("Dotted path of a function that is called with each finished task"),
     )
     args = models.TextField(
-        null=True, blank=True, verbose_name=_("Arguments"), help_text=_("As 1, 2, 'John'")
+        null=True, blank=True, verbose_name=_("Arguments"), help_text=_("For example, 1, 2, 'John'")
     )
     kwargs = models.TextField(
-        null=True, blank=True, verbose_name=_("Keyword arguments"), help_text=_("As x=1, name='John'")
+        null=True,
+        blank=True,
+        verbose_name=_("Keyword arguments"),
+        help_text=_("For example, x=1, name='John'"),
     )
     schedule_type = models.CharField(
         max_length=2, choices=TYPE, default=ONCE, verbose_name=_("Schedule type"), help_text=_("How often")
@@ -97,13 +100,16 @@ class Schedule(models.Model):
         null=True,
         blank=True,
         verbose_name=_("Minutes"),
-        help_text=_("Between two runs, for the type Minutes; none is 1"),
+        help_text=_("Minutes between runs, for the type Minutes; 1 if empty"),
     )
     repeats = models.IntegerField(
-        default=-1, verbose_name=_("Repeats"), help_text=_("How many times; 0 = paused, -1 = forever")
+        default=-1, verbose_name=_("Repeats"), help_text=_("How many more times; 0 = paused, -1 = forever")
     )
     next_run = models.DateTimeField(
-        null=True, default=timezone.now, verbose_name=_("Next run"), help_text=_("When it is due next")
+        null=True,
+        default=timezone.now,
+        verbose_name=_("Next run"),
+        help_text=_("When the schedule is due next"),
     )
     cron = models.CharField(
         max_length=100,
@@ -111,7 +117,7 @@ class Schedule(models.Model):
         blank=True,
         validators=[validate_cron],
         verbose_name=_("Cron"),
-        help_text=_("Five fields, as 0 4 * * mon-fri, for the type Cron"),
+        help_text=_("Five fields, such as 0 4 * * mon-fri, for the type Cron"),
     )
     task = models.CharField(max_length=100, null=True, editable=False, verbose_name=_("Last task"))
     cluster = models.CharField(
@@ -120,7 +126,7 @@ class Schedule(models.Model):
         blank=True,
         default=None,
         verbose_name=_("Cluster"),
-        help_text=_("The cluster that runs its tasks; none is the default one"),
+        help_text=_("The cluster that runs the tasks; the default cluster if empty"),
     )
     intended_date_kwarg = models.CharField(
         max_length=100,
@@ -128,7 +134,7 @@ class Schedule(models.Model):
         blank=True,
         validators=[validate_kwarg],
         verbose_name=_("Argument for the intended time"),
-        help_text=_("Name of a keyword argument that is given the time of the schedule"),
+        help_text=_("Name of a keyword argument that receives the scheduled time"),
     )
 
     class Meta:

@@ -59,7 +59,7 @@ class Task(models.Model):
         max_length=100,
         editable=False,
         verbose_name=_("Name"),
-        help_text=_("For people; results can be found by it."),
+        help_text=_("A readable name, by which results can be found."),
     )
     func = models.CharField(
         max_length=256, verbose_name=_("Function"), help_text=_("Dotted path of the function.")
@@ -83,7 +83,7 @@ class Task(models.Model):
         null=True,
         editable=False,
         verbose_name=_("Group"),
-        help_text=_("Tasks of one group are read together."),
+        help_text=_("Results of a group can be fetched together."),
     )
     cluster = models.CharField(
         max_length=100,
@@ -91,7 +91,7 @@ class Task(models.Model):
         blank=True,
         default=None,
         verbose_name=_("Cluster"),
-        help_text=_("The cluster that ran it."),
+        help_text=_("The cluster that ran the task."),
     )
     started = models.DateTimeField(
         editable=False, verbose_name=_("Started"), help_text=_("When the task was sent.")
@@ -103,10 +103,10 @@ class Task(models.Model):
         default=True,
         editable=False,
         verbose_name=_("Success"),
-        help_text=_("No where it raised an error or took too long."),
+        help_text=_("No if the task raised an exception or timed out."),
     )
     attempt_count = models.IntegerField(
-        default=0, verbose_name=_("Attempts"), help_text=_("How often it was run.")
+        default=0, verbose_name=_("Attempts"), help_text=_("How many times the task was run.")
     )
     package = models.TextField(null=True, default=None, editable=False)
     """The signed package that was run, for resubmitting it: stored for failures, and for successes with

@@ -211,7 +211,7 @@ CHOICES = (
 )
 ORDER = ("disque_nodes", "iron_mq", "sqs", "orm", "mongo", "django_redis", "redis")
 """Keys in the order in which Django-Q and django-q2 look for a broker."""
-CUSTOM = Choice("broker_class", "custom", "a class of your own")
+CUSTOM = Choice("broker_class", "custom", "a custom class")
 
 
 def choose(conf: Any) -> Choice:
@@ -229,8 +229,8 @@ def choose(conf: Any) -> Choice:
         lone = [key for key in other.beside if other not in (choice, *named) and getattr(conf, key)]
         if lone:
             raise ConfigurationError(
-                f"Q_CLUSTER[{lone[0]!r}] is a key of {other.title}, and the broker is {choice.title}: set "
-                f"{other.key!r} to use {other.title}, or take {lone[0]!r} out",
+                f"Q_CLUSTER[{lone[0]!r}] is a key of {other.title}, but the broker is {choice.title}: set "
+                f"{other.key!r} to use {other.title}, or remove {lone[0]!r}",
                 setting=lone[0],
             )
     return choice

@@ -139,7 +139,7 @@ def unknown_keys() -> list[Mistake]:
 def other_spellings() -> list[Mistake]:
     """Return the keys in an alternative spelling."""
     return [
-        Mistake(SPELLINGS[name], f"{layer.written(name)} is spelled {SPELLINGS[name]!r} now")
+        Mistake(SPELLINGS[name], f"{layer.written(name)} is an old spelling of {SPELLINGS[name]!r}")
         for layer, name, _ in _entries()
         if name in SPELLINGS
     ]

@@ -48,7 +48,7 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
     there = not broker and table in connection.introspection.table_names()
     if there and (count := old.objects.using(connection.alias).count()):
         logger.warning(
-            "%d packages stay in the table %s of the database %s, which is not the broker: run them with "
+            "%d tasks remain in the table %s of the database %s, which is not the broker: run them with "
             "django-q2, then drop the table",
             count,
             table,
@@ -88,7 +88,9 @@ def give_back(apps: Any, schema_editor: Any) -> None:
                 others += 1
         old.bulk_create(packed, batch_size=AT_ONCE)
         if others:
-            logger.warning("%d messages are no packages, and are lost with qworker's tables", others)
+            logger.warning(
+                "%d messages are not tasks of Django-Q, and are dropped with qworker's tables", others
+            )
 
     _empty(connection, "message" if connection.vendor == "sqlite" else "qworker_message", move)
     drop_tables(apps, schema_editor)
@@ -165,6 +167,6 @@ def _described(text: str) -> packages.Package:
         package: packages.Package = SignedPackage.loads(text)
         packages.envelope_of(text, package, "")
     except Exception as error:  # noqa: BLE001 - a package may contain anything
-        logger.warning("a package is moved that cannot be read: %s", error)
+        logger.warning("a task that cannot be read is moved: %s", error)
         return {"id": uuid4().hex, "func": "unreadable"}
     return package

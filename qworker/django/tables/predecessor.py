@@ -47,6 +47,6 @@ def refuse_older(using: str, **_signal: Any) -> None:
     missing = [name for name in MIGRATIONS if name not in had]
     if missing and len(missing) < len(MIGRATIONS):
         raise ConfigurationError(
-            f"the database {using!r} has the tables of an older django-q, without {missing[0]}: install "
-            "django-q2 1.11, migrate with it, and then adopt its tables"
+            f"the database {using!r} has the tables of an older version of django-q, without the migration "
+            f"{missing[0]}: install django-q2 1.11 and run its migrations first"
         )

@@ -29,7 +29,7 @@ QUEUE_MIGRATION = "0004_queue"
 """The last migration that creates them."""
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
-ELSEWHERE = "name another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
+ELSEWHERE = "set Q_CLUSTER['orm'] to another database, or exclude the app from this one with a router"
 _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
@@ -118,8 +118,8 @@ def _is_made(connection: Any) -> bool:
         version = cursor.fetchone()[0]
         if version and "message" not in connection.introspection.table_names(cursor):
             raise ConfigurationError(
-                f"the database {connection.alias!r} has the user_version {version}, which is not qworker's, "
-                f"and where qworker notes the version of its tables: {ELSEWHERE}"
+                f"the database {connection.alias!r} has the user_version {version} of another program, but "
+                f"qworker stores the version of its tables there: {ELSEWHERE}"
             )
     return bool(version)
 

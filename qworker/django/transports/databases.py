@@ -56,8 +56,9 @@ def url_of(alias: str) -> str:
     vendor = connection.vendor
     if vendor not in VENDORS:
         raise ConfigurationError(
-            f"the database {alias!r} is {connection.display_name}, which cannot keep messages: SQLite, "
-            "PostgreSQL, MySQL and MariaDB can. Set Q_CLUSTER['orm'] to the alias of one, or another broker",
+            f"the database {alias!r} is {connection.display_name}, which cannot be the broker: set "
+            "Q_CLUSTER['orm'] to the alias of an SQLite, PostgreSQL, MySQL or MariaDB database, or use "
+            "another broker",
             setting="Q_CLUSTER['orm']",
         )
     _check_types(alias, connection.settings_dict)
@@ -65,7 +66,7 @@ def url_of(alias: str) -> str:
         given = dict(connection.get_connection_params())
     except (ImproperlyConfigured, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"DATABASES[{alias!r}]: Django does not take its OPTIONS: {error}", setting="DATABASES"
+            f"DATABASES[{alias!r}]: Django does not accept its OPTIONS: {error}", setting="DATABASES"
         ) from None
     return _URLS[vendor](alias, connection.settings_dict, given)
 
@@ -76,7 +77,7 @@ def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
     for name, value in told.items():
         if name == "PORT":
             fits = re.fullmatch(r"\d*(,\d*)*", str(value or "")) and type(value) is not bool
-            what = "the number of a port"
+            what = "a port number"
         else:
             fits, what = isinstance(value, str | PathLike | None), "text"
         if not fits:
@@ -99,7 +100,7 @@ def check_options(alias: str) -> None:
             import_object(f"{LINKS}:connector")(url, 1.0, {}, f"DATABASES[{alias!r}]")
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"{error}. The broker connects to that database by itself, and as Django does",
+                f"{error}. The broker connects to this database with the same options as Django",
                 setting="DATABASES",
             ) from None
 
@@ -127,9 +128,8 @@ def own_connection(alias: str) -> Any:
 def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
     if is_in_memory(alias):
         raise ConfigurationError(
-            f"the database {alias!r} is in memory, which no other process can read: tasks wait there, as in "
-            f"tests, and no cluster takes them. A cluster needs a file; Q_CLUSTER = {{'sync': True}} runs "
-            "tasks at once",
+            f"the database {alias!r} is in memory, where other processes cannot read it, so a cluster cannot "
+            "take tasks from it. Use a database file, or set Q_CLUSTER = {'sync': True} to run tasks at once",
             setting="Q_CLUSTER['orm']",
         )
     unknown = sorted(set(given) - _OF_SQLITE)
@@ -173,7 +173,7 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
     elif tls is True:
         query.setdefault("ssl_mode", "REQUIRED")
     elif tls:
-        raise _not_carried(alias, "ssl", "an object; write a mapping with 'ca', 'cert' and 'key'")
+        raise _not_carried(alias, "ssl", "an object; use a mapping with 'ca', 'cert' and 'key'")
     flags = options.get("client_flag") or 0
     if not isinstance(flags, int):
         raise ConfigurationError(
@@ -194,8 +194,8 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
 
 def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
     return ConfigurationError(
-        f"DATABASES[{alias!r}] has the option {option!r}, which the broker's own connection to it cannot be "
-        f"given{f': {what}' if what else ''}; take it out, or set another broker in Q_CLUSTER",
+        f"DATABASES[{alias!r}] has the option {option!r}, which the broker's connection does not support"
+        f"{f': {what}' if what else ''}; remove it, or set another broker in Q_CLUSTER",
         setting="DATABASES",
     )
 
@@ -223,7 +223,7 @@ def _server(alias: str, scheme: str, database: Any, query: dict[str, Any], names
     )
     if not re.fullmatch(r"\d*(,\d*)*", port):
         raise ConfigurationError(
-            f"DATABASES[{alias!r}]: the option 'port' is {port!r:.80}, and must be the number of a port",
+            f"DATABASES[{alias!r}]: the option 'port' is {port!r:.80}, and must be a port number",
             setting="DATABASES",
         )
     if host.startswith(("/", "@")) or "," in host + port:

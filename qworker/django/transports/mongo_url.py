@@ -62,21 +62,19 @@ def check_with_pymongo(url: str, options: Mapping[str, Any]) -> None:
     try:
         MongoClient("localhost" if srv else url, connect=False, **asked).close()
     except (PyMongoError, ValueError, TypeError, OSError) as error:
-        raise _wrong(f"pymongo does not take it: {error}") from None
+        raise _wrong(f"pymongo does not accept it: {error}") from None
 
 
 def _parts(host: Any) -> Parts:
     places = [host] if isinstance(host, str) else host
     if not isinstance(places, Sequence) or not places or not all(isinstance(one, str) for one in places):
-        raise _wrong("'host' must be a name, a list of names, or a URL of mongodb:// or mongodb+srv://")
+        raise _wrong("'host' must be a name, a list of names, or a mongodb:// or mongodb+srv:// URL")
     if "://" not in ",".join(places):
         plain = [quote(one, safe="") if one.startswith("/") else one for one in places]
         return Parts("mongodb", "", ",".join(plain), "", "")
     scheme, _, rest = places[0].partition("://")
     if len(places) > 1 or scheme not in ("mongodb", "mongodb+srv"):
-        raise _wrong(
-            "a 'host' that is a URL must be one of mongodb:// or mongodb+srv://, with all hosts in it"
-        )
+        raise _wrong("a URL as 'host' must be one mongodb:// or mongodb+srv:// URL, which contains all hosts")
     rest, _, query = rest.partition("?")
     login, _, rest = rest.rpartition("@")
     hosts, _, name = rest.partition("/")

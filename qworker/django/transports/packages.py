@@ -90,7 +90,7 @@ def text_of(body: bytes) -> str:
     try:
         arguments = json.loads(body)[0]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise InvalidTaskMessage(f"{body[:80]!r} carries no package: {error}") from error
+        raise InvalidTaskMessage(f"{body[:80]!r} contains no package: {error}") from error
     if not isinstance(arguments, list) or len(arguments) != 1 or not isinstance(arguments[0], str):
-        raise InvalidTaskMessage(f"{body[:80]!r} carries no package")
+        raise InvalidTaskMessage(f"{body[:80]!r} contains no package")
     return arguments[0]

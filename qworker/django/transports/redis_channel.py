@@ -42,7 +42,7 @@ def publish(texts: Collection[str]) -> None:
         with links.lent() as link:
             checked(link, link.ask(pack(("PUBLISH", _channel(), "\n".join(texts))))[0])
     except BrokerUnavailable as error:
-        logger.debug("%d ends are not notified: %s", len(texts), error)
+        logger.debug("%d ended tasks are not notified: %s", len(texts), error)
 
 
 def answers(seconds: float) -> bool:

@@ -75,7 +75,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     if values.get("package"):
         return pack({**values, "package": ""}, alias)
     if values["success"]:
-        raise EncodeError(f"the result and its arguments are larger than {alias!r} takes, {most} bytes")
+        raise EncodeError(f"the result and its arguments exceed the {most} bytes that {alias!r} accepts")
     text = str(values["result"])
     shorter = text if len(text) < LARGE // 4 else f"{text[: LARGE // 8]}\n...\n{text[-LARGE // 8 :]}"
     args, kwargs = (safe_repr(values["args"]),), {"kwargs": safe_repr(values["kwargs"])}

@@ -38,10 +38,10 @@ _SQS = (
 _SECONDS_OF_SQS = "receive_message_wait_time_seconds"
 _MOST_OF_SQS = 20
 _NOT_OF_SQS = {
-    "aws_session_token": "put it into the environment, with both keys, as AWS_SESSION_TOKEN",
-    "profile_name": "put it into the environment, as AWS_PROFILE",
-    "botocore_session": "boto3 makes the session; configure it through the environment",
-    "aws_account_id": "SQS does not need it: take it out",
+    "aws_session_token": "use the environment variable AWS_SESSION_TOKEN, with those of both keys",
+    "profile_name": "use the environment variable AWS_PROFILE",
+    "botocore_session": "use environment variables to configure the session of boto3",
+    "aws_account_id": "remove it; SQS does not need it",
 }
 """Options of boto3's session that are not supported, and what to do instead."""
 _OF_REDIS = ("broker_transport_options", "result_backend_transport_options")
@@ -74,17 +74,17 @@ def _sqs(conf: ClusterConf) -> Found:
     given = {name: value for name, value in (conf.sqs or {}).items() if value is not None}
     for name in given:
         if name not in _SQS:
-            raise _wrong_sqs(f"has the option {name!r}: {_NOT_OF_SQS.get(name) or _meant(name)}")
+            raise _wrong_sqs(f"has the unsupported option {name!r}: {_NOT_OF_SQS.get(name) or _meant(name)}")
         if name == _SECONDS_OF_SQS:
             if _waits(given[name]) is None:
                 raise _wrong_sqs(
-                    f"has {safe_repr(given[name], 80)} as {name!r}, which must be 0 to 20 seconds"
+                    f"has {name!r} = {safe_repr(given[name], 80)}, which must be 0 to 20 seconds"
                 )
         elif not isinstance(given[name], str):
             raise _wrong_sqs(f"has an option {name!r} that is not text")
     key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
     if bool(key) != bool(secret):
-        raise _wrong_sqs("has one of 'aws_access_key_id' and 'aws_secret_access_key', and needs both or none")
+        raise _wrong_sqs("has only one of 'aws_access_key_id' and 'aws_secret_access_key': set both, or none")
     who = f"{quote(key, safe='')}:{quote(secret, safe='')}@" if key and secret else ""
     options: dict[str, Any] = {"visibility_timeout": conf.retry}
     if region := given.get("aws_region") or given.get("region_name"):
@@ -102,7 +102,7 @@ def _sqs(conf: ClusterConf) -> Found:
         or where.query
         or "@" in where.netloc
     ):
-        raise _wrong_sqs("has an 'endpoint_url' that is more than http:// or https://, a host and a port")
+        raise _wrong_sqs("has an 'endpoint_url' with more than http:// or https://, a host and a port")
     if where.scheme == "https":
         options["is_secure"] = True
     return f"sqs://{who}{where.netloc}", {"broker_transport_options": options}
@@ -151,8 +151,8 @@ def _ironmq(conf: ClusterConf) -> Found:
         import_object(f"{IRONMQ}:address_of")(url, os.environ)
     except ConfigurationError:
         raise ConfigurationError(
-            "Q_CLUSTER['iron_mq'] needs 'project_id' and 'token', there or as IRON_MQ_PROJECT_ID and "
-            "IRON_MQ_TOKEN in the environment",
+            "Q_CLUSTER['iron_mq'] needs 'project_id' and 'token', or the environment variables "
+            "IRON_MQ_PROJECT_ID and IRON_MQ_TOKEN",
             setting="iron_mq",
         ) from None
     return url, {"broker_transport_options": {"visibility_timeout": math.ceil(conf.retry)}}

@@ -132,9 +132,7 @@ async def afound_by(what: Look, wait: int) -> Any:
 
 def _check_wait(wait: int) -> None:
     if not isinstance(wait, int | float) or wait != wait:
-        raise TypeError(
-            f"wait is {safe_repr(wait, 80)}: it must be a number of milliseconds ({FOREVER}: no limit)"
-        )
+        raise TypeError(f"wait={safe_repr(wait, 80)} must be a number of milliseconds ({FOREVER}: no limit)")
 
 
 def _seconds(wait: int) -> float | None:
@@ -249,11 +247,13 @@ def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cach
     if what.is_there(what.look()):
         return
     text = (
-        f"{count} tasks of the group {group_id!r} are waited for, and save_limit keeps {limit} successes: "
-        "the rest is deleted before all have ended"
+        f"waiting for {count} tasks of the group {group_id!r}, but save_limit keeps only {limit} successful "
+        "tasks: the others are deleted before all have ended"
     )
     if _timeout(wait, count) == FOREVER:
-        raise ValueError(f"{text}. Make Q_CLUSTER['save_limit'] larger, use cached=True, or wait for a time")
+        raise ValueError(
+            f"{text}. Increase Q_CLUSTER['save_limit'], use cached=True, or set a limit with wait="
+        )
     logger.warning("%s", text)
 
 

@@ -137,7 +137,7 @@ def test_a_result_that_is_false_is_a_result(value: Any, cached: bool) -> None:
     assert fetch(identity, wait=60_000, cached=cached).success
 
 
-@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_has_not_ended_is_none(cached: bool) -> None:
     assert result(ABSENT, cached=cached) is None
@@ -145,7 +145,7 @@ def test_what_has_not_ended_is_none(cached: bool) -> None:
     assert result("no-such-name", wait=20, cached=cached) is None
 
 
-@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("text", ["\ud800", "\0", "\ud800" + "0" * 31])
 def test_an_id_that_no_database_takes_is_unknown(text: str, cached: bool) -> None:
     assert result(text, wait=20, cached=cached) is None
@@ -236,7 +236,7 @@ def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> N
 def test_seconds_that_are_none_are_refused_where_the_call_stands(options: dict[str, Any]) -> None:
     (name,) = options
     for call, given in ((async_task, 4), (async_iter, [4])):
-        with pytest.raises(ValueError, match=f"{name} is .* number of seconds"):
+        with pytest.raises(ValueError, match=f"{name}=.* number of seconds"):
             call("math.sqrt", given, **options)
     assert OrmQ.objects.count() == 0
 
@@ -439,7 +439,7 @@ def test_a_count_that_is_not_there_is_waited_for_until_the_time_is_over(group: s
     assert len(fetch_group(group, count=9, wait=30, cached=cached)) == 3
 
 
-@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 def test_nothing_of_a_group_is_none_or_empty(cached: bool) -> None:
     assert result_group("nobody", wait=20, cached=cached) is None
     assert not fetch_group("nobody", cached=cached)
@@ -451,13 +451,13 @@ def test_who_waits_for_more_tasks_than_are_kept_is_warned(caplog: pytest.LogCapt
     for count in (250, 251):
         assert not result_group("g", count=count, wait=1)
     (warning,) = caplog.messages
-    assert warning.startswith("251 tasks of the group 'g' are waited for, and save_limit keeps 250")
+    assert warning.startswith("waiting for 251 tasks of the group 'g', but save_limit keeps only 250")
 
 
 @pytest.mark.parametrize("wait", [0, -1])
 def test_who_would_wait_for_ever_for_more_tasks_than_are_kept_is_refused(wait: int) -> None:
     for ask in (result_group, fetch_group, async_to_sync(tasks.aresult_group)):
-        with pytest.raises(ValueError, match=r"251 tasks .* save_limit keeps 250 .* Make Q_CLUSTER"):
+        with pytest.raises(ValueError, match=r"251 tasks .* keeps only 250 .* Increase Q_CLUSTER"):
             ask("g", count=251, wait=wait)
 
 
@@ -599,7 +599,7 @@ def test_one_id_for_all_calls_is_refused_where_the_call_stands(seen: list[dict[s
         lambda: Iter("math.sqrt", [4], kwargs={"q_options": options}).run(),
         lambda: async_chain([("math.sqrt", (4,)), ("math.sqrt", (9,), {"q_options": options})]),
     ):
-        with pytest.raises(ValueError, match=r"makes the id .* itself: leave id='1{32}' out of q_options"):
+        with pytest.raises(ValueError, match=r"creates the id .* itself: remove id='1{32}' from q_options"):
             call()
     assert seen == []
     assert async_iter(given, [1], id="x", sync=True) is not None, "a keyword of the function"
@@ -771,12 +771,12 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)) as refused:
         async_task(given, 1, lambda: None)
     assert "argument 2" in refused.value.__notes__[0]
-    with pytest.raises(TypeError, match=r"^broker is 3: it is a Broker"):
+    with pytest.raises(TypeError, match=r"^broker=3 must be a Broker"):
         async_task(given, broker=3)  # type: ignore[arg-type]
     for look in (result, async_to_sync(tasks.aresult)):
-        with pytest.raises(TypeError, match=r"^wait is 'y': it must be a number of milliseconds"):
+        with pytest.raises(TypeError, match=r"^wait='y' must be a number of milliseconds"):
             look(ABSENT, wait="y")
-        with pytest.raises(TypeError, match=r"^wait is nan"):  # for which it waited for ever
+        with pytest.raises(TypeError, match=r"^wait=nan"):  # for which it waited for ever
             look(ABSENT, wait=float("nan"))
 
 

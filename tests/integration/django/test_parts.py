@@ -61,7 +61,7 @@ CLEANERS: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("clean", CLEANERS.values(), ids=CLEANERS.keys())
 @pytest.mark.parametrize("cached", [None, True])
 def test_no_cleaner_takes_a_part_that_is_waited_for(clean: Callable[[], object], cached: bool | None) -> None:

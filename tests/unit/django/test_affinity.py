@@ -58,4 +58,4 @@ def test_where_the_system_cannot_do_it_the_log_says_what_it_would_be(
     cluster(name="default", cpu_affinity=1)
     with caplog.at_level("INFO", logger="django-q"):
         pin(2)
-    assert "worker 3 would use cpu [2], which this system does not support" in caplog.text
+    assert "worker 3 is not pinned to cpu [2]: this system does not support it" in caplog.text

@@ -62,5 +62,5 @@ def test_what_others_have_put_there_costs_no_other_member() -> None:
 def test_a_cache_that_keeps_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one in a table that is locked, which drops what it is given."""
     monkeypatch.setattr(LocMemCache, "set", lambda *_, **__: None)
-    with pytest.raises(BackendError, match="has not kept"):
+    with pytest.raises(BackendError, match="was not stored"):
         cached.put(member(0))

@@ -417,7 +417,7 @@ def test_an_empty_mapping_stands_back_as_with_django_q2(cluster, keys, key):
     [
         ({"mongo_db": "queues"}, "mongo_db", "the broker is Django's database: set 'mongo' to use MongoDB"),
         ({"disque_auth": "hunter2", "redis": {}}, "disque_auth", "the broker is Redis: set 'disque_nodes'"),
-        ({"disque_fastack": True, "mongo": {}}, "disque_fastack", "take 'disque_fastack' out"),
+        ({"disque_fastack": True, "mongo": {}}, "disque_fastack", "remove 'disque_fastack'"),
     ],
 )
 def test_a_key_of_another_broker_is_refused(cluster, keys, key, words):

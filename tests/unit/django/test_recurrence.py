@@ -95,7 +95,7 @@ def test_no_crontab(cron: str | None) -> None:
 
 
 def test_no_kind() -> None:
-    with pytest.raises(InvalidSchedule, match="not a kind of schedule"):
+    with pytest.raises(InvalidSchedule, match="not a type of schedule"):
         next_run("Z", local(2024, 1, 1), AMSTERDAM)
 
 

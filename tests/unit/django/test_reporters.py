@@ -131,5 +131,5 @@ def test_rollbar_without_its_package_is_refused_by_a_sentence(cluster, monkeypat
 
 
 def test_a_name_that_nobody_brings_is_refused():
-    with pytest.raises(ConfigurationError, match=r"brings the error reporter 'rolbar'.* mean 'rollbar'"):
+    with pytest.raises(ConfigurationError, match=r"provides the error reporter 'rolbar'.* mean 'rollbar'"):
         reporter_class("rolbar")

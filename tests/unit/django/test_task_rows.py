@@ -63,5 +63,5 @@ def test_of_what_is_too_large_without_its_package_a_failure_keeps_what_fits() ->
     found = row(False, 900_000, 900_000)
     assert (found["result"], found["package"]) == ("r", "")
     assert isinstance(found["args"][0], str)
-    with pytest.raises(EncodeError, match="larger than"):
+    with pytest.raises(EncodeError, match="exceed the"):
         row(True, 900_000, 900_000)

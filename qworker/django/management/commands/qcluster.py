@@ -39,14 +39,14 @@ def uncollected() -> Iterator[None]:
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Runs a cluster, which executes tasks until it is told to stop."
+    help = "Runs a cluster, which executes tasks until it is stopped."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--run-once", action="store_true", dest="run_once", help="Run the waiting tasks, and stop."
+            "--run-once", action="store_true", dest="run_once", help="Run the waiting tasks, then stop."
         )
         parser.add_argument(
-            "-n", "--name", dest="cluster_name", help="The name of the cluster, and its queue."
+            "-n", "--name", dest="cluster_name", help="The name of the cluster, and of its queue."
         )
 
     def check(self, *args: Any, **options: Any) -> None:

@@ -23,15 +23,17 @@ from qworker.django.status import Stat
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Prints figures over all clusters."
+    help = "Prints statistics of all clusters."
 
     def add_arguments(self, parser: CommandParser) -> None:
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
             "--config", action="store_true", dest="config", help="Print the configuration instead."
         )
-        what.add_argument("--ids", action="store_true", dest="ids", help="Print the ids of clusters instead.")
-        parser.add_argument("--json", action="store_true", dest="json", help="Print it as JSON.")
+        what.add_argument(
+            "--ids", action="store_true", dest="ids", help="Print the ids of the clusters instead."
+        )
+        parser.add_argument("--json", action="store_true", dest="json", help="Print the output as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the figures, the ids or the configuration. Secrets are masked."""

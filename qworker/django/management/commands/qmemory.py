@@ -18,11 +18,13 @@ from qworker.django.monitor import memory
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Shows how much memory the clusters of this machine use, until q is pressed."
+    help = "Shows the memory usage of the clusters on this machine, until q is pressed."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--run-once", action="store_true", dest="run_once", help="Show it once.")
-        parser.add_argument("--workers", action="store_true", help="Show each worker process, too.")
+        parser.add_argument(
+            "--run-once", action="store_true", dest="run_once", help="Show it once, then stop."
+        )
+        parser.add_argument("--workers", action="store_true", help="Also show each worker process.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Show it live; once if there is no terminal."""

@@ -20,10 +20,12 @@ from qworker.django.monitoring.overview import overview
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Shows all clusters and waiting tasks, until q is pressed."
+    help = "Shows all clusters and the number of waiting tasks, until q is pressed."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--run-once", action="store_true", dest="run_once", help="Show them once.")
+        parser.add_argument(
+            "--run-once", action="store_true", dest="run_once", help="Show them once, then stop."
+        )
         parser.add_argument("--json", action="store_true", dest="json", help="Print them once, as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
