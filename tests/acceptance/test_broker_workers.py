@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from qworker.transports.lease import Envelope
 from tests.acceptance.brokers import Broken, RemoteSite, Stream
 from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
@@ -203,6 +204,19 @@ def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -
     check(remote)
     assert repeated(remote) == 0
     assert len(remote.records(kind=STARTED)) == 2
+
+
+def test_what_is_unreadable_after_its_early_ack_becomes_a_dead_letter(remote: RemoteSite) -> None:
+    """Either worker may get it when it is sent again."""
+    workers = remote.start(), remote.start(name="two")
+    headers = '{"task": "once", "id": "cut off"}'
+    cut = Envelope(remote.client.conf.task_default_queue, headers, None, b"[[1]")
+    remote.client.broker.sender.push([cut])
+    remote.until(lambda: "cut off" in remote.dead(), "the dead letter")
+    remote.drained()
+    for worker in workers:
+        worker.stop()
+    assert remote.client.AsyncResult("cut off").state == "FAILURE"
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)

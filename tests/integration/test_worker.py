@@ -324,13 +324,16 @@ def test_bad_messages_become_dead_letters_and_the_good_ones_run(shop: Shop) -> N
     shop.app.broker.sender.push([Envelope("celery", "no json", None, b"")])
     unknown = shop.app.send_task("nobody.knows")
     cut = Envelope("celery", '{"task": "note", "id": "cut"}', None, b"[[1]")
-    shop.app.broker.sender.push([cut])
+    acked = Envelope("celery", '{"task": "once", "id": "acked"}', None, b"[[1]")  # before it is read
+    shop.app.broker.sender.push([cut, acked])
     good = shop.task("note").delay(1)
     shop.start()
     assert good.get(timeout=PATIENCE) == 1
-    until(lambda: shop.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 3})
-    assert {dead.headers for dead in shop.app.broker.admin.dead()} >= {"no json", cut.headers}
-    for result in (unknown, shop.app.AsyncResult("cut")):
+    until(lambda: shop.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 4})
+    dead = {dead.headers: dead.body for dead in shop.app.broker.admin.dead()}
+    assert dead.keys() >= {"no json", cut.headers, acked.headers}
+    assert dead[acked.headers] == acked.body
+    for result in (unknown, shop.app.AsyncResult("cut"), shop.app.AsyncResult("acked")):
         assert until(result.ready)
         assert result.failed()
 

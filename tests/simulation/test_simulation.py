@@ -669,14 +669,17 @@ def test_a_retry_whose_hook_is_not_called_is_noticed(monkeypatch: pytest.MonkeyP
     assert problems(run(case)) == ["f0: on_retry() of 0 was called 0 times"]
 
 
+@pytest.mark.parametrize("acks_late", [True, False])
 @pytest.mark.parametrize("key", ["", "signed"])
 @pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
 def test_what_no_worker_can_run_becomes_dead_letters(
-    stores: str, key: str, monkeypatch: pytest.MonkeyPatch
+    stores: str, key: str, acks_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = numbered(Chain([Call(), Call()]))
     case = Case(
-        World(stores, key=key), (Order(flow, at=0.9), Order(flow, at=1.1)), (Fault("poison", at=1.0),)
+        World(stores, key=key, acks_late=acks_late),
+        (Order(flow, at=0.9), Order(flow, at=1.1)),
+        (Fault("poison", at=1.0),),
     )
     seen = run(case)
     assert problems(seen) == []

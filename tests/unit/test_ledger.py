@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.ledger import MOST_UNREAD, UNREAD_SECONDS, WorkerState
 from qworker.transports.lease import Ack, Revocation
 from tests.support.rooms import Rooms
 
@@ -63,3 +63,23 @@ def test_the_report_is_of_plain_values() -> None:
     state.enter(Rooms().request(1))
     state.totals["finished"] += 3
     assert state.info() == {"reserved": 1, "revoked": 0, "total": {"finished": 3}}
+
+
+def test_what_could_not_be_read_is_known_when_it_returns() -> None:
+    rooms, state = Rooms(), WorkerState()
+    state.sent_unread(rooms.request(1, id="a"), 0.0)
+    assert not state.was_unread(rooms.request(2, "add", 5, id="a")), "another body"
+    assert state.was_unread(rooms.request(2, id="a"))
+    assert not state.was_unread(rooms.request(3, id="a"))
+
+
+def test_what_could_not_be_read_is_forgotten_when_another_worker_has_it() -> None:
+    rooms, state = Rooms(), WorkerState()
+    one, last = rooms.requests(2)
+    for number in range(MOST_UNREAD):
+        one.key = 1, f"other-{number}", 0
+        state.sent_unread(one, 0.0)
+    state.sent_unread(last, 0.0)
+    assert not state.was_unread(last)
+    state.sent_unread(last, UNREAD_SECONDS + 1)
+    assert [state.was_unread(request) for request in (one, last)] == [False, True]

@@ -1204,6 +1204,26 @@ def test_what_the_broker_is_not_told_by_the_end_is_named(caplog: pytest.LogCaptu
     assert ears.clock.monotonic() < 1030
 
 
+def test_what_was_acked_and_cannot_be_read_becomes_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.store.sender.push([ears.rooms.envelope("once")._replace(body=b"[[1]")])
+    ears.turns()
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turns()
+    ears.settler.ended([(early, ears.pool.outcome_of(early)) for early in ears.early.take()])
+    ears.pass_time(1)
+    assert (ears.store.admin.dead(), ears.store.results) == ([], {})
+    (again,) = ears.take()
+    assert (again.acked, again.acks_late) == (False, True)
+    ears.settler.ended([(again, ears.pool.outcome_of(again))])
+    ears.turns()
+    (dead,) = ears.store.admin.dead()
+    assert (dead.body, ears.store.results["once-id"][1]) == (b"[[1]", "FAILURE")
+    assert (ears.waiting(), ears.state.requests) == (0, {})
+    assert "is sent again to be kept as a dead letter" in caplog.text
+
+
 def test_what_was_acked_and_is_refused_when_it_goes_back_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Refusing(MemoryStore):
         def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:

@@ -188,6 +188,14 @@ def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:
     assert desk.status(settlement.row) == ("FAILURE", "InvalidTaskError")
 
 
+def test_what_was_acked_and_cannot_be_read_is_sent_again() -> None:
+    desk = Desk(foreign=True)
+    one = desk.rooms.request(1, "once")
+    one.mark_acked()
+    desk.settler.ended([(one, Outcome(INVALID, 0.0, "the body is cut off"))])
+    assert desk.order == SettlementOrder(one, None, anew=True)
+
+
 def test_a_started_task_has_its_state_stored_and_stays() -> None:
     desk = Desk()
     one = desk.rooms.request(1)

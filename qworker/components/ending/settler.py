@@ -8,6 +8,7 @@ Thread:      any: immutable, except for a list that only grows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from qworker.components.status.counters import Counters, Run
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     INTERRUPTED,
+    INVALID,
     LEASE_EXPIRED,
     LOST,
     RETRY,
@@ -31,6 +33,8 @@ from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlemen
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
 
 
 def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
@@ -74,6 +78,9 @@ class Settler:
             if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
             known = request.failing
+            if outcome.kind == INVALID and request.acked and known is None:
+                orders.append(_sent_again(request, outcome))
+                continue
             if known is not None and (again := _again(known, outcome)) is not None:
                 request.failing = again
                 waiting.append(request)
@@ -147,6 +154,17 @@ def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcom
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.told or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
+
+
+def _sent_again(request: Request, outcome: Outcome) -> SettlementOrder:
+    """Return the order to send *request* again, which was acked and cannot be read. It becomes a dead letter
+    when it returns, because it is not acked early then."""
+    logger.warning(
+        "Task %s[%s] cannot be read, and is sent again to be kept as a dead letter: %s",
+        request.name, request.id, outcome.text,
+    )  # fmt: skip
+    request.acks_late = True
+    return SettlementOrder(request, None, anew=True)
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:

@@ -248,6 +248,8 @@ class AckBuffer:
         self._state.totals["returned"] += len(requests)
         for request in requests:
             self._state.leave(request)
+            if request.acks_late:  # it could not be read; see Settler
+                self._state.sent_unread(request, self._now)
 
     # -- lost leases, and the end --
 

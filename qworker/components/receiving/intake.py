@@ -89,6 +89,8 @@ class Intake:
             # The sender did not set the due time in the broker: put it back to wait there.
             self._settle(Release(leased.tag, request.eta))
             return None
+        if self._state.was_unread(request):
+            request.acks_late = True  # an early ack would lose it
         self._state.enter(request)
         if signals.task_received.receivers:
             signals.task_received.send(request.task, request=request)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from qworker.components.receiving.replays import Replays
 
 
+MOST_UNREAD = 100_000
+UNREAD_SECONDS = 3600.0
+
+
 class WorkerState:
     """max_revoked: the number of revocations kept; the oldest are dropped first. replays: None if messages
     are not signed."""
@@ -29,6 +33,8 @@ class WorkerState:
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
         self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
         """Settlements of messages that ended after their lease was lost."""
+        self._unread: dict[Any, float] = {}  # listener only
+        """When messages were sent again that could not be read; another worker may have got them since."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 
@@ -66,5 +72,23 @@ class WorkerState:
         while len(self.done) > 10_000:
             self.done.popitem(last=False)
 
+    def sent_unread(self, request: Request, now: float) -> None:
+        """Record at the monotonic time *now* that *request* was sent again, because it was acked and could
+        not be read."""
+        unread = self._unread
+        while unread and unread[first := next(iter(unread))] < now - UNREAD_SECONDS:
+            del unread[first]
+        if len(unread) < MOST_UNREAD:  # replacing the oldest could go on for ever, if more come in turn
+            unread[_message(request)] = now
+
+    def was_unread(self, request: Request) -> bool:
+        """Whether *request* was sent again here, because it could not be read; says so once."""
+        return bool(self._unread) and self._unread.pop(_message(request), None) is not None
+
     def info(self) -> dict[str, Any]:
         return {"reserved": len(self.requests), "revoked": len(self.revoked), "total": dict(self.totals)}
+
+
+def _message(request: Request) -> tuple[str, int, int]:
+    """Return what identifies the message of *request* when it is sent again."""
+    return *request.key[1:], hash(request.leased.body)
