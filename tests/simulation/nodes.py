@@ -492,7 +492,7 @@ class Caller(Node):
         found = other.app.GroupResult.restore(result.id)
         result.delete()
         left = other.app.GroupResult.restore(result.id)
-        if (found is None or left is not None) and not self.process.fired:
+        if (found is None or left is not None) and not self.process.disturbed:
             self.record.complain(f"{asked.name}: saved as {result!r}, restored as {found!r}, then {left!r}")
         return found or result
 

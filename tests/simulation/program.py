@@ -377,7 +377,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
 
     def look(flow: str, id: Any, state: str) -> None:
         """Check that a task called because the task *id* has ended sees that end."""
-        if record.keeps(flow) and not process.fired:
+        if record.keeps(flow) and not process.disturbed:
             try:
                 seen = app.AsyncResult(id).state
             except QWorkerError:  # the store is unavailable

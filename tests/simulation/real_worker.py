@@ -63,7 +63,7 @@ class Process:
         self._record = record
 
     @property
-    def fired(self) -> bool:
+    def disturbed(self) -> bool:
         """Whether a fault has happened."""
         return self._record.trouble
 

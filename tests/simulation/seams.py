@@ -18,7 +18,7 @@ from qworker.errors import BackendError, BrokerUnavailable
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Claim, Release
 from tests.simulation.case import Fault
-from tests.simulation.repeats import Execution, Met, subjects
+from tests.simulation.repeats import HARMLESS, Execution, Met, subjects
 from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
@@ -106,6 +106,11 @@ class Process:
         """Called with joins that are to be opened."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
         """The errors of stores that are away."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether a fault has happened after which tasks may run again."""
+        return any(met.fault.kind not in HARMLESS for met in self.fired)
 
     def die(self) -> None:
         if not self.alive:

@@ -39,7 +39,7 @@ from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.results import result
 from qworker.results.group_result import GroupResult
-from qworker.tasks import copies, followup, next_attempt
+from qworker.tasks import copies, execution, followup, next_attempt
 from qworker.tasks.outcome import SUCCESS, UNREADABLE
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues, Message
@@ -267,6 +267,17 @@ def test_an_errback_that_no_fault_repeats_is_noticed(now: bool, monkeypatch: pyt
     monkeypatch.setattr(followup, "failed", twice)
     (problem,) = problems(run(case))
     assert problem.startswith("f0: 1 ran 2 times")
+
+
+@pytest.mark.parametrize("faults", [(), (Fault("move"), Fault("jump", "worker0", seconds=5.0))])
+def test_an_errback_that_is_told_before_the_end_is_stored_is_noticed(
+    faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(orders=(Order(numbered(Call(fails=True, errbacks=[Errback(now=True)])), 1.0),), faults=faults)
+    assert problems(run(case)) == []
+    monkeypatch.setattr(execution, "store_now", lambda *_: False)
+    (problem,) = problems(run(case))
+    assert re.fullmatch("f0: who hears of the end of .* finds it PENDING", problem)
 
 
 @pytest.mark.parametrize("now", [True, False])
