@@ -122,7 +122,7 @@ def _problems(seen: Seen) -> list[str]:
     sure = "stranger" not in kinds and (exact or not (seen.poison or seen.case.world.key == "late"))
     if sure and len(seen.left["dead"]) not in dead:
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
-    found += seen.odd
+    found += [text for text in seen.odd if text.partition(":")[0] not in forged]
     found += _unrepeated(seen)
     if all(map(_repeats_nothing, seen.fired)):
         found += seen.record.again

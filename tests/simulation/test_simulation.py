@@ -495,6 +495,8 @@ def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatc
     seen = run(case)
     assert problems(seen) == []
     assert {fault.kind for fault in seen.fired} == {"forge", "after"}
+    seen.odd = ["f0: odd", "f1: odd"]
+    assert problems(seen) == ["f1: odd"]
     monkeypatch.setattr(copies, "refused", lambda *_: None)
     names = {text.partition(":")[0] for text in problems(run(case))}
     assert names == {"f1"}
