@@ -14,11 +14,13 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing.memory_queues import MemoryQueues, Message, Owner
 from qworker.transports.lease import (
+    MAX_LEASE_BYTES,
     Again,
     Claim,
     Dead,
@@ -219,6 +221,8 @@ class MemoryStore(
             taken += sorted(later, key=lambda message: (message.due or 0, message.tag))[
                 : max(0, delayed_limit)
             ]
+            totals = accumulate(len(message.envelope.body) for message in taken)
+            taken = taken[: 1 + sum(total < MAX_LEASE_BYTES for total in totals)]
             if taken:
                 self._renew(memory)
             for message in taken:

@@ -194,8 +194,8 @@ class Claim(NamedTuple):
 
     messages: most urgent first, then oldest; [] when there are none.
     next_due: epoch second when the next delayed message is due; None when there is none.
-    last_revocation: the number of the newest revocation, 0 when there is none; None when it is unknown
-        without revoked_since().
+    last_revocation: the number of the newest revocation, 0 when there is none, or none that revoked_since()
+        has not returned; None when that is unknown without revoked_since().
     """
 
     messages: list[Leased]

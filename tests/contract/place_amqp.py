@@ -23,7 +23,7 @@ from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.inbox import MOST
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import OURS, Queues
-from qworker.transports.lease import Broker, Claim, Leased, Revocation
+from qworker.transports.lease import MAX_LEASE_BYTES, Broker, Claim, Leased, Revocation
 from tests.servers import require
 
 QUIET = 0.05
@@ -56,7 +56,8 @@ class PatientConsumer(AMQPConsumer):
             self._settle_down()
             claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
             taken += claim.messages
-            if not claim.messages or len(taken) >= limit:
+            size = sum(len(each.body) for each in taken)
+            if not claim.messages or len(taken) >= limit or size >= MAX_LEASE_BYTES:
                 return claim._replace(messages=taken)
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:

@@ -50,6 +50,7 @@ class NatsPlace(Place):
 
     lacks = LACKS - {ETA, FANOUT, FAILED_TASKS} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {
+        "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",
         "test_a_purge_leaves_what_runs": "a purge takes all of a subject",
         "test_revocations_expire": "the server drops them, by its own clock",
     }

@@ -75,6 +75,7 @@ class SqsLeasePlace(Place):
     fixture = "sqs"
     lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {
+        "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",
         "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
         "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
     }

@@ -20,7 +20,7 @@ from qworker.testing.contract.waiting import until
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.consumer import HeldConsumer
 from qworker.transports.held.port import ServerQueue
-from qworker.transports.lease import Claim, Leased
+from qworker.transports.lease import MAX_LEASE_BYTES, Claim, Leased
 
 LOOK_SECONDS = 0.5
 """Interval of checks before the first lease, when no polls are in progress."""
@@ -71,7 +71,7 @@ class PatientConsumer:
             self._settle_down()
             taken += claim.messages
             came = claim.messages or sum(1 for _ in plain._everything()) > known
-            if len(taken) >= limit:
+            if len(taken) >= limit or sum(len(each.body) for each in taken) >= MAX_LEASE_BYTES:
                 return claim._replace(messages=taken)
             if came or not asked:
                 asked = True

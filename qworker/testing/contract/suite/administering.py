@@ -112,6 +112,21 @@ def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open,
     assert store.admin.dead_retry() == 0
 
 
+def test_a_queue_that_has_dead_letters_alone_is_listed(store: Broker, open_: Open) -> None:
+    end_all(store, "dead", "a", "b", "c")
+    found = [(info.queue, info.ready, info.dead) for info in open_().admin.queues()]
+    assert found == [("q", 0, 3)]
+
+
+def test_a_purge_deletes_what_waits(store: Broker) -> None:
+    store.consumer.deregister()  # it prefetches nothing
+    store.sender.push([message("a"), message("b"), message("other", "r")])
+    until(lambda: [info.ready for info in store.admin.depths(["q", "r"])] == [2, 1])
+    assert store.admin.purge("q") == 2
+    generation(store)
+    assert names(take(store, "q", "r")) == ["other"]
+
+
 @pytest.mark.parametrize("as_given", [False, True])
 def test_letters_that_two_processes_retry_at_once_are_sent_once(
     store: Broker, open_: Open, as_given: bool

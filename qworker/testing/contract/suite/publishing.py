@@ -48,6 +48,20 @@ def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, pla
         assert own == sorted(own, key=lambda name: int(name.split("-")[1]))
 
 
+def test_several_brokers_may_be_the_first_to_publish(open_: Open, place: Place) -> None:
+    """Each finds nothing there, and creates what it needs."""
+    several = [open_() for _ in range(6)]
+    threads = [
+        threading.Thread(target=each.sender.push, args=([message(str(number))],))
+        for number, each in enumerate(several)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(names(take(open_(registered=True)))) == list("012345")
+
+
 def test_one_callers_bad_message_is_not_anothers_failure(store: Broker) -> None:
     failures: Counter[str] = Counter()
 

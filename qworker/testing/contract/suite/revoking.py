@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 
 from qworker.errors import LeaseLost
 from qworker.message.protocol import TaskMessage, encode, receive
@@ -88,6 +89,14 @@ def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
     assert [revocation.task_id for revocation in revoked_since(store, cursor)[1]] == ["newer"]
 
 
+def heard(store: Broker, cursor: int) -> tuple[int, list[Revocation]]:
+    """Return revoked_since(), once it has some: a server may announce other events before."""
+    cursor, found = revoked_since(store, cursor)
+    while not found and store.consumer.wait(30):
+        cursor, found = revoked_since(store, cursor)
+    return cursor, found
+
+
 @asks(FANOUT)
 def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
     store.consumer.wait(0)
@@ -106,10 +115,37 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
         revoke(client, [name])
         client.sender.push([message(name)])
         assert store.consumer.wait(30)
-        cursor, found = revoked_since(store, cursor)
-        while not found and store.consumer.wait(30):  # the server may announce them one by one
-            cursor, found = revoked_since(store, cursor)
+        cursor, found = heard(store, cursor)
         assert [revocation.task_id for revocation in found] == [name]
+
+
+@asks(FANOUT)
+def test_revocations_between_messages_are_heard(store: Broker, open_: Open) -> None:
+    client = open_()
+    cursor, _ = revoked_since(store, 0)
+    for number in range(5):
+        client.sender.push([message("a")])
+        assert store.consumer.wait(30)
+        assert revoked_since(store, cursor) == (cursor, [])
+        revoke(client, [str(number)])
+        assert store.consumer.wait(30)
+        cursor, found = heard(store, cursor)
+        assert [revocation.task_id for revocation in found] == [str(number)]
+
+
+@asks(FANOUT)
+def test_a_lease_does_not_hide_a_new_revocation(store: Broker, open_: Open) -> None:
+    client, cursor = open_(), 0
+    for name in ("a", "b"):
+        revoke(client, [name])
+        until(partial(tells_news, store, cursor))
+        cursor, found = heard(store, cursor)
+        assert [revocation.task_id for revocation in found] == [name]
+        assert store.consumer.lease(["q"], 1).last_revocation in (None, 0, cursor)
+
+
+def tells_news(store: Broker, cursor: int) -> bool:
+    return store.consumer.lease(["q"], 1).last_revocation not in (0, cursor)
 
 
 @asks(FANOUT)
@@ -142,9 +178,7 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
     assert names(take(store)) == ["new"]
     assert store.consumer.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
     revoke(client, ["d"])
-    found = revoked_since(store, cursor)[1]
-    while not found and store.consumer.wait(30):
-        found = revoked_since(store, cursor)[1]
+    _, found = heard(store, cursor)
     assert [revocation.task_id for revocation in found] == ["d"]
 
 

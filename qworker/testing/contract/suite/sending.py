@@ -7,18 +7,22 @@ Thread:      the test's.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import Counter
 
 import pytest
 
+from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.parts import next_due
 from qworker.testing.contract.place import Assumption, Place
+from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import COUNTS, ETA, PRIORITY, Capability
-from qworker.transports.lease import Ack, Broker, DeadLetter, Leased
+from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Broker, DeadLetter, Leased, Release
 
 
 def test_what_the_place_lacks_is_declared_by_the_broker(store: Broker, place: Place) -> None:
@@ -57,6 +61,23 @@ def test_a_message_comes_back_as_it_was_sent(store: Broker) -> None:
     assert leased.redelivered is False
 
 
+def test_the_values_of_a_message_come_back_as_they_were_sent(store: Broker) -> None:
+    """The body too, whatever headers and properties say of it: its signature is for these bytes."""
+    headers = {"id": "é", "compression": "zlib", "values": [1, None, 0.5, {"a": True}]}
+    properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
+    bodies = (bytes(range(256)), zlib.compress(b"[]" * 100))
+    store.sender.push(
+        [message(json.dumps(headers), properties=json.dumps(properties), body=body) for body in bodies]
+    )
+    store.sender.push([message("no JSON", body=b"")])
+    *found, last = take(store)
+    assert sorted(leased.body for leased in found) == sorted(bodies)
+    for leased in found:
+        assert (json.loads(leased.headers), json.loads(leased.properties or "")) == (headers, properties)
+        assert (leased.queue, leased.deliveries, leased.redelivered, leased.due) == ("q", 0, False, None)
+    assert (last.headers, last.body) == ("no JSON", b"")
+
+
 def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: Broker) -> None:
     store.sender.push(
         [message(f"{priority}-{turn}", priority=priority) for turn in range(3) for priority in (0, 9, 4)]
@@ -79,6 +100,19 @@ def test_no_more_than_the_limit_is_taken(store: Broker) -> None:
     assert take(store, limit=0) == []
     assert len(take(store)) == 6
     assert take(store) == []
+
+
+def test_large_messages_are_taken_few_at_a_time(store: Broker) -> None:
+    body = bytes(MAX_LEASE_BYTES // 8)
+    for number in range(9):
+        store.sender.push([message(str(number), body=body)])
+    found: list[Leased] = []
+    while len(found) < 9:
+        few = until(lambda: take(store))
+        assert len(few) <= 8
+        found += few
+    assert names(found) == [str(number) for number in range(9)]
+    assert {leased.body for leased in found} == {body}
 
 
 def test_only_the_named_queues_are_read(store: Broker) -> None:
@@ -129,6 +163,20 @@ def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> No
     (leased,) = take(store)
     assert leased.due == due
     assert next_due(store, ["q"]) is None
+
+
+def test_what_is_delayed_or_released_for_later_comes_when_it_is_due(open_: Open) -> None:
+    """By the clocks of this system and of the server."""
+    store = open_(clock=SYSTEM_CLOCK)
+    own = store.consumer.register("w", ["q"], 1)
+    due = SYSTEM_CLOCK.now() + 1.5
+    store.sender.push([message("soon", due=due), message("in a month", due=due + 30 * 86400)])
+    for deliveries in (0, 1):
+        (soon,) = until(lambda: take(store))
+        assert SYSTEM_CLOCK.now() >= due
+        assert (soon.headers, soon.deliveries) == ("soon", deliveries)
+        due = SYSTEM_CLOCK.now() + 1.5
+        assert store.consumer.settle(own, [Release(soon.tag, due, counted=True)]) == set()
 
 
 def test_a_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
