@@ -193,8 +193,6 @@ def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: HeldBrok
     with closing(opened(server.url)) as other:  # which has never heard of the queue
         (info,) = other.admin.queues()
     assert (info.queue, info.ready, info.delayed, info.leased) == ("q", 0, 1, 0)
-    store.consumer.register("w@test", ["q"], 2)
-    assert len(got(store, 1)) == 1
 
 
 @pytest.mark.parametrize(
