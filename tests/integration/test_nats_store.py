@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import ServerQueue
-from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from qworker.transports.lease import Ack, DeadLetter, Release
 from qworker.transports.nats.client import Client, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish
 from tests.acceptance.nats_server import Nats
@@ -84,31 +83,13 @@ def at(url: str, port: int) -> str:
 # -- messages --
 
 
-def test_messages_come_as_they_were_sent(open_: Open, place: NatsPlace) -> None:
-    store = open_()
-    own = store.consumer.register("w", ["q/ü >.*"], 1)
-    body = bytes(range(256))
-    properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
-    store.sender.push([
-        Envelope("q/ü >.*", '{"id":"é"}', json.dumps(properties), body),
-        Envelope("q/ü >.*", "no JSON", None, b""),
-    ])  # fmt: skip
-    first, second = sorted(receive(store, 2, "q/ü >.*"), key=lambda leased: len(leased.body), reverse=True)
-    assert json.loads(first.headers) == {"id": "é"}
-    assert json.loads(first.properties or "") == properties
-    assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
-    assert second.headers == "no JSON"
-    assert store.consumer.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
-    assert place.count() == 0
-
-
 def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Client) -> None:
     store = open_()
-    own = store.consumer.register("w", ["q"], 1)
+    own = store.consumer.register("w", ["q/ü >.*"], 1)
     encoded = b'{"body": "?", "properties": {"body_encoding": "rot13"}}'
     bodies = [b"words", b"[]", b"", b'{"properties": 5}', encoded]
-    anybody.exchange([Post(place.layout.subject("q"), body) for body in bodies])
-    found = receive(store, len(bodies), "q")
+    anybody.exchange([Post(place.layout.subject("q/ü >.*"), body) for body in bodies])
+    found = receive(store, len(bodies), "q/ü >.*")
     assert sorted(message.body for message in found) == sorted(bodies)
     store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
     assert sorted(letter.body for letter in store.admin.dead()) == sorted(bodies)
@@ -184,14 +165,11 @@ def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
 
 def test_what_is_due_later_is_given_back_until_then(open_: Open, place: NatsPlace) -> None:
     store = open_()
-    own = store.consumer.register("w", ["q"], 1)
-    now = SYSTEM_CLOCK.now()
-    store.sender.push([envelope("soon", "q", due=now + 2.0), envelope("month", "q", due=now + 2_600_000.0)])
-    (soon,) = receive(store, 1, "q")
-    assert (ids([soon]), SYSTEM_CLOCK.now() >= now + 2.0) == (["soon"], True)
-    store.consumer.settle(own, [Ack(soon.tag)])
-    assert store.consumer._holdings.everything() == []
-    assert place.count() == 1
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("month", "q", due=SYSTEM_CLOCK.now() + 2_600_000.0), envelope("now", "q")])
+    assert ids(receive(store, 1, "q")) == ["now"]
+    assert len(store.consumer._holdings.everything()) == 1
+    assert place.count() == 2
 
 
 def test_a_release_may_be_for_later(open_: Open, place: NatsPlace) -> None:
@@ -213,10 +191,7 @@ def test_a_release_may_be_for_later(open_: Open, place: NatsPlace) -> None:
     store.consumer.settle(own, [Release(message.tag)])
     (again,) = receive(store, 1, "r")
     assert store.consumer._holdings.leased[again.tag].message.delivery_tag == held
-    assert (again.redelivered, again.deliveries) == (True, 0)
-    store.consumer.settle(own, [Release(again.tag, counted=True)])
-    (again,) = receive(store, 1, "r")
-    assert again.deliveries == 1
+    assert again.redelivered
 
 
 def test_what_is_renewed_stays_ours(open_: Open, place: NatsPlace) -> None:
@@ -519,24 +494,6 @@ def test_a_server_without_jetstream(open_: Open) -> None:
 
 
 # -- administration --
-
-
-def test_administration(open_: Open, place: NatsPlace) -> None:
-    store = open_()
-    own = store.consumer.register("w", ["q"], 1)
-    store.sender.push([envelope(name, "q") for name in "abc"])
-    found = receive(store, 3, "q")
-    store.consumer.settle(own, [DeadLetter(message.tag, f"why {ids([message])[0]}") for message in found])
-    letters = store.admin.dead()
-    assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
-    with closing(open_()) as other:  # which has never heard of the queue
-        assert [(info.queue, info.ready, info.dead) for info in other.admin.queues()] == [("q", 0, 3)]
-    assert store.admin.dead_discard([letters[0].tag]) == 1
-    store.consumer.deregister()
-    assert store.admin.dead_retry() == 2
-    assert store.admin.depths(["q"])[0][:2] == ("q", 2)
-    assert store.admin.purge("q") == 2
-    assert place.count() == 0
 
 
 def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
