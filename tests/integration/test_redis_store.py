@@ -24,7 +24,6 @@ from qworker.clock import boot_id  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.testing.contract import mark  # noqa: E402
 from qworker.transports.lease import (  # noqa: E402
-    MAX_LEASE_BYTES,
     Ack,
     DeadLetter,
     Envelope,
@@ -659,17 +658,6 @@ def test_a_claim_is_not_carried_out_for_who_has_deregistered(
     assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_a_claim_tells_the_last_revocation(idle: Any, open_: Callable[..., Any]) -> None:
-    other = open_()
-    assert idle.consumer.lease(["q"], 1).last_revocation == 0
-    other.sender.revoke(["a", "b"])
-    cursor, found = idle.consumer.revoked_since(0)
-    assert len(found) == 2
-    assert idle.consumer.lease(["q"], 1).last_revocation == cursor
-    other.sender.revoke(["c"])
-    assert idle.consumer.lease(["q"], 1).last_revocation > cursor
-
-
 def test_a_claim_inside_the_server_tells_the_last_revocation(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
@@ -857,20 +845,6 @@ def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], pl
     assert place.client.zcard(f"{place.prefix}unacked_index") == 0
 
 
-def test_revocations_between_notifications_are_heard(open_: Callable[..., Any]) -> None:
-    store, other = open_(), open_()
-    store.consumer.register("w", ["q"], 1)
-    cursor, _ = store.consumer.revoked_since(0)
-    for number in range(5):
-        other.sender.push([message("a")])
-        assert store.consumer.wait(30) is True
-        assert store.consumer.revoked_since(cursor) == (cursor, [])
-        other.sender.revoke([str(number)])
-        assert store.consumer.wait(30) is True
-        cursor, found = store.consumer.revoked_since(cursor)
-        assert [revocation.task_id for revocation in found] == [str(number)]
-
-
 def test_consumers_that_were_silent_for_a_day_are_forgotten(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
@@ -998,19 +972,6 @@ def test_what_comes_to_a_queue_that_is_no_longer_claimed_wakes_nobody(open_: Cal
     assert store.consumer.lease(["a"], 1).messages == []
     assert store.consumer.wait(0.3) is False
     assert names(store.consumer.lease(["b"], 1).messages) == ["y"]
-
-
-def test_large_messages_are_taken_few_at_a_time(open_: Callable[..., Any], place: RedisPlace) -> None:
-    store = open_()
-    own = store.consumer.register("w", ["q"], 1)
-    body = bytes(MAX_LEASE_BYTES // 2)
-    for number in range(3):
-        store.sender.push([message(str(number), body=body)])
-    first = store.consumer.lease(["q"], 10).messages
-    assert names(first) == ["0", "1"]
-    assert {len(leased.body) for leased in first} == {len(body)}
-    assert names(store.consumer.lease(["q"], 10).messages) == ["2"]
-    assert store.consumer.settle(own, [Ack(leased.tag) for leased in first]) == set()
 
 
 @pytest.mark.parametrize(("scale", "order"), [("qworker", [9, 8, 4, 0]), ("celery", [0, 4, 8, 9])])
