@@ -46,18 +46,6 @@ def stores(place: SQLPlace) -> Iterator[Any]:
         store.close()
 
 
-def test_many_make_the_tables_at_once(stores: Any, place: SQLPlace) -> None:
-    several = [stores() for _ in range(6)]
-    threads = [
-        threading.Thread(target=each.sender.push, args=([message(str(n))],)) for n, each in enumerate(several)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert place.count() == 6
-
-
 def test_tables_of_a_newer_version_are_left_alone(stores: Any, place: SQLPlace) -> None:
     stores().sender.push([message("a")])
     place.execute("UPDATE qworker_schema SET version = 99")
@@ -284,25 +272,6 @@ def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
         "ack": 1,
         "claim nothing": each,
     }
-
-
-def test_a_claim_tells_the_last_revocation(stores: Any) -> None:
-    store, other = stores(), stores()
-    store.consumer.register("w@test", ["q"], 1)
-    assert store.consumer.lease(["q"], 1).last_revocation == 0
-    other.sender.revoke(["a"])
-    cursor, found = store.consumer.revoked_since(0)
-    assert [each.task_id for each in found] == ["a"]
-    assert store.consumer.lease(["q"], 1).last_revocation == cursor
-    other.sender.revoke(["b"])
-    assert (store.consumer.lease(["q"], 1).last_revocation or 0) > cursor
-    assert [each.task_id for each in store.consumer.revoked_since(cursor)[1]] == ["b"]
-
-
-def test_settling_nothing_is_nothing(stores: Any) -> None:
-    store = stores()
-    assert store.consumer.settle(store.consumer.register("w@test", ["q"], 1), []) == set()
-    assert store.admin.dead_discard([]) == store.admin.dead_retry([]) == 0
 
 
 # -- results --
