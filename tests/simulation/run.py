@@ -875,7 +875,7 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
                 ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
                 (json.dumps({**headers, "id": "odd"}), b"\x00"),
                 (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
-                (json.dumps({**headers, "task": None}), body),
+                (json.dumps({**headers, "id": "nameless", "task": None}), body),
                 (json.dumps(headers), body),
             )
         ),

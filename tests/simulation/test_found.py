@@ -698,3 +698,9 @@ def test_a_limited_call_is_taken_again() -> None:
     chain = Chain([Call(links=[Call()]), Call(), Call()])
     world = World(segment=2, pauses=0.1, rate=20.0)
     assert problems(run(Case(world, (Order(numbered(chain), at=0.5, revoke_at=0.0),), seed=116))) == []
+
+
+def test_a_stranger_calls_what_runs_and_what_cannot_run() -> None:
+    """Both had the same id: the simulator expected what was a dead letter to run, as the other one had."""
+    faults = (Fault("stranger", at=1.0), Fault("retry dead", at=2.0))
+    assert problems(run(Case(faults=faults))) == []
