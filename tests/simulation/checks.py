@@ -339,8 +339,7 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         due = since + (own if given is None else given)
         if began < due - skew - jumps - ROUNDING:
             yield f"{part.number} began {due - began:.1f} s before it was due"
-        # Tasks of schedules keep workers busy, and which run of a maker has called it is not known.
-        if seen.disturbed or seen.schedules is not None or (maker and maker.does in RUNS):
+        if seen.disturbed or (maker and maker.does in RUNS):  # which of its runs has called it is not known
             continue
         since = max([since, *map(max, befores), *(ends[maker.number] if maker else ())])
         late = began - since - own - (given or 0.0) - skew - seen.took - _limited(seen)

@@ -724,8 +724,7 @@ class Running:
                 if not begun or meta is None:
                     continue
                 done = self._done(meta)
-                delayed = seen.fired or self.schedules is not None  # its tasks keep workers busy
-                last = now if delayed else begun[-1] + AT_LAST + self.time.took
+                last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
                 if not begun[0] - ahead <= done <= last + longer + ahead:
                     yield f"{asked.name}: {id} began at {begun} and ended at {done}"
                 error = meta["result"]["exc_type"] if meta["status"] == states.FAILURE else ""

@@ -373,7 +373,9 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
         return value
 
     def sleep() -> None:
-        time.pump(time.now + SLEEP_SECONDS)
+        began = time.now
+        time.pump(began + SLEEP_SECONDS)
+        time.took += time.now - began
         if not process.alive:
             raise Killed(process.name)
 

@@ -345,6 +345,16 @@ def test_a_caller_who_is_not_told_is_noticed(faults: tuple[Fault, ...]) -> None:
     assert problems(seen) == ["f0: the caller was told 0 times, not 1"]
 
 
+def test_slow_tasks_of_schedules_explain_only_as_much_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Timetable(entries=(Entry(when=("every", 1.0), task="slow"),), seconds=10.0)
+    case = Case(World(workers=1), (Order(Call(number=0), at=3.6),), schedules=table)
+    seen = run(case)
+    assert problems(seen) == []
+    assert seen.record.runs["f0"][0][1][0] > 10.0
+    monkeypatch.setattr(publishing, "_due", lambda *given: given[2] + 100.0)
+    assert any(re.fullmatch("f0: 0 began .* s late", text) for text in problems(run(case)))
+
+
 @pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
 @pytest.mark.parametrize(("factor", "text"), [(0.9, "2.0 s before it was due"), (1.5, "10.0 s late")])
 def test_a_call_that_begins_at_another_time_is_noticed(

@@ -97,7 +97,7 @@ class Time:
         self.long = 0.0
         """The probability that a run takes long."""
         self.took = 0.0
-        """Total seconds of long runs."""
+        """Total seconds of long runs, and of slow tasks."""
         self.frozen: dict[str, float] = {}
         """By node, until when it does not step."""
         self.limit = float("inf")
