@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.simulation import case as cases
 from tests.simulation.case import Case, Fault, World
-from tests.simulation.drawing import CHOICES
+from tests.simulation.drawing import CHOICES, DOES, OPTIONS
 from tests.simulation.nodes import ASK, BY_CELERY, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.seams import KINDS
@@ -59,16 +59,19 @@ def _features(value: Any) -> Iterator[Label]:
 
 
 def all_labels() -> frozenset[Label]:
-    """Return all labels that are known without drawing cases."""
+    """Return all labels that are known without drawing cases. The value "" stands for any value of a
+    field."""
     found = {("world", name, repr(value)) for name, values in CHOICES.items() for value in values}
     found |= {("fault", kind, "") for kind in (*KINDS, *HAPPENINGS)}
     found |= {("program", "Order.how", how) for how in {*HOW, *BY_CELERY} - {"call"}}
     found |= {("program", "Order.ask", ask) for ask in ASK[1:]}
+    found |= {("program", "Call.does", does) for does in DOES}
+    found |= {("program", "Call.options", name) for options in OPTIONS for name in options}
     for kind in (getattr(cases, name) for name in cases.__all__):
         if isinstance(kind, type) and kind not in (World, Fault):
             found.add(("program", kind.__name__, ""))
             for field in _told(kind):
-                if not isinstance(usual(field), str | dict) and usual(field) is not MISSING:
+                if usual(field) is not MISSING:
                     found.add(("program", f"{kind.__name__}.{field.name}", ""))
     return frozenset(found)
 
@@ -98,7 +101,8 @@ class Covered:
 
     def table(self, most: int = 40) -> str:
         """Return a table of covered pairs, with at most *most* of those that are missing."""
-        wanted = all_labels() | self.labels.keys()
+        known = {dimension for _, dimension, _ in self.labels}
+        wanted = {each for each in all_labels() if each[2] or each[1] not in known} | self.labels.keys()
         never = sorted(wanted - self.labels.keys())
         total: Counter[tuple[str, str]] = Counter()
         met: Counter[tuple[str, str]] = Counter()

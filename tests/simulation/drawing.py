@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, product
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker.canvas.plan import SEGMENT
 from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
@@ -70,33 +70,58 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 BLOCK = 100
-"""This many consecutive seeds cover all pairs of values of two dimensions of worlds."""
+"""This many consecutive seeds cover all pairs of values of two dimensions of worlds, and of such a value with
+one of OPTIONS."""
+
+
+class Plan(NamedTuple):
+    """What the case of a seed has. options: of some of its calls."""
+
+    world: World
+    options: list[dict[str, Any]]
 
 
 def world(random: Random) -> World:
     return World(**{name: random.choice(values) for name, values in CHOICES.items()})
 
 
-def world_of(seed: int) -> World:
-    """Return the world of *seed*."""
+def maybe_slow(random: Random, made: World) -> World:
+    """Return *made*, or sometimes one in which a task may outlast its lease. It may come back if other
+    workers are busy; results must outlast it."""
+    slow = made.acks_late and not made.forgets and random.random() < 0.25
+    return replace(made, concurrency=1, long=1.0) if slow else made
+
+
+def plan_of(seed: int) -> Plan:
+    """Return the plan of *seed*."""
     block, place = divmod(seed, BLOCK)
-    return worlds(block)[place]
+    return plans(block)[place]
 
 
 @lru_cache(4)
-def worlds(block: int) -> tuple[World, ...]:
-    """Return BLOCK worlds that together have all pairs of values of two dimensions."""
+def plans(block: int) -> tuple[Plan, ...]:
+    """Return BLOCK plans, of which those that are not of Django projects have all pairs."""
     random = Random(f"worlds {block}")
+    seeds = range(block * BLOCK, (block + 1) * BLOCK)
     wanted = set(pairs(CHOICES))
     rows: list[dict[str, Any]] = []
     while wanted:
         row = _row(random, wanted)
         wanted -= set(combinations(row.items(), 2))
         rows.append(row)
-    assert len(rows) <= BLOCK, f"{BLOCK} worlds do not cover all pairs of dimensions"
-    made = [*(World(**row) for row in rows), *(world(random) for _ in range(BLOCK - len(rows)))]
+    spare = BLOCK - sum(map(is_django, seeds)) - len(rows)
+    assert spare >= 0, f"{BLOCK} worlds do not cover all pairs of dimensions"
+    made = [World(**row) for row in rows] + [maybe_slow(random, world(random)) for _ in range(spare)]
     random.shuffle(made)
-    return tuple(made)
+    planned = [Plan(each, []) for each in made]
+    for option in OPTIONS:
+        left = {(name, value) for name, values in CHOICES.items() for value in values}
+        for plan in random.sample(planned, len(planned)):
+            if new := left & vars(plan.world).items():
+                plan.options.append(option)
+                left -= new
+    rest = iter(planned)
+    return tuple(Plan(world(random), []) if is_django(seed) else next(rest) for seed in seeds)
 
 
 def pairs(choices: dict[str, tuple[Any, ...]]) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
@@ -556,9 +581,29 @@ def callable_in(world: World, order: Order) -> Order:
     return order if in_database or order.how not in IN_TRANSACTIONS else replace(order, how="call")
 
 
-def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
-    """Return a random case. made: its world."""
-    made = made or world(random)
+def orders_in(
+    random: Random, made: World, count: int, options: Sequence[dict[str, Any]]
+) -> tuple[Order, ...]:
+    """Return *count* orders; some of their calls have *options*."""
+    while True:
+        orders = tuple(callable_in(made, order_in(random, made)) for _ in range(count))
+        parts = (part for order in orders for part in parts_of(order.flow))
+        calls = [part for part in parts if isinstance(part, Call) and not part.options]
+        if calls or not options:
+            break
+    for each in options:
+        random.choice(calls).options.update(each)
+    return orders
+
+
+def case(
+    random: Random,
+    orders: int | None = None,
+    made: World | None = None,
+    options: Sequence[dict[str, Any]] = (),
+) -> Case:
+    """Return a random case. made: its world. options: of some of its calls."""
+    made = made or maybe_slow(random, world(random))
     if made.stores == "django":
         return django_case(random, made, orders)
     count = orders or random.choice((1, 2, 4, 8))
@@ -571,15 +616,14 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     )
     if made.key and random.random() < 0.3:
         faults = (of_stranger(random), *faults)
-    orders = tuple(callable_in(made, order_in(random, made)) for _ in range(count))
+    orders = orders_in(random, made, count, options)
     kind, linger = random.random(), random.random() < 0.1
+    is_slow = made.long == 1.0 and made.concurrency == 1
+    keeps = made.acks_late and not made.forgets
     if not made.acks_late and kind > 0.85:  # flows that wait for lost members fail when overdue
         faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
-    elif kind < (0.15 if made.acks_late else 0.3):
+    elif is_slow if keeps else kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
-        # A task that outlives its lease may come back if other workers are busy; results must outlast it.
-        if made.acks_late and not made.forgets:
-            made = replace(made, concurrency=1, long=1.0)
     faults = tuple(amid(random, fault, orders) for fault in faults)
     if made.forgets and random.random() < 0.5:
         outlast(random, orders)
@@ -599,10 +643,11 @@ def is_django(seed: int) -> bool:
 
 def case_of(seed: int, orders: int | None = None, **dimensions: Any) -> Case:
     """Return the case of *seed*, with these *dimensions* of its world."""
-    made = replace(world_of(seed), **dimensions)
+    plan = plan_of(seed)
+    made = replace(plan.world, **dimensions)
     if "stores" not in dimensions and is_django(seed):
         made = replace(made, stores="django")
-    return case(Random(seed), orders, made)
+    return case(Random(seed), orders, made, plan.options)
 
 
 assert {each.name for each in fields(World)} >= set(CHOICES)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from pathlib import Path
 from queue import Queue
 from random import Random, SystemRandom
@@ -908,17 +908,21 @@ def test_a_test_that_is_printed_runs_by_itself(tmp_path: Path) -> None:
 # -- coverage --
 
 
-def test_a_hundred_seeds_cover_all_pairs_of_dimensions_of_worlds() -> None:
+def test_a_hundred_seeds_cover_all_pairs_of_dimensions_and_options() -> None:
+    options = {name for each in drawing.OPTIONS for name in each}
+    values = {(name, value) for name, values in CHOICES.items() for value in values}
+    wanted = set(drawing.pairs(CHOICES)) | set(product(values, options))
     for block in (0, 1, 12345):
-        met = set()
-        for seed in range(block * BLOCK, (block + 1) * BLOCK):
-            world = drawing.world_of(seed)
-            met |= set(combinations([(name, getattr(world, name)) for name in CHOICES], 2))
-        assert set(drawing.pairs(CHOICES)) - met == set()
+        met: set[Any] = set()
+        for case in map(case_of, range(block * BLOCK, (block + 1) * BLOCK)):
+            dimensions = [(name, getattr(case.world, name)) for name in CHOICES]
+            found = {name for _, feature, name in labels(case, []) if feature == "Call.options"}
+            met.update(combinations(dimensions, 2), product(dimensions, found))
+        assert wanted - met == set()
 
 
 def test_blocks_of_seeds_have_worlds_of_their_own() -> None:
-    assert drawing.worlds(0) != drawing.worlds(1)
+    assert drawing.plans(0) != drawing.plans(1)
 
 
 def test_the_table_tells_what_never_met() -> None:
@@ -931,6 +935,8 @@ def test_the_table_tells_what_never_met() -> None:
     assert int(met) == len(list(combinations(CHOICES, 2)))
     covered.add(labels(replace(case, world=World(workers=3)), []))
     assert "  kill with workers=3" in covered.table(most=10**6).splitlines()
+    never = table.partition("never drawn, or never fired: ")[2].splitlines()[0].split(", ")
+    assert {"Call.does.hard", "Call.options.queue", "Entry.task", "Django.save_limit_per"} <= {*never}
     assert {shown(each) for each in labels(case, [])} >= {"Chain", "Call.retries", "workers=2"}
 
 
