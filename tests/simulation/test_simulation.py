@@ -47,7 +47,7 @@ from qworker.transports import transfer
 from qworker.transports.lease import Ack, Admin, Dead
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
-from tests.simulation import checks, drawing, nodes
+from tests.simulation import checks, drawing, nodes, shrinking
 from tests.simulation import run as running
 from tests.simulation.case import (
     Call,
@@ -58,8 +58,10 @@ from tests.simulation.case import (
     Entry,
     Errback,
     Fault,
+    Graph,
     Group,
     Job,
+    Node,
     Order,
     Timetable,
     World,
@@ -834,6 +836,16 @@ def test_a_case_becomes_as_small_as_what_is_wrong_with_it() -> None:
     assert small.finished
     assert small.case == Case(orders=(Order(Call(number=0)),), faults=(forgets,))
     assert "f0: result 0 has not ended" in small.problems
+
+
+def test_what_is_in_a_graph_stays_a_node() -> None:
+    members = [Node(Call()), Node(Chord([Call()], Call()), after=[1])]
+    smaller = shrinking._candidates(Case(orders=(Order(numbered(Graph(members))),)))
+    graphs = [each.orders[0].flow for each in smaller if each.orders]
+    shown = [repr(graph) for graph in graphs if isinstance(graph, Graph)]
+    assert "Graph(nodes=[Node(call=Call(number=0)), Node(call=Call(number=1), after=[1])])" in shown
+    kinds = {type(node) for graph in graphs if isinstance(graph, Graph) for node in graph.nodes}
+    assert kinds == {Node}
 
 
 def test_a_case_that_does_not_fail_is_left_as_it_is() -> None:
