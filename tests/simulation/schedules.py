@@ -137,9 +137,10 @@ class Story:
 
 
 class BeatNode(Node):
-    """A process that runs the schedules."""
+    """A process that runs the schedules. stopping: it may take time, while other nodes step."""
 
     beat: Beat
+    stopping = False
 
     def begin(self, store: ScheduleStore) -> None:
         self.failure: BaseException | None = None
@@ -160,6 +161,9 @@ class BeatNode(Node):
         return max(rest, 0.001)
 
     def stop(self) -> None:
+        if self.stopping:
+            return
+        self.stopping = True
         self.time.remove(self.name)
         self.beat.closed()
 
@@ -254,6 +258,8 @@ class Schedules:
         return True
 
     def _restart(self, node: BeatNode) -> None:
+        if node.stopping:
+            return
         with suppress(Killed):
             node.stop()
         node.process.die()

@@ -648,6 +648,18 @@ def test_a_worker_is_restarted_twice_at_once() -> None:
     assert problems(run(Case(world, orders=orders, faults=faults, seed=2))) == []
 
 
+@pytest.mark.parametrize("at", [5.1, 6.1])
+def test_a_beat_that_stops_is_restarted_again(at: float) -> None:
+    """In the simulator, the second restart killed it before it had resigned."""
+    stall = Fault("stall", "beat0", "beat.resign", seconds=3.0)
+    faults = (stall, Fault("restart", "beat0", at=5.1), Fault("restart", "beat0", at=at))
+    table = Timetable(beats=1, seconds=20.0, entries=(Entry(when=("every", 5.0)),))
+    seen = run(Case(World("sqlite"), faults=faults, schedules=table))
+    assert problems(seen) == []
+    words = [line.split(maxsplit=1)[1] for line in seen.log]
+    assert words.index("beat0 beat.resign") < words.index("beat0 is killed")
+
+
 def test_a_worker_is_killed_again_before_it_is_replaced() -> None:
     """The simulator started two workers of that name."""
     faults = (Fault("kill", "worker0", at=1.0), Fault("kill", "worker0", at=1.5))
