@@ -197,6 +197,8 @@ class Process:
                 of_child = fault.kind.startswith(("child", "limit"))
                 if (of_child and not self.in_child) or fault.nth != calls[of_child][method]:
                     continue
+                if fault.kind == "stall" and self.time.at_work > 1:  # it would hold up a paused node, too
+                    continue
                 self.faults.remove(fault)
                 by = () if self.execution is None else (self.execution.id,)
                 self.fired.append(

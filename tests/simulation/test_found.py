@@ -28,6 +28,7 @@ from tests.simulation.case import (
 from tests.simulation.checks import problems
 from tests.simulation.run import Seen
 from tests.simulation.run import run as run_any
+from tests.simulation.seams import Process
 from tests.simulation.world import START
 from tests.support.flows import numbered
 
@@ -658,6 +659,24 @@ def test_a_beat_that_stops_is_restarted_again(at: float) -> None:
     assert problems(seen) == []
     words = [line.split(maxsplit=1)[1] for line in seen.log]
     assert words.index("beat0 beat.resign") < words.index("beat0 is killed")
+
+
+def test_no_worker_stalls_while_another_is_paused_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the simulator, the paused one could not renew its lease until the end of the stall."""
+    steps, pause = [], Process.pause
+
+    def noted(self: Process, seconds: float) -> None:
+        if seconds == 6.0:
+            steps.append(self.time.at_work)
+        pause(self, seconds)
+
+    monkeypatch.setattr(Process, "pause", noted)
+    stall = Fault("stall", "worker1", "lease", 3, seconds=6.0)
+    for seed in range(20):
+        world = World("sqlite", workers=2, concurrency=1, long=1.0, pauses=0.3)
+        orders = (Order(Call(number=0), at=2.0), Order(Call(number=0), at=2.1))
+        assert problems(run_any(Case(world, orders, (stall,), seed=seed))) == []
+    assert set(steps) == {1}
 
 
 def test_a_worker_is_killed_again_before_it_is_replaced() -> None:
