@@ -153,6 +153,12 @@ def digest(seed: int) -> str:
     return hashlib.sha256("\n".join(run(case_of(seed)).log).encode()).hexdigest()
 
 
+def test_tasks_of_django_have_the_same_ids_each_time() -> None:
+    case = Case(World("django"), django=Django(jobs=(Job("iter", size=2), Job())))
+    logs = [run(case, Trace()).log for _ in range(2)]
+    assert logs[0] == logs[1]
+
+
 def test_a_case_runs_the_same_each_time_and_in_each_process() -> None:
     here = [digest(seed) for seed in SEEDS]
     assert here == [digest(seed) for seed in SEEDS]

@@ -21,6 +21,7 @@ from unittest import mock
 from kombu.utils.uuid import uuid as ids_of_kombu
 
 from qworker import interrupts
+from qworker.django import humanhash
 from tests.simulation.tracing import Trace
 
 START = 1_700_000_000.0
@@ -213,6 +214,7 @@ def determined(seed: int) -> Iterator[None]:
         mock.patch.object(secrets, "token_hex", lambda size=16: source.randbytes(size or 16).hex()),
         mock.patch.object(secrets, "randbits", source.getrandbits),
         mock.patch.object(uuid, "uuid4", make_id),
+        mock.patch.object(humanhash, "uuid4", make_id),
         mock.patch.object(ids_of_kombu, "__defaults__", (make_id,)),
     ):
         try:
