@@ -165,7 +165,7 @@ class Oracle:
             return "" if self.case.world.key else "NotSupported"
         if edit.what == "add":
             assert edit.entry is not None
-            if _is_hindered(edit.entry):
+            if self._is_hindered(edit.entry):
                 return "InvalidSchedule"
             if not self.story.shared:
                 return "NotSupported"
@@ -181,7 +181,7 @@ class Oracle:
         if entry is None:
             return "InvalidSchedule"
         changed = dataclasses.replace(entry, fields={**entry.fields, **edit.fields})
-        return "InvalidSchedule" if "overlap" in edit.fields and _is_hindered(changed) else ""
+        return "InvalidSchedule" if "overlap" in edit.fields and self._is_hindered(changed) else ""
 
     def _change(self, edit: Edit, known: Name) -> None:
         if edit.what == "stranger":
@@ -412,7 +412,7 @@ class Oracle:
         limits = [entry.fields.get("max_runs") for each in known.lives for _, entry in each.says]
         if any(limit is not None and len(dues) >= limit for limit in limits):
             return True
-        if not any(entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in says):
+        if not any(entry.fields.get("overlap") == "skip" and not self._is_hindered(entry) for entry in says):
             return False
         place = bisect_right(dues, due)
         if not place:
@@ -432,7 +432,16 @@ class Oracle:
     def _is_unseen(self, entry: Entry) -> bool:
         """Return whether its calls may never run, for example if they expire behind a slow task."""
         expires = self._is_busy and entry.fields.get("expires") is not None
-        return expires or entry.task == "nobody" or entry.fields.get("overlap") == "replace"
+        return expires or entry.task == "nobody" or self._replaces(entry)
+
+    def _is_hindered(self, entry: Entry) -> bool:
+        """Whether its overlap cannot work: without a result, or revocations."""
+        if entry.fields.get("overlap") == "replace":
+            return self.case.world.stores.startswith("kombu")
+        return entry.fields.get("overlap") == "skip" and (entry.task == "quiet" or not self.case.world.joins)
+
+    def _replaces(self, entry: Entry) -> bool:
+        return entry.fields.get("overlap") == "replace" and not self._is_hindered(entry)
 
     def _limits(self, name: str, known: Name, dues: Instants) -> None:
         for number in {life.identity[1] for life in known.lives}:
@@ -455,7 +464,7 @@ class Oracle:
         can_miss = any(
             entry.task in ("nobody", "raising")
             or entry.fields.get("expires") is not None
-            or entry.fields.get("overlap") == "replace"
+            or self._replaces(entry)
             for entry in every
         ) or (not self.only_beats and not self.case.world.acks_late)
         for due in dues:
@@ -484,7 +493,7 @@ class Oracle:
         if (
             self.only_beats
             and name not in self.damaged
-            and all(entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in every)
+            and all(entry.fields.get("overlap") == "skip" and not self._is_hindered(entry) for entry in every)
         ):
             ordered = sorted(runs, key=lambda run: run.due)
             self.found += [
@@ -512,17 +521,13 @@ class Oracle:
 
     def _replaced(self, name: str, every: list[Entry], runs: list[Run]) -> None:
         """Check that no call starts after another has replaced it."""
-        if self.story.slots is None or any(entry.fields.get("overlap") != "replace" for entry in every):
+        if self.story.slots is None or not all(map(self._replaces, every)):
             return
         slots = sorted((due, at) for due, at, _ in self.story.slots.get(name, ()))
         for (due, _), (_, replaced_at) in pairwise(slots):
             began = [run.started for run in runs if abs(run.due - due) < TOLERANCE]
             if began and self._wall(max(began)) > replaced_at + SEEN_SECONDS:
                 self.found.append(f"{name} ran for {self._shown(due)} after another call had replaced it")
-
-
-def _is_hindered(entry: Entry) -> bool:
-    return entry.fields.get("overlap") == "skip" and entry.task == "quiet"
 
 
 def _within(entry: Entry, second: float) -> bool:

@@ -74,3 +74,17 @@ def test_the_oracle_tells_of_a_call_that_was_owed_and_dropped(
     assert problems(run(Case(faults=(away,), schedules=table))) == [
         "e0 was called for 20.000000, and did not run"
     ]
+
+
+def test_overlaps_that_need_revocations_are_refused_where_there_are_none() -> None:
+    replaces = {"overlap": "replace"}
+    edits = (
+        Edit("add", "e1", 2.0, Entry("e1", ("every", 1.0), source="hand", fields=replaces)),
+        Edit("set", "e0", 4.0, fields=replaces),
+    )
+    entries = (Entry(when=("every", 5.0)), Entry("e2", ("every", 1.0), "slow", fields=replaces))
+    table = Timetable(beats=1, store="other", seconds=20.0, entries=entries, edits=edits)
+    seen = run(Case(World("kombu+memory"), schedules=table))
+    assert problems(seen) == []
+    assert seen.schedules is not None
+    assert [done.error for done in seen.schedules.edits] == ["InvalidSchedule"] * 2
