@@ -186,7 +186,7 @@ def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
             send(here.address, {"k": "v" * 200})
         with pytest.raises(SpoolError, match="refused"):
             send(here.address, {"k": "v", "priority": "high"})
-        with pytest.raises(SpoolError, match=r"5,000,000 bytes: 100 at most"):
+        with pytest.raises(SpoolError, match=r"5,000,000 bytes: the maximum is 100"):
             send(here.address, {"k": "v"}, b"x" * 5_000_000)
         with pytest.raises(SpoolError, match="pickled"):
             send(here.address, {"ud_spool_func": "f", "args": "p"}, b"x")
