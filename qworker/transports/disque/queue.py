@@ -26,7 +26,7 @@ from qworker.interrupts import reraise_interrupt
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, Source, by_lease
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, Source, by_lease, lapsed
 from qworker.transports.portions import portions
 
 logger = logging.getLogger(__name__)
@@ -143,8 +143,9 @@ class DisqueQueue(ServerQueue):
         """Expired ones may belong to others by now, and are not extended."""
         now = time.monotonic()
         late = [one for one in messages if one.receipt.until < now]
-        known = set(map(id, late))
-        return [*late, *working(self._cluster, [one for one in messages if id(one) not in known])]
+        ours = [one for one in messages if one not in late]
+        gone = working(self._cluster, ours)
+        return [*late, *gone, *lapsed(one for one in ours if one not in gone)]
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         now = time.monotonic()
@@ -174,7 +175,7 @@ class DisqueQueue(ServerQueue):
         for node, ones in _by_node(ours).items():
             (known,), _ = self._cluster.ask([(command, *(one.receipt.job for one in ones))], node=node)
             accepted(known, node)
-        return gone
+        return gone + lapsed(ours)
 
     # -- administration --
 

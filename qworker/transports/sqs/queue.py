@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
 from qworker.transports.held.messages import Outgoing
-from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease, lapsed
 
 FIFO = ".fifo"
 """Suffix of queues that keep an order; they cannot delay single messages."""
@@ -106,7 +106,7 @@ class SqsQueue(ServerQueue):
         gone = self._hide(messages, self.visibility)
         for one in messages:
             one.lease_seconds = self.visibility
-        return gone
+        return gone + lapsed(one for one in messages if one not in gone)
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         self._hide(messages, delay)
@@ -115,7 +115,8 @@ class SqsQueue(ServerQueue):
         """Messages that others may have by now are left out: SQS would delete them even with an old
         receipt."""
         ours, gone = by_lease(messages)
-        return gone + (self._do("delete_message_batch", ours) if ours else [])
+        gone += self._do("delete_message_batch", ours) if ours else []
+        return gone + lapsed(one for one in ours if one not in gone)
 
     def _hide(self, messages: Sequence[Received], seconds: int) -> list[Received]:
         return self._do("change_message_visibility_batch", messages, VisibilityTimeout=seconds)
