@@ -528,7 +528,9 @@ class QWorker:
         Raises NotAvailable if *url* is not the app's broker.
         """
         if url is not None and url != self.broker.url:
-            raise NotAvailable("app.connection(url): an app has one broker; make another app for another one")
+            raise NotAvailable(
+                "app.connection(url): an app has one broker; create another app for another broker"
+            )
         return Connection(self)
 
     connection_for_read = connection_for_write = broker_connection = connection

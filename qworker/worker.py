@@ -150,13 +150,13 @@ class Worker:
         if self._crash is None:
             self._crash = (name, error)
             if isinstance(error, ENDS):
-                logger.info("the %s was told by %r to stop the worker", name, error)
+                logger.info("the %s raised %r, which stops the worker", name, error)
             elif self._consuming:  # before that, start() raises it
                 # Logged at once: an embedded worker may not be stopped for long.
                 logger.error(
                     "the %s failed, so the worker stops: %s", name, error, extra={"event": "worker-failed"}
                 )
-                logger.debug("the traceback of that", exc_info=error)
+                logger.debug("traceback of this failure", exc_info=error)
         self._requests.wake()
 
     def request_stop(self, how: str = "warm") -> None:
@@ -315,7 +315,7 @@ class Worker:
         """Count the tasks that the broker was not told about; log their ids, unless the Listener has."""
         left = self.parts.listener.left()
         if self.parts.listener.alive:
-            logger.error("the broker does not answer, and the worker waits no longer")
+            logger.error("the broker does not answer: the worker stops without waiting any longer")
             for fate, ids in left.items():
                 logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         self._abandoned = self.parts.running.cut + sum(map(len, left.values()))

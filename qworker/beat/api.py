@@ -133,7 +133,7 @@ class Schedules:
         def change(found: Listed | None, edit: Edit | None) -> Edit:
             if found is not None and not found.removed:
                 raise InvalidSchedule(
-                    f"there is an entry {name!r} already: `qworker beat set`, or set(), changes it"
+                    f"the entry {name!r} already exists: change it with `qworker beat set` or set()"
                 )
             return Edit(written, added=True, born=secrets.token_hex(8))
 
@@ -169,7 +169,7 @@ class Schedules:
             self._entry_or_wrong(name, found)
             if name not in base_of(self._app):
                 raise InvalidSchedule(
-                    f"the entry {name!r} was added by hand: `qworker beat remove`, or remove(), removes it"
+                    f"the entry {name!r} was added by hand: remove it with `qworker beat remove` or remove()"
                 )
 
         return self._edit(name, change)
@@ -201,7 +201,9 @@ class Schedules:
         and NotSupported without a key.
         """
         if self._app.signer is None:
-            raise NotSupported("schedules are signed with the setting security_key, and this app has none")
+            raise NotSupported(
+                "schedules are signed with the setting security_key, which this app does not set"
+            )
         accepted = {each.name: each for each in accept}
         signed = []
         for name in [row.name for row in self.store.rows()] if names is None else names:

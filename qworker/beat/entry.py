@@ -90,7 +90,9 @@ class Entry:
             after = max(self.start, FIRST) - timedelta(microseconds=1)
         found = self._asked(self.schedule.next, after, zone)
         if found is not None and since_1970(found) <= since_1970(after):
-            raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is after {after}")
+            raise InvalidSchedule(
+                f"entry {self.name!r}: its schedule returned {found}, which is not after {after}"
+            )
         return None if found is None or (self.end is not None and found > self.end) else found
 
     def previous(self, before: datetime) -> datetime | None:
@@ -100,7 +102,9 @@ class Entry:
             before = self.end + timedelta(microseconds=1)
         found = self._asked(self.schedule.previous, before, zone)
         if found is not None and since_1970(found) >= since_1970(before):
-            raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is before {before}")
+            raise InvalidSchedule(
+                f"entry {self.name!r}: its schedule returned {found}, which is not before {before}"
+            )
         return None if found is None or (self.start is not None and found < self.start) else found
 
     def _asked(
@@ -115,7 +119,8 @@ class Entry:
             raise InvalidSchedule(f"entry {self.name!r}: its schedule fails: {text:.500}") from error
         if found is not None and (not isinstance(found, datetime) or found.utcoffset() is None):
             raise InvalidSchedule(
-                f"entry {self.name!r}: its schedule says {found!r:.100}, which is not an instant"
+                f"entry {self.name!r}: its schedule returned {found!r:.100}, which is not a datetime with a "
+                "time zone"
             )
         return found
 
@@ -208,7 +213,7 @@ def _instant(value: Any) -> datetime | None:
 
 def _count(value: Any) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise InvalidSchedule(f"max_runs={value!r:.100} is not valid: use a number from 1 on, or None")
+        raise InvalidSchedule(f"max_runs={value!r:.100} is not valid: use a number of 1 or more, or None")
     return value
 
 

@@ -92,7 +92,7 @@ class Leadership:
         self.lease = None
         logger.warning(
             "%s is now the leader of the schedulers",
-            holder or "somebody else",
+            holder or "another process",
             extra={"event": "beat-follows"},
         )
 
@@ -202,7 +202,7 @@ class Scheduling(ThreadComponent):
         try:
             self.leadership.resign()
         except QWorkerError as error:
-            self.log.debug("the lease of the schedules will expire: %s", error)
+            self.log.debug("the lease of the schedules cannot be released, and will expire: %s", error)
         self.store.close()
 
 

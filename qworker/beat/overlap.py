@@ -51,8 +51,8 @@ def hindrance(app: App, entry: Entry) -> str | None:
         return f"overlap={SKIP!r} needs {why}"
     if entry.overlap == REPLACE and FANOUT in app.broker.lacks:
         return (
-            f"overlap={REPLACE!r} revokes the previous call, which this broker cannot: use overlap={SKIP!r} "
-            f"or {ALLOW!r}"
+            f"overlap={REPLACE!r} revokes the previous call, which this broker does not support: use "
+            f"overlap={SKIP!r} or {ALLOW!r}"
         )
     return None
 
@@ -60,11 +60,11 @@ def hindrance(app: App, entry: Entry) -> str | None:
 def without_result(app: App, entry: Entry) -> str | None:
     """Return why the results of *entry*'s calls are not available, and what to do; None if they are."""
     if why := app.stores.why_none:
-        return f"results, and there are none: {why}"
+        return f"results, but they are not stored: {why}"
     if app.stores.sends_results:
         return (
-            "results that every scheduler sees, and rpc:// sends them to one: set result_backend to a "
-            "store, such as redis://… or db+postgresql://…"
+            "results that every scheduler can read, but rpc:// sends them to one process: set result_backend "
+            "to a store, such as redis://… or db+postgresql://…"
         )
     task = app.tasks.get(entry.task)
     ignores = entry.options.get("ignore_result")
@@ -72,7 +72,7 @@ def without_result(app: App, entry: Entry) -> str | None:
         ignores = app.conf.task_ignore_result if task is None else task.ignore_result
     if ignores:
         return (
-            f"the results of {entry.task!r:.200}, which are not kept (ignore_result): keep them, or use "
+            f"the results of {entry.task!r:.200}, which are not stored (ignore_result): store them, or use "
             f"overlap={REPLACE!r} or {ALLOW!r}"
         )
     return None

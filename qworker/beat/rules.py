@@ -247,7 +247,7 @@ class _Interval(int):
 def _check(rule: Any) -> None:
     """Raise InvalidSchedule for a rule that is impossible or too expensive."""
     if rule._interval < 1:
-        raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number from 1 on")
+        raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number of 1 or more")
     if rule._interval > CALENDAR // STEPS[rule._freq]:
         raise InvalidSchedule(f"INTERVAL={rule._interval:,} is too much: the calendar ends in the year 9999")
     if rule._count is not None and rule._count > MOST_COUNTED:
@@ -256,7 +256,7 @@ def _check(rule: Any) -> None:
     if rule._freq in FINE:
         if any(value for name, value in given.items() if name.startswith("by")):
             raise InvalidSchedule(
-                "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
+                "BY… is not supported with FREQ=MINUTELY or SECONDLY: use FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
             )
         return
     if rule._byweekday and rule._bynweekday:  # dateutil only finds days that match both

@@ -89,7 +89,7 @@ class clocked(Schedule):
     def __init__(self, clocked_time: datetime) -> None:
         if not isinstance(clocked_time, datetime) or clocked_time.utcoffset() is None:
             raise InvalidSchedule(
-                f"{clocked_time!r:.100} is not an instant: it takes a datetime with a time zone, as "
+                f"{clocked_time!r:.100} is not an instant: use a datetime with a time zone, such as "
                 "datetime(2027, 1, 1, tzinfo=UTC)"
             )
         super().__init__(None)

@@ -74,8 +74,8 @@ class SealedScheduleStore(ScheduleStore):
         ours = [slot for slot in found if self._is_ours(slot)]
         if len(ours) < len(found):
             logger.error(
-                "%d slots of the schedule store are not sent again: the ids of their tasks are not those "
-                "of the entries; somebody else wrote them",
+                "%d slots of the schedule store are not sent again: the ids of their tasks do not belong to "
+                "the entries, so another program may have written them",
                 len(found) - len(ours),
                 extra={"event": "slots-refused"},
             )

@@ -54,7 +54,7 @@ class solar(Schedule):
     def __init__(self, event: str, lat: float, lon: float, *, tz: tzinfo | str | None = None) -> None:
         super().__init__(tz)
         if event not in EVENTS:
-            raise InvalidSchedule(f"{event!r:.100} is not an event of the sun: it takes {', '.join(EVENTS)}")
+            raise InvalidSchedule(f"{event!r:.100} is not a solar event: use one of {', '.join(EVENTS)}")
         if not _is_number(lat, 90) or not _is_number(lon, 180):
             raise InvalidSchedule(
                 f"({lat!r:.50}, {lon!r:.50}) is not a place: lat must be -90 to 90, lon -180 to 180"

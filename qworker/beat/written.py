@@ -60,7 +60,9 @@ def to_json(values: Mapping[str, Any]) -> bytes:
         refuse_tagged(values)
     except Exception as error:  # raised by user classes with their own JSON
         reraise_interrupt(error)
-        raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error
+        raise InvalidSchedule(
+            f"the arguments of an entry in a schedule store must be valid as JSON: {error}"
+        ) from error
     if len(text) > LARGEST:
         raise InvalidSchedule(
             f"an entry of {len(text):,} bytes is too large: {LARGEST:,} at most; store the data somewhere "
@@ -79,7 +81,7 @@ def from_json(text: bytes) -> dict[str, Any]:
         reraise_interrupt(error)
         raise InvalidSchedule(f"{text[:80]!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidSchedule(f"{text[:80]!r} describes no entry")
+        raise InvalidSchedule(f"{text[:80]!r} does not describe an entry")
     return found
 
 

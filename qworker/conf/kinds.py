@@ -323,7 +323,7 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
             raise ValueError(f"has options for queue {name!r} that are not a mapping")
         if _to_all(options):
             raise ValueError(
-                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of "
+                f"has the broadcast queue {name!r}, but there are none in this version (nor exchanges of "
                 "the kinds fanout and headers): each message goes to one queue; give every worker its own "
                 "queue and call for each"
             )

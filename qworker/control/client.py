@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from qworker.message.signing import Signer
 
 _LOOK = "`qworker workers` and app.workers() show workers, `qworker tasks` and app.peek() their tasks"
-_EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"
+_EVENTS = (
+    "there are no events yet; signals, such as qworker.signals.task_success, report what happens in a worker"
+)
 _CONCURRENCY = "use `qworker start --concurrency` and restart the worker"
 _QUEUES = "use `qworker start --queues` and restart the worker"
 
@@ -106,7 +108,7 @@ class Control:
         signer, revocations = self._app.signer, self._app.broker.revocations
         if revocations is None:
             raise NotSupported(
-                f"{mask_urls(self._app.broker.url)} has no way to tell all workers: tasks cannot be revoked "
+                f"{mask_urls(self._app.broker.url)} cannot notify all workers, so tasks cannot be revoked "
                 "with this broker"
             )
         if signer is None:

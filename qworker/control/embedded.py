@@ -151,8 +151,8 @@ class EmbeddedWorker:
                 return None
             if place in _serving:
                 raise QWorkerError(
-                    f"{app!r} has a worker in this program already: give that one more concurrency and all "
-                    "the queues, or make another app for this one"
+                    f"{app!r} already has a worker in this program: increase its concurrency and its queues, "
+                    "or create another app for this worker"
                 )
             app.conf.resolve()  # so that invalid options are not kept
             worker: _Worker = import_object("qworker.worker:Worker")(

@@ -80,9 +80,9 @@ class Failed:
         place = self._app.broker.letters.get("failed")
         if place is None:
             raise NotSupported(
-                "failed tasks are kept on SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, MariaDB, MongoDB and "
-                "NATS, and this broker is none of them: set task_acks_on_failure_or_timeout = False, and "
-                "they are dead letters, with `qworker dead` instead of `qworker failed`"
+                "this broker does not keep failed tasks; SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, "
+                "MariaDB, MongoDB and NATS do. Set task_acks_on_failure_or_timeout = False to make them dead "
+                "letters, and use `qworker dead` instead of `qworker failed`"
             )
         return place
 
@@ -97,7 +97,7 @@ class Failed:
     ) -> list[FailedTask]:
         """Return the selected tasks, newest first, *limit* at most. Raises ValueError for a limit below 1."""
         if not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit={limit!r:.80} is not valid: give a number from 1 on")
+            raise ValueError(f"limit={limit!r:.80} is not valid: use a number of 1 or more")
         return [_read(letter) for letter in self._chosen(tags, task, error, queue, limit)]
 
     def _chosen(
@@ -268,7 +268,7 @@ def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> li
     what = f"failed task {letter.tag} is the body of a chord"
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
-        raise ChordError(f"{what} whose members are not known any more: pass --args, or call the chord anew")
+        raise ChordError(f"{what} whose members are not known any more: pass --args, or call the chord again")
     found = app.backend.read_many(known["ids"])
     values = []
     for task_id in known["ids"]:
@@ -276,8 +276,8 @@ def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> li
         if isinstance(meta, DamagedResult) or meta is None or meta["status"] != states.SUCCESS:
             state = "unknown" if isinstance(meta, DamagedResult) or meta is None else meta["status"]
             raise ChordError(
-                f"{what}, and its member {task_id} has not succeeded (state: {state}): retry that one first, "
-                "and this when it has"
+                f"{what}, but its member {task_id} has not succeeded (state: {state}): retry the member "
+                "first, and this task when the member has succeeded"
             )
         values.append(meta["result"])
     return [values] if known.get("given") else []
@@ -346,8 +346,8 @@ def _verify(signer: Signer | None, letter: Dead) -> None:
     if signer is None:
         if "signature" in headers_of(letter):
             raise SecurityError(
-                f"failed task {letter.tag} is signed, and this process has no security_key to sign it anew: "
-                "no worker with a key would run it. Set security_key here, as for the workers"
+                f"failed task {letter.tag} is signed, but this process has no security_key to sign it again, "
+                "so no worker with a key would run it. Set the security_key of the workers here"
             )
         return
     try:

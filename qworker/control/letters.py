@@ -96,7 +96,7 @@ def send(app: App, letters: Letters, sendings: Mapping[int, Sending], refused: d
                 waiting += [part for part in (left[half:], left[:half]) if part]
             else:
                 number += sent
-                refused |= dict.fromkeys(left, "the broker has left it where it was, and logged why")
+                refused |= dict.fromkeys(left, "the broker did not move it; the log says why")
     finally:
         for task_id in failures.keys() & {each for tag in unsent for each in sendings[tag].ids}:
             app.backend.store(task_id, failures[task_id])

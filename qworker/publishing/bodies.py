@@ -50,11 +50,11 @@ def doubt(app: App, join: Finished, body: JoinBody) -> str | None:
         app.signer.check(_text_of([part.task_id for part in named]), signature.encode(), "members", join.id)
         for part in added:
             if app.backend.get_group(_added_key(join.id, part.number)) != {"task_id": part.task_id}:
-                raise SecurityError(f"nobody has added the member {part.number}")
+                raise SecurityError(f"there is no record that the member {part.number} was added")
         if [part.number for part in join.parts] != list(range(len(join.parts))):
-            raise SecurityError("they are not in order")
+            raise SecurityError("members are missing or in the wrong order")
     except (SecurityError, DamagedResult) as error:
-        return f"the parts in the result store are not those of the members: {error}"
+        return f"the parts in the result store do not match the members: {error}"
     return None
 
 

@@ -120,7 +120,7 @@ class Publisher:
             if plain is not None:
                 return self._call_many_plain(task, plain, calls)
         if options.get("task_id") is not None:
-            raise PublishError("task_id is for one call: give each its own, in signatures")
+            raise PublishError("task_id cannot be shared by several calls: set it in the signature of each")
         ready: list[Envelope | _Ready] = []
         answers = [self._enter(ready, task, item, options) for item in calls]
         if ready:
@@ -267,7 +267,7 @@ class Publisher:
         options = dict(given)
         identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
         if (identity, retries) != (request.id, request.retries + 1):
-            raise PublishError(f"calling {name}: only self.retry() counts retries")
+            raise PublishError(f"calling {name}: task_id and retries of the next attempt cannot be changed")
         if task is not None:
             args, kwargs = task.dump_arguments(args, kwargs, options)
         check_options(self.app, name, options)

@@ -140,8 +140,8 @@ class Router:
         ]
         if exchange and len(queues) > 1:
             raise PublishError(
-                f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues "
-                f"{', '.join(queues)}, and a message goes to one queue: name it"
+                f"{name}: exchange {exchange!r} and routing key {routing_key!r} match the queues "
+                f"{', '.join(queues)}, but a message goes to one queue: name the queue"
             )
         if queues:
             return queues[0]

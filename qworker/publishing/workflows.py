@@ -234,8 +234,8 @@ def refuse_ignored(app: App, joined: Iterable[Signature]) -> None:
     for call in joined:
         if call.ignored(app):
             raise PublishError(
-                f"the result of {call['task']} is ignored, and a chord or graph waits for it: call it with "
-                ".set(ignore_result=False), or make a group of it and let no body follow"
+                f"the result of {call['task']} is ignored, but a chord or graph waits for it: call it with "
+                ".set(ignore_result=False), or use a group without a body"
             )
 
 

@@ -94,7 +94,7 @@ def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., A
 def _ended(result: Single, found: Found | Exception) -> None:
     """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     if isinstance(found, Exception):
-        logger.error("a promise cannot be kept: %s", found)
+        logger.error("the callbacks of a result get an error, because it cannot be read: %s", found)
         keep(result, found)
     else:
         result.keep(found)

@@ -151,7 +151,7 @@ class DependencyGraph(Generic[T]):
                     done[node] = False
                     for each in self.adjacent.get(node, ()):
                         if done.get(each) is False:
-                            raise CycleError(f"{each} leads to itself, by way of {node}")
+                            raise CycleError(f"circular dependency: {each} depends on itself through {node}")
                         if each not in done:
                             waiting.append(each)
                 else:

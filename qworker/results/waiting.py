@@ -55,7 +55,7 @@ def refuse_to_wait_in_a_task() -> None:
     raise RuntimeError(
         "a task must not wait for the result of another: when every worker process waits, none is left to "
         "run it. "
-        "Use link= to go on with the result, or get(disable_sync_subtasks=False) if another worker runs it"
+        "Use link= to continue with the result, or get(disable_sync_subtasks=False) if another worker runs it"
     )
 
 

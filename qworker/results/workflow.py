@@ -149,7 +149,7 @@ class Survey:
             elif current != self._asked:
                 self._node(current)
                 top = current
-                self._unknown.append(f"the caller of {current} is known when that has ended")
+                self._unknown.append(f"the caller of {current} is not known until {current} has ended")
             else:
                 return None
             if found is None and meta is not None and not self._backend.keeps_parents and not known:
@@ -313,7 +313,7 @@ class Survey:
             if group not in self._nodes:
                 self._unknown.append(_lone(member, group))
         if any(_may_call(step, self._nodes[step.id]) for step in steps.values()):
-            self._unknown.append("the calls of a task are known when it has ended")
+            self._unknown.append("the calls made by a task are not known until it has ended")
         return Workflow(self._asked, root, dict(reversed(steps.items())), tuple(self._unknown))
 
 
@@ -336,7 +336,7 @@ def _may_call(step: Step, node: _Node) -> bool:
 
 
 def _lone(identity: str, group: str) -> str:
-    return f"{identity} is a member of group {group}, of which nothing else is stored"
+    return f"{identity} is a member of group {group}, but nothing else of the group is stored"
 
 
 def _first(result: Any) -> str:

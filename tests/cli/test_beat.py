@@ -385,7 +385,7 @@ def test_add_show_and_remove(entries, beat, run, entry):
     again = run("beat", "add", "report", "tasks.add", "--every", "5")
     assert (again.exit_code, again.stdout) == (1, "")
     assert (
-        "Error: there is an entry 'report' already: `qworker beat set`, or set(), changes it" in again.stderr
+        "Error: the entry 'report' already exists: change it with `qworker beat set` or set()" in again.stderr
     )
     assert beat("remove", "report") == "Removed report.\n"
     assert run("beat", "show", "report").exit_code == 1
@@ -518,7 +518,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--rrule", "FREQ=DAILY;" * 1000], 1, "too long"),
         (["add", "x", "tasks.add", "--sun", "noon"], 2, "is not an event and place"),
         (["add", "x", "tasks.add", "--sun", "sunset,nan,nan"], 1, "is not a place"),
-        (["add", "x", "tasks.add", "--sun", "lunch,1,2"], 1, "is not an event of the sun"),
+        (["add", "x", "tasks.add", "--sun", "lunch,1,2"], 1, "is not a solar event"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "[1"], 2, "this is not JSON"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "[" * 100_000], 2, "this is not JSON"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "{}"], 2, "write it as '[2, 3]'"),
@@ -800,10 +800,15 @@ def test_an_entry_that_will_fail_is_shown(project, tasks, run, entry, severity, 
         ("skip", "", "", None),
         ("replace", "", "", None),
         ("allow", "backend='disabled://'", "ignore_result=True", None),
-        ("skip", "", "ignore_result=True", "needs the results of 'tasks.add', which are not kept"),
-        ("skip", "backend='disabled://'", "", "needs results, and there are none"),
-        ("skip", "backend='rpc://'", "", "needs results that every scheduler sees"),
-        ("replace", "broker='disque://127.0.0.1:1', backend='disabled://'", "", "which this broker cannot"),
+        ("skip", "", "ignore_result=True", "needs the results of 'tasks.add', which are not stored"),
+        ("skip", "backend='disabled://'", "", "needs results, but they are not stored"),
+        ("skip", "backend='rpc://'", "", "needs results that every scheduler can read"),
+        (
+            "replace",
+            "broker='disque://127.0.0.1:1', backend='disabled://'",
+            "",
+            "which this broker does not support",
+        ),
     ],
 )
 def test_an_overlap_that_cannot_work_is_an_error(project, tasks, run, overlap, settings, options, why):

@@ -44,7 +44,7 @@ def test_the_whole_workflow_is_drawn(work, run):
     assert lines[11] == "└─ … 10 more: 5 PENDING, 5 SUCCESS"
     assert lines[12:] == [
         "↓ tasks.fail  body  PENDING  ←",
-        "Not known: the calls of a task are known when it has ended.",
+        "Not known: the calls made by a task are not known until it has ended.",
     ]
     assert len(run("graph", "--all", "body").stdout.splitlines()) == 23
 

@@ -166,7 +166,7 @@ def test_what_fails_at_the_start_is_raised_there(program: Program) -> None:
 
 def test_an_app_has_one_worker_in_a_program(program: Program) -> None:
     with program.app.Worker():
-        with pytest.raises(QWorkerError, match="has a worker in this program already: give that one more"):
+        with pytest.raises(QWorkerError, match="already has a worker in this program"):
             program.app.Worker().start()
         assert program.runs_tasks()
 

@@ -320,7 +320,7 @@ def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
         with pytest.raises(TypeError, match=r"is not valid: give a list of numbers"):
             app.failed.retry(tags)  # type: ignore[arg-type]
     for limit in (0, -1, 1.5, None, "1"):
-        with pytest.raises(ValueError, match="is not valid: give a number from 1 on"):
+        with pytest.raises(ValueError, match="is not valid: use a number of 1 or more"):
             app.failed.list(limit=limit)
 
 

@@ -117,7 +117,7 @@ def test_the_body_of_a_chord_runs_once_its_member_has_been_repaired(app: QWorker
     assert app.AsyncResult(result.id).state == "FAILURE"
     tags = failed(app)
     assert tags.keys() == {"half", "total"}
-    with pytest.raises(ChordError, match="has not succeeded \\(state: FAILURE\\): retry that one first"):
+    with pytest.raises(ChordError, match="has not succeeded \\(state: FAILURE\\): retry the member first"):
         app.failed.retry([tags["total"]])
     fine.add(3)
     assert app.failed.retry().number == 1, "the body waits for its member"

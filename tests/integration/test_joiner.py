@@ -323,7 +323,7 @@ def test_values_that_are_gone_fail_the_body(house: House) -> None:
         house.app.backend.forget("first")
         house.s("give", 2).set(headers={JOINS: [[house.opened, 1]]}).apply_async()
         worker.run()
-        with pytest.raises(ChordError, match="the result of member first is not there"):
+        with pytest.raises(ChordError, match="the result of member first is missing"):
             result.get(timeout=5)
 
 

@@ -321,7 +321,7 @@ def test_what_cannot_replace_a_task_fails_it(flow: Flow) -> None:
     ):
         with pytest.raises(error, match=said):
             value(flow.s(name).delay())
-    with pytest.raises(ChordError, match="is ignored, and a chord or graph waits for it"):
+    with pytest.raises(ChordError, match="is ignored, but a chord or graph waits for it"):
         chord([flow.s("not kept")])(flow.s("total")).get(timeout=PATIENCE, follow_parents=False)
 
 

@@ -126,7 +126,7 @@ def test_a_stranger_does_not_choose_what_the_body_of_a_chord_gets(house: House, 
     house.run()
     assert house.ran == []
     assert result.state == "FAILURE"
-    with pytest.raises(ChordError, match="are not those of the members"):
+    with pytest.raises(ChordError, match="do not match the members"):
         result.get(timeout=0)
 
 

@@ -243,7 +243,7 @@ def test_a_forged_order_to_revoke_is_not_heard(house: House, caplog: pytest.LogC
     assert victim.get(timeout=0) == 3
     with pytest.raises(TaskRevoked):
         other.get(timeout=0)
-    assert "the order is not signed" in caplog.text
+    assert "the revocation is not signed" in caplog.text
 
 
 # -- copies --

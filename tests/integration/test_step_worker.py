@@ -825,7 +825,7 @@ def test_a_cold_stop_gives_back_what_ran_uncounted(house: House, caplog: pytest.
     first.pool.started = list(first.pool.held)
     with caplog.at_level(logging.INFO):
         first.stop("cold")
-    assert "goes back" in caplog.text
+    assert "is put back" in caplog.text
     assert house.ran == []
     second = house.worker(on_demand=True)
     second.run()

@@ -135,7 +135,7 @@ def test_schedules_that_are_kept_have_them(tmp_path: Path, store: str) -> None:
         results = schedules.run("same"), schedules.run("bill")
         run(app)
         assert [result.get(timeout=1) for result in results] == [CARRIED["uuid"], PLAIN]
-        with pytest.raises(InvalidSchedule, match="has arguments of JSON: Object of type Order is not"):
+        with pytest.raises(InvalidSchedule, match="must be valid as JSON: Object of type Order is not"):
             schedules.add("plain", "same", 60, args=[ORDER])
         with pytest.raises(InvalidSchedule, match=r"entry 'sub': the argument order of bill cannot be sent"):
             schedules.add("sub", "bill", 60, args=[type("Sub", (Order,), {})(1, 2, 3)])  # type: ignore[call-arg]

@@ -218,7 +218,7 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
         ("task_routes", [[({}, "b"), ("c", "d")]], "must be of pairs"),
         ("task_routes", [("a", "b", "c")], "must be of pairs"),
         ("worker_prefetch_multiplier", 0, "1"),
-        ("task_queues", [Broadcast("news")], "broadcast queue 'news', and there are none"),
+        ("task_queues", [Broadcast("news")], "broadcast queue 'news', but there are none"),
         ("task_queues", [Queue("x", Exchange("e", type="fanout"))], "broadcast queue 'x'"),
         ("task_queues", [Queue("x", [binding(Exchange("e", type="headers"))])], "kinds fanout and headers"),
         ("task_queues", {"x": {"exchange": "e", "exchange_type": "fanout"}}, "broadcast queue 'x'"),

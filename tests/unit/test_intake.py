@@ -223,7 +223,7 @@ def test_a_message_that_met_with_too_many_deaths_is_a_dead_letter_and_a_failure(
 def test_one_death_is_no_deaths(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(task_max_deliveries=2)
     desk.take(desk.rooms.leased(7, deliveries=1))
-    assert "was involved in 1 death, so it runs apart from others" in caplog.text
+    assert "was involved in 1 death, so it runs separately from other tasks" in caplog.text
     desk = Desk(task_max_deliveries=1)
     desk.take(desk.rooms.leased(8, deliveries=1))
     assert isinstance(desk.settlement, DeadLetter)

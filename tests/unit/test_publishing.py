@@ -527,9 +527,9 @@ def test_many_eager_calls_keep_their_own_options() -> None:
 
 def test_many_calls_cannot_have_one_id() -> None:
     app, store, add = with_add()
-    with pytest.raises(PublishError, match="task_id is for one call"):
+    with pytest.raises(PublishError, match="task_id cannot be shared"):
         add.apply_many([(1, 2), (3, 4)], task_id="same")
-    with pytest.raises(PublishError, match="task_id is for one call"):
+    with pytest.raises(PublishError, match="task_id cannot be shared"):
         app.send_many(["a", "b"], task_id="same")
     assert store.tries == 0
 

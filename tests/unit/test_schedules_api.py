@@ -136,12 +136,12 @@ def test_an_entry_is_added(schedules: Schedules, store: Busy) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("a", {}, "there is an entry 'a' already"),
+        ("a", {}, "the entry 'a' already exists"),
         (" b", {}, "without spaces"),
         ("b", {"jitter": -1}, "not a number of seconds"),
         ("b", {"arg": 1}, "did you mean args"),
-        ("b", {"args": [object()]}, "arguments of JSON"),
-        ("b", {"kwargs": {"x": float("nan")}}, "arguments of JSON"),
+        ("b", {"args": [object()]}, "must be valid as JSON"),
+        ("b", {"kwargs": {"x": float("nan")}}, "must be valid as JSON"),
         ("b", {"args": ["x" * 2**20]}, "too large"),
     ],
 )

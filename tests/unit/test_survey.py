@@ -91,7 +91,7 @@ def test_calls_are_found_down_and_up() -> None:
     assert (found.root, found.asked) == ("a", "b")
     assert shape(found) == [("a", "SUCCESS", [[("b", "SUCCESS", CALLED)]])]
     assert found.counts() == {"SUCCESS": 2, "PENDING": 2}
-    assert found.unknown == ("the calls of a task are known when it has ended",)
+    assert found.unknown == ("the calls made by a task are not known until it has ended",)
 
 
 def test_what_called_it_and_runs_still_is_shown() -> None:
@@ -99,7 +99,7 @@ def test_what_called_it_and_runs_still_is_shown() -> None:
     end(app, "b", parent_id="a")
     found = look(app, "b")
     assert shape(found) == [("a", "PENDING", [[("b", "SUCCESS", [])]])]
-    assert "the caller of a is known when that has ended" in found.unknown
+    assert "the caller of a is not known until a has ended" in found.unknown
 
 
 @pytest.mark.parametrize("asked", ["last", "group", "member", "body"])
@@ -155,7 +155,7 @@ def test_a_group_that_was_saved_is_known() -> None:
 def test_a_member_of_a_group_that_is_not_stored_says_so() -> None:
     app = make()
     end(app, "m", group_id="g")
-    assert look(app, "m").unknown == ("m is a member of group g, of which nothing else is stored",)
+    assert look(app, "m").unknown == ("m is a member of group g, but nothing else of the group is stored",)
     end(app, "n", group_id="g", parent_id="a")
     end(app, "a", children=[(("g", None), [(("m", None), None), (("n", None), None)])])
     assert look(app, "n").unknown == ()  # who called it names the group

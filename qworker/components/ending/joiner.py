@@ -100,7 +100,7 @@ class Joiner(ThreadComponent):
                     self._finish(join)
         except QWorkerError as error:
             logger.warning(
-                "the call after a group is not sent: %s; trying again in %g s",
+                "the call after a group cannot be sent: %s; trying again in %g s",
                 error,
                 RETRY_SECONDS,
                 extra={"event": "joins-wait"},
@@ -288,7 +288,7 @@ def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
 
 def _value(part: Part, meta: Any) -> Any:
     if not _has_succeeded(meta):
-        how = "is not there" if meta is None else "cannot be read or is none"
+        how = "is missing" if meta is None else "cannot be read, or is not a return value"
         raise ResultNotFound(f"the result of member {part.task_id} {how}")
     return meta["result"]
 

@@ -297,7 +297,7 @@ OUTCOMES: dict[str, Rule] = {
         report_in_child=True,
     ),
     kinds.INTERRUPTED: Rule(
-        give_back, INFO, "Task %s[%s] was interrupted and goes back: %s",
+        give_back, INFO, "Task %s[%s] was interrupted and is put back: %s",
         label="interrupted", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
         part=states.FAILURE,

@@ -234,7 +234,7 @@ class ResultWriter(ThreadComponent):
             if row is not None:
                 backend.store_rows([row])
         except UNFIT:
-            logger.error("nor can its failure be stored")
+            logger.error("its failure cannot be stored either")
             return False
         return True
 

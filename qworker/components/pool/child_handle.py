@@ -232,7 +232,7 @@ class ChildHandle:
                 self._cancelled[sequence] = Limit(
                     self._monotonic() + CANCEL_SECONDS,
                     request,
-                    Outcome(TERMINATED, text=f"{how}: it did not let itself be cancelled"),
+                    Outcome(TERMINATED, text=f"{how}: the task did not end after it was cancelled"),
                 )
                 self.channel.cancel(sequence)
                 return

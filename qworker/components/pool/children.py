@@ -29,7 +29,7 @@ MAX_SLACK_SECONDS = 0.004
 UNKNOWN_SECONDS = 1.0
 """Assumed duration of a task that has never run here."""
 
-STUCK = Outcome(LOST, text="it did not begin what it was given")
+STUCK = Outcome(LOST, text="the process did not start the tasks that it was given")
 
 
 class Watched(NamedTuple):

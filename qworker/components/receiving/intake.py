@@ -72,7 +72,7 @@ class Intake:
             return None
         if self._state.is_copy(request):
             # The broker drops the copy. No task is lost: the original has run here, or will.
-            reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
+            reason = "SecurityError: it is a copy of a signed message that this worker has already received"
             self._refuse(request, Outcome(COPY, text=reason))
             return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
@@ -96,7 +96,7 @@ class Intake:
             signals.task_received.send(request.task, request=request)
         if request.is_suspect:
             logger.warning(
-                "Task %s[%s] was involved in %d %s, so it runs apart from others",
+                "Task %s[%s] was involved in %d %s, so it runs separately from other tasks",
                 request.name, request.id, leased.deliveries, "death" if leased.deliveries == 1 else "deaths",
             )  # fmt: skip
         logger.debug("Task %s[%s] received", request.name, request.id)

@@ -307,7 +307,9 @@ class Listener(ThreadComponent):
         try:
             self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
-            logger.warning("the broker was not told that this worker stops: %s; it will notice", error)
+            logger.warning(
+                "the broker could not be told that this worker stops: %s; its lease will expire", error
+            )
 
 
 # -- FetchPlan: when to fetch messages, and how many that are not due yet --

@@ -48,7 +48,8 @@ class Revocations:
             revocation = verified(self._signer, given)
             if revocation is None:
                 logger.warning(
-                    "task %.80s is not revoked: the order is not signed with a security_key", given.task_id
+                    "task %.80s is not revoked: the revocation is not signed with a security_key",
+                    given.task_id,
                 )
                 continue
             for request in self._state.revoke(revocation):

@@ -106,7 +106,7 @@ class Settlements:
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
         why = f"the broker refused how it ended: {_shown(error)}"
         logger.error("%s: %s", _named(settlement), why)
-        logger.debug("the traceback of that error", exc_info=error)
+        logger.debug("traceback of this error", exc_info=error)
         for other in self._others(settlement, why):
             try:
                 return self._consumer.settle(self._generation, [other])

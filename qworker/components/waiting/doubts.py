@@ -18,7 +18,7 @@ DOUBT_SECONDS = 3.0
 """Seconds to wait for a redelivery. A broker that notices a broken connection redelivers unacknowledged
 messages at once."""
 NO_GENERATION = 0
-UNKNOWN = "it was to be acknowledged before it ran, and the broker did not confirm; it has not run here"
+UNKNOWN = "the broker did not confirm the acknowledgement before the run, so the task has not run here"
 
 
 class Resolved(NamedTuple):
