@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from qworker.transports import SCHEMES
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable
+from qworker.transports import SCHEMES, open_broker
 from qworker.transports.registered import names
+from tests.support.messages import message
 
 SERVERLESS = {"sqlite", "spool"}
 ADDRESSES = {
@@ -82,6 +86,23 @@ def test_doctor_says_what_to_do_when_nobody_listens(
         )
     ), said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("scheme", sorted({*ADDRESSES} - {"unix"}))
+def test_a_server_that_is_away_is_one_line_without_the_password(scheme: str) -> None:
+    name, _, rest = ADDRESSES[scheme].partition("://")
+    url = f"{name}://me:hunter2@{rest.rpartition('@')[2]}"
+    options = {"master_name": "mymaster"} if scheme == "sentinel" else {}
+    conf = Settings({"broker_connection_timeout": 1.0, "broker_transport_options": options}, environ={})
+    with closing(open_broker(url, conf)) as store:
+        for ask in (
+            lambda: store.sender.push([message("a")], timeout=1.0),
+            lambda: store.consumer.register("w", ["q"], 1),
+        ):
+            with pytest.raises(BrokerUnavailable) as caught:
+                ask()
+            assert "hunter2" not in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_each_missing_driver_is_one_line_that_says_how_to_install_it(environment: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from qworker.transports.lease import Ack, DeadLetter, Release
 from qworker.transports.nats.client import Client, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish
 from tests.acceptance.nats_server import Nats
-from tests.acceptance.private_servers import free_port, serving
+from tests.acceptance.private_servers import serving
 from tests.acceptance.proxy import REFUSE, Proxy
 from tests.contract.place_nats import NatsPlace
 from tests.support.messages import envelope, ids
@@ -471,13 +471,6 @@ def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
     assert ids(receive(store, 1, "q")) == ["a"]
-
-
-def test_nobody_is_there(open_: Open, place: NatsPlace) -> None:
-    port = free_port()
-    with pytest.raises(BrokerUnavailable, match=f"{port}: nothing listens there") as away:
-        open_(at(place.url, port)).consumer.register("w", ["q"], 1)
-    assert "\n" not in str(away.value)
 
 
 class Plain(Nats):

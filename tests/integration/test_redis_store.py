@@ -225,16 +225,6 @@ class Gate:
         self._listening.close()
 
 
-def test_nobody_there(open_: Callable[..., Any]) -> None:
-    store = RedisBroker(f"redis://:secret@127.0.0.1:{free_port()}/0")
-    with pytest.raises(BrokerUnavailable) as caught:
-        store.sender.push([message("a")])
-    assert "secret" not in str(caught.value)
-    with pytest.raises(BrokerUnavailable):
-        store.consumer.register("w", ["q"], 1)
-    store.close()
-
-
 # -- servers that are set up wrongly, or are full --
 
 
