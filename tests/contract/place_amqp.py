@@ -84,6 +84,7 @@ class AMQPPlace(Place):
     lacks = CAPABILITIES.lacks | {
         Assumption.ANY_QUEUE,
         Assumption.FLUSHED,
+        Assumption.LEASE_SECONDS,
         Assumption.ON_DEMAND,
         Assumption.RECLAIMING,
         Assumption.TEST_CLOCK,

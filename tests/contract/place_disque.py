@@ -28,7 +28,6 @@ from tests.support.disque_server import DisqueServer
 
 URL = "TEST_QWORKER_DISQUE_URL"
 LEASE_SECONDS = 30
-OPTIONS = Options(LEASE_SECONDS, 86400)
 
 
 @contextmanager
@@ -52,7 +51,8 @@ class DisqueLeasePlace(Place):
         self.url = os.environ[URL]
 
     def open(self, **options: Any) -> HeldBroker:
-        server = Server(self.url, OPTIONS, 4.0, wait_seconds=0)
+        jobs = Options(int(options.get("lease_seconds", LEASE_SECONDS)), 86400)
+        server = Server(self.url, jobs, 4.0, wait_seconds=0)
         return patient(held_broker(server.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _ask(self, *words: str) -> Any:

@@ -47,7 +47,11 @@ class IronPlace(Place):
     UNMARKED: whatever comes back is marked as redelivered."""
 
     fixture = "ironmq"
-    lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {
+        Assumption.LEASE_SECONDS,
+        Assumption.TEST_CLOCK,
+        Assumption.UNMARKED,
+    }
     cannot = {
         "test_a_purge_leaves_what_runs": "it takes that, too",
         "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",

@@ -33,7 +33,7 @@ values; only queues are read that were registered."""
 class KombuLeasePlace(Place):
     """kombu keeps what is in memory for the whole process: so the queues are emptied after each test."""
 
-    lacks = LACKS | {Assumption.OTHER_PROCESSES}
+    lacks = LACKS | {Assumption.LEASE_SECONDS, Assumption.OTHER_PROCESSES}
 
     def __init__(self, directory: Path) -> None:
         self.opened: list[HeldBroker] = []

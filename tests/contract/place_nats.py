@@ -61,14 +61,16 @@ class NatsPlace(Place):
         hold_directory(self.url)
         self.layout = Layout(f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}")
 
-    def server(self, url: str = "", timeout: float = 5.0, **config: Any) -> NatsServer:
+    def server(
+        self, url: str = "", timeout: float = 5.0, lease: float = LEASE_SECONDS, **config: Any
+    ) -> NatsServer:
         """url: of another way to it."""
         url = url or self.url
-        return NatsServer(url, read_url(url), self.layout, StreamConfig(**config), LEASE_SECONDS, timeout)
+        return NatsServer(url, read_url(url), self.layout, StreamConfig(**config), lease, timeout)
 
     def open(self, **options: Any) -> HeldBroker:
         config = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
-        server = self.server(**config)
+        server = self.server(lease=options.get("lease_seconds", LEASE_SECONDS), **config)
         store = held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
         return patient(store, self._on_its_way)
 

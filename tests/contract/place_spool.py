@@ -23,6 +23,7 @@ class SpoolPlace(Place):
 
     lacks = capabilities_of("spool://").lacks | {
         Assumption.DEAD_FROM_ELSEWHERE,
+        Assumption.LEASE_SECONDS,
         Assumption.RECLAIMING,
         Assumption.UPTIME,
     }

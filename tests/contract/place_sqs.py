@@ -89,7 +89,7 @@ class SqsLeasePlace(Place):
 
     def open(self, **options: Any) -> HeldBroker:
         transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
-        server = SqsServer(self.url, transport, LEASE_SECONDS, 4.0)
+        server = SqsServer(self.url, transport, int(options.get("lease_seconds", LEASE_SECONDS)), 4.0)
         return patient(held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _urls(self) -> list[str]:

@@ -261,21 +261,6 @@ def test_a_node_that_leaves_is_left() -> None:
             server.ask("CLUSTER", "LEAVING", "no", node=node)
 
 
-def test_what_others_have_is_ours_no_more(server: DisqueServer, store: HeldBroker) -> None:
-    """It is not to start here, where it is acknowledged first."""
-    own = store.consumer.register("w@test", ["q"], 2)
-    store.sender.push([message("m", "q")])
-    (first,) = got(store, 1)
-    store.consumer._polls.close()
-    with closing(opened(server.url)) as other:
-        theirs = other.consumer.register("two@test", ["q"], 2)
-        (second,) = got(other, 1)
-        other.consumer._polls.close()
-        assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
-        assert other.consumer.settle(theirs, [Release(second.tag)]) == set()
-    assert server.ask("QLEN", "q") == 1
-
-
 HELLO = b"*2\r\n:1\r\n$3\r\nabc\r\n"
 
 

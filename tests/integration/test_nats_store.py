@@ -209,21 +209,6 @@ def test_what_is_renewed_stays_ours(open_: Open, place: NatsPlace) -> None:
     assert place.count() == 0
 
 
-def test_who_was_silent_for_too_long_acknowledges_nothing(open_: Open, place: NatsPlace) -> None:
-    """JetStream would take its word for that of who has the message now."""
-    slow, quick = open_(lease=1.0), open_(lease=5.0)
-    own = slow.consumer.register("slow", ["q"], 1)
-    slow.sender.push([envelope("a", "q")])
-    (message,) = receive(slow, 1, "q")
-    theirs = quick.consumer.register("quick", ["q"], 1)
-    (again,) = receive(quick, 1, "q")
-    assert (again.tag, again.redelivered) == (message.tag, True)
-    assert slow.consumer.settle(own, [Ack(message.tag)]) == {message.tag}
-    assert place.count() == 1
-    assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
-    assert place.count() == 0
-
-
 FROZEN = """
 import sys
 from qworker.conf import Settings

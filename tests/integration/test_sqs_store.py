@@ -23,7 +23,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.messages import Outgoing, of_envelope
-from qworker.transports.held.port import Entry, Received
+from qworker.transports.held.port import Entry, NotAll, Received
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.sqs.queue import SqsQueue
 from qworker.transports.sqs.server import SqsServer
@@ -245,22 +245,38 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     assert store.admin.purge(queue) == 3
 
 
-@pytest.mark.parametrize("renewed", [True, False])
-def test_what_others_have_is_ours_no_more(open_: Open, server: Sqs, queue: str, renewed: bool) -> None:
+def test_what_others_have_deleted_is_not_renewed(open_: Open, server: Sqs, queue: str) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
     own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
     slow.sender.push([envelope("a", queue)])
     (message,) = receive(slow, 1, queue)
     (again,) = receive(quick, 1, queue)
-    assert again.tag == message.tag
-    if renewed:
-        assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
-        slow.consumer.extend()
+    assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    slow.consumer.extend()
     assert slow.consumer.settle(own, [Ack(message.tag)]) == {message.tag}
-    if not renewed:
-        assert server.counts(queue) == (0, 0, 1)
-        assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
     assert server.counts(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("operation", ["finish", "give_back"])
+def test_what_is_to_be_repeated_of_a_batch_is_told_by_its_place(
+    open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    store = open_()
+    store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(name, queue) for name in "abc"])
+    receive(store, 3, queue)
+    late, done, failed = (held.message for held in store.consumer._holdings.leased.values())
+    late.expires = 0.0
+
+    def fail(QueueUrl: str, Entries: list[dict[str, Any]]) -> dict[str, Any]:
+        refused = {"Id": Entries[-1]["Id"], "Code": "Throttled", "Message": "slowly", "SenderFault": False}
+        return {"Successful": [{"Id": one["Id"]} for one in Entries[:-1]], "Failed": [refused]}
+
+    client = SimpleNamespace(delete_message_batch=fail, change_message_visibility_batch=fail)
+    monkeypatch.setattr(SqsQueue, "client", client)
+    with pytest.raises(NotAll) as told:
+        getattr(store.consumer._bound[queue], operation)([late, done, failed])
+    assert told.value.left == {0, 2}
 
 
 def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:

@@ -27,6 +27,8 @@ class Assumption(StrEnum):
     """``Letters.push()`` accepts dead letters of another broker."""
     FLUSHED = "flushed"
     """``flush_delayed()`` finds all delayed messages."""
+    LEASE_SECONDS = "lease_seconds"
+    """Leases last for the ``lease_seconds`` given to open(), which may be 1.0."""
     ON_DEMAND = "on_demand"
     """A message stays in the broker, and is announced to all consumers, until one of them asks for it."""
     OTHER_PROCESSES = "other_processes"

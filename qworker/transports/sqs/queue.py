@@ -103,33 +103,40 @@ class SqsQueue(ServerQueue):
         )
 
     def extend(self, messages: Sequence[Received]) -> list[Received]:
-        gone = self._hide(messages, self.visibility)
+        gone = self._do("change_message_visibility_batch", messages, VisibilityTimeout=self.visibility)
         for one in messages:
             one.lease_seconds = self.visibility
         return gone + lapsed(one for one in messages if one not in gone)
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
-        self._hide(messages, delay)
+        """Leaves out the same messages as finish()."""
+        self._do("change_message_visibility_batch", messages, by_lease(messages)[1], VisibilityTimeout=delay)
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
         """Messages that others may have by now are left out: SQS would delete them even with an old
         receipt."""
-        ours, gone = by_lease(messages)
-        gone += self._do("delete_message_batch", ours) if ours else []
-        return gone + lapsed(one for one in ours if one not in gone)
+        _, gone = by_lease(messages)
+        gone += self._do("delete_message_batch", messages, gone)
+        return gone + lapsed(one for one in messages if one not in gone)
 
-    def _hide(self, messages: Sequence[Received], seconds: int) -> list[Received]:
-        return self._do("change_message_visibility_batch", messages, VisibilityTimeout=seconds)
-
-    def _do(self, operation: str, messages: Sequence[Received], **more: Any) -> list[Received]:
+    def _do(
+        self, operation: str, messages: Sequence[Received], without: Sequence[Received] = (), **more: Any
+    ) -> list[Received]:
+        """Carry out *operation* on *messages* except those of *without*; return those that are gone."""
+        left_out = {*map(id, without)}
         entries = [
-            {"Id": str(number), "ReceiptHandle": one.receipt, **more} for number, one in enumerate(messages)
+            {"Id": str(number), "ReceiptHandle": one.receipt, **more}
+            for number, one in enumerate(messages)
+            if id(one) not in left_out
         ]
+        if not entries:
+            return []
         answer = getattr(self.client, operation)(QueueUrl=self.url, Entries=entries)
         failed = told(answer, operation, entries)
         for failure in failed:
             if failure["Code"] not in GONE:
-                raise NotAll(_places(failed), OSError(_said(operation, failure)))
+                late = [number for number, one in enumerate(messages) if id(one) in left_out]
+                raise NotAll([*late, *_places(failed)], OSError(_said(operation, failure)))
         return [messages[int(failure["Id"])] for failure in failed]
 
     def count(self) -> Count:

@@ -20,7 +20,7 @@ from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.place import Assumption, Place, mark
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import DELIVERY_COUNT, RESULTS
-from qworker.transports.lease import Ack, Broker, Reclaimed, Release
+from qworker.transports.lease import Ack, Broker, Leased, Reclaimed, Release
 
 ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
 
@@ -146,6 +146,33 @@ def test_leases_run_out_in_real_time_too(open_: Open) -> None:
     take(silent)
     assert until(well.consumer.reclaim) == [Reclaimed("w1@test", 1, 0)]
     assert names(take(well)) == ["a"]
+
+
+@asks(Assumption.LEASE_SECONDS)
+def test_what_others_have_by_now_is_settled_by_them_alone(open_: Open, place: Place) -> None:
+    """A receipt or number of an expired lease must not delete or return a message that others run."""
+    slow, quick = open_(lease_seconds=1.0), open_(lease_seconds=5.0)
+    own = slow.consumer.register("slow", ["q"], 1)
+    theirs = quick.consumer.register("quick", ["q"], 1)
+    slow.sender.push([message(name) for name in "ab"])
+    tags = [leased.tag for leased in take(slow)]
+    taken: list[Leased] = []
+
+    def has_all() -> bool:
+        quick.consumer.reclaim()
+        taken.extend(take(quick))
+        return len(taken) >= len(tags)
+
+    until(has_all)
+    assert sorted(leased.tag for leased in taken) == sorted(tags)
+    assert all(leased.redelivered for leased in taken)
+    acked, released = tags
+    for _ in range(2):
+        lost = slow.consumer.settle(own, [Ack(acked), Release(released)])
+        assert acked in lost  # a release that does nothing need not be reported
+        assert take(quick) == []
+    assert quick.consumer.settle(theirs, [Ack(tag) for tag in tags]) == set()
+    assert place.count() == 0
 
 
 @asks(Assumption.RECLAIMING, DELIVERY_COUNT)
