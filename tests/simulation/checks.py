@@ -8,7 +8,7 @@ Thread:      any; pure.
 from __future__ import annotations
 
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -370,7 +370,12 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         if getattr(part, "does", "") == "requeue" and not part.fails and seen.case.world.acks_late
     }
     executions = [*record.executions[asked.name], *record.tellings[asked.name]]
-    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, requeued)
+    callers: dict[int, set[int]] = defaultdict(set)
+    for number, part in flow.parts.items():
+        for called in (getattr(part, "calls", None), getattr(part, "instead", None)):
+            for inner in parts_of(called) if called is not None else ():
+                callers[getattr(inner, "number", number)].add(number)
+    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, requeued, callers)
     yield from repeats.problems()
     due = want.runs if asked.revoked or seen.may_lose else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}

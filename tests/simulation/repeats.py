@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tests.simulation.case import Fault
@@ -131,7 +132,8 @@ class Repeats:
     """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker, and then of each
     call of an errback, which may be in the execution of the call that has failed. every: all
     executions of the world. bodies: those of all joins. calls: how often the order was called. requeued: the
-    numbers of calls that run twice, because they put their message back once."""
+    numbers of calls that run twice, because they put their message back once. callers: by number, the calls
+    that call it while they run, directly or in a workflow: each of their runs may do so with other ids."""
 
     def __init__(
         self,
@@ -141,12 +143,14 @@ class Repeats:
         bodies: AbstractSet[Body],
         calls: int = 1,
         requeued: Collection[int] = (),
+        callers: Mapping[int, AbstractSet[int]] = MappingProxyType({}),
     ) -> None:
         self.every = every
         self.mets = mets
         self.bodies = bodies
         self.calls = calls
         self.requeued = requeued
+        self.callers = callers
         self.numbers: dict[str, int] = {}
         found: dict[Key, dict[Execution, None]] = defaultdict(dict)
         for number, run in runs:
@@ -179,7 +183,8 @@ class Repeats:
         ids = {key[0] for key in self.keys if key[1] == number}
         parents = {run.parent for key, runs in self.keys.items() if key[1] == number for run in runs}
         found = (each.id for each in self.every if each.id in parents or not ids.isdisjoint(each.sent))
-        return {self.numbers.get(id, -1) for id in (*found, *ids)} - {number}
+        senders = {self.numbers.get(id, -1) for id in (*found, *ids)} - {number}
+        return senders | self.callers.get(number, set())
 
     def problems(self) -> Iterator[str]:
         """Yield the messages that ran too often."""

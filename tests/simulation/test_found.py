@@ -735,3 +735,10 @@ def test_a_stranger_calls_what_runs_and_what_cannot_run() -> None:
     """Both had the same id: the simulator expected what was a dead letter to run, as the other one had."""
     faults = (Fault("stranger", at=1.0), Fault("retry dead", at=2.0))
     assert problems(run(Case(faults=faults))) == []
+
+
+def test_an_errback_within_a_workflow_of_a_repeated_task_is_called_again() -> None:
+    """Each run of the task calls another chord; its body never ran, which the checks took for no sender."""
+    chord = Chord([Call(does="expected")], Call(errbacks=[Errback()]))
+    kill = Fault("kill after", "worker1", "store_rows")
+    assert problems(run(case_of(Call(calls=chord), faults=(kill,)))) == []
