@@ -341,7 +341,8 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
             yield f"{part.number} began {due - began:.1f} s before it was due"
         if seen.disturbed or (maker and maker.does in RUNS):  # which of its runs has called it is not known
             continue
-        since = max([since, *map(max, befores), *(ends[maker.number] if maker else ())])
+        sent = asked.sent_at if seen.case.world.pauses else 0.0  # a paused caller lets others finish first
+        since = max([since, sent, *map(max, befores), *(ends[maker.number] if maker else ())])
         late = began - since - own - (given or 0.0) - skew - seen.took - _limited(seen)
         if late > PROMPT:
             yield f"{part.number} began {late:.1f} s late"

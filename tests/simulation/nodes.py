@@ -354,7 +354,8 @@ class Asked:
         self.results: list[Any] = []
         self.refused: list[BaseException] = []
         self.begun = self.called = False
-        self.called_at = 0.0
+        self.called_at = self.sent_at = 0.0
+        """When its call began, and when it had been sent for the first time."""
         self.forgotten = False
         """Whether the stores may have lost it: it was called just before a crash."""
         self.cut = False
@@ -403,6 +404,7 @@ class Caller(Node):
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
+            asked.sent_at = asked.sent_at or self.record.now()
         if eager:
             self.app.conf.task_always_eager = False
         if json.dumps(call, default=str) != before:

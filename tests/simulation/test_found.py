@@ -742,3 +742,12 @@ def test_an_errback_within_a_workflow_of_a_repeated_task_is_called_again() -> No
     chord = Chord([Call(does="expected")], Call(errbacks=[Errback()]))
     kill = Fault("kill after", "worker1", "store_rows")
     assert problems(run(case_of(Call(calls=chord), faults=(kill,)))) == []
+
+
+def test_a_paused_caller_sends_its_call_late() -> None:
+    """It continued after another order of the callers, which took 20 s: its call did not begin late."""
+    orders = (
+        Order(Call(number=0), at=1.0),
+        Order(Call(number=0), at=1.0, ask="raise", options={"countdown": 20.0}),
+    )
+    assert problems(run(Case(World(workers=1, pauses=0.3), orders, seed=4))) == []
