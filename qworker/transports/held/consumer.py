@@ -37,6 +37,7 @@ from qworker.transports.held.port import (
     Server,
     ServerQueue,
     close,
+    lapsed,
 )
 from qworker.transports.held.renewal import Renewal
 from qworker.transports.held.sender import HeldSender
@@ -299,6 +300,12 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
                     continue  # results are kept elsewhere
                 tag = settlement.tag
                 if generation == self._generation and tag in self._holdings.leased and tag not in ends:
+                    held = self._holdings.leased[tag]
+                    if not isinstance(settlement, Ack) and not held.sent and lapsed([held.message]):
+                        # Others may run it: a copy or a dead letter of it must not be sent.
+                        self._holdings.end(held)
+                        lost.add(tag)
+                        continue
                     end = ends[tag] = self._prepare(settlement, kept)
                     kept += end.due is not None
                 elif generation == self._generation and tag in self._holdings.ended:

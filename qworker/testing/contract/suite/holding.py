@@ -20,7 +20,7 @@ from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.place import Assumption, Place, mark
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import DELIVERY_COUNT, RESULTS
-from qworker.transports.lease import Ack, Broker, Leased, Reclaimed, Release
+from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Reclaimed, Release, Settlement
 
 ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
 
@@ -154,7 +154,7 @@ def test_what_others_have_by_now_is_settled_by_them_alone(open_: Open, place: Pl
     slow, quick = open_(lease_seconds=1.0), open_(lease_seconds=5.0)
     own = slow.consumer.register("slow", ["q"], 1)
     theirs = quick.consumer.register("quick", ["q"], 1)
-    slow.sender.push([message(name) for name in "ab"])
+    slow.sender.push([message(name) for name in "abcd"])
     tags = [leased.tag for leased in take(slow)]
     taken: list[Leased] = []
 
@@ -166,11 +166,18 @@ def test_what_others_have_by_now_is_settled_by_them_alone(open_: Open, place: Pl
     until(has_all)
     assert sorted(leased.tag for leased in taken) == sorted(tags)
     assert all(leased.redelivered for leased in taken)
-    acked, released = tags
+    acked, released, dead, counted = tags
     for _ in range(2):
-        lost = slow.consumer.settle(own, [Ack(acked), Release(released)])
-        assert acked in lost  # a release that does nothing need not be reported
+        ends: list[Settlement] = [
+            Ack(acked),
+            Release(released),
+            DeadLetter(dead, "why"),
+            Release(counted, counted=True),
+        ]
+        lost = slow.consumer.settle(own, ends)
+        assert lost - {released} == {acked, dead, counted}  # a release that does nothing need not be reported
         assert take(quick) == []
+        assert quick.admin.dead() == []
     assert quick.consumer.settle(theirs, [Ack(tag) for tag in tags]) == set()
     assert place.count() == 0
 
