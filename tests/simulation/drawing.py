@@ -19,7 +19,7 @@ from tests.simulation.case import Case, Django, Fault, Job, Order, World, replac
 from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
-from tests.simulation.run import HAPPENINGS, STALLED
+from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED
 from tests.simulation.stores import STORES
 from tests.support.flows import (
     ENDS,
@@ -308,6 +308,10 @@ CHILD_METHODS = ("push", "push", "store_rows", "join.hold", "join.open", "get", 
 """Those that children call."""
 
 
+AT_ONCE = frozenset({"kill", "restart", "lost", "move", "poison", *OF_OPERATORS})
+"""Timed faults without a duration."""
+
+
 def child_fault(random: Random, node: str, kinds: Sequence[str], methods: Sequence[str]) -> Fault:
     """Return a fault in a child of *node*, or often of whichever worker."""
     node = random.choice((node, "worker", "worker"))
@@ -345,7 +349,7 @@ def fault(random: Random, workers: int) -> Fault:
             random.choice((1, 2, 5)),
             seconds=random.choice((0.1, 3.0, 30.0)),
         )
-    happening = random.choice(HAPPENINGS)
+    happening = random.choice(tuple(HAPPENINGS))
     if happening in ("away", "full"):
         return Fault(
             happening, random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
@@ -369,6 +373,8 @@ def fault(random: Random, workers: int) -> Fault:
         return Fault("freeze", node, at=at, seconds=random.choice((1.0, 3.0, 6.0, 15.0)))
     if happening == "crash":
         return Fault("crash", at=at, seconds=random.choice((0.2, 1.0, 4.0)))
+    if happening not in AT_ONCE:
+        raise ValueError(f"fault() does not know the node and the seconds of {happening!r}: add them")
     return Fault(happening, node if happening in ("kill", "restart") else "", at=at)
 
 

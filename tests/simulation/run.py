@@ -56,15 +56,24 @@ from tests.simulation.world import LEASE_SECONDS, START, Actor, Killed, Stuck, T
 from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
-HAPPENINGS = (
-    "kill", "freeze", "away", "cut", "full", "lost", "jump", "drift", "restart", "crash", "move",
-    "poison", *OF_OPERATORS,
-)  # fmt: skip
-"""Timed faults: a worker or caller is killed, a worker frozen or restarted; a store does not answer, or
-not one node; it is full; all stores are made anew; a wall clock is set; clocks of a node gain seconds within
-DRIFT; the machine crashes, and the stores lose the last seconds; somebody sends what no worker can run
-("poison"); a stranger writes; an operator moves waiting messages to another broker and back, or resends
-failed tasks or dead letters."""
+HAPPENINGS = {
+    "kill": "a worker or caller is killed, and another takes its place",
+    "freeze": "no part of a worker runs for some seconds",
+    "away": "a store, the broker or that of results, answers nobody for some seconds",
+    "cut": "a store does not answer one node for some seconds",
+    "full": "a store refuses writes for some seconds",
+    "lost": "all stores lose what they hold",
+    "jump": "the wall clock of a node is set by some seconds",
+    "drift": "the clocks of a node gain or lose some seconds within DRIFT",
+    "restart": "a worker is stopped in order, and started again",
+    "crash": "the machine crashes, and the stores lose the last seconds",
+    "move": "an operator moves the waiting messages to another broker, and back",
+    "poison": "somebody sends what no worker can run",
+    "stranger": "someone without the key writes into the stores",
+    "retry failed": "an operator resends failed tasks",
+    "retry dead": "an operator resends dead letters",
+}
+"""Faults at a moment."""
 DRIFT = 10.0
 """Seconds during which a clock runs too fast or too slowly."""
 TICK = 0.25

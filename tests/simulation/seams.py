@@ -21,10 +21,22 @@ from tests.simulation.case import Fault
 from tests.simulation.repeats import HARMLESS, Execution, Met, subjects
 from tests.simulation.world import Actor, Killed, Time
 
-KINDS = (
-    "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
-    "forge", "limit before", "limit after", "die",
-)  # fmt: skip
+KINDS = {
+    "before": "the call fails, and is not made",
+    "after": "the call is made, and its answer is lost",
+    "twice": "the driver makes the call again, since it has received no answer; only calls in REPEATABLE",
+    "late": "a push fails, and is carried out some seconds later",
+    "kill before": "the process is killed before it makes the call",
+    "kill after": "the process is killed when the call is made",
+    "child before": "the child of a worker that is to make the call is killed",
+    "child after": "the child is killed when the call is made",
+    "stall": "the process pauses before the call for some seconds",
+    "forge": "someone without the key writes into the join that the call has opened",
+    "limit before": "the time limit of the task ends its child before the call",
+    "limit after": "the time limit ends the child when the call is made",
+    "die": "the process, or its child, dies at a crash point of qworker",
+}
+"""Faults at the nth call of a method by a node."""
 MOMENT = 1e-6
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store that answers but does nothing. Checks must notice it."""

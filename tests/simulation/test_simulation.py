@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
-from itertools import combinations, islice, product
+from itertools import combinations, islice, product, repeat
 from pathlib import Path
 from queue import Queue
 from random import Random, SystemRandom
@@ -937,6 +937,13 @@ def test_a_hundred_seeds_cover_all_pairs_of_dimensions_and_options() -> None:
             found = {name for _, feature, name in labels(case, []) if feature == "Call.options"}
             met.update(combinations(dimensions, 2), product(dimensions, found))
         assert wanted - met == set()
+
+
+def test_a_fault_that_nobody_has_given_seconds_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would last for no time, do nothing, and count as covered."""
+    monkeypatch.setattr(drawing, "HAPPENINGS", {"nap": "a node sleeps for some seconds"})
+    with pytest.raises(ValueError, match="seconds of 'nap'"):
+        list(map(drawing.fault, [Random(0)] * 100, repeat(2)))
 
 
 def test_blocks_of_seeds_have_worlds_of_their_own() -> None:
