@@ -471,7 +471,8 @@ class Running:
 
     def _happen(self, fault: Fault) -> None:
         time = self.time
-        time.note("happens:", fault.kind, fault.node, fault.seconds)
+        told = (fault.kind, fault.node, fault.method, f"{fault.seconds:g} s" if fault.seconds else "")
+        time.note("happens:", *filter(None, told))
         self.seen.met.append(Met(fault, time.now, len(time.log)))
         node = self.workers.get(fault.node)
         if self.schedules is not None and self.schedules.happen(fault):

@@ -218,7 +218,7 @@ class Process:
                         fault, self.time.now, len(self.time.log), frozenset((*by, *subjects(args))), self.name
                     )
                 )
-                self.time.note(self.name, method, "meets", fault.kind)
+                self.time.note(self.name, f"{method}: fault", fault.kind)
                 return fault
         return None
 

@@ -979,6 +979,14 @@ def test_a_trace_has_the_tasks_of_one_order() -> None:
     assert trace(seen.case, ["f1: result 0 has not ended"]) == second
 
 
+def test_a_trace_has_the_faults_and_not_what_the_simulator_itself_reads() -> None:
+    faults = (Fault("before", "worker0", "lease"), Fault("cut", "worker0", "broker", at=2.0, seconds=3.0))
+    lines = trace(Case(World(workers=1), (Order(Call(number=0)),), faults), [])
+    texts = [line.partition(" ")[2] for line in lines]
+    assert {"worker0 lease: fault before", "happens: cut worker0 broker 3 s"} <= {*texts}
+    assert not any(text.startswith("observer get ") for text in texts)
+
+
 def test_a_trace_has_malformed_messages() -> None:
     case = Case(World("sqlite"), (Order(Call(number=0)),), (Fault("stranger", at=1.0),))
     assert problems(run(case, Trace())) == []

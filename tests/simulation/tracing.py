@@ -22,7 +22,7 @@ ORDER = re.compile(rb"(?<![0-9A-Za-z_])[fj]\d+(?![0-9A-Za-z_])")
 """The name of an order, or of a job, in the body of a message."""
 OF_DJANGO = "qworker.django.run"
 WORDS = re.compile(r"[\w:]+")
-EVENTS = frozenset({"happens:", "back:", "killed", "meets", "short", "late"})
+EVENTS = frozenset({"happens:", "back:", "killed", "fault", "short", "late"})
 """Words in lines that concern all orders."""
 SHOWN = 8
 
@@ -89,10 +89,14 @@ class Trace:
 
     def lines(self, log: list[str], *orders: str) -> list[str]:
         """Return the lines of *log* about *orders*, or about all. Of consecutive lines that differ only in
-        time, only the first is returned."""
+        time, only the first is returned. What the observer gets at the end is left out."""
         ids = {id[:SHOWN] for id, root in self.roots.items() if self.orders.get(root) in orders}
         wanted = EVENTS.union(orders, ids)
-        told = [line for line in log if not wanted.isdisjoint(WORDS.findall(line))]
+        told = [
+            line
+            for line in log
+            if " observer get " not in line and not wanted.isdisjoint(WORDS.findall(line))
+        ]
         texts = [line.partition(" ")[2] for line in told]
         return [line for line, text, before in zip(told, texts, ["", *texts], strict=False) if text != before]
 
