@@ -236,7 +236,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if value != want.called.get(number) and not (
             asked.forgotten or (seen.may_lose and (_lost(value) or value == PENDING))
         ):
-            found.append(f"what {number} called is {value!r}, not {want.called.get(number)!r}")
+            found.append(f"what call {number} called is {value!r}, not {want.called.get(number)!r}")
     if exact and not want.pending and len(asked.told) < asked.promised:
         found.append(f"the caller was told {len(asked.told)} times, not {asked.promised}")
     for value in asked.told:
@@ -265,7 +265,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     sent_once = is_line(flow) or world.stores in ("memory", "sqlite")  # else a body may go twice
     if not world.acks_late and sent_once and all(map(_repeats_nothing, seen.fired)):
         found += [
-            f"{number} ran {ran[number]} times, not at most {count * calls}, though it is acknowledged first"
+            f"call {number} ran {ran[number]} times, not at most {count * calls}, though acknowledged first"
             for number, count in want.runs.items()
             if ran[number] > count * calls
         ]
@@ -292,18 +292,18 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"errbacks were told {dict(told)}, not {tells}")
     elif all(fault.kind in LIMITS for fault in seen.fired) and seen.fired:
         found += [
-            f"{number} did not run, and what it is linked to has succeeded"
+            f"call {number} did not run, and what it is linked to has succeeded"
             for number in _linked(flow)
             if not asked.revoked and asked.name in seen.values and runs.get(number) and not ran[number]
         ]
     elif not seen.may_lose:
         for number, count in least.items():
             if ran[number] < count:
-                found.append(f"{number} ran {ran[number]} times, not {count}")
+                found.append(f"call {number} ran {ran[number]} times, not {count}")
         for number, count in tells.items() if tells_all else ():
             if told[number] < count:
                 found.append(f"errback {number} was told {told[number]} times, not {count}")
-        found += [f"{number} ran, which must not" for number in ran if number not in runs]
+        found += [f"call {number} ran, which must not" for number in ran if number not in runs]
         if tells_all:
             found += [f"errback {number} was told, which must not" for number in told if number not in tells]
         found += _by_count(seen, asked, runs) if not seen.record.every else []
@@ -395,7 +395,7 @@ def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str
     ran = seen.record.ran(asked.name)
     for number, count in runs.items():
         if ran[number] > count * (1 + max(3, 1 + earlier[number]) * faults + away):
-            yield f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
+            yield f"call {number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
 
 
 def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
@@ -455,7 +455,7 @@ def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:
     if isinstance(flow, Graph) and any(node.always for node in flow.nodes):
         return []
     return [
-        f"{other} ran, and {one} before it never did"
+        f"call {other} ran, and {one} before it never did"
         for one, other in sorted(want.before)
         if ran[other] and want.runs.get(one) and not ran[one]
     ]
@@ -474,7 +474,7 @@ def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:
     and its results must not be readable, except signed results of later failures."""
     want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
     yield from (
-        f"{number} ran, which must not"
+        f"call {number} ran, which must not"
         for number in seen.record.ran(asked.name)
         if want.refused or number not in want.runs
     )
@@ -583,7 +583,7 @@ def _order_kept(seen: Seen, asked: Asked, want: Expected) -> list[str]:
         first[number] = min(start, first.get(number, start))
         last[number] = max((start, end), last.get(number, (start, end)))
     return [
-        f"{other} began before {one} had ended"
+        f"call {other} began before {one} had ended"
         for one, other in sorted(want.before)
         if one in last and other in first and last[one][1] >= first[other]
     ]

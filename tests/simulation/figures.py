@@ -93,7 +93,8 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
             began = figures.began[call]
             unrun = began - ran[number]  # a body whose header failed fails without running
             if not 0 <= unrun <= ended.get(states.FAILURE, 0) or sum(ended.values()) != began:
-                yield f"{each.name}: {number} ran {ran[number]} times, of which signals tell {began}, {ended}"
+                of_these = f"of which signals tell {began}, {ended}"
+                yield f"{each.name}: call {number} ran {ran[number]} times, {of_these}"
             want = Counter(
                 {
                     states.FAILURE if state == states.REJECTED else state: count

@@ -171,7 +171,7 @@ class Record:
         if run is not None:
             self.executions[flow].append((number, run))
         if delivery in self.ended:
-            self.again.append(f"{flow}: {number} ran again where it had ended")
+            self.again.append(f"{flow}: call {number} ran again where it had ended")
         try:
             yield
         finally:
@@ -316,7 +316,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
     def refuse(flow: str, number: int) -> None:
         """Complain about calls without the key, if there is a key."""
         if flow in record.unsigned and app.signer is not None:
-            record.complain(f"{flow}: {number} ran, or was told, and is not signed")
+            record.complain(f"{flow}: call {number} ran, or was told, and is not signed")
 
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         refuse(flow, number)
@@ -334,7 +334,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if queue not in (None, part.options.get("queue", app.conf.task_default_queue)):
                 record.complain(f"{flow}: {number} came from the queue {queue}")
             if queue is not None and process.queues and queue not in process.queues:
-                record.complain(f"{flow}: {number} ran in a worker that does not consume {queue}")
+                record.complain(f"{flow}: call {number} ran in a worker that does not consume {queue}")
             if request.retries and base != "overriding":
                 missing = record.headers.get((request.id, number), {}).keys() - seen.keys()
                 if missing:

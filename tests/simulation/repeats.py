@@ -176,7 +176,7 @@ class Repeats:
         for number in sorted(often):  # who is repeated may call the same with other ids
             count = self.more(number) * (items or {}).get(number, 1)
             if ran[number] > right[number] + count and often.isdisjoint(self.senders(number)):
-                yield f"{number} ran {ran[number]} times, not {right[number]} and {count} repeats"
+                yield f"call {number} ran {ran[number]} times; expected {right[number]} and {count} repeats"
 
     def senders(self, number: int) -> set[int]:
         """Return the numbers of the calls that sent the call *number*."""
@@ -190,8 +190,11 @@ class Repeats:
         """Yield the messages that ran too often."""
         for key, runs in self.keys.items():
             right = self._right(key) * self.calls
-            if len(runs) > right and len(runs) > right * (1 + (most := self._explained(key))):
-                yield f"{key[1]} ran {len(runs)} times as {key[0]}; {most} faults and senders explain that"
+            if len(runs) > right and len(runs) > (most := right * (1 + self._explained(key))):
+                yield (
+                    f"call {key[1]} ran {len(runs)} times with the id {key[0]}; "
+                    f"the call itself, faults and repeats of its sender explain only {most} of them"
+                )
 
     def _explained(self, key: Key) -> int:
         """Return how many faults, and repeats of who sent it, explain repeats of *key*."""

@@ -690,9 +690,15 @@ class Running:
 
     def _why(self) -> str:
         broker = self.observer.app.broker
-        queues = [info for info in broker.admin.queues() if info.ready or info.delayed or info.leased]
-        busy = [name for name, node in self.workers.items() if not node.idle]
-        return f"not quiet: {self.open} orders, queues {queues}, joins {self.joins()}, busy {busy}"
+        waits = {"orders not called": self.open, "open joins": self.joins()}
+        for info in broker.admin.queues():
+            waits |= {
+                f"{state} messages of {info.queue}": getattr(info, state)
+                for state in ("ready", "delayed", "leased")
+            }
+        told = [f"{what}: {count}" for what, count in waits.items() if count]
+        told += [f"{name} is busy" for name, node in self.workers.items() if not node.idle]
+        return f"something still waits ({', '.join(told)})"
 
     def _look(self) -> None:
         seen, time = self.seen, self.time

@@ -204,9 +204,9 @@ def test_a_run_that_was_not_asked_for_is_noticed() -> None:
     first = seen.record.runs["f0"][0]
     seen.record.runs["f0"].append(first)
     assert problems(seen) == [
-        "f0: 0 ran 2 times, not 1 and 0 repeats",
+        "f0: call 0 ran 2 times; expected 1 and 0 repeats",
         "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}",
-        "f0: 0 ran 2 times, of which signals tell 1, {'SUCCESS': 1}",
+        "f0: call 0 ran 2 times, of which signals tell 1, {'SUCCESS': 1}",
     ]
 
 
@@ -225,6 +225,12 @@ def test_what_is_done_late_is_noticed(faults: tuple[Fault, ...]) -> None:
     assert problems(seen) == ["all is quiet only 4.0 s after the last call"]
 
 
+def test_what_still_waits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Running, "joins", lambda _: 2)
+    found = problems(run(Case(orders=(Order(Call(number=0)),))))
+    assert found[0] == "it does not end: something still waits (open joins: 2)"
+
+
 @pytest.mark.parametrize("kind", ["after", "kill after"])
 @pytest.mark.parametrize("stores", ["sqlite+memory", "kombu+memory"])
 def test_a_body_that_runs_twice_after_a_lost_answer_is_noticed(
@@ -236,7 +242,7 @@ def test_a_body_that_runs_twice_after_a_lost_answer_is_noticed(
     assert problems(run(case)) == []
     monkeypatch.setattr(copies, "refused", lambda *_: None)
     (problem,) = problems(run(case))
-    assert re.fullmatch("f0: 2 ran 2 times as .*; 0 faults and senders explain that", problem)
+    assert re.fullmatch("f0: call 2 ran 2 times with the id .* explain only 1 of them", problem)
 
 
 @pytest.mark.parametrize(("name", "is_explained"), [("f0", False), ("f1", True)])
@@ -247,7 +253,8 @@ def test_only_a_fault_at_its_own_ack_explains_a_repeat(name: str, is_explained: 
     ((_, once),) = seen.record.executions[name]
     seen.record.executions[name].append((0, replace(once, place=len(seen.log))))
     seen.record.runs[name] *= 2
-    wanted = f"{name}: 0 ran 2 times as {once.id}; 0 faults and senders explain that"
+    wanted = f"{name}: call 0 ran 2 times with the id {once.id}; "
+    wanted += "the call itself, faults and repeats of its sender explain only 1 of them"
     assert problems(seen) == ([] if is_explained else [wanted])
 
 
@@ -258,7 +265,7 @@ def test_only_the_node_that_is_cut_off_explains_a_repeat() -> None:
     assert seen.record.ran("f0") == {0: 2}
     assert problems(seen) == []
     seen.met = [met._replace(fault=replace(cut, node="caller0")) for met in seen.met]
-    assert "0 faults and senders explain that" in problems(seen)[0]
+    assert "explain only 1 of them" in problems(seen)[0]
 
 
 @pytest.mark.parametrize("now", [True, False])
@@ -274,7 +281,7 @@ def test_an_errback_that_no_fault_repeats_is_noticed(now: bool, monkeypatch: pyt
 
     monkeypatch.setattr(followup, "failed", twice)
     (problem,) = problems(run(case))
-    assert problem.startswith("f0: 1 ran 2 times")
+    assert problem.startswith("f0: call 1 ran 2 times")
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("move"), Fault("jump", "worker0", seconds=5.0))])
@@ -299,7 +306,10 @@ def test_a_lost_ack_explains_that_an_errback_is_told_again(now: bool) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "text"),
-    [("work", "enqueue", "1 ran 2 times as"), ("endings", "_call_hook", "hook of 0 ran 2 times, not 1")],
+    [
+        ("work", "enqueue", "call 1 ran 2 times with the id "),
+        ("endings", "_call_hook", "hook of call 0 ran 2 times; expected 1"),
+    ],
 )
 def test_a_repeat_in_a_cluster_that_no_fault_explains_is_noticed(
     module: str, name: str, text: str, monkeypatch: pytest.MonkeyPatch
@@ -406,7 +416,7 @@ def test_a_call_in_another_queue_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     lease, push = MemoryStore.lease, MemoryStore.push
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "lease", lambda this, _, *more: lease(this, QUEUES, *more))
-        assert "f0: 0 ran in a worker that does not consume far" in problems(run(case))
+        assert "f0: call 0 ran in a worker that does not consume far" in problems(run(case))
 
     def elsewhere(this: Any, sent: Any, *more: Any) -> None:
         push(this, [each._replace(queue="celery") for each in sent], *more)
@@ -533,7 +543,7 @@ def test_repeats_without_a_result_store_are_noticed(monkeypatch: pytest.MonkeyPa
         return True
 
     monkeypatch.setattr(MemoryQueues, "settle", forgetful)
-    assert any("0 faults and senders explain that" in text for text in problems(run(case)))
+    assert any("explain only 1 of them" in text for text in problems(run(case)))
 
 
 def test_dead_letters_after_a_freeze_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +617,7 @@ def test_a_revoked_order_does_not_run_more_often() -> None:
     seen.record.runs["f0"].append(first)
     assert "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}" in problems(seen)
     seen.values["f0"] = [[Failed("TaskRevoked"), "1()"]]
-    assert "f0: 0 ran 2 times, not 1 and 0 repeats" in problems(seen)
+    assert "f0: call 0 ran 2 times; expected 1 and 0 repeats" in problems(seen)
 
 
 FORGETFUL = World(result_expires=60.0)
@@ -663,7 +673,7 @@ def test_what_was_sent_before_there_was_a_key_is_refused(
     assert (seen.unsigned, seen.values["f0"], seen.record.ran("f0")) == (1, [PENDING], {0: 1})
     assert seen.record.ran("f1") == {0: 1, 1: 1}
     monkeypatch.setattr(Signer, "verify", lambda *_: None)
-    assert "f0: 1 ran, or was told, and is not signed" in problems(run(case))
+    assert "f0: call 1 ran, or was told, and is not signed" in problems(run(case))
 
 
 @pytest.mark.parametrize("stores", [each for each in CHOICES["stores"] if "disabled" not in each])
@@ -802,7 +812,7 @@ def test_figures_that_do_not_add_up_are_noticed(
     case = Case(orders=(Order(Call(number=0)), REVOKED), faults=faults)
     seen = run(case)
     seen.record.figures.began.clear()
-    assert problems(seen) == ["f0: 0 ran 1 times, of which signals tell 0, {'SUCCESS': 1}"]
+    assert problems(seen) == ["f0: call 0 ran 1 times, of which signals tell 0, {'SUCCESS': 1}"]
     monkeypatch.setattr(Counters, "count", lambda *_: None)
     assert problems(run(case)) == ["metrics count 0 as success, and signals 1"]
     monkeypatch.setattr(Figures, "_tells", lambda *_: lambda **_: None)
@@ -888,7 +898,7 @@ def test_a_smaller_case_that_the_checks_cannot_read_is_left_out(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("f0: 3 ran 2 times, not 1", "f12: 14 ran 0 times, not 3"),
+        ("f0: call 3 ran 2 times, not 1", "f12: call 14 ran 0 times, not 3"),
         ("f0: result 0 is '1(x)', not '2(0(x))'", "f1: result 1 is '7#ab01cd', not '3()'"),
         ("f0: ran {0: 1}, not {0: 1, 1: 1}", "f2: ran {}, not {4: (1, 2)}"),
         ("dead letters: ['lost', \"it's\"]", "dead letters: ['refused']"),
@@ -1103,7 +1113,7 @@ def test_a_caller_dies_at_a_crash_point(point: str) -> None:
     assert problems(seen) == []
     if runs := seen.record.runs["f0"]:
         runs[:] = [each for each in runs if each[0] != 0]
-        assert any(text.startswith("f0: 0 ran 0 times") for text in problems(seen))
+        assert any(text.startswith("f0: call 0 ran 0 times") for text in problems(seen))
 
 
 def test_a_beat_dies_at_a_crash_point() -> None:
