@@ -1,5 +1,15 @@
 """checks: what must hold when everything is quiet.
 
+- The run ends, no worker crashes, and without faults all is done soon after the last call.
+- Each result, and what callbacks, errbacks and callers are told, is what ``expected()`` says.
+- Each call runs as often as that, and more often only as far as a fault explains it (``repeats``); not before
+  those that it waits for, nor before its countdown is over, nor faster than its rate limit.
+- What is refused, revoked, rolled back or not signed does not run.
+- No join, and nothing that expires, is left; each rejected call is a dead letter.
+- Signals and counters add up (``figures``), and the log has no error that nothing explains.
+- Entries of schedules are called when due (``due_times``), and Django's rows and hooks are right
+  (``django_checks``).
+
 Comes from:  ``run``.
 Goes to:     the caller: a list of problems, [] if there are none.
 Thread:      any; pure.
