@@ -99,8 +99,9 @@ class Covered:
         self.labels.update(found)
         self.pairs.update(meeting(found))
 
-    def table(self, most: int = 40) -> str:
-        """Return a table of covered pairs, with at most *most* of those that are missing."""
+    def table(self, most: int = 0) -> str:
+        """Return a table of covered pairs, with at most *most* of those that are missing, spread over all; if
+        it is 0, without what is missing."""
         known = {dimension for _, dimension, _ in self.labels}
         wanted = {each for each in all_labels() if each[2] or each[1] not in known} | self.labels.keys()
         never = sorted(wanted - self.labels.keys())
@@ -122,13 +123,14 @@ class Covered:
         rows.append(
             f"{'all':<20}{met.total():>9}{total.total():>9}{100 * met.total() / max(1, total.total()):>8.1f}"
         )
-        if never:
+        if most and never:
             rows.append(f"never drawn, or never fired: {', '.join(map(shown, never))}")
-        if missing:
+        if most and missing:
+            some = missing[:: -(-len(missing) // most)]
             rows.append(f"pairs that never met: {len(missing)}")
-            rows += [f"  {shown(one)} with {shown(other)}" for one, other in missing[:most]]
-            if len(missing) > most:
-                rows.append(f"  and {len(missing) - most} more")
+            rows += [f"  {shown(one)} with {shown(other)}" for one, other in some]
+            if len(missing) > len(some):
+                rows.append(f"  and {len(missing) - len(some)} more")
         return "\n".join(rows)
 
 

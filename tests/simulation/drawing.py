@@ -70,8 +70,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 BLOCK = 100
-"""This many consecutive seeds cover all pairs of values of two dimensions of worlds, and of such a value with
-one of OPTIONS."""
+"""This many seeds, from a multiple of it, cover all pairs of values of two dimensions of worlds, and of such
+a value with one of OPTIONS."""
 
 
 class Plan(NamedTuple):

@@ -443,7 +443,7 @@ def search(names: str, minutes: float, seed: int, only: bool, say: Callable[[str
             chosen.append(kind)
         else:
             say(f"{kind} is left out: {absent} is not installed")
-    say(f"seeds from {seed} on {', '.join(chosen)}, {minutes:g} minutes")
+    say(f"seeds from {seed} on {', '.join(chosen)}; minutes: {minutes:g}")
     found = RealSearch(chosen, say)
     try:
         found.run(count(seed), float("inf") if only else minutes * 60, len(chosen) if only else None)

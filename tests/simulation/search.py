@@ -11,6 +11,7 @@ import argparse
 import ast
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -18,19 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, count, islice, repeat
 from random import SystemRandom
 from typing import Any
 
-from tests.simulation.case import Case, World
+from tests.simulation.case import Case
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, Label, labels
 from tests.simulation.crashing import points
-from tests.simulation.drawing import BLOCK, case_of, is_django
+from tests.simulation.drawing import BLOCK, CHOICES, case_of, is_django
 from tests.simulation.program import Record
 from tests.simulation.run import Seen, run
-from tests.simulation.shrinking import SECONDS, as_test, kind_of, shrunk
+from tests.simulation.shrinking import SECONDS, Shrunk, as_test, kind_of, shrunk
 from tests.simulation.stores import STORES
 from tests.simulation.timetables import scheduled_of
 from tests.simulation.tracing import Trace
@@ -40,11 +41,16 @@ PATIENCE = 120
 MOST_SHRUNK = 2
 """Cases to shrink for each kind of problem; for others, only the seed is reported."""
 MOST_TRACED = 400
+MOST_MISSING = 40
+"""Pairs to list."""
+ENOUGH = 1000
+"""Cases after which the report lists what they never had; after a few, that is nearly everything."""
 NAME = re.compile(r"(?<![\w-])(?:[fj]\d+(?=:)|e\d+(?![\w-]))")
 """The name of an order, a job or an entry in a problem."""
 EPILOG = """examples:
   python -m tests.simulation --minutes 30 --jobs 2        fresh seeds for half an hour
   python -m tests.simulation --case 4711                  one case, with the log of what failed in it
+  python -m tests.simulation --case 4711 --log            the same, with the log of all that it did
   python -m tests.simulation --world stores=sqlite workers=1 --orders 25"""
 
 
@@ -89,6 +95,15 @@ class Drawing:
     def case(self, seed: int) -> Case:
         dimensions = dict(self.world)
         return case_of(seed, self.orders, **dimensions) if seed >= 0 else scheduled_of(-seed, **dimensions)
+
+    def again(self, seed: int) -> str:
+        """Return the command that runs the case of *seed*."""
+        words = ["python", "-m", "tests.simulation", "--case", str(seed)]
+        if self.orders is not None:
+            words += ["--orders", str(self.orders)]
+        if self.world:
+            words += ["--world", *(f"{name}={value}" for name, value in self.world)]
+        return shlex.join(words)
 
 
 class TooLong(BaseException):
@@ -136,22 +151,26 @@ def find(drawing: Drawing, seed: int) -> Found:
 
 
 def report(drawing: Drawing, found: Found, seconds: float) -> str:
-    """Return a report of a failing case: its problems, the shrunk case, and its log."""
+    """Return a report of a failing case: its problems, the case, made smaller in *seconds*, and its log."""
     case = drawing.case(found.seed)
-    smallest = shrunk(case, seconds, lambda case: look(case)[0], tuple(found.kinds))
-    name = f"seed_{found.seed}".replace("-", "of_schedules_")
+    if seconds:
+        smallest = shrunk(case, seconds, lambda case: look(case)[0], tuple(found.kinds))
+        how = f"made smaller by {smallest.runs} runs"
+        how += "" if smallest.finished else f"; after {seconds:g} CPU seconds it may not be the smallest"
+    else:
+        smallest, how = Shrunk(case, found.problems), "not made smaller"
     traced = trace(smallest.case, smallest.problems)
     return "\n".join(
         [
             f"=== seed {found.seed}",
+            f"again: {drawing.again(found.seed)}",
             f"world: {case.world!r}",
             *(f"problem: {each}" for each in found.problems),
             "",
-            f"--- made smaller by {smallest.runs} runs"
-            + ("" if smallest.finished else f"; after {seconds:g} s it may not be the smallest"),
+            f"--- {how}",
             *(f"problem: {each}" for each in smallest.problems),
             "",
-            as_test(smallest.case, name, f"Found by the simulator with seed {found.seed}."),
+            printed(smallest.case, found.seed),
             "--- the log of what failed in it",
             *traced,
             "",
@@ -159,9 +178,15 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
     )
 
 
-def trace(case: Case, found: Sequence[str]) -> list[str]:
-    """Return the log lines of *case* about the orders, jobs and entries named in *found*, or about all if it
-    names none."""
+def printed(case: Case, seed: int) -> str:
+    """Return *case*, which comes from *seed*, as a test."""
+    name = f"seed_{seed}".replace("-", "of_schedules_")
+    return as_test(case, name, f"Found by the simulator with seed {seed}.")
+
+
+def trace(case: Case, found: Sequence[str], most: int = MOST_TRACED) -> list[str]:
+    """Return *most* log lines of *case* about the orders, jobs and entries named in *found*, or about all if
+    it names none."""
     told = Trace()
     try:
         with _patience(PATIENCE):
@@ -171,8 +196,18 @@ def trace(case: Case, found: Sequence[str]) -> list[str]:
     names = dict.fromkeys(name for each in found for name in NAME.findall(each))
     every = names or {*told.orders.values(), *(asked.name for asked in seen.asked)}
     lines = told.lines(seen.log, *every)
-    more = len(lines) - MOST_TRACED
-    return lines if more <= 0 else [*lines[:MOST_TRACED], f"and {more} more lines"]
+    more = len(lines) - most
+    return lines if more <= 0 else [*lines[:most], f"and {more} more lines"]
+
+
+def one(drawing: Drawing, seed: int, shrink: float, log: bool) -> tuple[bool, str]:
+    """Run the case of *seed*; return whether it failed, and a report. log: with its whole log."""
+    case, found = drawing.case(seed), find(drawing, seed)
+    told = [] if found.problems else [printed(case, seed)]
+    told += ["--- the whole log", *trace(case, (), sys.maxsize), ""] if log else []
+    told.append(f"tasks: {found.tasks}, turns: {found.turns}, CPU seconds: {found.seconds:.2f}")
+    told.append(report(drawing, found, shrink) if found.problems else "all is well")
+    return bool(found.problems), "\n".join(told)
 
 
 class Search:
@@ -247,7 +282,8 @@ class Search:
     def table(self) -> str:
         """Return a table of the speed and the coverage."""
         rows = [
-            f"{'stores':<20}{'cases':>8}{'tasks':>9}{'turns':>10}{'cpu s':>8}{'cases/s':>9}{'tasks/s':>9}"
+            "turns: how often a part of a node had something to do; /s: in each CPU second",
+            f"{'stores':<20}{'cases':>8}{'tasks':>9}{'turns':>10}{'cpu s':>8}{'cases/s':>9}{'tasks/s':>9}",
         ]
         sums = sorted(self.per_store.items())
         sums.append(
@@ -263,13 +299,17 @@ class Search:
         never = sorted(
             {*chain(*map(points, STORES, repeat("worker")), points("sqlite", "beat"))} - {*self.points}
         )
-        rows += ["", f"crash points at which nodes died: {', '.join(died)}", f"at none: {', '.join(never)}"]
-        return "\n".join([*rows, "", self.covered.table()])
+        rows += ["", f"crash points at which nodes died: {', '.join(died) or 'none'}"]
+        if self.cases < ENOUGH:
+            return "\n".join(
+                [*rows, "", self.covered.table(), f"(what never met is listed after {ENOUGH} cases)"]
+            )
+        return "\n".join([*rows, f"at none: {', '.join(never)}", "", self.covered.table(MOST_MISSING)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a case failed."""
-    options = _parsed(arguments)
+    options = parsed(arguments)
     if options.only == "schedules" and options.case is not None:
         options.case = -abs(options.case)
     drawing = Drawing(tuple(options.world), options.orders, options.only)
@@ -288,13 +328,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed = SystemRandom().randrange(10**7) if first is None else first
             return search(options.real, options.minutes, seed, options.case is not None, say)
         if options.case is not None:
-            found = find(drawing, options.case)
-            say(repr(drawing.case(options.case)))
-            say(f"{found.tasks} tasks, {found.turns} turns, {found.seconds:.2f} s")
-            say(report(drawing, found, options.shrink) if found.problems else "all is well")
-            return bool(found.problems)
+            failed, told = one(drawing, options.case, options.shrink, options.log)
+            say(told)
+            return failed
         seed = SystemRandom().randrange(10**7) * BLOCK if options.seed is None else options.seed
-        say(f"seeds from {seed}, {options.jobs} processes, {options.minutes:g} minutes")
+        say(f"seeds from {seed}; processes: {options.jobs}; minutes: {options.minutes:g}")
         search = Search(drawing, options.jobs, options.shrink, say)
         seeds = islice(drawing.seeds(seed), options.cases)
         try:
@@ -303,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say("interrupted")
         say(search.table())
         for found in search.failed:
-            say(f"seed {found.seed} fails: {found.problems[0]}")
+            say(f"seed {found.seed} fails: {found.problems[0]}\n  again: {drawing.again(found.seed)}")
         say(f"{len(search.failed)} of {search.cases} cases fail")
         return bool(search.failed)
     finally:
@@ -311,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             out.close()
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m tests.simulation",
         description="Run simulated fleets of workers, with faults, and look for what goes wrong.",
@@ -321,6 +359,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="for how long (default: 1)")
     parser.add_argument("--seed", type=int, help="the first seed (default: a fresh one)")
     parser.add_argument("--case", type=int, metavar="SEED", help="run the case of this seed only")
+    parser.add_argument("--log", action="store_true", help="with --case: show all that it did")
     parser.add_argument("--cases", type=int, help="how many cases at most")
     parser.add_argument(
         "--real",
@@ -334,14 +373,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--orders", type=int, help="calls in each case (default: as drawn)")
     parser.add_argument(
         "--world", nargs="+", type=_dimension, default=[], metavar="NAME=VALUE", help="set a dimension: "
-        f"{', '.join(each.name for each in fields(World))}"
+        f"{', '.join(CHOICES)}"
     )  # fmt: skip
     parser.add_argument(
         "--shrink",
         type=float,
         default=SECONDS,
         metavar="SECONDS",
-        help="to make each failing case smaller (default: 60; 0: never)",
+        help="CPU seconds to make each failing case smaller (default: 60; 0: never)",
     )
     parser.add_argument("--out", help="a file for the report")
     return parser.parse_args(arguments)
@@ -349,15 +388,16 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _dimension(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
-    if name not in {each.name for each in fields(World)}:
-        raise argparse.ArgumentTypeError(f"a world has no dimension {name!r}")
+    if name not in CHOICES:
+        raise argparse.ArgumentTypeError(f"a world has no dimension {name!r}, but {', '.join(CHOICES)}")
     try:
         made: Any = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         made = value
-    if name == "stores" and made not in STORES:
-        raise argparse.ArgumentTypeError(f"stores is one of {', '.join(STORES)}")
-    return name, made
+    choices = tuple(STORES) if name == "stores" else tuple(dict.fromkeys(CHOICES[name]))
+    if made not in choices:
+        raise argparse.ArgumentTypeError(f"{name} is one of {', '.join(map(repr, choices))}, not {made!r}")
+    return name, choices[choices.index(made)]
 
 
 def same_hashes() -> None:

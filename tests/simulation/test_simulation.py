@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -47,7 +48,7 @@ from qworker.transports import transfer
 from qworker.transports.lease import Ack, Admin, Dead
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
-from tests.simulation import checks, drawing, nodes, shrinking
+from tests.simulation import checks, drawing, nodes, search, shrinking
 from tests.simulation import run as running
 from tests.simulation.case import (
     Call,
@@ -74,7 +75,7 @@ from tests.simulation.nodes import QUEUES
 from tests.simulation.program import Hooked
 from tests.simulation.run import Running, Seen, run
 from tests.simulation.seams import FORGETS
-from tests.simulation.search import Drawing, find, report, trace
+from tests.simulation.search import Drawing, find, parsed, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
 from tests.support.flows import PENDING, Failed, numbered
@@ -125,6 +126,7 @@ def test_a_seed_that_fails_is_told_with_its_case_made_smaller(monkeypatch: pytes
     monkeypatch.setattr(Counters, "count", lambda *_: None)
     ((seed, text),) = told_of(range(100)).items()
     assert text.startswith(f"seed {seed} fails: python -m tests.simulation --case {seed}\n")
+    assert f"again: python -m tests.simulation --case {seed}\n" in text
     assert "--- made smaller by " in text
     assert f"def test_seed_{seed}() -> None:\n    case = Case(" in text
 
@@ -1058,10 +1060,48 @@ def test_the_command_runs_the_case_of_schedules_that_was_asked_for() -> None:
         assert "schedules=Timetable(" in command(*options, "--shrink", "0").stdout
 
 
+def test_the_command_shows_the_log_of_a_case_that_passes() -> None:
+    quiet, told = (command("--case", "3", *more).stdout for more in ([], ["--log"]))
+    assert "def test_seed_3() -> None:\n    case = Case(\n" in quiet
+    assert " runs f0 0\n" in told
+    assert " runs f0 0\n" not in quiet
+    assert told.endswith("\nall is well\n")
+
+
+def test_a_command_repeats_a_case_with_its_options() -> None:
+    drawing = Drawing((("key", ""), ("rate", 20.0), ("stores", "sqlite")), 25)
+    words = shlex.split(drawing.again(-7))[3:]
+    assert words == ["--case", "-7", "--orders", "25", "--world", "key=", "rate=20.0", "stores=sqlite"]
+    options = parsed(words)
+    assert (Drawing(tuple(options.world), options.orders), options.case) == (drawing, -7)
+
+
+def test_a_case_that_is_not_made_smaller_is_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "shrunk", lambda *_: pytest.fail("it is made smaller"))
+    assert "--- not made smaller\n" in report(DRAWING, replace(find(DRAWING, 3), problems=("bad",)), 0.0)
+
+
+def test_only_after_many_cases_is_told_what_they_never_had() -> None:
+    looking = search.Search(DRAWING, 1, 0.0, print)
+    for seed in (3, 8, 9):
+        looking._add(find(DRAWING, seed))
+    assert "never" not in looking.table().replace("what never met", "")
+    looking.cases = search.ENOUGH
+    pairs = re.findall("^  (.*) with ", looking.table(), re.MULTILINE)
+    assert 10 < len({*pairs}) <= len(pairs) <= search.MOST_MISSING
+
+
 def test_the_command_refuses_a_dimension_that_is_none() -> None:
     done = command("--world", "wrkers=1")
     assert done.returncode == 2
-    assert "a world has no dimension 'wrkers'" in done.stderr
+    assert "a world has no dimension 'wrkers', but stores, workers, " in done.stderr
+
+
+@pytest.mark.parametrize("text", ["stores=redis", "workers=99", "workers=", "key=other"])
+def test_the_command_refuses_a_value_that_is_not_drawn(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(["--world", text])
+    assert f"{text.partition('=')[0]} is one of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["away", "full"])
