@@ -12,6 +12,7 @@ body of a join is sent once: it only runs again if a fault affects its own run.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -101,8 +102,10 @@ def _first(call: Any) -> Iterator[Body]:
 
 
 def weight(fault: Fault) -> int:
-    """Return how many more runs of a message *fault* explains: it is tried again each second."""
-    return 1 + int(fault.seconds if fault.kind in ("away", "cut", "full") else 0.0)
+    """Return how many more runs of a message *fault* explains: of a task that cannot send a call, it is
+    delivered again at once, and then after 1, 2, 4… seconds."""
+    lasts = fault.kind in ("away", "cut", "full")
+    return 2 + int(math.log2(1.0 + fault.seconds)) if lasts else 1
 
 
 def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:

@@ -751,3 +751,17 @@ def test_a_paused_caller_sends_its_call_late() -> None:
         Order(Call(number=0), at=1.0, ask="raise", options={"countdown": 20.0}),
     )
     assert problems(run(Case(World(workers=1, pauses=0.3), orders, seed=4))) == []
+
+
+def test_a_task_that_cannot_be_replaced_runs_again_at_once() -> None:
+    """The checks expected it to run again only after a second."""
+    order = Order(Call(instead=Chunks(items=1, each=1, number=1), number=0), at=2.0)
+    assert problems(run(Case(orders=(order,), faults=(Fault("away", "results", at=2.0, seconds=0.5),)))) == []
+
+
+def test_who_calls_a_chord_of_nothing_runs_again() -> None:
+    """The empty map ran nothing: the checks did not find who had sent the body that ran again."""
+    calls = Call(calls=Chord([Mapping(0, number=3)], Call(number=4)), number=2)
+    order = Order(Pipe([Call(instead=Chunks(items=1, each=1, number=1), number=0), calls]))
+    die = Fault("die", "worker", method="acking", nth=3)
+    assert problems(run(Case(World("sqlite+other"), (order,), (die,)))) == []
