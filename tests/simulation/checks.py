@@ -67,6 +67,8 @@ RECOVERED = 4.0
 restarted after one."""
 CANCELLED = (Failed("TaskRevoked"), Failed("ChordError"))
 """The values of revoked calls, and of those that follow them."""
+AT_DEATHS = "it was running at"
+"""The reason of dead letters that were delivered once more than their ``max_deliveries``."""
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
 """Connection faults, after which the broker still knows who holds what; and ends that the worker notices."""
 
@@ -140,6 +142,7 @@ def _problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if exact:
+        found += [f"delivered once more: {reason}" for reason in seen.left["dead"] if AT_DEATHS in reason]
         in_time = kinds <= LASTING and not seen.case.world.skew
         in_time &= kinds == {"poison"} or not seen.poison  # unknown tasks that are moved are put back anew
         if in_time and seen.schedules is None and seen.rested > PROMPT + _limited(seen):
@@ -173,7 +176,7 @@ def _rejected(seen: Seen) -> int:
         seen.record.ran(asked.name)[part.number]
         for asked in seen.asked
         for part in parts_of(asked.order.flow)
-        if getattr(part, "does", "") in ("reject", "requeue") and not part.fails
+        if getattr(part, "does", "") in ("reject", "requeue", "dies") and not part.fails
     )
 
 
@@ -375,10 +378,10 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     if flow is None or not record.every:
         return
     calls = 2 if asked.order.how == "twice" else 1
-    requeued = {
-        number
+    delivered = {
+        number: RUNS[part.does]
         for number, part in flow.parts.items()
-        if getattr(part, "does", "") == "requeue" and not part.fails and seen.case.world.acks_late
+        if getattr(part, "does", "") in ("requeue", "dies") and not part.fails and seen.case.world.acks_late
     }
     executions = [*record.executions[asked.name], *record.tellings[asked.name]]
     callers: dict[int, set[int]] = defaultdict(set)
@@ -386,7 +389,7 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         for called in (getattr(part, "calls", None), getattr(part, "instead", None)):
             for inner in parts_of(called) if called is not None else ():
                 callers[getattr(inner, "number", number)].add(number)
-    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, requeued, callers)
+    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
     due = want.runs if asked.revoked or seen.may_lose else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}

@@ -207,8 +207,8 @@ def special(random: Random, made: Call, depth: int) -> None:
 NOT_EAGER = {*ENDS, "requeue", "result"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (
-    *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "expired",
-    "outdated",
+    *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "dies",
+    "expired", "outdated",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
 )
 from qworker.middleware import Middleware
-from qworker.tasks.outcome import TIME_LIMIT
+from qworker.tasks.outcome import LOST, TIME_LIMIT
 from tests.simulation.figures import Figures
 from tests.simulation.repeats import Body, Execution, first_of
 from tests.simulation.seams import Process
@@ -400,6 +400,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             return VALUES[does]
         if does == "hard":
             process.end_child(TIME_LIMIT)
+        if does == "dies":
+            process.end_child(LOST)
         if does == "again":
             put_off(task.request, number, BACKOFF * 2**task.request.retries)
         if does == "requeue":
@@ -414,9 +416,11 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         "max_retries": RUNS["again"] - 1, "throws": (Expected,),
     }  # fmt: skip
 
-    @app.task(base=kind, name="call", **options)
     def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int, **named: Any) -> Any:
         return run(this, (*given, *(named[name] for name in sorted(named))), flow, number, fails, retries)
+
+    app.task(base=kind, name="call", **options)(call)
+    app.task(base=kind, name="dies", max_deliveries=RUNS["dies"], **options)(call)
 
     @app.task(base=of_coroutines, name="acall", **options)
     async def acall(

@@ -79,6 +79,8 @@ def order(random: Random, world: RealWorld) -> Order:
             part.options = sooner(part.options)
         if isinstance(part, Call):
             part.delay = min(part.delay, LONGEST)
+        if getattr(part, "does", "") == "dies":
+            part.does = "soft"  # a process is not killed at a run
         if getattr(part, "does", "") == "hard":
             if world.pool != "prefork" or part.coroutine:
                 part.does = "soft"

@@ -134,8 +134,8 @@ Key = tuple[str, int, int]
 class Repeats:
     """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker, and then of each
     call of an errback, which may be in the execution of the call that has failed. every: all
-    executions of the world. bodies: those of all joins. calls: how often the order was called. requeued: the
-    numbers of calls that run twice, because they put their message back once. callers: by number, the calls
+    executions of the world. bodies: those of all joins. calls: how often the order was called. delivered:
+    how often the message of a call is delivered, by number, if not once. callers: by number, the calls
     that call it while they run, directly or in a workflow: each of their runs may do so with other ids."""
 
     def __init__(
@@ -145,14 +145,14 @@ class Repeats:
         mets: Sequence[Met],
         bodies: AbstractSet[Body],
         calls: int = 1,
-        requeued: Collection[int] = (),
+        delivered: Mapping[int, int] = MappingProxyType({}),
         callers: Mapping[int, AbstractSet[int]] = MappingProxyType({}),
     ) -> None:
         self.every = every
         self.mets = mets
         self.bodies = bodies
         self.calls = calls
-        self.requeued = requeued
+        self.delivered = delivered
         self.callers = callers
         self.numbers: dict[str, int] = {}
         found: dict[Key, dict[Execution, None]] = defaultdict(dict)
@@ -162,7 +162,7 @@ class Repeats:
         self.keys = {key: sorted(each, key=lambda run: run.place) for key, each in found.items()}
 
     def _right(self, key: Key) -> int:
-        return 2 if key[1] in self.requeued else 1
+        return self.delivered.get(key[1], 1)
 
     def more(self, number: int) -> int:
         """Return how many runs of the call *number* are repeats of others."""

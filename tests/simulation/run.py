@@ -960,8 +960,9 @@ def delays_of(order: Order) -> float:
     outdated = sum(getattr(part, "does", "") == "outdated" for part in parts_of(order.flow))
     retries = sum(part.retries * part.delay for part in parts_of(order.flow) if isinstance(part, Call))
     backoff = 3 * BACKOFF * sum(getattr(part, "does", "") == "again" for part in parts_of(order.flow))
+    deaths = sum(getattr(part, "does", "") == "dies" for part in parts_of(order.flow))
     countdowns = sum(options.get("countdown") or 0.0 for options in given)
-    return float(countdowns + OUTDATED * outdated + retries + backoff)
+    return float(countdowns + OUTDATED * outdated + retries + backoff + deaths)
 
 
 def _kind_of(case: Case) -> type[Running]:

@@ -27,6 +27,7 @@ from kombu.transport.memory import Channel
 
 from qworker.backends.base import Backend
 from qworker.components import assembly
+from qworker.components import request as requests
 from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.receiving import revocations
 from qworker.components.receiving.ledger import WorkerState
@@ -41,11 +42,11 @@ from qworker.publishing import call as publishing
 from qworker.results import result
 from qworker.results.group_result import GroupResult
 from qworker.tasks import copies, execution, followup, next_attempt
-from qworker.tasks.outcome import SUCCESS, UNREADABLE
+from qworker.tasks.outcome import LOST, SUCCESS, UNREADABLE
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues, Message
 from qworker.transports import transfer
-from qworker.transports.lease import Ack, Admin, Dead
+from qworker.transports.lease import Ack, Admin, Dead, Release
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
 from tests.simulation import checks, drawing, nodes, search, shrinking
@@ -1212,3 +1213,23 @@ def test_a_caller_dies_while_it_waits(ask: str) -> None:
     seen = run(Case(orders=orders, faults=(Fault("kill", "caller0", at=1.0),)))
     assert problems(seen) == []
     assert [bool(asked.told) for asked in seen.asked] == [False, True, True]
+
+
+def test_a_task_that_kills_its_process_is_delivered_so_often() -> None:
+    for late, often in ((True, 3), (False, 1)):
+        seen = run(Case(World(acks_late=late), (Order(Call(does="dies", number=0)),)))
+        assert problems(seen) == []
+        assert (seen.record.ran("f0")[0], len(seen.left["dead"])) == (often, late)
+
+
+def test_too_many_deliveries_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(orders=(Order(Call(does="dies", number=0)),))
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "poison", lambda leased, limit: leased.deliveries >= limit - 1)
+        assert any("ran {0: 2}, not {0: 3}" in text for text in problems(run(case)))
+
+    def again(request: Any, outcome: Any, now: float) -> Release:
+        return Release(request.tag, None, counted=True)
+
+    monkeypatch.setitem(OUTCOMES, LOST, OUTCOMES[LOST]._replace(message=again))
+    assert any(text.startswith("delivered once more: ") for text in problems(run(case)))

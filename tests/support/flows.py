@@ -331,7 +331,7 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
         return signature
 
     if isinstance(flow, Call):
-        task = tasks["acall" if flow.coroutine else "call"]
+        task = tasks["dies" if flow.does == "dies" else "acall" if flow.coroutine else "call"]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
         made.set(immutable=flow.immutable, **timed(flow.options))
         if flow.wrong:
@@ -469,11 +469,12 @@ ENDS: dict[str, Any] = {
     "again": Failed("Again"),
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
+    "dies": Failed("WorkerLost"),
     "expired": Failed("TaskExpired"),
     "outdated": Failed("TaskExpired"),
 }
-"""How a call ends that does so; "requeue" puts its message back once, and "outdated" expires while it
-waits."""
+"""How a call ends that does so; "requeue" puts its message back once, one that "dies" kills its process each
+time, and "outdated" expires while it waits."""
 OUTDATED = 1.0
 """Seconds until one that is outdated would be due."""
 ARGS: dict[str, tuple[Any, ...]] = {
@@ -482,8 +483,8 @@ ARGS: dict[str, tuple[Any, ...]] = {
     "KeyError": (True,),
 }
 """The arguments of errors of tasks; those of a ValueError are the number of its call."""
-RUNS = {"requeue": 2, "again": 3, "expired": 0, "outdated": 0}
-"""How often one runs, if not once."""
+RUNS = {"requeue": 2, "again": 3, "dies": 3, "expired": 0, "outdated": 0}
+"""How often one runs, if not once; for one that dies, its ``max_deliveries``."""
 BACKOFF = 0.1
 """Seconds before the second attempt of one that runs "again"; twice as many before the third."""
 
@@ -737,6 +738,8 @@ class _Oracle:
             return end, after
         if call.does == "requeue" and not self.late and not fails:
             runs, end = 1, ENDS["reject"]
+        if call.does == "dies" and not self.late:
+            runs = 1
         found.runs[number] += runs + call.retries
         ran = frozenset([number])
         if call.calls is not None:
@@ -751,7 +754,7 @@ class _Oracle:
             found.pending = True
             return end, ran
         if isinstance(end, Failed):
-            found.dead += call.does == "reject" and not fails
+            found.dead += call.does in ("reject", "dies") and not fails
             self.tell([stage], 0)
             return end, ran
         if call.instead is not None:
