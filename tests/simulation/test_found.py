@@ -765,3 +765,11 @@ def test_who_calls_a_chord_of_nothing_runs_again() -> None:
     order = Order(Pipe([Call(instead=Chunks(items=1, each=1, number=1), number=0), calls]))
     die = Fault("die", "worker", method="acking", nth=3)
     assert problems(run(Case(World("sqlite+other"), (order,), (die,)))) == []
+
+
+def test_a_death_is_counted_if_its_message_was_kept_and_given_back() -> None:
+    """The worker kept the message until it was due, with the new count, and then gave back the old one."""
+    orders = tuple(Order(Call(number=0), at=1.0 + place / 4) for place in range(5))
+    world = World("kombu+memory", workers=1, concurrency=1, prefetch=1, long=0.5)
+    case = Case(world, (Order(Call(does="dies", number=0), at=1.0), *orders), seed=3)
+    assert problems(run(case)) == []

@@ -339,15 +339,14 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         it until it is due."""
         now, due = self._clock.now(), release.due
         after = released(held, release)
-        changed = release.counted or release.requeued or release.redelivered
         if due is not None and due > now:
             # Given back or sent again only if it must outlive this worker.
             if self._stays(after, due, kept):
                 return End(after, due)
-            if not changed and _may_return(held, due, now):
+            if not after.changed and _may_return(held, due, now):
                 return End(held, delay=whole_seconds(due, now))
             after.own[DUE] = due
-        elif not changed:
+        elif not after.changed:
             return End(held, delay=0)
         try:
             self._sender.send([of_leased(after.leased, after.own, held.message_id)])
@@ -448,7 +447,8 @@ def released(held: Held, release: Release) -> Held:
         requeued=own.get(REQUEUED, 0),
         redelivered=REDELIVERED in own,
     )
-    return Held(held.message, after, own, held.message_id)
+    changed = held.changed or release.counted or release.requeued or release.redelivered
+    return Held(held.message, after, own, held.message_id, changed=changed)
 
 
 def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:

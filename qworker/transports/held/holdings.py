@@ -25,13 +25,14 @@ FULL_SECONDS = 1.0
 
 class Held(NamedTuple):
     """A message taken and not finished. own: its internal headers. sent: whether it was sent again already,
-    so that it only has to be finished."""
+    so that it only has to be finished. changed: whether the server has it with other counts."""
 
     message: Received
     leased: Leased
     own: dict[str, Any]
     message_id: str | None
     sent: bool = False
+    changed: bool = False
 
 
 class End(NamedTuple):
