@@ -37,6 +37,7 @@ from tests.support.flows import (
     RUNS,
     Call,
     Chord,
+    Errback,
     Expected,
     Failed,
     Graph,
@@ -389,6 +390,9 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         for called in (getattr(part, "calls", None), getattr(part, "instead", None)):
             for inner in parts_of(called) if called is not None else ():
                 callers[getattr(inner, "number", number)].add(number)
+    errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
+    for number in errbacks:  # any call before it may fail again, and then what follows fails without a run
+        callers[number] |= flow.parts.keys() - errbacks
     repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
     due = want.runs if asked.revoked or seen.may_lose else want.runs + want.told

@@ -136,7 +136,8 @@ class Repeats:
     call of an errback, which may be in the execution of the call that has failed. every: all
     executions of the world. bodies: those of all joins. calls: how often the order was called. delivered:
     how often the message of a call is delivered, by number, if not once. callers: by number, the calls
-    that call it while they run, directly or in a workflow: each of their runs may do so with other ids."""
+    that call it while they run, directly or in a workflow, and for an errback all that may fail: each of
+    their runs may call it with other ids."""
 
     def __init__(
         self,

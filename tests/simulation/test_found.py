@@ -773,3 +773,10 @@ def test_a_death_is_counted_if_its_message_was_kept_and_given_back() -> None:
     world = World("kombu+memory", workers=1, concurrency=1, prefetch=1, long=0.5)
     case = Case(world, (Order(Call(does="dies", number=0), at=1.0), *orders), seed=3)
     assert problems(run(case)) == []
+
+
+def test_the_errback_of_a_body_is_called_again_after_a_crash() -> None:
+    """The chord was finished again with a member that ran again; its body runs neither time."""
+    chord = Chord([Call(fails=True)], Call(errbacks=[Errback()]))
+    crash = Fault("crash", at=5.0, seconds=1.0)
+    assert problems(run(Case(orders=(Order(numbered(chord), at=5.0),), faults=(crash,)))) == []
