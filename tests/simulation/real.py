@@ -336,6 +336,8 @@ class RealRunning:
         if fleet.by_messages:
             seen.record.called.clear()  # their results went to the calling workers
             seen.record.unseen.clear()
+        names = [repr(asked.name) for asked in seen.asked]  # the record has earlier cases, too
+        seen.record.unseen[:] = [text for text in seen.record.unseen if any(name in text for name in names)]
         seen.tasks = sum(len(seen.record.runs[asked.name]) for asked in seen.asked)
         errors = list(fleet.record.errors)
         seen.errors += [text for (text,) in errors[len(self.errors) :]]
