@@ -219,11 +219,11 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
     found += _untimely(seen, asked, want)
-    # Two calls share their results: one may have lost what succeeded in the other. What runs whatever becomes
-    # of others does not show that these were revoked.
-    unsure = (
-        _after_losses(asked.order.flow) if asked.revoked or (calls == 2 and seen.may_lose) else frozenset()
-    )
+    # Two calls share their results: one may have lost what succeeded in the other. So may a task that was
+    # ended when it had sent its retry. What runs whatever becomes of others does not show that these were
+    # revoked.
+    shared = calls == 2 or any((fault.kind, fault.method) == ("limit after", "push") for fault in seen.fired)
+    unsure = _after_losses(asked.order.flow) if asked.revoked or (shared and seen.may_lose) else frozenset()
 
     def is_right(value: Any, want: Any) -> bool:
         value, want = _but(value, unsure), _but(want, unsure)

@@ -780,3 +780,10 @@ def test_the_errback_of_a_body_is_called_again_after_a_crash() -> None:
     chord = Chord([Call(fails=True)], Call(errbacks=[Errback()]))
     crash = Fault("crash", at=5.0, seconds=1.0)
     assert problems(run(Case(orders=(Order(numbered(chord), at=5.0),), faults=(crash,)))) == []
+
+
+def test_a_task_that_exceeded_its_limit_after_its_retry_succeeds_later() -> None:
+    """The graph went on with the failure, as documented; the checks expected the value of the retry."""
+    after = Node(Call(number=1), after=[1], always=True)
+    order = Order(Graph([Node(Call(retries=1, number=0)), after]), at=0.3)
+    assert problems(run(Case(orders=(order,), faults=(Fault("limit after", "worker0", "push"),)))) == []
