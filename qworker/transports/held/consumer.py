@@ -404,14 +404,25 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             self._forget_all()
             return
         polls.close()
-        held = list(self._everything())
+        changed = [held for held in self._holdings.everything() if held.changed]
+        others = {id(held.message) for held in changed}
+        back = [message for message in self._everything() if id(message) not in others]
         # If it fails, they come back when their reservation expires.
         with suppress(BrokerUnavailable), self._server.errors(connection):
             self._part_with_the_early()
-            give_all_back(held)
+            give_all_back(back)
+            self._send_again(changed)
         self._forget_all()
-        polls.drain({message.queue for message in held})
+        polls.drain({message.queue for message in back})
         close(connection)
+
+    def _send_again(self, changed: Sequence[Held]) -> None:
+        """Send messages with their new counts, and finish those that the server has."""
+        ours = [held for held in changed if held.sent or not lapsed([held.message])]
+        if messages := [_back_in_its_queue(held) for held in ours if not held.sent]:
+            self._sender.send(messages)
+        for _ in carry_out(list(map(End, ours))):
+            pass
 
     def close(self) -> None:
         """Close what deregister() leaves open."""
@@ -419,6 +430,13 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
 
 
 # -- Messages that go back changed, or become dead letters or failed tasks --
+
+
+def _back_in_its_queue(held: Held) -> Outgoing:
+    """Return *held* as it is sent again, with its counts and due time."""
+    due = held.leased.due
+    own = held.own if due is None else {**held.own, DUE: due}
+    return of_leased(held.leased, own, held.message_id)
 
 
 def _may_return(held: Held, due: float, now: float) -> bool:

@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from qworker.errors import LeaseLost
+from qworker.testing.clock import FakeClock
 from qworker.testing.contract import scripts
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, Start, generation, take
@@ -273,6 +274,24 @@ def test_who_resigns_leaves_everything_uncounted(store: Broker, open_: Open) -> 
     leaver.consumer.deregister()
     assert store.consumer.reclaim() == []
     assert take(store) == [first, second]
+
+
+def test_counted_deaths_are_kept_when_a_consumer_leaves(open_: Open, clock: FakeClock) -> None:
+    """Whether their messages wait in it until they are due, or were taken again."""
+    leaver = open_(registered=True)
+    own = generation(leaver)
+    leaver.sender.push([message("taken again"), message("waiting")])
+    again, waiting = sorted(take(leaver), key=lambda leased: leased.headers)
+    due = clock.now() + 5.0
+    ends = [Release(again.tag, counted=True), Release(waiting.tag, due, counted=True)]
+    assert leaver.consumer.settle(own, ends) == set()
+    assert names(take(leaver)) == ["taken again"]
+    leaver.consumer.deregister()
+    store = open_(registered=True)
+    found = until(lambda: take(store))
+    clock.advance(5.0)
+    found += until(lambda: take(store))
+    assert [(leased.headers, leased.deliveries) for leased in found] == [("taken again", 1), ("waiting", 1)]
 
 
 def test_a_close_is_a_resignation(store: Broker, open_: Open) -> None:
