@@ -387,8 +387,9 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     executions = [*record.executions[asked.name], *record.tellings[asked.name]]
     callers: dict[int, set[int]] = defaultdict(set)
     for number, part in flow.parts.items():
-        for called in (getattr(part, "calls", None), getattr(part, "instead", None)):
-            for inner in parts_of(called) if called is not None else ():
+        called = [getattr(part, "calls", None), getattr(part, "instead", None), *getattr(part, "links", ())]
+        for each in filter(None, called):
+            for inner in parts_of(each):
                 callers[getattr(inner, "number", number)].add(number)
     errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
     for number in errbacks:  # any call before it may fail again, and then what follows fails without a run

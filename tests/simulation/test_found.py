@@ -787,3 +787,11 @@ def test_a_task_that_exceeded_its_limit_after_its_retry_succeeds_later() -> None
     after = Node(Call(number=1), after=[1], always=True)
     order = Order(Graph([Node(Call(retries=1, number=0)), after]), at=0.3)
     assert problems(run(Case(orders=(order,), faults=(Fault("limit after", "worker0", "push"),)))) == []
+
+
+def test_a_linked_map_of_nothing_is_called_again() -> None:
+    """The empty map ran nothing: the checks did not find who had sent the call after it again."""
+    body = Call(links=[Pipe([Mapping(0, number=2), Call(number=3)])], number=1)
+    order = Order(Chord([Call(options={"countdown": 0.5}, number=0)], body), at=2.5)
+    crash = Fault("crash", at=3.0, seconds=4.0)
+    assert problems(run(Case(World("sqlite"), (order,), (crash,)))) == []
