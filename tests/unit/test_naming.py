@@ -20,7 +20,7 @@ from qworker.errors import ConfigurationError
 HOST = naming.hostname()
 
 
-def test_ids_are_random_version_4_uuids_in_their_usual_text() -> None:
+def test_ids_are_version_4_uuids() -> None:
     made = {naming.task_id() for _ in range(2000)} | set(islice(naming.task_ids(), 2000))
     assert len(made) == 4000
     for text in made:
@@ -49,7 +49,7 @@ def test_forked_children_make_different_ids() -> None:
     assert len(ids) == 80
 
 
-def test_a_task_is_named_after_module_and_function() -> None:
+def test_task_name_is_module_and_function() -> None:
     def add() -> None: ...
 
     add.__module__ = "proj.tasks"
@@ -67,7 +67,7 @@ def test_a_task_is_named_after_module_and_function() -> None:
         ({}, None, "__main__.add"),
     ],
 )
-def test_a_task_of_the_script_has_the_name_the_worker_will_import(
+def test_task_of_a_script_is_named_as_workers_import_it(
     attributes: dict[str, object], main: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def add() -> None: ...
@@ -80,11 +80,11 @@ def test_a_task_of_the_script_has_the_name_the_worker_will_import(
 
 
 @pytest.mark.parametrize("path", ["os.path:join", "os.path.join"])
-def test_both_spellings_of_a_path(path: str) -> None:
+def test_import_paths_take_a_colon_or_a_dot(path: str) -> None:
     assert naming.import_object(path) is os.path.join
 
 
-def test_a_module_and_a_nested_attribute() -> None:
+def test_modules_and_nested_attributes_are_imported() -> None:
     assert naming.import_object("os.path") is os.path
     assert naming.import_object("collections:abc.Mapping.get") is __import__("collections").abc.Mapping.get
 
@@ -104,12 +104,12 @@ def test_a_module_and_a_nested_attribute() -> None:
         (".relative", "not a Python path"),
     ],
 )
-def test_a_wrong_path_is_one_clear_message(path: str, message: str) -> None:
+def test_invalid_import_paths_are_rejected(path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         naming.import_object(path)
 
 
-def test_what_the_module_itself_raises_is_not_hidden(project: Callable[..., Path]) -> None:
+def test_errors_raised_by_an_imported_module_propagate(project: Callable[..., Path]) -> None:
     project(**{"needs_more.py": "import surely_not_installed", "broken_at_once.py": "1 / 0"})
     with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
         naming.import_object("needs_more:app")
@@ -132,17 +132,17 @@ def test_what_the_module_itself_raises_is_not_hidden(project: Callable[..., Path
         ("a%%%i@box", 7, "a%7@box"),
     ],
 )
-def test_node_names(template: str | None, index: int, expected: str) -> None:
+def test_node_name_templates(template: str | None, index: int, expected: str) -> None:
     assert naming.node_name(template, index) == expected
 
 
 @pytest.mark.parametrize("template", ["a b", "a@b@c", "w/1@box", "w\n@box", "@box", "w1@", "x" * 300])
-def test_bad_node_names_are_refused(template: str) -> None:
+def test_invalid_node_names_are_rejected(template: str) -> None:
     with pytest.raises(ConfigurationError, match="not a node name"):
         naming.node_name(template)
 
 
-def test_near_names() -> None:
+def test_close_matches() -> None:
     assert naming.close_matches("broker_ulr", ["broker_url", "timezone"]) == ["broker_url"]
     assert naming.close_matches("zzz", ["broker_url"]) == []
     assert naming.close_matches("same", ["same"]) == []
@@ -151,7 +151,7 @@ def test_near_names() -> None:
 @pytest.mark.parametrize(
     "name", ["celery", "a", "video.high-priority_2", "a:b/c", "größe", "q" * 255, "user@box.dq"]
 )
-def test_queue_names(name: str) -> None:
+def test_valid_queue_names(name: str) -> None:
     assert naming.valid_queue_name(name)
 
 
@@ -160,12 +160,12 @@ def test_queue_names(name: str) -> None:
     ["", "a b", "a\n", "a\r\nDEL x", "a\x00", "x'; DROP TABLE", 'q"', "*", "a?", "a[1]", "{a}", "q" * 256,
      "é" * 200, "\ud800", "a\u202eb", None, 7, b"celery"],
 )  # fmt: skip
-def test_names_that_would_be_dangerous_somewhere_are_no_queue_names(name: object) -> None:
+def test_invalid_queue_names(name: object) -> None:
     assert not naming.valid_queue_name(name)
 
 
 @given(st.text())
-def test_any_text_can_be_asked_about(text: str) -> None:
+def test_name_validation_accepts_any_text(text: str) -> None:
     if naming.valid_queue_name(text):
         assert text.isprintable()
         assert not text.isspace()

@@ -1,4 +1,4 @@
-"""What things are called in NATS, and how its URLs are read."""
+"""Names of streams, subjects and consumers in NATS, and parsing of its URLs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUES = st.text(max_size=200)
 @example("a b>c")
 @example("日" * 100)
 @example("\ud800")
-def test_any_queue_has_a_token_that_nats_takes(queue: str) -> None:
+def test_queue_tokens_are_valid_in_nats(queue: str) -> None:
     assert SAFE.fullmatch(token(queue))
     assert len(token(queue)) <= LONGEST
 
@@ -34,12 +34,12 @@ def test_any_queue_has_a_token_that_nats_takes(queue: str) -> None:
 @example(["a.b", "a=2Eb"])
 @example(["x" * LONGEST, "x" * (LONGEST + 1)])
 @example(["日" * 100, "日" * 101])
-def test_no_two_queues_have_the_same_token(queues: list[str]) -> None:
+def test_queue_tokens_are_unique(queues: list[str]) -> None:
     assert len(set(map(token, queues))) == 2
 
 
-def test_the_consumer_of_a_stream_made_anew_is_another() -> None:
-    """An old acknowledgement must be none of a new message."""
+def test_recreated_stream_gets_another_consumer_name() -> None:
+    """An ack of an old message must not ack a new one."""
     layout = Layout("s")
     assert layout.consumer("q", "1") != layout.consumer("q", "2")
 
@@ -57,19 +57,19 @@ def test_the_consumer_of_a_stream_made_anew_is_another() -> None:
         ("tls://h", [("h", 4222)], {}),
     ],
 )
-def test_a_url_is_read(url: str, servers: list[tuple[str, int]], login: dict[str, str]) -> None:
+def test_urls_are_parsed(url: str, servers: list[tuple[str, int]], login: dict[str, str]) -> None:
     place = read_url(url)
     assert ([host[:2] for host in place.servers], place.login) == (servers, login)
     assert (place.tls is not None) == url.startswith("tls")
 
 
 @pytest.mark.parametrize("url", ["nats://h:x", "nats://h:0", "nats://,", "nats://h/0", "nats://h?a=1"])
-def test_what_is_no_url_of_nats_is_refused(url: str) -> None:
+def test_invalid_urls_are_rejected(url: str) -> None:
     with pytest.raises(ConfigurationError, match="broker_url"):
         read_url(url)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_masked() -> None:
     for url in ("nats://u:s3cr3t@h", "nats://s3cr3t@h", "tls://s3cr3t@a,b"):
         assert "s3cr3t" not in read_url(url).shown + mask_urls(f"broker_url: {url} is wrong")
     assert mask_urls("nats://h:4222,g") == "nats://h:4222,g"
@@ -79,6 +79,6 @@ def test_secrets_are_not_shown() -> None:
     "options",
     [{"replica": 3}, {"replicas": "many"}, {"replicas": 0}, {"stream": "a.b"}, {"stream": ""}],
 )
-def test_options_that_nats_does_not_have_are_refused(options: dict[str, object]) -> None:
+def test_invalid_transport_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="broker_transport_options"):
         open_broker("nats://h", Settings({"broker_transport_options": options}))

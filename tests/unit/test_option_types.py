@@ -1,4 +1,4 @@
-"""What type checkers know of options is what is accepted: no key is missing, and none is refused."""
+"""The typed dictionaries of options have exactly the keys that are accepted at run time."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from qworker.tasks.definition import make_task
 from qworker.tasks.task import Task
 
 HOOKS = {"before_start", "on_success", "on_retry", "on_failure", "after_return", "shadow_name"}
-"""Methods of a task that the decorator takes as options, and that are for users to write."""
+"""Methods of a task that users override, and that the decorator accepts as options."""
 TYPED_ELSEWHERE = {"app", "function", "bind", "base", "options"}
-"""Parameters of what makes a task that are no options, or that the decorators name themselves."""
+"""Parameters of make_task() that are not options, or that the decorators declare themselves."""
 ACCEPTED = {*OPTIONS, *FOR_CELERYS_SAKE, *HANDED_IN}
 
 
-def test_task_options_are_those_that_the_decorator_takes() -> None:
+def test_task_options_match_the_decorator() -> None:
     parameters = inspect.signature(make_task).parameters.keys() - TYPED_ELSEWHERE
     assert TaskOptions.__annotations__.keys() == options.OPTIONS.keys() | parameters | HOOKS
 
 
-def test_a_hook_is_taken_as_an_option() -> None:
+def test_hooks_are_accepted_as_options() -> None:
     app = QWorker("hooks", set_as_current=False)
     task = app.task(**dict.fromkeys(HOOKS, print))(len)
     assert [getattr(type(task), hook) for hook in HOOKS] == [print] * len(HOOKS)
 
 
-def test_an_option_may_be_none_where_a_task_may_have_none() -> None:
-    """Else None would be what the task has: there is no setting behind the option."""
+def test_options_are_optional_where_task_attributes_are() -> None:
+    """For any other option None would become the task's value, as no setting is its default."""
     optional = {name for name, type in TaskOptions.__annotations__.items() if _takes_none(type)}
     assert optional & options.OPTIONS.keys() == {
         name for name in options.OPTIONS if _takes_none(Task.__annotations__[name])
@@ -43,10 +43,10 @@ def _takes_none(annotation: object) -> bool:
     return text == "Any" or text.endswith("| None")
 
 
-def test_call_options_are_those_that_calls_take() -> None:
+def test_call_options_match_the_accepted_ones() -> None:
     assert CallOptions.__annotations__.keys() == ACCEPTED - {"task_id"}
     assert SignatureOptions.__annotations__.keys() == ACCEPTED
 
 
-def test_retry_options_are_those_that_the_next_attempt_does_not_keep() -> None:
+def test_retry_options_are_those_a_retry_does_not_keep() -> None:
     assert RetryOptions.__annotations__.keys() == ACCEPTED - _KEPT - {"countdown", "eta"}

@@ -1,5 +1,5 @@
-"""OUTCOMES, row by row: what each way to end means for the message, the stored state, the signal, the log and
-the metrics; and that nothing but its row decides it."""
+"""OUTCOMES, row by row: what each outcome means for the message, the stored state, the signal, the log and
+the metrics; and that only the row decides it."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ FIVE_DEATHS = {"deliveries": 4}
 
 
 class Case(NamedTuple):
-    """An end, and what is to come of it.
+    """An outcome, and what is expected to follow from it.
 
-    kind: of the outcome, whose text is "why". settlement: of message 1, without the row that the worker
-    makes. stored: state and name of the exception in that row. told: by which signal, and what of it.
-    task: options. leased: fields of the message. acked: before it ran. row: which the run has brought.
+    kind: kind of the outcome, whose text is "why". settlement: of message 1, without the row that the worker
+    makes. stored: state and name of the exception in that row. signalled: the signal sent, and its arguments.
+    task: options. leased: fields of the message. acked: before it ran. row: the result row sent by the child.
     """
 
     kind: str
     settlement: Settlement | None
     level: int | None
     stored: tuple[str, str] | None = None
-    told: tuple[Any, ...] | None = None
+    signalled: tuple[Any, ...] | None = None
     label: str | None = None
     task: dict[str, Any] = {}
     leased: dict[str, Any] = {}
@@ -81,12 +81,12 @@ class Case(NamedTuple):
 
 
 def of_run(kind: str, settlement: Settlement, level: int, label: str, **more: Any) -> Case:
-    """The end of a run that has brought its row along."""
+    """The outcome of a run whose child has sent the result row."""
     return Case(kind, settlement, level, label=label, row=ROW, **more)
 
 
-LOST_FOR_GOOD: dict[str, Any] = {"stored": ("FAILURE", "WorkerLostError"), "told": ("failure",)}
-TOO_LONG: dict[str, Any] = {"stored": ("FAILURE", "TimeLimitExceeded"), "told": ("failure",)}
+LOST_FOR_GOOD: dict[str, Any] = {"stored": ("FAILURE", "WorkerLostError"), "signalled": ("failure",)}
+TOO_LONG: dict[str, Any] = {"stored": ("FAILURE", "TimeLimitExceeded"), "signalled": ("failure",)}
 FAILED: dict[str, Any] = {"stored": ("FAILURE", "TaskError"), "label": "failure"}
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 CASES = [
@@ -172,16 +172,16 @@ CASES = [
         label="expired",
     ),
     Case(POISONED, DeadLetter(1, "why"), INFO, ("FAILURE", "WorkerLostError")),
-    Case(COPY, Ack(1), WARNING, told=("rejected", "why")),
+    Case(COPY, Ack(1), WARNING, signalled=("rejected", "why")),
     Case(UNKNOWN, DeadLetter(1, "why"), ERROR, ("FAILURE", "NotRegistered")),
-    Case(UNREADABLE, DeadLetter(1, "why"), ERROR, told=("rejected", "why")),
+    Case(UNREADABLE, DeadLetter(1, "why"), ERROR, signalled=("rejected", "why")),
 ]
 PLAIN = {case.kind: case for case in reversed(CASES)}
-"""Of each kind the first case."""
+"""The first case of each kind."""
 
 
 class End:
-    """Request 1, which comes to its end by a Settler; what was settled, stored, told, logged and counted."""
+    """Request 1, settled by a Settler; what was settled, stored, signalled, logged and counted."""
 
     def __init__(self, case: Case, caplog: pytest.LogCaptureFixture) -> None:
         self.rooms = Rooms()
@@ -194,11 +194,11 @@ class End:
         request = self.rooms.request(1, "work", timelimit=(9, None), **case.leased)
         request.acked = case.acked
         caplog.clear()
-        with listening() as heard, caplog.at_level(logging.DEBUG):
+        with listening() as sent_signals, caplog.at_level(logging.DEBUG):
             outcome = Outcome(case.kind, 1.25, "why", None, case.row)
-            whom = self.stranger(request) if case.kind in (UNKNOWN, UNREADABLE) else request
-            self.settlement = end(self.app, whom, outcome, NOW)
-        self.heard = list(heard)
+            settled_request = self.unreadable(request) if case.kind in (UNKNOWN, UNREADABLE) else request
+            self.settlement = end(self.app, settled_request, outcome, NOW)
+        self.sent_signals = list(sent_signals)
         self.records = list(caplog.records)
         row = getattr(self.settlement, "row", None)
         self.stored = None
@@ -208,17 +208,17 @@ class End:
             self.stored = (meta["status"], meta["result"]["exc_type"])
             (self.message,) = meta["result"]["exc_message"]
             self.settlement = self.settlement._replace(row=None)  # type: ignore[union-attr, call-arg]
-        self.settler.ended([(request, outcome)]) if whom is request else None
+        self.settler.ended([(request, outcome)]) if settled_request is request else None
         self.counted = [how for _, how in self.counters.ends()]
         self.waits = len(self.ready)
 
-    def stranger(self, request: Request) -> UnreadableMessage:
+    def unreadable(self, request: Request) -> UnreadableMessage:
         leased = request.leased
         return UnreadableMessage(leased, NotRegistered("work"), protocol.parse_headers(leased.headers))
 
 
 class listening:
-    """What the signals say meanwhile."""
+    """Records the signals that are sent in the block."""
 
     def __enter__(self) -> list[tuple[Any, ...]]:
         self.said: list[tuple[Any, ...]] = []
@@ -244,11 +244,13 @@ def test_every_row_is_tested() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_how_a_request_ended_says_what_comes_of_it(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+def test_outcome_decides_settlement_result_signal_log_and_label(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
     found = End(case, caplog)
     assert found.settlement == case.settlement
     assert found.stored == case.stored
-    assert found.heard == ([] if case.told is None else [case.told])
+    assert found.sent_signals == ([] if case.signalled is None else [case.signalled])
     assert found.counted == ([] if case.label is None else [case.label])
     assert [record.levelno for record in found.records] == ([] if case.level is None else [case.level])
     if case.kind in (UNKNOWN, UNREADABLE):
@@ -275,25 +277,25 @@ def test_how_a_request_ended_says_what_comes_of_it(case: Case, caplog: pytest.Lo
     ],
     ids=str,
 )
-def test_who_lost_its_process_counts_only_deliveries_that_may_follow(
+def test_lost_task_message_mentions_deliveries_only_if_limited(
     more: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert End(Case(LOST, None, ERROR, **more), caplog).message == said
 
 
-def test_what_was_acked_early_and_is_rejected_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_task_that_was_acked_early_is_not_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = End(PLAIN[REJECTED]._replace(acked=True), caplog).records
     assert record.getMessage().endswith("why (its message was acknowledged before it ran: nothing is kept)")
 
 
-# -- the table is executed: a row that is changed changes what happens --
+# -- the table is executed: changing a row changes what happens --
 
 
-def told_instead(app: Any, request: Any, outcome: Outcome, error: QWorkerError | None) -> None:
+def signal_instead(app: Any, request: Any, outcome: Outcome, error: QWorkerError | None) -> None:
     signals.task_rejected.send(app, message=request.leased, exc="instead")
 
 
-def store_instead(request: Any, outcome: Outcome, now: float) -> Settlement:
+def dead_letter_instead(request: Any, outcome: Outcome, now: float) -> Settlement:
     return DeadLetter(request.tag, "instead")
 
 
@@ -309,31 +311,35 @@ EACH = pytest.mark.parametrize("kind", OUTCOMES)
 
 
 @EACH
-def test_the_message_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
-    changed(kind, message=store_instead)
+def test_message_column_decides_the_settlement(
+    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed(kind, message=dead_letter_instead)
     assert End(PLAIN[kind], caplog).settlement == DeadLetter(1, "instead")
 
 
 @EACH
-def test_the_state_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_column_decides_the_stored_state(
+    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     case = PLAIN[kind]._replace(row=None, kind=kind)
     error = OUTCOMES[kind].error or outcomes._as(NotRegistered)
-    changed(kind, message=store_instead, state="INSTEAD", error=error)
+    changed(kind, message=dead_letter_instead, state="INSTEAD", error=error)
     assert (End(case, caplog).stored or [None])[0] == "INSTEAD"
     changed(kind, state=None)
     assert End(case, caplog).stored is None
 
 
 @EACH
-def test_the_signal_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
-    changed(kind, message=store_instead, signal=told_instead)
-    assert End(PLAIN[kind], caplog).heard == [("rejected", "instead")]
+def test_signal_column_decides_the_signal(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    changed(kind, message=dead_letter_instead, signal=signal_instead)
+    assert End(PLAIN[kind], caplog).sent_signals == [("rejected", "instead")]
     changed(kind, signal=None)
-    assert End(PLAIN[kind], caplog).heard == []
+    assert End(PLAIN[kind], caplog).sent_signals == []
 
 
 @EACH
-def test_the_log_columns_decide(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_columns_decide_level_and_text(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(
         kind, level=logging.CRITICAL, said="instead of %s", fields=lambda request, outcome: (outcome.text,)
     )
@@ -345,7 +351,9 @@ def test_the_log_columns_decide(kind: str, changed: Any, caplog: pytest.LogCaptu
 
 
 @EACH
-def test_the_event_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_event_column_decides_the_logged_event(
+    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     changed(kind, said="instead", fields=lambda request, outcome: (), event="task-instead")
     End(PLAIN[kind], caplog)
     assert logged(caplog)[:1] == ["task-instead"]
@@ -355,9 +363,7 @@ def test_the_event_column_decides(kind: str, changed: Any, caplog: pytest.LogCap
 
 
 @EACH
-def test_the_log_record_has_what_filters_ask_for(
-    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_record_has_task_attributes(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(kind, said="instead", fields=lambda request, outcome: ())
     (record, *_) = End(PLAIN[kind], caplog).records
     assert {"task_id", "task_name", "state", "runtime", "queue", "retries"} <= vars(record).keys()
@@ -370,7 +376,7 @@ def test_the_log_record_has_what_filters_ask_for(
         (REJECTED, "REJECTED"), (REQUEUED, "PENDING"), (INTERRUPTED, "PENDING"), (REVOKED, "REVOKED"),
     ],
 )  # fmt: skip
-def test_the_log_record_says_what_became_of_the_call(
+def test_log_record_has_the_state_of_the_call(
     kind: str, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (record,) = End(PLAIN[kind], caplog).records
@@ -381,10 +387,12 @@ def test_the_log_record_says_what_became_of_the_call(
 
 
 @EACH
-def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_part_column_decides_the_parts_of_joins(
+    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     headers = {"headers": {JOINS: [["join", 3], ["other", 0]]}}
     case = PLAIN[kind]._replace(leased={**PLAIN[kind].leased, **headers})
-    changed(kind, message=store_instead, part="INSTEAD")
+    changed(kind, message=dead_letter_instead, part="INSTEAD")
     settlement = End(case, caplog).settlement
     assert isinstance(settlement, DeadLetter)
     assert settlement.parts == (Part("join", 3, "id-1", "INSTEAD"), Part("other", 0, "id-1", "INSTEAD"))
@@ -399,27 +407,27 @@ def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCapt
     [None, 7, "join", {}, [[]], [["join"]], [["join", "0"]], [["join", -1]], [["join", True]], [[1, 1]],
      [["join", 2**31]], [["join", 1, 2]], [None]],
 )  # fmt: skip
-def test_what_names_no_join_is_part_of_none(named: Any) -> None:
+def test_malformed_join_headers_give_no_parts(named: Any) -> None:
     assert parts_of({"id": "x", JOINS: named}, "SUCCESS") == ()
     assert parts_of({JOINS: [["join", 1]]}, "SUCCESS") == ()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind not in (UNKNOWN, UNREADABLE)])
-def test_the_label_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_label_column_decides_the_metric(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(kind, label="instead")
     assert End(PLAIN[kind], caplog).counted == ["instead"]
     changed(kind, label=None)
     assert End(PLAIN[kind], caplog).counted == []
 
 
-def test_events_have_celerys_names_and_every_final_end_has_one() -> None:
+def test_events_have_celery_names() -> None:
     assert {rule.event for rule in OUTCOMES.values()} - {None} == CELERYS
     unmonitored = {kind for kind, rule in OUTCOMES.items() if rule.event is None}
     assert unmonitored == {IGNORED, REPLACED, UNSTARTED, LEASE_EXPIRED, COPY, UNREADABLE}
 
 
-def test_a_row_is_plain() -> None:
-    """A new kind needs no more than what it does."""
+def test_columns_of_a_rule_have_defaults() -> None:
+    """A new kind needs only a function for the message."""
     assert Rule(outcomes.keep) == OUTCOMES[UNSTARTED]
 
 
@@ -435,13 +443,13 @@ def made(task_options: dict[str, Any], fields: dict[str, Any] | None = None) -> 
 @pytest.mark.parametrize(
     ("before", "pause"), [(0, None), (1, 1), (2, 2), (3, 4), (5, 16), (6, MAX_REDELIVERY_SECONDS), (5000, 30)]
 )
-def test_what_its_task_puts_back_waits_longer_each_time(before: int, pause: float | None) -> None:
+def test_requeued_message_is_delayed_longer_each_time(before: int, pause: float | None) -> None:
     rooms, one = made({}, {"requeued": before})
     settled = end(rooms.app, one, Outcome(REQUEUED, 0.0), NOW)
     assert settled == Release(1, None if pause is None else NOW + pause, requeued=True, redelivered=True)
 
 
-def test_each_death_is_followed_by_a_longer_pause_up_to_a_limit() -> None:
+def test_redelivery_delay_grows_with_each_lost_process_up_to_a_limit() -> None:
     pauses = []
     for deliveries in range(12):
         rooms, one = made({"max_deliveries": 100}, {"deliveries": deliveries})
@@ -452,7 +460,7 @@ def test_each_death_is_followed_by_a_longer_pause_up_to_a_limit() -> None:
     assert set(pauses[6:]) == {MAX_REDELIVERY_SECONDS}
 
 
-def test_nothing_is_stored_of_a_task_whose_result_is_ignored() -> None:
+def test_ignored_results_are_not_stored() -> None:
     for options, fields in (({"ignore_result": True}, {}), ({}, {"ignore_result": True})):
         rooms, one = made(options, fields)
         assert end(rooms.app, one, Outcome(TIME_LIMIT, text="why"), NOW) == Ack(1)
@@ -460,23 +468,23 @@ def test_nothing_is_stored_of_a_task_whose_result_is_ignored() -> None:
 
 @pytest.mark.parametrize("acked", [False, True])
 @pytest.mark.parametrize("kind", [SUCCESS, FAILURE, EXPECTED, REJECTED, LOST])
-def test_what_a_child_has_stored_is_not_stored_again(kind: str, acked: bool) -> None:
+def test_result_stored_by_a_child_is_not_stored_again(kind: str, acked: bool) -> None:
     rooms, one = made({"max_deliveries": 1}, {})
     one.headers[JOINS] = [["join", 0]]
     one.acked = acked
     settlement = end(rooms.app, one, Outcome(kind, 1.0, "why", row=ROW, stored=True), NOW)
     assert isinstance(settlement, Ack | DeadLetter)
-    assert (settlement.row is None) is not acked  # what was acked takes its parts along with the row
+    assert (settlement.row is None) is not acked  # the parts of an acked message travel with the row
     assert [part.join for part in settlement.parts] == ["join"]
 
 
-def test_nothing_is_stored_of_a_message_whose_headers_cannot_be_read() -> None:
+def test_no_result_is_stored_for_unreadable_headers() -> None:
     rooms, one = made({})
-    stranger = UnreadableMessage(one.leased, NotRegistered("work"), {})
-    assert end(rooms.app, stranger, Outcome(UNKNOWN, text="why"), NOW) == DeadLetter(1, "why")
+    unreadable = UnreadableMessage(one.leased, NotRegistered("work"), {})
+    assert end(rooms.app, unreadable, Outcome(UNKNOWN, text="why"), NOW) == DeadLetter(1, "why")
 
 
-def test_only_a_failure_that_was_not_expected_is_logged_with_its_traceback(
+def test_traceback_is_logged_for_unexpected_failures_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rooms, one = made({})
@@ -491,13 +499,11 @@ def test_only_a_failure_that_was_not_expected_is_logged_with_its_traceback(
 
 
 @pytest.mark.parametrize("kind", [SUCCESS, RETRY, FAILURE, EXPECTED, IGNORED, REJECTED, REQUEUED])
-def test_the_log_says_how_long_a_run_took_that_came_to_its_end(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runtime_of_finished_tasks_is_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "1.250000s" in End(PLAIN[kind], caplog).records[0].getMessage()
 
 
-def test_a_shadow_name_is_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_shadow_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     rooms = Rooms()
     with caplog.at_level(logging.INFO):
         end(rooms.app, rooms.request(1, shadow="alias"), Outcome(SUCCESS, 0.1), NOW)

@@ -1,4 +1,4 @@
-"""The files of a holder: what they say of it while it lives, when it has died, and when it ends in order."""
+"""Owner files: what they tell about their consumer while it runs and after it has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def holding(directory: Path) -> OwnerFiles:
     return made
 
 
-def test_who_holds_the_lock_lives_and_who_let_go_is_dead(tmp_path: Path) -> None:
+def test_owner_counts_as_dead_once_its_lock_is_released(tmp_path: Path) -> None:
     held = holding(tmp_path)
     lock = held.lock
     assert lock == lock_beside(held.running)
@@ -40,25 +40,25 @@ def test_who_holds_the_lock_lives_and_who_let_go_is_dead(tmp_path: Path) -> None
     assert not died(lock, "another boot, perhaps of another machine")
 
 
-def test_two_who_ask_at_once_do_not_mislead_each_other(tmp_path: Path) -> None:
+def test_concurrent_liveness_checks_do_not_interfere(tmp_path: Path) -> None:
     import fcntl
 
     held = holding(tmp_path)
     lock = held.lock
     held.let_go()
-    with open(lock, "rb") as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)
+    with open(lock, "rb") as checking:
+        fcntl.flock(checking, fcntl.LOCK_SH)
         assert died(lock, BOOT)
 
 
-def test_a_file_that_is_not_here_says_nothing(tmp_path: Path) -> None:
+def test_missing_files_tell_nothing(tmp_path: Path) -> None:
     for path in ("", str(tmp_path / "none.lock")):
         assert not died(path, BOOT)
     assert running_tags("") is None
     assert running_tags(str(tmp_path / "none.running")) is None
 
 
-def test_files_that_are_no_consumers_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_neither_read_nor_removed(tmp_path: Path) -> None:
     names = ("passwd", "1.lock", "1.0123456789ab.lock.txt", "1.0123456789ab.running")
     for name in names:
         path = tmp_path / name
@@ -71,18 +71,18 @@ def test_files_that_are_no_consumers_are_left_alone(tmp_path: Path) -> None:
     assert not died("1.0123456789ab.lock\0", BOOT)
 
 
-def test_of_a_dead_consumer_both_files_go(tmp_path: Path) -> None:
+def test_both_files_of_a_dead_consumer_are_removed(tmp_path: Path) -> None:
     held = holding(tmp_path)
     Path(held.running).touch()
     bury(held.lock)
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_copied_is_read_as_far_as_it_is_tags() -> None:
+def test_invalid_copied_tags_are_skipped() -> None:
     assert copied_tags("1 22 x -3 \u00b2 99999999999999999999999") == {1, 22}
 
 
-def test_a_lock_is_kept_for_the_next_epoch_and_made_anew_where_it_was_deleted(tmp_path: Path) -> None:
+def test_lock_is_kept_across_generations_and_recreated_if_deleted(tmp_path: Path) -> None:
     held = holding(tmp_path)
     lock = held.lock
     before = os.stat(lock).st_ino
@@ -96,7 +96,7 @@ def test_a_lock_is_kept_for_the_next_epoch_and_made_anew_where_it_was_deleted(tm
     assert died(lock, BOOT)
 
 
-def test_without_a_place_there_is_neither_lock_nor_marks(tmp_path: Path) -> None:
+def test_missing_directory_means_no_owner_files(tmp_path: Path) -> None:
     nowhere = OwnerFiles(lambda: None)
     nowhere.take()
     nowhere.tidy()
@@ -109,7 +109,7 @@ def test_without_a_place_there_is_neither_lock_nor_marks(tmp_path: Path) -> None
         pass
 
 
-def test_slots_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: Path) -> None:
+def test_running_tags_are_copied_on_change_and_retried_after_failure(tmp_path: Path) -> None:
     held = holding(tmp_path)
     copies: list[set[int]] = []
     held.copy_running(copies.append)
@@ -127,18 +127,18 @@ def test_slots_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: 
     held.copy_running(copies.append)
     assert copies == [{7, 9}]
     assert running_tags(held.running) == {7, 9}
-    held.take()  # another epoch, of which nothing was copied yet
+    held.take()  # a new generation, for which nothing has been copied yet
     held.copy_running(copies.append)
     assert copies == [{7, 9}, {7, 9}]
 
 
-def test_torn_marks_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+def test_truncated_running_file_is_read_up_to_the_damage(tmp_path: Path) -> None:
     path = tmp_path / "1.0123456789ab.running"
     path.write_bytes((5).to_bytes(8, "little") + b"\x01\x02")
     assert running_tags(str(path)) == {5}
 
 
-def test_in_the_end_nothing_is_left(tmp_path: Path) -> None:
+def test_clean_exit_removes_both_files(tmp_path: Path) -> None:
     held = holding(tmp_path)
     Path(held.running).touch()
     with held.ending():
@@ -147,7 +147,7 @@ def test_in_the_end_nothing_is_left(tmp_path: Path) -> None:
     assert held.lock == ""
 
 
-def test_when_nothing_could_be_given_back_the_lock_says_that_the_holder_is_dead(tmp_path: Path) -> None:
+def test_failed_exit_leaves_the_lock_of_a_dead_owner(tmp_path: Path) -> None:
     held = holding(tmp_path)
     lock = held.lock
     Path(held.running).touch()
@@ -157,7 +157,7 @@ def test_when_nothing_could_be_given_back_the_lock_says_that_the_holder_is_dead(
     assert died(lock, BOOT)
 
 
-def test_what_the_long_dead_left_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+def test_tidy_deletes_only_old_files_of_dead_owners(tmp_path: Path) -> None:
     alive = holding(tmp_path)
     Path(alive.running).touch()
     names = [
@@ -179,7 +179,7 @@ def test_what_the_long_dead_left_is_deleted_and_nothing_else(tmp_path: Path) -> 
     assert f"{NO_PROCESS}.new.running" not in {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_directory_must_not_be_a_symlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What a worker tells of itself, as text and back, whatever is in the text."""
+"""The status of a worker: written as text and parsed again, whatever the text contains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qworker.transports.presence import (
 )
 
 RECORD = Presence("w@host", 17, ("q", "r"), 4, 1000.5)
-TOLD = RECORD._replace(
+STATUS = RECORD._replace(
     host="host",
     status="working",
     pool=(18, 19),
@@ -46,21 +46,21 @@ JSON = st.recursive(
     ),
     max_leaves=5,
 )
-NAMES = [name for name in TOLD.plain() if name not in ("name", "pid", "queues", "concurrency", "started")]
+NAMES = [name for name in STATUS.plain() if name not in ("name", "pid", "queues", "concurrency", "started")]
 
 
-def test_what_is_told_is_read_as_it_was_told() -> None:
-    text = to_text(TOLD)
+def test_presence_round_trips_through_text() -> None:
+    text = to_text(STATUS)
     assert text.isascii()
     assert "\0" not in text
-    assert from_text(text, RECORD) == TOLD
+    assert from_text(text, RECORD) == STATUS
 
 
-def test_what_tells_nothing_was_seen_when_it_registered() -> None:
+def test_worker_without_status_was_last_seen_at_registration() -> None:
     assert from_text("", RECORD) == RECORD._replace(seen=RECORD.started)
 
 
-def test_the_record_is_believed_before_the_text() -> None:
+def test_record_takes_precedence_over_the_text() -> None:
     text = json.dumps(
         {"name": "liar", "pid": 1, "queues": [], "concurrency": 0, "started": 0, "host": "liar"}
     )
@@ -68,26 +68,33 @@ def test_the_record_is_believed_before_the_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "7", '"x"', "[" * 10_000, "\udc80", "9" * 5000])
-def test_a_text_that_is_no_object_tells_nothing(text: str) -> None:
+def test_text_that_is_not_a_json_object_is_ignored(text: str) -> None:
     assert from_text(text, RECORD) == from_text("", RECORD)
 
 
-def test_a_field_that_is_wrong_or_unknown_leaves_the_others() -> None:
-    told = json.loads(to_text(TOLD)) | {"pool": [1, "x"], "waiting": True, "seen": float("nan"), "more": 1}
-    assert from_text(json.dumps(told), RECORD) == TOLD._replace(pool=(), waiting=0, seen=RECORD.started)
+def test_invalid_and_unknown_fields_are_ignored() -> None:
+    fields_sent = json.loads(to_text(STATUS)) | {
+        "pool": [1, "x"],
+        "waiting": True,
+        "seen": float("nan"),
+        "more": 1,
+    }
+    assert from_text(json.dumps(fields_sent), RECORD) == STATUS._replace(
+        pool=(), waiting=0, seen=RECORD.started
+    )
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), JSON))
-def test_no_text_fails_and_all_fields_have_their_types(fields: dict[str, object]) -> None:
+def test_any_fields_are_parsed_to_the_right_types(fields: dict[str, object]) -> None:
     found = from_text(json.dumps(fields), RECORD)
     assert json.loads(json.dumps(found.plain())) == found.plain()
     assert {name: type(value) for name, value in found.plain().items()} == {
-        name: type(value) for name, value in TOLD.plain().items()
+        name: type(value) for name, value in STATUS.plain().items()
     }
 
 
-def test_long_words_are_cut() -> None:
-    text = to_text(TOLD._replace(running=(RunningTask("i" * 9999, "n" * 9999, 1.0),)))
+def test_long_ids_and_names_are_truncated() -> None:
+    text = to_text(STATUS._replace(running=(RunningTask("i" * 9999, "n" * 9999, 1.0),)))
     assert len(text) < 1500
 
 
@@ -98,11 +105,11 @@ def test_long_words_are_cut() -> None:
         (2, [100.0, 130.0, 195.0], 70.0),  # an async task takes no slot
         (2, [100.0], 0.0),
         (2, [], 0.0),
-        (1, [205.0], 0.0),  # its clock is ahead of ours
-        (150, [100.0] * 150, 100.0),  # more than are named
+        (1, [205.0], 0.0),  # the worker's clock is ahead of ours
+        (150, [100.0] * 150, 100.0),  # more tasks than the status lists
     ],
 )
-def test_slots_are_held_since_the_last_of_them_was_taken(
+def test_all_slots_are_busy_since_the_last_one_was_taken(
     concurrency: int, started: list[float], seconds: float
 ) -> None:
     running = tuple(RunningTask(str(number), "t", since) for number, since in enumerate(started))
@@ -110,12 +117,12 @@ def test_slots_are_held_since_the_last_of_them_was_taken(
     assert held_seconds(worker, 200.0) == seconds
 
 
-def test_a_text_that_is_longer_than_any_is_not_read() -> None:
+def test_overlong_text_is_not_parsed() -> None:
     text = json.dumps({"status": "working", "host": "x" * MAX_TEXT})
     assert from_text(text, RECORD) == RECORD._replace(seen=RECORD.started)
 
 
-def test_the_longest_text_of_a_worker_is_read() -> None:
+def test_largest_status_of_a_worker_is_parsed() -> None:
     word = "\U0001f600" * (2 * MAX_WORD)
     tasks = tuple(RunningTask(word, word, 1.0, 2**22, word) for _ in range(2 * MAX_RUNNING))
     pids = tuple(range(2**22, 2**22 + 1000))
@@ -125,7 +132,7 @@ def test_the_longest_text_of_a_worker_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["seen", "running"])
-def test_a_number_that_is_larger_than_any_is_left_out(name: str) -> None:
+def test_huge_numbers_are_ignored(name: str) -> None:
     huge = "9" * 400
     value = huge if name == "seen" else f'[{{"id": "a", "name": "b", "started": {huge}}}]'
     assert from_text(f'{{"{name}": {value}}}', RECORD) == RECORD._replace(seen=RECORD.started)

@@ -1,4 +1,4 @@
-"""What a worker is to the operating system: names of its files, its pid file, its limits."""
+"""A worker's file names, its pid file, and its limit of open files."""
 
 import os
 import resource
@@ -22,8 +22,8 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def twin(path):
-    """Another process that holds the pid file."""
+def holder(path):
+    """A running process that holds the pid file."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -31,27 +31,27 @@ def twin(path):
         process.kill()
 
 
-def test_it_holds_our_id_and_goes_with_us(path):
+def test_pid_file_contains_our_id_and_is_removed_on_exit(path):
     with PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
     assert not path.exists()
 
 
-def test_a_living_twin_is_refused_with_its_id(path, twin):
-    with pytest.raises(ConfigurationError, match=f"process id {twin.pid} is running"), PidFile(str(path)):
+def test_pid_file_of_a_running_process_is_rejected(path, holder):
+    with pytest.raises(ConfigurationError, match=f"process id {holder.pid} is running"), PidFile(str(path)):
         pass
-    assert path.read_text() == f"{twin.pid}\n"
+    assert path.read_text() == f"{holder.pid}\n"
 
 
-def test_a_dead_one_is_taken_over_at_once(path, twin):
-    twin.kill()
-    twin.wait()
+def test_pid_file_of_a_dead_process_is_taken_over(path, holder):
+    holder.kill()
+    holder.wait()
     assert path.exists()
     with PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_child_does_not_keep_the_lock(path):
+def test_forked_child_does_not_keep_the_lock(path):
     child = HOLD.replace("print(", "__import__('os').fork() or __import__('time').sleep(60); print(")
     command = [sys.executable, "-c", child, str(path)]
     with subprocess.Popen(
@@ -67,20 +67,20 @@ def test_a_child_does_not_keep_the_lock(path):
             os.killpg(process.pid, 9)
 
 
-def test_somebody_elses_new_file_is_not_removed(path):
+def test_file_replaced_by_another_process_is_not_removed(path):
     with PidFile(str(path)):
         path.unlink()
         path.write_text("other")
     assert path.read_text() == "other"
 
 
-def test_longer_old_content_does_not_shine_through(path):
+def test_longer_old_content_is_overwritten(path):
     path.write_text("9" * 30)
     with PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
-def test_places_that_cannot_be_trusted_are_refused(path, tmp_path):
+def test_unsafe_pid_file_paths_are_rejected(path, tmp_path):
     (tmp_path / "link").symlink_to(path)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -97,7 +97,7 @@ def test_places_that_cannot_be_trusted_are_refused(path, tmp_path):
     assert not path.exists()
 
 
-def test_a_file_of_another_user_is_refused(path):
+def test_file_of_another_user_is_rejected(path):
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     path.write_text("")
@@ -115,17 +115,17 @@ def test_a_file_of_another_user_is_refused(path):
         ("100%%-%i", "100%-0"),
     ],
 )
-def test_codes_in_file_names(template, expected):
+def test_codes_in_file_names_are_expanded(template, expected):
     assert expand_path(template, "w1@a.example.org") == expected
 
 
 @pytest.mark.parametrize("template", ["%x.log", "worker%", "%\n"])
-def test_unknown_codes_are_refused(template):
+def test_unknown_codes_are_rejected(template):
     with pytest.raises(ConfigurationError, match="unknown code"):
         expand_path(template, "w@h")
 
 
-def test_the_limit_of_open_files_is_raised():
+def test_open_files_limit_is_raised():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = min(256, before[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))

@@ -1,4 +1,4 @@
-"""The pool that heals itself: deaths, limits, replacement, stopping; then all of it at random."""
+"""The process pool: dying children, time limits, replacement, stopping; then all of it at random."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one() -> Iterator[Pool]:
 # -- deaths --
 
 
-def test_what_a_dead_child_was_running_is_lost_and_the_rest_goes_back(one: Pool) -> None:
+def test_dead_child_loses_the_running_task_and_returns_the_rest(one: Pool) -> None:
     one.submit(*one.rooms.requests(4))
     one.work()
     one.spawner.die(one.children[0], signal.SIGSEGV)
@@ -54,7 +54,7 @@ def test_what_a_dead_child_was_running_is_lost_and_the_rest_goes_back(one: Pool)
     assert one.pool.in_flight() == 0
 
 
-def test_what_ran_when_the_zygote_died_is_lost_and_the_pool_goes_on(pool: Pool) -> None:
+def test_running_tasks_are_lost_with_the_zygote_and_the_pool_goes_on(pool: Pool) -> None:
     pool.submit(*pool.rooms.requests(4))
     pool.submit(*pool.rooms.requests(2, "nap", first=5))
     pool.work()
@@ -69,7 +69,7 @@ def test_what_ran_when_the_zygote_died_is_lost_and_the_pool_goes_on(pool: Pool) 
     assert pool.submit(pool.rooms.request(9)) == []
 
 
-def test_what_had_been_said_before_the_zygote_died_counts(one: Pool) -> None:
+def test_results_sent_before_the_zygote_died_count(one: Pool) -> None:
     one.submit(*one.rooms.requests(2))
     one.work()
     one.children[0].finish()
@@ -78,8 +78,8 @@ def test_what_had_been_said_before_the_zygote_died_counts(one: Pool) -> None:
     assert sorted(one.ends()) == [(1, "success"), (2, "unstarted")]
 
 
-def test_what_ran_is_lost_before_the_pool_crashes_for_want_of_children(one: Pool) -> None:
-    """The death of all is a death: were it not counted, the next worker would meet it too."""
+def test_running_task_is_reported_lost_before_the_pool_crashes(one: Pool) -> None:
+    """If the death were not counted, the task could crash the next worker, too."""
     one.submit(one.rooms.request(1))
     one.work()
     one.spawner.end()
@@ -88,7 +88,7 @@ def test_what_ran_is_lost_before_the_pool_crashes_for_want_of_children(one: Pool
     assert one.ends() == [(1, "lost")]
 
 
-def test_a_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     pool.clock.advance(60)
     pool.spawner.die(pool.children[0], signal.SIGKILL)
     pool.step()
@@ -100,14 +100,14 @@ def test_a_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureF
     assert sorted(tag for child in pool.children for tag in child.started) == [1, 2]
 
 
-def test_room_of_a_new_child_is_told(one: Pool) -> None:
-    told = one.room_told
+def test_free_slots_of_a_new_child_are_announced(one: Pool) -> None:
+    reported = one.room_told
     one.spawner.die(one.children[0])
     one.step()
-    assert one.room_told > told
+    assert one.room_told > reported
 
 
-def test_what_a_child_said_before_it_died_counts(one: Pool) -> None:
+def test_results_sent_before_a_child_died_count(one: Pool) -> None:
     one.submit(*one.rooms.requests(2))
     one.work()
     child = one.children[0]
@@ -119,14 +119,14 @@ def test_what_a_child_said_before_it_died_counts(one: Pool) -> None:
     assert one.ends() == [(1, "success"), (2, "success")]
 
 
-def test_what_was_sent_to_a_child_that_just_died_goes_back(one: Pool) -> None:
+def test_tasks_sent_to_a_child_that_just_died_are_returned(one: Pool) -> None:
     one.spawner.die(one.children[0])
     assert one.submit(*one.rooms.requests(2)) == []
     one.step()
     assert sorted(one.ends()) == [(1, "unstarted"), (2, "unstarted")]
 
 
-def test_async_tasks_of_a_dead_child_are_lost_too(one: Pool) -> None:
+def test_async_tasks_of_a_dead_child_are_lost(one: Pool) -> None:
     one.submit(*one.rooms.requests(2, "nap"))
     one.work()
     one.submit(one.rooms.request(3))
@@ -135,7 +135,7 @@ def test_async_tasks_of_a_dead_child_are_lost_too(one: Pool) -> None:
     assert sorted(one.ends()) == [(1, "lost"), (2, "lost"), (3, "unstarted")]
 
 
-def test_a_child_whose_socket_a_task_closed_takes_nothing_along(one: Pool) -> None:
+def test_child_whose_socket_was_closed_loses_only_its_own_task(one: Pool) -> None:
     one.submit(one.rooms.request(1))
     one.work()
     child = one.children[0]
@@ -150,7 +150,7 @@ def test_a_child_whose_socket_a_task_closed_takes_nothing_along(one: Pool) -> No
     assert len(one.children) == 1
 
 
-def test_a_storm_of_deaths_at_birth_does_not_become_a_storm_of_births(pool: Pool) -> None:
+def test_children_that_die_at_start_are_replaced_ever_more_slowly(pool: Pool) -> None:
     pool.spawner.holds_back = True
     for _ in range(40):
         for child in pool.children:
@@ -158,14 +158,14 @@ def test_a_storm_of_deaths_at_birth_does_not_become_a_storm_of_births(pool: Pool
             pool.spawner.die(child)
         pool.step()
         pool.clock.advance(0.01)
-    assert len(pool.spawner.children) < 20  # the first follow at once, then each waits longer
+    assert len(pool.spawner.children) < 20  # the first are replaced at once, then each waits longer
     pool.spawner.holds_back = False
     pool.clock.advance(10)
     pool.step()
     assert len(pool.children) == 2
 
 
-def test_children_that_never_come_up_end_the_worker() -> None:
+def test_repeated_deaths_at_startup_stop_the_worker() -> None:
     pool = Pool(concurrency=1)
     pool.pool._ever_up = False
     pool.spawner.holds_back = True
@@ -182,7 +182,7 @@ def test_children_that_never_come_up_end_the_worker() -> None:
     pool.spawner.release()
 
 
-def test_a_child_that_could_not_be_forked_is_tried_again(one: Pool) -> None:
+def test_failed_fork_is_retried(one: Pool) -> None:
     one.spawner.holds_back = True
     one.spawner.die(one.children[0])
     one.step()
@@ -194,9 +194,7 @@ def test_a_child_that_could_not_be_forked_is_tried_again(one: Pool) -> None:
     assert one.children[0] is not child
 
 
-def test_a_spawner_that_cannot_is_asked_again_a_second_later(
-    one: Pool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_spawner_is_retried_after_a_second(one: Pool, caplog: pytest.LogCaptureFixture) -> None:
     one.spawner.failures = 1
     one.spawner.die(one.children[0])
     one.step()
@@ -209,7 +207,7 @@ def test_a_spawner_that_cannot_is_asked_again_a_second_later(
     assert len(one.children) == 1
 
 
-def test_a_child_that_does_not_come_up_is_killed_and_replaced(one: Pool) -> None:
+def test_child_that_does_not_start_in_time_is_replaced(one: Pool) -> None:
     one.spawner.holds_back = True
     one.spawner.die(one.children[0])
     one.step()
@@ -227,7 +225,7 @@ def test_a_child_that_does_not_come_up_is_killed_and_replaced(one: Pool) -> None
 # -- limits --
 
 
-def test_the_hard_limit_kills_the_child_and_ends_its_task_only(one: Pool) -> None:
+def test_hard_time_limit_kills_the_child_and_ends_only_its_task(one: Pool) -> None:
     limited = one.rooms.request(1, timelimit=(5, None))
     one.submit(limited, one.rooms.request(2))
     one.work()
@@ -244,14 +242,14 @@ def test_the_hard_limit_kills_the_child_and_ends_its_task_only(one: Pool) -> Non
     assert len(one.children) == 1
 
 
-def test_a_task_that_has_not_begun_is_not_over_its_limit(one: Pool) -> None:
+def test_unstarted_task_does_not_exceed_its_time_limit(one: Pool) -> None:
     one.submit(one.rooms.request(1, timelimit=(5, None)))
     one.clock.advance(6)
     one.step()
     assert one.ends() == [(1, "unstarted")]
 
 
-def test_a_child_that_does_not_begin_what_it_was_given_is_replaced(one: Pool) -> None:
+def test_child_that_does_not_start_its_task_is_replaced(one: Pool) -> None:
     one.submit(one.rooms.request(1, timelimit=(5, None)))
     one.clock.advance(4.9)
     one.step()
@@ -262,7 +260,7 @@ def test_a_child_that_does_not_begin_what_it_was_given_is_replaced(one: Pool) ->
     assert len(one.children) == 1
 
 
-def test_a_limit_counts_from_the_start_of_the_task_not_from_its_assignment(one: Pool) -> None:
+def test_time_limit_counts_from_the_start_of_the_task(one: Pool) -> None:
     one.submit(one.rooms.request(1), one.rooms.request(2, timelimit=(5, None)))
     one.work()
     one.clock.advance(4)
@@ -280,7 +278,7 @@ def test_a_limit_counts_from_the_start_of_the_task_not_from_its_assignment(one: 
     assert one.ends() == [(2, "time limit")]
 
 
-def test_async_outcomes_do_not_put_a_limit_off(one: Pool) -> None:
+def test_async_outcomes_do_not_extend_a_time_limit(one: Pool) -> None:
     one.submit(*one.rooms.requests(3, "nap", first=11))
     one.work()
     one.submit(one.rooms.request(1, timelimit=(5, None)))
@@ -294,7 +292,7 @@ def test_async_outcomes_do_not_put_a_limit_off(one: Pool) -> None:
     assert (1, "time limit") in one.ends()
 
 
-def test_who_shares_the_child_of_a_task_over_its_limit_is_not_blamed(one: Pool) -> None:
+def test_other_tasks_of_a_child_killed_for_a_time_limit_are_interrupted(one: Pool) -> None:
     one.submit(one.rooms.request(2, "nap"))
     one.work()
     one.submit(one.rooms.request(1, timelimit=(5, None)))
@@ -304,7 +302,7 @@ def test_who_shares_the_child_of_a_task_over_its_limit_is_not_blamed(one: Pool) 
     assert sorted(one.ends()) == [(1, "time limit"), (2, "interrupted")]
 
 
-def test_an_async_task_is_left_to_its_own_child_for_a_while(one: Pool) -> None:
+def test_async_task_over_its_time_limit_gets_a_grace_period(one: Pool) -> None:
     one.submit(one.rooms.request(1, "nap", timelimit=(5, None)))
     one.work()
     one.clock.advance(5 + ASYNC_GRACE_SECONDS - 0.1)
@@ -318,7 +316,7 @@ def test_an_async_task_is_left_to_its_own_child_for_a_while(one: Pool) -> None:
 # -- terminate, interrupt --
 
 
-def test_terminate_ends_the_task_by_its_signal(one: Pool) -> None:
+def test_terminate_sends_the_signal_to_the_child_of_the_task(one: Pool) -> None:
     request = one.rooms.request(1)
     one.submit(request, one.rooms.request(2))
     one.work()
@@ -328,7 +326,7 @@ def test_terminate_ends_the_task_by_its_signal(one: Pool) -> None:
     assert sorted(one.ends()) == [(1, "terminated"), (2, "unstarted")]
 
 
-def test_terminate_reaches_a_child_whose_number_is_not_known_yet(one: Pool) -> None:
+def test_terminate_waits_for_the_pid_of_a_new_child(one: Pool) -> None:
     one.spawner.holds_back = True
     one.spawner.die(one.children[0])
     one.step()
@@ -344,7 +342,7 @@ def test_terminate_reaches_a_child_whose_number_is_not_known_yet(one: Pool) -> N
     assert one.ends() == [(1, "terminated")]
 
 
-def test_interrupt_does_too(one: Pool) -> None:
+def test_interrupt_waits_for_the_pid_of_a_new_child(one: Pool) -> None:
     one.spawner.holds_back = True
     one.spawner.die(one.children[0])
     one.step()
@@ -355,12 +353,12 @@ def test_interrupt_does_too(one: Pool) -> None:
     assert one.children[0].signals == [signal.SIGUSR1]
 
 
-def test_terminating_what_is_not_here_is_refused(one: Pool) -> None:
+def test_terminating_an_unknown_request_returns_false(one: Pool) -> None:
     assert not one.pool.terminate(one.rooms.request(1), "SIGTERM")
     assert one.children[0].signals == []
 
 
-def test_a_signal_that_need_not_kill_is_no_order_to_die(one: Pool) -> None:
+def test_death_after_a_nonfatal_terminate_signal_is_a_loss(one: Pool) -> None:
     request = one.rooms.request(1)
     one.submit(request)
     one.work()
@@ -370,7 +368,7 @@ def test_a_signal_that_need_not_kill_is_no_order_to_die(one: Pool) -> None:
     assert one.ends() == [(1, "lost")]
 
 
-def test_an_async_task_is_cancelled_by_its_child(one: Pool) -> None:
+def test_terminated_async_task_is_cancelled_by_its_child(one: Pool) -> None:
     first, second = one.rooms.requests(2, "nap")
     one.submit(first, second)
     one.work()
@@ -387,8 +385,8 @@ def test_an_async_task_is_cancelled_by_its_child(one: Pool) -> None:
     assert child.signals == []
 
 
-def test_a_child_whose_task_does_not_let_itself_be_cancelled_is_killed(one: Pool) -> None:
-    """Who shares it goes back, and what has ended meanwhile has ended."""
+def test_child_is_killed_if_its_async_task_ignores_cancellation(one: Pool) -> None:
+    """Its other tasks are interrupted, and results that came before count."""
     requests = one.rooms.requests(3, "nap")
     one.submit(*requests)
     one.work()
@@ -404,7 +402,7 @@ def test_a_child_whose_task_does_not_let_itself_be_cancelled_is_killed(one: Pool
     assert sorted(one.ends()) == [(1, "success"), (2, "terminated"), (3, "interrupted")]
 
 
-def test_an_interruption_of_unknown_origin_is_a_death(pool: Pool) -> None:
+def test_unrequested_interruption_counts_as_a_loss(pool: Pool) -> None:
     pool.submit(*pool.rooms.requests(1))
     pool.work()
     pool.children[0].finish(kind=INTERRUPTED)
@@ -418,7 +416,7 @@ def test_an_interruption_of_unknown_origin_is_a_death(pool: Pool) -> None:
     assert pool.ends() == [(2, "interrupted")]
 
 
-def test_interrupt_reaches_the_busy_ones(pool: Pool) -> None:
+def test_interrupt_reaches_busy_children_only(pool: Pool) -> None:
     pool.submit(pool.rooms.request(1))
     pool.work()
     pool.pool.interrupt()
@@ -428,7 +426,7 @@ def test_interrupt_reaches_the_busy_ones(pool: Pool) -> None:
 # -- retirement --
 
 
-def test_a_child_is_replaced_after_its_number_of_tasks() -> None:
+def test_child_is_replaced_after_max_tasks_per_child() -> None:
     pool = Pool(concurrency=1, max_tasks_per_child=2)
     pool.learn("add", SHORT)
     first = pool.children[0]
@@ -441,7 +439,7 @@ def test_a_child_is_replaced_after_its_number_of_tasks() -> None:
     first.finish()
     pool.step()
     first.read()
-    assert first.hung_up  # it may end, having told everything
+    assert first.hung_up  # it has sent all its results and may exit
     pool.spawner.die(first, 0)
     pool.step()
     assert [how for _, how in pool.ends()] == ["success", "success"]
@@ -451,7 +449,7 @@ def test_a_child_is_replaced_after_its_number_of_tasks() -> None:
     pool.close()
 
 
-def test_a_child_that_has_grown_too_large_is_replaced_and_loses_nothing(
+def test_child_that_uses_too_much_memory_is_replaced_without_losses(
     one: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     one.submit(*one.rooms.requests(3))
@@ -473,7 +471,7 @@ def test_a_child_that_has_grown_too_large_is_replaced_and_loses_nothing(
 # -- frames that do not fit --
 
 
-def test_what_does_not_fit_into_the_socket_follows(one: Pool) -> None:
+def test_large_frame_is_sent_in_several_writes(one: Pool) -> None:
     huge = one.rooms.request(1, "add", "x" * 6_000_000)
     assert one.submit(huge) == []
     child = one.children[0]
@@ -490,7 +488,7 @@ def test_what_does_not_fit_into_the_socket_follows(one: Pool) -> None:
     assert one.ends() == [(1, "success")]
 
 
-def test_a_started_state_is_passed_on(one: Pool) -> None:
+def test_started_state_is_passed_on(one: Pool) -> None:
     request = one.rooms.request(1)
     one.submit(request)
     one.work()
@@ -505,7 +503,7 @@ def test_a_started_state_is_passed_on(one: Pool) -> None:
 # -- stopping --
 
 
-def test_stop_ends_idle_children_kindly_and_busy_ones_not(pool: Pool) -> None:
+def test_stop_lets_idle_children_exit_and_kills_busy_ones(pool: Pool) -> None:
     running = pool.rooms.request(1)
     pool.submit(running)
     pool.work()
@@ -517,7 +515,7 @@ def test_stop_ends_idle_children_kindly_and_busy_ones_not(pool: Pool) -> None:
     assert pool.spawner.closed == 1
 
 
-def test_what_is_cut_short_by_the_stop_is_returned_not_lost(one: Pool) -> None:
+def test_tasks_cut_short_by_stop_are_returned(one: Pool) -> None:
     running = one.rooms.request(1)
     one.submit(running)
     one.work()
@@ -527,10 +525,10 @@ def test_what_is_cut_short_by_the_stop_is_returned_not_lost(one: Pool) -> None:
     one.step()
     assert one.ends() == []
     assert one.pool.stop(deadline=0) == [running]
-    assert one.children == []  # nobody was born again
+    assert one.children == []  # no child was replaced
 
 
-def test_a_task_that_loses_its_child_while_the_worker_drains_is_lost(one: Pool) -> None:
+def test_task_whose_child_dies_during_quiet_is_lost(one: Pool) -> None:
     one.submit(one.rooms.request(1))
     one.work()
     one.pool.quiet()
@@ -539,7 +537,7 @@ def test_a_task_that_loses_its_child_while_the_worker_drains_is_lost(one: Pool) 
     assert one.ends() == [(1, "lost")]
 
 
-def test_pool_files_are_closed_with_their_children(one: Pool) -> None:
+def test_file_descriptors_of_dead_children_are_closed(one: Pool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         one.clock.advance(60)
@@ -548,7 +546,7 @@ def test_pool_files_are_closed_with_their_children(one: Pool) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_the_report(pool: Pool) -> None:
+def test_info(pool: Pool) -> None:
     pool.submit(pool.rooms.request(1))
     assert pool.pool.info() == {
         "implementation": "prefork",
@@ -563,10 +561,10 @@ def test_the_report(pool: Pool) -> None:
 
 
 class AtRandom(RuleBasedStateMachine):
-    """Requests are submitted, children work, die at any point, stall and are recalled from; limits pass.
+    """Requests are submitted and recalled; children work, stall and die at any point; time limits pass.
 
-    waiting: what the mediator would have. submitted: what is in the pool. Whatever happens, each request is
-    in one place, is told to have ended once, and never is both taken back and started.
+    waiting: requests the mediator would hold. submitted: those in the pool. Whatever happens, each request is
+    in one place, is reported to have ended once, and is never both taken back and started.
     """
 
     def __init__(self) -> None:
@@ -582,7 +580,7 @@ class AtRandom(RuleBasedStateMachine):
         self.finished_by_child: set[int] = set()
         self.tag = 0
 
-    # what comes back
+    # what the pool returns
 
     def collect(self) -> None:
         self.note_starts()
@@ -681,7 +679,7 @@ class AtRandom(RuleBasedStateMachine):
         for child in list(self.pool.children):
             child.read()
             if child.hung_up and child.running is None and not child.loop and not child.arrived:
-                self.pool.spawner.die(child, 0)  # as a child does whose socket was closed
+                self.pool.spawner.die(child, 0)  # a child exits when its socket is closed
 
     def child(self, which: int) -> VirtualChild:
         alive = self.pool.children
@@ -702,9 +700,9 @@ class AtRandom(RuleBasedStateMachine):
 
     @invariant()
     def the_pool_knows_what_it_holds(self) -> None:
-        told = {request.tag for request, _ in self.pool.ended}
+        reported = {request.tag for request, _ in self.pool.ended}
         held = sorted(tag for handle in self.pool.handles.all() for tag in tags(handle.requests()))
-        assert held == sorted(self.submitted.keys() - told)
+        assert held == sorted(self.submitted.keys() - reported)
         assert self.pool.pool.in_flight() == len(held)
 
     @invariant()
@@ -723,7 +721,7 @@ class AtRandom(RuleBasedStateMachine):
                 assert all(one.seconds <= self.pool.settings.frame_seconds for one in sync)
 
     def teardown(self) -> None:
-        """Whatever state it is in: everything ends, once."""
+        """From any state, each request ends exactly once."""
         for _ in range(200):
             if not self.waiting and not self.submitted:
                 break

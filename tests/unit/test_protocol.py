@@ -1,4 +1,4 @@
-"""Writing messages: what Celery expects, a template equal to the long way, and the next attempt."""
+"""Encoding messages: the format Celery expects, templates equal to encode(), and retries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MESSAGES = st.builds(
 
 
 @given(MESSAGES)
-def test_what_is_encoded_is_received(message: TaskMessage) -> None:
+def test_encoded_message_is_decoded_unchanged(message: TaskMessage) -> None:
     encoded = encode(message)
     headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
     body = decode_body(encoded.body, headers, properties, ACCEPT)
@@ -89,7 +89,7 @@ def test_what_is_encoded_is_received(message: TaskMessage) -> None:
     assert properties.get("reply_to") == message.reply_to
 
 
-def test_a_plain_call_is_celerys_message() -> None:
+def test_plain_call_is_a_celery_message() -> None:
     encoded = encode(TaskMessage("proj.add", "i", (1, 2), ignore_result=False))
     assert json.loads(encoded.headers) == {
         "lang": "py", "task": "proj.add", "id": "i", "retries": 0, "timelimit": [None, None], "root_id": "i",
@@ -106,7 +106,7 @@ def test_a_plain_call_is_celerys_message() -> None:
     assert json.loads(encoded.body) == [[1, 2], {}, NO_EMBED]
 
 
-def test_what_says_something_is_sent_in_celerys_order() -> None:
+def test_set_headers_are_sent_in_celery_order() -> None:
     message = TaskMessage(
         "proj.add", "i", eta="2030-01-01T00:00:00+00:00", expires="2030-01-02T00:00:00+00:00", shadow="s",
         group="g",
@@ -117,7 +117,7 @@ def test_what_says_something_is_sent_in_celerys_order() -> None:
     assert (sent["group_index"], sent["replaced_task_nesting"], sent["team"]) == (0, 1, "a")
 
 
-def test_properties_are_there_when_they_say_something() -> None:
+def test_properties_are_sent_if_they_differ_from_the_defaults() -> None:
     assert json.loads(encode(TaskMessage("t", "i", reply_to="q")).properties or "") == {
         "content_type": "application/json",
         "content_encoding": "utf-8",
@@ -129,7 +129,7 @@ def test_properties_are_there_when_they_say_something() -> None:
     assert pickled["content_encoding"] == "binary"
 
 
-def test_stamps_are_headers_too_and_compression_is_named() -> None:
+def test_stamps_and_compression_become_headers() -> None:
     message = TaskMessage("t", "i", stamped_headers=["team"], stamps={"team": "a"}, compression="gzip")
     encoded = encode(message)
     headers = json.loads(encoded.headers)
@@ -157,19 +157,19 @@ def test_stamps_are_headers_too_and_compression_is_named() -> None:
         ({"compression": "rar"}, ConfigurationError, "no compression is named"),
     ],
 )
-def test_what_the_receiver_would_refuse_is_not_sent(
+def test_messages_that_receivers_would_reject_are_not_encoded(
     changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         encode(replace(TaskMessage("proj.add", "i"), **changes))
 
 
-def test_headers_too_large_for_the_receiver_are_not_sent() -> None:
+def test_overlong_headers_are_rejected() -> None:
     with pytest.raises(PublishError, match="pass large values as arguments"):
         encode(TaskMessage("proj.add", "i", headers={"x": "y" * MAX_HEADERS}))
 
 
-def test_a_body_the_receiver_would_not_decompress_is_not_sent() -> None:
+def test_body_over_the_size_limit_before_compression_is_rejected() -> None:
     message = TaskMessage("proj.add", "i", ("x" * 5000,), compression="gzip")
     assert len(encode(message, limit=6000).body) < 1000
     for send in (
@@ -184,7 +184,7 @@ def test_a_body_the_receiver_would_not_decompress_is_not_sent() -> None:
 
 
 @given(MESSAGES, NAME, ARGS, KWARGS, st.none() | NAME, st.none() | NAME)
-def test_a_template_gives_what_encode_gives(
+def test_template_encodes_like_encode(
     prototype: TaskMessage,
     id: str,
     args: tuple[Any, ...],
@@ -205,7 +205,7 @@ def test_a_template_gives_what_encode_gives(
     assert template.encode(id, args, kwargs, root_id, parent_id) == encode(message)
 
 
-def test_a_template_keeps_nothing_of_the_call_before() -> None:
+def test_template_keeps_nothing_from_the_previous_call() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     first = template.encode("a", (1,), {})
     template.encode("b", (2,), {"k": 3}, parent_id="a", more=',"group":"g"')
@@ -213,7 +213,7 @@ def test_a_template_keeps_nothing_of_the_call_before() -> None:
 
 
 @pytest.mark.parametrize("id", ["", "a\nb", "x" * 256, None, 7, 'quote"and\\backslash'])
-def test_a_template_checks_the_id(id: Any) -> None:
+def test_template_validates_the_id(id: Any) -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     if id and isinstance(id, str) and id.startswith("quote"):
         assert parse_headers(template.encode(id, (), {}).headers)["id"] == id
@@ -222,7 +222,7 @@ def test_a_template_checks_the_id(id: Any) -> None:
         template.encode(id, (), {})
 
 
-def test_a_template_names_the_argument_it_cannot_serialise() -> None:
+def test_template_names_the_unserializable_argument() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     with pytest.raises(EncodeError, match=r"args\[0\]\['a'\]"):
         template.encode("i", ({"a": object()},), {})
@@ -238,14 +238,14 @@ def test_a_template_names_the_argument_it_cannot_serialise() -> None:
 @pytest.mark.parametrize(
     "changes", [{"task": "a\nb"}, {"shadow": "a\nb"}, {"headers": {"id": "x"}}, {"timelimit": ("1", None)}]
 )
-def test_a_template_of_a_bad_prototype_is_refused_at_once(changes: dict[str, Any]) -> None:
+def test_template_of_an_invalid_prototype_is_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(PublishError):
         HeaderTemplate(replace(TaskMessage("proj.add", "x"), **changes))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_its_own_origin() -> None:
+def test_forked_child_has_its_own_origin() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     reader, writer = os.pipe()
     pid = os.fork()
@@ -259,11 +259,11 @@ def test_a_forked_child_is_its_own_origin() -> None:
     assert origin().startswith(f"gen{os.getpid()}@")
 
 
-# -- the next attempt --
+# -- retries --
 
 
 @given(MESSAGES, st.integers(1, 99), st.none() | st.floats(0, 2e9))
-def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, eta: float | None) -> None:
+def test_retry_headers_keep_the_call(message: TaskMessage, retries: int, eta: float | None) -> None:
     encoded = encode(message)
     headers = parse_headers(encoded.headers)
     before = json.dumps(headers, default=str)
@@ -281,7 +281,7 @@ def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, e
     assert (parsed["eta"] is None) is (eta is None)
 
 
-def test_what_the_broker_added_is_left_behind() -> None:
+def test_retry_headers_drop_headers_added_by_the_broker() -> None:
     headers = {**parse_headers(encode(TaskMessage("t", "i")).headers), "x-death": [1], "redelivered": True,
                "x-delivery-count": 3, "signature": "v1", "x-mine": 1,
                "compression": "application/x-gzip"}  # fmt: skip

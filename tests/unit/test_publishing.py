@@ -1,4 +1,4 @@
-"""Publishing: what reaches the broker, and what happens when it cannot."""
+"""Publishing: which messages reach the broker, and what happens if the broker is unavailable."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def only(store: KeepingStore) -> Sent:
 # -- what is sent --
 
 
-def test_a_plain_call() -> None:
+def test_plain_call_sends_a_message() -> None:
     _, store, add = with_add()
     result = add.delay(1, y=2)
     sent = only(store)
@@ -72,7 +72,7 @@ values = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.tuples(values, values), st.dictionaries(st.text(min_size=1), values, max_size=2))
-def test_the_short_way_and_the_long_way_send_the_same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_delay_and_apply_async_send_the_same_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     app, store, _ = make_app()
 
     @app.task(name="any")
@@ -81,13 +81,13 @@ def test_the_short_way_and_the_long_way_send_the_same(args: tuple[Any, ...], kwa
     short = anything.delay(*args, **kwargs)
     long = anything.apply_async(args, kwargs, task_id=short.id)
     first, second = store.sent
-    marked = {**first.headers, RUN: second.headers[RUN]}  # its id may have been used before
+    marked = {**first.headers, RUN: second.headers[RUN]}  # the id was given, so it may have been used before
     assert (marked, first.body, first.properties) == (second.headers, second.body, second.properties)
     expected = encode(TaskMessage(task="any", id=long.id, args=args, kwargs=kwargs, ignore_result=False))
     assert first.headers == parse_headers(expected.headers)
 
 
-def test_every_option_reaches_the_message() -> None:
+def test_all_options_reach_the_message() -> None:
     app, store, clock = make_app()
 
     @app.task(name="add")
@@ -131,14 +131,14 @@ def test_every_option_reaches_the_message() -> None:
         ({"countdown": float("nan")}, "countdown=nan must be"),
     ],
 )
-def test_what_every_worker_would_refuse_is_not_sent(options: dict[str, Any], words: str) -> None:
+def test_calls_that_workers_would_reject_are_not_sent(options: dict[str, Any], words: str) -> None:
     app, store, _ = make_app()
     with pytest.raises(PublishError, match=words):
         app.send_task("work", **options)
     assert store.sent == []
 
 
-def test_options_of_the_task_hold_for_every_call_of_it() -> None:
+def test_task_options_apply_to_every_call() -> None:
     app, store, clock = make_app(accept_content=["json", "msgpack"])
 
     @app.task(
@@ -162,7 +162,7 @@ def test_options_of_the_task_hold_for_every_call_of_it() -> None:
     assert [each.headers["ignore_result"] for each in store.sent] == [True, False, None]
 
 
-def test_a_call_from_a_task_knows_its_parent() -> None:
+def test_call_made_in_a_task_inherits_from_its_parent() -> None:
     _, store, add = with_add(task_inherit_parent_priority=True)
     context = Context(id="parent", root_id="root", task="other", delivery_info={"priority": 6})
     token = push(context)
@@ -177,7 +177,7 @@ def test_a_call_from_a_task_knows_its_parent() -> None:
     assert third not in context.children
 
 
-def test_settings_may_change_between_calls() -> None:
+def test_changed_settings_apply_to_the_next_call() -> None:
     app, store, add = with_add()
     add.delay(1, 2)
     app.conf.task_default_queue = "later"
@@ -189,13 +189,13 @@ def test_settings_may_change_between_calls() -> None:
     ]
 
 
-def test_signed_when_there_is_a_key() -> None:
+def test_message_is_signed_if_a_key_is_set() -> None:
     _, store, add = with_add(security_key="k" * 32)
     add.delay(1, 2)
     assert only(store).headers["signature"].startswith("v1:")
 
 
-def test_a_task_may_choose_its_name_in_logs() -> None:
+def test_shadow_name_hook_sets_the_shadow_header() -> None:
     app, store, _ = make_app()
 
     class Named(Task[..., Any]):
@@ -225,7 +225,7 @@ def test_a_task_may_choose_its_name_in_logs() -> None:
         ({"eta": "2023-11-14T22:13:30Z"}, 10),
     ],
 )
-def test_when_it_is_due(options: dict[str, Any], due: float) -> None:
+def test_countdown_and_eta_set_the_due_time(options: dict[str, Any], due: float) -> None:
     app, store, add = with_add()
     add.apply_async((1, 2), **options)
     sent = only(store)
@@ -236,7 +236,7 @@ def test_when_it_is_due(options: dict[str, Any], due: float) -> None:
 @pytest.mark.parametrize(
     "eta", [datetime(2023, 11, 14, 23, 13, 30), "2023-11-14T23:13:30", "2023-11-14T22:13:30+00:00"]
 )
-def test_a_naive_eta_is_in_the_zone_of_the_app(eta: datetime | str) -> None:
+def test_naive_eta_is_in_the_timezone_of_the_app(eta: datetime | str) -> None:
     app, store, add = with_add(timezone="Europe/Zurich")
     add.apply_async((1, 2), eta=eta)
     sent = only(store)
@@ -277,7 +277,7 @@ def test_a_naive_eta_is_in_the_zone_of_the_app(eta: datetime | str) -> None:
     ],
     ids=str,
 )
-def test_what_an_option_cannot_be_is_said_and_nothing_is_sent(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected_before_publishing(options: dict[str, Any]) -> None:
     _, store, add = with_add()
     with pytest.raises(PublishError) as caught:
         add.apply_async((1, 2), **options)
@@ -293,7 +293,7 @@ def test_what_an_option_cannot_be_is_said_and_nothing_is_sent(options: dict[str,
         ({"time_limit": 5, "soft_time_limit": 6}, r"soft_time_limit \(6 s\) comes after time_limit \(5 s\)"),
     ],
 )
-def test_it_is_said_what_an_option_could_be(options: dict[str, Any], words: str) -> None:
+def test_message_of_an_invalid_option_tells_the_valid_values(options: dict[str, Any], words: str) -> None:
     app, store, add = with_add(task_queue_max_priority=5)
     with pytest.raises(PublishError, match=words):
         add.apply_async((1, 2), **options)
@@ -302,13 +302,13 @@ def test_it_is_said_what_an_option_could_be(options: dict[str, Any], words: str)
     assert store.tries == 0
 
 
-def test_both_limits_may_be_one() -> None:
+def test_soft_and_hard_time_limit_may_be_equal() -> None:
     _, store, add = with_add()
     add.apply_async((1, 2), time_limit=5, soft_time_limit=5)
     assert only(store).headers["timelimit"] == [5, 5]
 
 
-def test_an_unknown_option_is_named_with_its_neighbour() -> None:
+def test_unknown_option_gets_a_suggestion() -> None:
     _, store, add = with_add()
     with pytest.raises(PublishError, match=r"no option 'cuontdown'. Did you mean countdown"):
         add.apply_async((1, 2), cuontdown=5)
@@ -319,7 +319,7 @@ def test_an_unknown_option_is_named_with_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize("call", [lambda add: add.delay(1), lambda add: add.apply_async((1,), queue="q")])
-def test_arguments_are_checked_before_anything_is_sent(call: Callable[[AddTask], Any]) -> None:
+def test_arguments_are_checked_before_publishing(call: Callable[[AddTask], Any]) -> None:
     _, store, add = with_add()
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'y'"):
         call(add)
@@ -328,7 +328,7 @@ def test_arguments_are_checked_before_anything_is_sent(call: Callable[[AddTask],
     assert store.tries == 0
 
 
-def test_typing_off_checks_nothing() -> None:
+def test_typing_false_skips_the_argument_check() -> None:
     app, store, _ = make_app()
 
     @app.task(typing=False)
@@ -338,14 +338,14 @@ def test_typing_off_checks_nothing() -> None:
     assert only(store).body.args == (1, 2, 3)
 
 
-def test_what_cannot_be_serialised_is_named() -> None:
+def test_unserializable_argument_is_named() -> None:
     _, store, add = with_add()
     with pytest.raises(EncodeError, match=r"args\[1\]\['a'\] .*object is not JSON"):
         add.delay(1, {"a": object()})  # type: ignore[arg-type]
     assert store.tries == 0
 
 
-def test_too_large_a_call_is_refused_and_a_large_one_noted(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_call_is_logged_and_oversized_call_rejected(caplog: pytest.LogCaptureFixture) -> None:
     app, store, _ = make_app(message_max_bytes=4096, message_warn_bytes=1024)
 
     @app.task(name="work")
@@ -358,7 +358,7 @@ def test_too_large_a_call_is_refused_and_a_large_one_noted(caplog: pytest.LogCap
     assert len(store.sent) == 1
 
 
-def test_too_large_a_call_is_refused_though_a_larger_one_would_be_noted() -> None:
+def test_oversized_call_is_rejected_below_the_warning_threshold() -> None:
     app, store, _ = make_app(message_max_bytes=2048)
 
     @app.task(name="work")
@@ -370,10 +370,10 @@ def test_too_large_a_call_is_refused_though_a_larger_one_would_be_noted() -> Non
     assert store.tries == 0
 
 
-# -- many at once --
+# -- many calls --
 
 
-def test_many_calls_are_one_push() -> None:
+def test_apply_many_pushes_once() -> None:
     _, store, add = with_add()
     results = add.apply_many([(1, 2), [3, 4], {"x": 5, "y": 6}, add.s(7, y=8)])
     assert len(store.pushes) == 1
@@ -383,7 +383,7 @@ def test_many_calls_are_one_push() -> None:
     assert [sent.headers["id"] for sent in store.sent] == [result.id for result in results]
 
 
-def test_many_calls_with_options() -> None:
+def test_apply_many_with_options() -> None:
     app, store, add = with_add()
     add.apply_many(((number, 1) for number in range(3)), queue="far", countdown=5)
     assert len(store.pushes) == 1
@@ -392,7 +392,7 @@ def test_many_calls_with_options() -> None:
     ] * 3
 
 
-def test_no_calls_are_no_push() -> None:
+def test_no_calls_push_nothing() -> None:
     app, store, add = with_add()
     assert add.apply_many([]) == []
     assert add.apply_many([], queue="far") == []
@@ -401,20 +401,20 @@ def test_no_calls_are_no_push() -> None:
 
 
 @pytest.mark.parametrize("item", [5, "ab", None, object()])
-def test_what_is_no_call(item: Any) -> None:
+def test_apply_many_rejects_items_that_are_not_calls(item: Any) -> None:
     _, store, add = with_add()
     with pytest.raises(PublishError, match="is not a call"):
         add.apply_many([(1, 2), item])
     assert store.tries == 0
 
 
-def test_a_signature_of_another_task_is_refused() -> None:
+def test_apply_many_rejects_signatures_of_other_tasks() -> None:
     _, _, add = with_add()
     with pytest.raises(PublishError, match=r"use app\.send_many"):
         add.apply_many([Signature("other")])
 
 
-def test_calls_by_name() -> None:
+def test_send_task_and_send_many_call_tasks_by_name() -> None:
     app, store, _ = with_add()
     result = app.send_task("elsewhere.work", (1,), {"a": 2}, queue="far")
     app.send_many(
@@ -431,7 +431,7 @@ def test_calls_by_name() -> None:
 # -- observers and middleware --
 
 
-def test_signals_see_the_message_and_may_add_headers() -> None:
+def test_publish_signals_see_the_message_and_can_add_headers() -> None:
     _, store, add = with_add()
     seen: list[tuple[str, Any]] = []
 
@@ -452,7 +452,7 @@ def test_signals_see_the_message_and_may_add_headers() -> None:
     ]  # fmt: skip
 
 
-def test_headers_that_a_signal_added_are_signed() -> None:
+def test_headers_added_by_a_signal_are_signed() -> None:
     app, store, add = with_add(security_key="k" * 32)
     signals.before_task_publish.connect(lambda headers, **kwargs: headers.update(stamps={"a": 1}))
     add.delay(1, 2)
@@ -475,7 +475,7 @@ class Recording(Middleware):
         self.steps.append("after")
 
 
-def test_middleware_wraps_each_call_and_may_change_it() -> None:
+def test_publish_middleware_can_change_each_call() -> None:
     app, store, add = with_add()
     add.delay(1, 2)
     middleware = Recording()
@@ -486,7 +486,7 @@ def test_middleware_wraps_each_call_and_may_change_it() -> None:
     assert middleware.steps == ["before add", "after", "before add", "after"]
 
 
-def test_options_that_a_middleware_declares_are_known() -> None:
+def test_options_declared_by_middleware_are_accepted() -> None:
     app, store, _ = make_app(middleware=["tests.unit.test_publishing.Recording"])
 
     @app.task(tenant="acme")
@@ -496,7 +496,7 @@ def test_options_that_a_middleware_declares_are_known() -> None:
     assert len(store.sent) == 1
 
 
-def test_a_middleware_may_stop_a_call() -> None:
+def test_middleware_can_reject_a_call() -> None:
     class Stopping(Middleware):
         def publish(self, call_next: Callable[[Any], Any], message: TaskMessage) -> Any:
             raise PublishError("not today")
@@ -508,13 +508,13 @@ def test_a_middleware_may_stop_a_call() -> None:
     assert store.tries == 0
 
 
-def test_calls_by_name_are_sent_although_calls_are_eager() -> None:
+def test_send_many_publishes_even_with_task_always_eager() -> None:
     app, store, _ = make_app(task_always_eager=True)
     first, second = app.send_many([("far.a",), Signature("far.b", (1,))])
     assert [sent.headers["id"] for sent in store.sent] == [first.id, second.id]
 
 
-def test_many_eager_calls_keep_their_own_options() -> None:
+def test_apply_many_keeps_options_of_eager_signatures() -> None:
     app, _, _ = make_app(task_always_eager=True)
 
     @app.task(bind=True)
@@ -525,7 +525,7 @@ def test_many_eager_calls_keep_their_own_options() -> None:
     assert [result.get() for result in tell.apply_many(calls, priority=4)] == [("acme", 4), (None, 4)]
 
 
-def test_many_calls_cannot_have_one_id() -> None:
+def test_many_calls_cannot_share_one_id() -> None:
     app, store, add = with_add()
     with pytest.raises(PublishError, match="task_id cannot be shared"):
         add.apply_many([(1, 2), (3, 4)], task_id="same")
@@ -534,12 +534,12 @@ def test_many_calls_cannot_have_one_id() -> None:
     assert store.tries == 0
 
 
-def test_settings_that_change_while_they_are_taken_over_are_seen_at_the_next_call() -> None:
+def test_settings_changed_while_being_read_apply_to_the_next_call() -> None:
     app, store, _ = make_app()
     app.send_task("work")
 
     class Changing(dict[str, Any]):
-        """Routes that another thread replaces just after they were read."""
+        """Routes that are replaced just after they have been read, as if by another thread."""
 
         armed = False
 
@@ -557,10 +557,10 @@ def test_settings_that_change_while_they_are_taken_over_are_seen_at_the_next_cal
     assert [sent.envelope.queue for sent in store.sent] == ["celery", "old", "new"]
 
 
-# -- a broker that is away --
+# -- an unavailable broker --
 
 
-def test_publishing_tries_again_within_one_deadline() -> None:
+def test_publishing_is_retried_within_the_timeout() -> None:
     app, store, clock = make_app(failures=3)
     result = app.send_task("work")
     assert store.tries == 4
@@ -568,7 +568,7 @@ def test_publishing_tries_again_within_one_deadline() -> None:
     assert sum(clock.slept) < 10
 
 
-def test_it_gives_up_after_its_deadline_and_says_so() -> None:
+def test_publishing_fails_after_task_publish_timeout() -> None:
     app, store, clock = make_app(failures=1000, task_publish_timeout=3)
     before = clock.monotonic()
     with pytest.raises(BrokerUnavailable):
@@ -577,7 +577,7 @@ def test_it_gives_up_after_its_deadline_and_says_so() -> None:
     assert clock.monotonic() - before <= 3
 
 
-def test_it_gives_up_after_so_many_tries() -> None:
+def test_publishing_fails_after_max_retries() -> None:
     app, store, _ = make_app(failures=1000, task_publish_timeout=1000)
     with pytest.raises(BrokerUnavailable):
         app.send_task("work", retry_policy={"max_retries": 2})
@@ -585,14 +585,14 @@ def test_it_gives_up_after_so_many_tries() -> None:
 
 
 @pytest.mark.parametrize("options", [{"retry": False}, {"retry_policy": {"max_retries": 0}}])
-def test_one_try_when_asked(options: dict[str, Any]) -> None:
+def test_publishing_without_retries_tries_once(options: dict[str, Any]) -> None:
     app, store, _ = make_app(failures=1000)
     with pytest.raises(BrokerUnavailable):
         app.send_task("work", **options)
     assert store.tries == 1
 
 
-def test_the_first_try_is_within_the_deadline_too() -> None:
+def test_first_attempt_is_bounded_by_the_timeout() -> None:
     class Slow(KeepingStore):
         def push(self, envelopes: Any, timeout: float = 10.0) -> None:
             self.tries += 1
@@ -607,14 +607,14 @@ def test_the_first_try_is_within_the_deadline_too() -> None:
     assert clock.monotonic() - before < 3.2
 
 
-def test_queues_that_must_be_declared() -> None:
+def test_undeclared_queue_is_rejected() -> None:
     app, store, _ = make_app(task_queues=["celery"], task_create_missing_queues=False)
     with pytest.raises(QueueNotFound):
         app.send_task("work", queue="unknown")
     assert store.tries == 0
 
 
-def test_signatures_in_apply_many_keep_their_own_options() -> None:
+def test_apply_many_keeps_the_options_of_signatures() -> None:
     _, store, add = with_add()
     token = push(context := Context(id="parent", root_id="root"), add)
     try:
@@ -636,11 +636,11 @@ def test_signatures_in_apply_many_keep_their_own_options() -> None:
     assert store.tries == 1
 
 
-# -- speed: far above what it takes, so that only a change of kind fails it --
+# -- cost: the bounds are generous, so that only a change of kind fails the test --
 
 
-def test_a_plain_call_stays_cheap() -> None:
-    """Counted in calls of functions, which no other process on the machine changes; benchmarks measure the
+def test_plain_call_makes_few_function_calls() -> None:
+    """Counted in function calls, which do not depend on the load of the machine; benchmarks measure the
     time."""
     app = QWorker("proj", broker=CountingStore(), set_as_current=False)
 
@@ -655,7 +655,7 @@ def test_a_plain_call_stays_cheap() -> None:
 
 
 def _calls(work: Callable[[], Any]) -> int:
-    """How many functions *work* calls, those written in C among them."""
+    """How many functions *work* calls, including those written in C."""
     count = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
