@@ -1,4 +1,5 @@
-"""What the tests of this folder read: the package's source text, and the tables of the architecture page."""
+"""Helpers for the architecture tests: the source text of the package and the tables of the architecture
+page."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ RULES = REPOSITORY / "docs" / "explanation" / "architecture.md"
 
 @dataclass(frozen=True)
 class Import:
-    """What one import statement, or the name of a module in a string, leads to.
+    """An import statement, or a module name in a string.
 
-    deferred: it does not run when the module does. typing_only: it never runs.
+    deferred: runs only when a function is called. typing_only: under TYPE_CHECKING, never runs.
     """
 
     name: str
@@ -37,7 +38,7 @@ def modules() -> dict[str, Path]:
 
 MODULES = modules()
 FACES = [module for module, path in MODULES.items() if path.name == "__init__.py"]
-"""The packages; each opens with the docstring of its ``__init__.py``."""
+"""The packages, by the module of their ``__init__.py``."""
 
 
 @cache
@@ -50,7 +51,7 @@ LAZY_FACES = [
     for face in FACES
     if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree(face).body)
 ]
-"""Those that load a module when a name of it is first used."""
+"""Packages that import their modules lazily, in ``__getattr__``."""
 
 
 @cache
@@ -89,12 +90,12 @@ def _absolute(node: ast.ImportFrom, module: str) -> str:
 
 _IN_A_STRING = re.compile(r"(qworker(?:\.\w+)+)(?::\w+)?")
 _NO_IMPORTS = {"__module__", "dispatch_uid", "name"}
-"""What is given a name that looks like a module's, and imports nothing."""
+"""Strings with these names may look like module names, but import nothing."""
 
 
 @cache
 def strings(module: str) -> tuple[Import, ...]:
-    """The modules that *module* names in strings, for import_object() or the like."""
+    """The modules that *module* names in strings, for import_object() and similar functions."""
     passed_over: set[int] = set()
     for node in ast.walk(tree(module)):
         targets = node.targets if isinstance(node, ast.Assign) else ()
@@ -113,7 +114,8 @@ def strings(module: str) -> tuple[Import, ...]:
 
 
 def table(first_heading: str) -> list[list[str]]:
-    """Rows of the table in the rules whose first column has this heading, cells split, heading left out."""
+    """Rows of the table of the architecture page whose first column has this heading, without the heading,
+    split into cells."""
     rows: list[list[str]] = []
     inside = False
     for line in RULES.read_text(encoding="utf-8").splitlines():
@@ -133,8 +135,7 @@ def names(cell: str) -> list[str]:
 
 
 def inside(module: str, package: str) -> str:
-    """The name of the part of *package* that *module* is in: a module of it or a package in it; '' for
-    none."""
+    """The direct child of *package* (module or package) that contains *module*; '' if it is outside."""
     return module[len(package) + 1 :].partition(".")[0] if module.startswith(package + ".") else ""
 
 
@@ -146,17 +147,18 @@ UPWARDS = {
     for target in names(row[0])
     for module in names(row[1])
 }
-"""(module, what it imports from a higher layer) of the table."""
+"""Pairs of the table: (module, what it imports from a higher layer)."""
 
 
 def room(module: str) -> str:
-    """The first name below the package: 'transports' for qworker.transports.lease; '' for ours itself."""
+    """The first name below the top-level package: 'transports' for qworker.transports.lease; '' for
+    qworker itself."""
     return inside(module, "qworker")
 
 
 def own(module: str) -> list[Import]:
-    """Import statements for our own modules, those for the type checker included. Of a face that loads its
-    modules when they are asked for, those say to the type checker what is in its table, and are left out."""
+    """Imports of our own modules, including those under TYPE_CHECKING. These are left out for packages
+    that import lazily: there they only repeat the table of lazy names for the type checker."""
     lazy = module in LAZY_FACES
     return [
         found
@@ -166,8 +168,8 @@ def own(module: str) -> list[Import]:
 
 
 def code_lines(node: ast.AST, module: str) -> int:
-    """How many lines of code a module, or a part of one, has; not counting blank lines,
-    comments, and all but the first line of a text."""
+    """The number of lines of code of a module or a part of one, without blank lines, comments, and all but
+    the first line of multi-line strings."""
     text = MODULES[module].read_text(encoding="utf-8").splitlines()
     first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(text))
     left_out: set[int] = set()

@@ -1,7 +1,7 @@
-"""The rules that hold for modules: layers, circles, lengths, doors.
+"""Rules for modules: layers, circular imports, length, where packages may be imported.
 
-The rules themselves are tables in docs/explanation/architecture.md, so that what the documentation shows is
-what stands. Everything here reads source text.
+The rules are read from the tables in docs/explanation/architecture.md, so documentation and checks cannot
+differ. The tests only read source text.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.architecture.source import (
 )
 
 LONG = 600
-"""Lines of code: blank lines, comments, and all but the first line of a text do not count. A module that has
-as many needs a reason, and so does a class, with those of ours that it inherits from: who reads a method of
-it may have to read them all, while a class that has another as a part shows what it asks of it."""
+"""Lines of code: blank lines, comments, and all but the first line of multi-line strings do not count. A
+longer module needs a reason. So does a longer class, counted with our classes that it inherits from: to
+understand one of its methods one may have to read all of them, while composition shows what is used."""
 LONG_MODULES: dict[str, str] = {}
-"""Modules that are long, each with the reason why it is one story."""
+"""Long modules, each with the reason why it is not split."""
 LONG_CLASSES = {
     "qworker.conf.resolved.Settings": "inherits the declarations, which are a table",
 }
-"""The same of classes."""
+"""The same for classes."""
 
 
-def test_every_module_has_a_room_in_the_table() -> None:
+def test_every_module_belongs_to_a_layer() -> None:
     homeless = {room(module) for module in MODULES if room(module)} - LAYER_OF_ROOM.keys()
     assert not homeless, f"add {sorted(homeless)} to a layer in {RULES.relative_to(REPOSITORY)}"
 
@@ -57,15 +57,15 @@ SHOWN = {
     "qworker.results.several",
     "qworker.tasks.task",
 }
-"""Modules of public classes whose attributes have the types that users name: the type checker gets these, and
-only these, by the front door. A protocol in their place would not be accepted where a user's function takes a
-QWorker."""
+"""Modules of public classes whose attributes have public types. Only they may import ``qworker`` for the
+type checker; with a protocol instead, a user's function that takes a QWorker would not accept the
+attribute."""
 
 
 def climbs(module: str, found: Import) -> str | None:
-    """What is wrong with an import, which may only go down; None when nothing is."""
+    """Why an import breaks the layer rules; None if it does not."""
     layer, target = LAYER_OF_ROOM[room(module)], room(found.name)
-    if target == "":  # the edges come in by the front door as everybody does
+    if target == "":  # the entry points import the public package, as users do
         if layer == TOP or (found.typing_only and module in SHOWN):
             return None
         return "imports the front door; import the module itself"
@@ -75,7 +75,7 @@ def climbs(module: str, found: Import) -> str | None:
         LAYER_OF_ROOM[target] == TOP
         and target != room(module)
         and room(module) not in ("cli", "__main__")
-        and (room(module), target) != ("django", "beat")  # its schedules are reckoned as beat's are
+        and (room(module), target) != ("django", "beat")  # its schedules are computed as beat's are
     ):
         return f"{found.name} is an edge, which only the command line imports"
     return None
@@ -87,7 +87,7 @@ INWARDS = {
     for face in names(row[0])
     for module in names(row[1])
 }
-"""(module, the face of a package that it is in, and that it goes through)."""
+"""Pairs (module, the package's ``__init__`` that it imports although it is part of it)."""
 NAMED = {
     ("qworker.cli.demo.tasks", "qworker.cli.demo"): "what its app is called",
     ("qworker.django.brokers.choice", "qworker.django.brokers"): "what names of settings begin with",
@@ -96,11 +96,11 @@ NAMED = {
         "qworker.spooler.decorators",
     ): "what a program imports as uwsgidecorators",
 }
-"""Modules that are named in a string and not imported by who names them."""
+"""Modules that are named in a string without being imported."""
 
 
-def test_imports_go_down() -> None:
-    """Those of functions, those for the type checker, and those in strings, too."""
+def test_imports_only_go_down() -> None:
+    """Including imports in functions, under TYPE_CHECKING, and module names in strings."""
     wrong = {
         (module, found.name): f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: {what}"
         for module in MODULES
@@ -113,13 +113,13 @@ def test_imports_go_down() -> None:
     assert wrong.keys() >= UPWARDS, f"not in the code: {UPWARDS - wrong.keys()}"
 
 
-def test_nothing_imports_in_a_circle() -> None:
-    """Of statements, wherever they stand, those for the type checker included."""
+def test_imports_are_not_circular() -> None:
+    """Counting every import statement, including those in functions and under TYPE_CHECKING."""
     refuse_circles({module: {found.name for found in own(module)} for module in MODULES})
 
 
-def test_nothing_imports_in_a_circle_by_names_in_strings() -> None:
-    """But for what the table of imports upwards allows."""
+def test_module_names_in_strings_are_not_circular() -> None:
+    """Except those allowed by the table of upward imports."""
     allowed = UPWARDS | NAMED.keys()
     refuse_circles(
         {
@@ -132,8 +132,8 @@ def test_nothing_imports_in_a_circle_by_names_in_strings() -> None:
     assert all(any(found.name == name for found in strings(module)) for module, name in NAMED)
 
 
-def test_no_module_goes_through_the_face_that_loads_it() -> None:
-    """It would be a circle that no import statement shows."""
+def test_modules_do_not_import_their_own_lazy_package() -> None:
+    """It would be circular, without an import statement that shows it."""
     inwards = {
         (module, found.name)
         for module in MODULES
@@ -144,7 +144,7 @@ def test_no_module_goes_through_the_face_that_loads_it() -> None:
 
 
 def refuse_circles(imported: dict[str, set[str]]) -> None:
-    """Fail when modules import each other in a circle."""
+    """Fail if modules import each other in a circle."""
     graph = {module: (found & imported.keys()) - {module} for module, found in imported.items()}
     visited: set[str] = set()
 
@@ -159,7 +159,7 @@ def refuse_circles(imported: dict[str, set[str]]) -> None:
         visit(module, ())
 
 
-def test_own_modules_are_imported_at_the_top() -> None:
+def test_own_modules_are_imported_at_module_level() -> None:
     wrong = [
         f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: imports {found.name} inside a function"
         for module in MODULES
@@ -171,8 +171,8 @@ def test_own_modules_are_imported_at_the_top() -> None:
 
 
 def lazily_loaded(module: str) -> set[str]:
-    """Modules that may wait until they are asked for: those behind a front door,
-    and those the table names."""
+    """Modules that *module* may import inside functions: its own submodules if it is a package, and those
+    of the table."""
     allowed = [module] if MODULES[module].name == "__init__.py" else []
     for row in table("module"):
         if module in [f"qworker.{name}" for name in names(row[0])]:
@@ -181,7 +181,7 @@ def lazily_loaded(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", table("import"), ids=lambda row: row[0])
-def test_costly_packages_have_one_door(row: list[str]) -> None:
+def test_heavy_packages_are_imported_only_where_allowed(row: list[str]) -> None:
     (package,) = names(row[0])
     allowed = tuple(f"qworker.{name}" for name in names(row[1]))
     wrong = [
@@ -195,13 +195,13 @@ def test_costly_packages_have_one_door(row: list[str]) -> None:
     assert not wrong, f"{package} may be imported only in {row[1] or 'no module'}: {', '.join(wrong)}"
 
 
-def test_a_long_module_has_a_reason() -> None:
+def test_long_modules_are_listed_with_a_reason() -> None:
     lengths = {module: code_lines(tree(module), module) for module in MODULES}
     assert {module for module, length in lengths.items() if length >= LONG} == LONG_MODULES.keys()
 
 
 def class_named(name: str, module: str) -> tuple[str, ast.ClassDef] | None:
-    """The class of ours that *name* is in *module*, with the module that it is defined in."""
+    """Our class called *name* in *module*, with the module that defines it."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module, node
@@ -213,7 +213,7 @@ def class_named(name: str, module: str) -> tuple[str, ast.ClassDef] | None:
 
 
 def lineage(module: str, node: ast.ClassDef) -> dict[str, int]:
-    """The lines of code of a class and of each class of ours that it inherits from."""
+    """Lines of code of a class and of each of our classes that it inherits from."""
     found = {f"{module}.{node.name}": code_lines(node, module)}
     for base in node.bases:
         bare = base.value if isinstance(base, ast.Subscript) else base
@@ -223,7 +223,7 @@ def lineage(module: str, node: ast.ClassDef) -> dict[str, int]:
     return found
 
 
-def test_a_class_that_is_long_with_what_it_inherits_has_a_reason() -> None:
+def test_long_classes_are_listed_with_a_reason() -> None:
     lineages = [
         (f"{module}.{node.name}", lineage(module, node))
         for module in MODULES
@@ -239,7 +239,8 @@ def functions(node: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def imported_functions(module: str) -> set[str]:
-    """The functions of other modules of ours, as *module* names them: ``name`` or ``module.name``."""
+    """Functions that *module* imports from our other modules, as it refers to them: ``name`` or
+    ``module.name``."""
     found: set[str] = set()
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom):
@@ -253,7 +254,8 @@ def imported_functions(module: str) -> set[str]:
 
 
 def assigned(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
-    """What the body of a class assigns: the line, and the text of the value, or of what it is a call with."""
+    """Assignments in a class body: the line, and the text of the value and of the arguments if it is a
+    call."""
     for statement in node.body:
         if isinstance(statement, ast.Assign):
             value = statement.value
@@ -261,8 +263,8 @@ def assigned(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, ast.unparse(part)
 
 
-def test_methods_are_written_in_their_class() -> None:
-    """Not assigned to it from another module: "go to definition" is to lead to a definition."""
+def test_methods_are_defined_in_their_class() -> None:
+    """Not assigned from another module: "go to definition" must find the definition."""
     wrong = [
         f"{MODULES[module].relative_to(REPOSITORY)}:{line}: {name}"
         for module in MODULES
@@ -274,14 +276,14 @@ def test_methods_are_written_in_their_class() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [module for module in MODULES if not ast.get_docstring(tree(module))]
     assert not silent, "without a docstring"
 
 
-def test_a_broad_except_says_why() -> None:
-    """In the same line, or in a comment right below. They are for code of others: tasks, signal receivers,
-    drivers, values whose methods are anybody's."""
+def test_broad_excepts_have_a_reason() -> None:
+    """On the same line or in a comment right below. They are for foreign code: tasks, signal receivers,
+    drivers, values with arbitrary methods."""
     wrong = []
     for path in MODULES.values():
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -293,10 +295,10 @@ def test_a_broad_except_says_why() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_there_is_no_drawer() -> None:
+def test_no_module_is_called_utils() -> None:
     drawers = {"utils", "util", "helpers", "common", "misc"}
     assert not [module for module in MODULES if drawers & set(module.split("."))]
 
 
-def test_every_room_in_the_table_is_there() -> None:
+def test_every_package_in_the_layer_table_exists() -> None:
     assert LAYER_OF_ROOM.keys() <= {room(module) for module in MODULES}

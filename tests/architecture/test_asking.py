@@ -1,4 +1,4 @@
-"""A test that has not asked for a server does not reach it."""
+"""Tests cannot connect to a server without calling require()."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.servers import PORTS, REPOSITORY, URLS, asking
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What a test that asks for nothing is told of. It is forgotten, since this one would fail by it."""
+def unrequested(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Records connections that were not requested, and clears the record, which would fail this test."""
     monkeypatch.setattr(asking, "asked", set())
     yield asking.uninvited
     asking.uninvited.clear()
@@ -25,20 +25,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", ["amqp", "memcached", "mongodb", "mysql", "nats", "postgresql", "redis"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_nobody_reaches_a_server_unasked(name: str, host: str, told: list[str]) -> None:
+def test_connection_without_require_is_refused(name: str, host: str, unrequested: list[str]) -> None:
     with pytest.raises(ConnectionRefusedError, match="has not called require"):
         socket.create_connection((host, PORTS[name]))
-    assert told[-1].startswith("rabbitmq at " if name == "amqp" else f"{name} at ")
+    assert unrequested[-1].startswith("rabbitmq at " if name == "amqp" else f"{name} at ")
 
 
-def test_nor_by_a_driver_in_c(told: list[str]) -> None:
+def test_connection_of_a_c_driver_is_refused(unrequested: list[str]) -> None:
     psycopg = pytest.importorskip("psycopg", reason="the test extra installs it")
     with pytest.raises(psycopg.OperationalError, match="has not called require"):
         psycopg.connect(URLS["postgresql"])
-    assert told
+    assert unrequested
 
 
-def test_nor_in_a_thread_nor_in_a_forked_process(told: list[str]) -> None:
+def test_connections_in_threads_and_forked_processes_are_refused(unrequested: list[str]) -> None:
     def reach() -> bool:
         with socket.socket() as it:
             return it.connect_ex(("127.0.0.1", 6379)) == 0
@@ -51,7 +51,7 @@ def test_nor_in_a_thread_nor_in_a_forked_process(told: list[str]) -> None:
     thread.start()
     thread.join()
     assert reached == [True]
-    assert told
+    assert unrequested
     child = os.fork()
     if child == 0:
         os._exit(0 if _refused(reach) else 1)
@@ -66,7 +66,7 @@ def _refused(reach: object) -> bool:
     return False
 
 
-def test_who_has_asked_may_reach_it() -> None:
+def test_required_server_is_reachable() -> None:
     asked = type(asking)(lambda: {("127.0.0.1", 6379): "redis", ("db", 5432): "postgresql"})
     asked.asked.add("redis")
     for host in ("127.0.0.1", "localhost", "::1"):
@@ -79,7 +79,7 @@ def test_who_has_asked_may_reach_it() -> None:
     assert asked.uninvited == ["postgresql at db:5432"]
 
 
-def test_such_a_test_fails_whatever_it_makes_of_it(tmp_path: Path) -> None:
+def test_unrequested_connection_fails_the_test_even_if_caught(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(
         "import contextlib, socket\n"

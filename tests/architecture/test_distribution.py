@@ -1,5 +1,5 @@
-"""What package managers call us: said once, and nowhere the name under which somebody else's package is
-found."""
+"""The name of the distribution is defined once, and no text tells users to install the unrelated package
+``qworker``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.conftest import REPOSITORY
 
 _METADATA = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TOOLS = _METADATA["project"], _METADATA["tool"]
-# The name as something to install: after "install", or with extras, but not ours, a path or a module.
+# "qworker" as something to install: after "install" or with extras, but not our distribution, a path or a
+# module.
 _STRANGER = re.compile(r"""(?:install\b[^\n]*[\s"'])qworker(?![-\w./])|["'\s/]qworker\[\w""")
 TEXTS = ("benchmarks", "docs", "examples", "qworker", "tests")
 SINGLE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", "tox.ini", ".ci/run")
@@ -22,16 +23,16 @@ THIS = Path(__file__).resolve()
 _TELLING_SO = "pip uninstall qworker "
 
 
-def test_the_constant_is_the_projects_name():
+def test_constant_is_the_project_name():
     assert PROJECT["name"] == DISTRIBUTION
 
 
-def test_the_version_is_the_same_wherever_it_is_said():
+def test_version_is_the_same_everywhere():
     assert PROJECT["version"] == VERSION == __version__
 
 
-def test_the_page_of_the_package_has_no_link_that_leads_nowhere():
-    """Where a package is shown its files are not: links to them become their text."""
+def test_package_page_has_no_relative_links():
+    """Package indexes do not show our files, so links to them are replaced by their text."""
     hook = TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     [fragment], [rule] = hook["fragments"], hook["substitutions"]
     readme = (REPOSITORY / fragment["path"]).read_text(encoding="utf-8")
@@ -44,14 +45,14 @@ def test_the_page_of_the_package_has_no_link_that_leads_nowhere():
     assert re.sub(rule["pattern"], rule["replacement"], kept) == kept
 
 
-def test_extras_are_installed_by_our_name():
+def test_install_command_uses_our_distribution_name():
     assert install_command("redis") == f'pip install "{DISTRIBUTION}[redis]"'
 
 
-def test_nothing_tells_people_to_install_the_other_package():
+def test_no_text_tells_users_to_install_the_unrelated_package():
     texts = [path for name in TEXTS for path in (REPOSITORY / name).rglob("*") if path.suffix in SUFFIXES]
     texts += [REPOSITORY / name for name in SINGLE]
-    told = [
+    wrong = [
         f"{path.relative_to(REPOSITORY)}: {line.strip()}"
         for path in texts
         if path != THIS
@@ -59,10 +60,10 @@ def test_nothing_tells_people_to_install_the_other_package():
         if _STRANGER.search(line) and _TELLING_SO not in line
     ]
     assert len(texts) > 300
-    assert told == []
+    assert wrong == []
 
 
-def test_the_search_finds_what_it_is_for():
+def test_search_pattern_matches_only_the_unrelated_package():
     for line in (
         "pip install qworker",
         'pip install "qworker[redis]"',

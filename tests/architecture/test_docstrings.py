@@ -1,9 +1,9 @@
-"""What docstrings and comments name is there: files, modules, classes, methods, functions.
+"""Names in docstrings and comments exist: files, modules, classes, methods, functions.
 
-A word counts as a name where it can hardly be anything else: it ends in ``.py`` or in ``()``, it stands in
-backticks, it is written as only names are (``LikeThis`` and ``like_this``), or it has a capital without
-beginning a sentence. Such a name must occur in the code: defined, used, or in a text that is no docstring, as
-a script for a server is. Of two names with a dot between them, the second must be the first one's.
+A word counts as a name if it ends in ``.py`` or ``()``, stands in backticks, is written ``LikeThis`` or
+``like_this``, or has a capital letter inside a sentence. It must occur in the code: defined, used, or in a
+string that is not a docstring (a server-side script, for example). Of two names joined by a dot, the
+second must belong to the first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import pytest
 from tests.architecture.source import MODULES, REPOSITORY, tree
 
 THEIRS = {
-    # Other people's programs, formats and machines.
+    # Programs, formats and machines of others.
     "Ctrl", "Erlang", "KeyDB", "Latin", "Linux", "Lua", "Markdown", "NaN", "OpenSSL", "Prometheus", "PyMySQL",
     "PyPI", "CO_VARKEYWORDS", "INSTALLED_APPS", "ext4", "malloc", "wal_writer_delay",
     "_codecs.encode", "einfo.exception", "exceptions.EncodeError", "exceptions.OperationalError",
     "kombu.Connection", "lock.acquire", "pool.acquire", "producer_pool.acquire", "string.Template",
     # What users write.
     "CELERY_TASK_ROUTES", "add.delay", "add.s", "my_option", "request.my_header", "tasks.add",
-    # What stands for something on a command line, in a message, in a broker or in a database.
+    # Placeholders and names on a command line, in a message, in a broker or in a database.
     "FROM_URL", "__value__", "module.function", "qworker.owners", "qworker.revoked",
     "qworker_owner.armed_until",
 }  # fmt: skip
-"""Names that no code of ours has."""
+"""Names that do not occur in our code."""
 THEIR_FILES = {"file.py", "manage.py", "tasks.py"}
 
 _FILE = re.compile(r"[\w./]*\w\.py\b")
@@ -49,7 +49,7 @@ _PAIR = re.compile(r"(?=\b([A-Za-z_]\w*)\.([A-Za-z_]\w*))")
 
 
 def docstrings(module: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring, those after attributes included."""
+    """Line and text of each docstring, including those below attributes."""
     for node in ast.walk(tree(module)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
@@ -65,7 +65,7 @@ def comments(module: str) -> Iterator[tuple[int, str]]:
 
 @cache
 def words() -> frozenset[str]:
-    """Every name in the code, and every word in its texts."""
+    """Every name in the code, and every word in its strings."""
     found = {*dir(builtins), *keyword.kwlist}
     for module in MODULES:
         found |= set(module.split("."))
@@ -75,7 +75,7 @@ def words() -> frozenset[str]:
 
 @cache
 def pairs() -> frozenset[tuple[str, str]]:
-    """Names that belong together: ``a.b`` in the code, and what is in each class or module."""
+    """Names that belong together: ``a.b`` in the code, and the names in each class or module."""
     found: set[tuple[str, str]] = set()
     for module in MODULES:
         parts = module.split(".")
@@ -89,7 +89,7 @@ def pairs() -> frozenset[tuple[str, str]]:
 
 
 def made(node: ast.AST) -> list[str]:
-    """The names that a piece of code gives to something."""
+    """The names that a statement or expression binds."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -102,7 +102,7 @@ def made(node: ast.AST) -> list[str]:
 
 @cache
 def code(module: str) -> str:
-    """The module's text without its docstrings and comments."""
+    """The source of the module without docstrings and comments."""
     return ast.unparse(_Undocumented().visit(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
@@ -112,13 +112,13 @@ class _Undocumented(ast.NodeTransformer):
 
 
 def is_there(file: str, module: str) -> bool:
-    """Whether the docstrings of *module* may say *file*: a path from its own folder, or from one above it."""
+    """Whether *file*, as named in *module*, exists relative to the module's folder or a parent of it."""
     folders = MODULES[module].parents
     return any((folder / file).is_file() for folder in folders if folder.is_relative_to(REPOSITORY))
 
 
 def unknown(text: str, module: str, kinds: Collection[str | None] = KINDS) -> Iterator[str]:
-    """What *text* names that is not there. kinds: the groups of _NAME that are looked at."""
+    """Names in *text* that do not exist. kinds: the groups of _NAME to look at."""
     for name in _FILE.findall(text):
         if name.rpartition("/")[2] not in THEIR_FILES and not is_there(name, module):
             yield f"there is no file {name} from here"
@@ -134,8 +134,8 @@ def unknown(text: str, module: str, kinds: Collection[str | None] = KINDS) -> It
             yield f"nothing that is called {two.partition('.')[0]} has a {last}"
 
 
-@pytest.mark.timeout(300)  # it reads all that there is
-def test_what_docstrings_and_comments_name_is_there() -> None:
+@pytest.mark.timeout(300)  # it reads the whole package
+def test_names_in_docstrings_and_comments_exist() -> None:
     wrong = [
         f"{MODULES[module].relative_to(REPOSITORY)}:{line}: {what}"
         for module in MODULES
@@ -146,7 +146,7 @@ def test_what_docstrings_and_comments_name_is_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_search_finds_what_it_is_for() -> None:
+def test_search_finds_only_unknown_names() -> None:
     for text in (
         "See ``gone.py``.",
         "Comes from:  ``transports/gone.py``.",

@@ -1,4 +1,4 @@
-"""Log lines carry events, so that nobody has to wait for words: every one is in the guide, and no other."""
+"""Log records carry event names. The guide lists each of them, and no others."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def events() -> Iterator[str]:
     yield from (rule.event for rule in OUTCOMES.values() if rule.event)
 
 
-def test_the_guide_names_every_event_of_the_log() -> None:
+def test_guide_lists_every_log_event() -> None:
     _, _, rest = GUIDE.read_text().partition("| event | what has happened |")
     table = rest.partition("\n\n")[0]
-    told = re.findall(r"`([a-z-]+)`", table)
+    documented = re.findall(r"`([a-z-]+)`", table)
     found = set(events())
     assert len(found) > 20
-    assert set(told) == found
-    assert len(told) == len(set(told))
+    assert set(documented) == found
+    assert len(documented) == len(set(documented))

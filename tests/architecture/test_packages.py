@@ -1,4 +1,4 @@
-"""The rules that hold for packages: what a face says, what is named how, and who may know whom."""
+"""Rules for packages: docstrings of ``__init__.py``, names of files, allowed dependencies."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from tests.architecture.source import (
 )
 
 MOST, MOST_MODULES = 12, 13
-"""Packages, and modules, that may stand side by side at the top."""
+"""The largest numbers of packages and of modules at the top level."""
 SERVERS = [face for face in FACES if face.rpartition(".")[0] == "qworker.transports"]
 
 
 def parts(package: str) -> set[str]:
-    """The names of the modules and packages right below *package*."""
+    """The names of the modules and packages directly below *package*."""
     return {inside(module, package) for module in MODULES} - {"", "__main__"}
 
 
-def told(package: str) -> list[str]:
-    """The names that a face lists: those from "Modules" on that stand outside of parentheses."""
+def listed_modules(package: str) -> list[str]:
+    """The names in the docstring of a package from "Modules" on, except those in parentheses."""
     text = re.sub(r"\([^()]*\)", "", ast.get_docstring(tree(package)) or "")
     listed = re.search(r"\b(Modules|Packages)\b.*", text, re.DOTALL)
     return re.findall(r"``([a-z_0-9]+)``", listed[0]) if listed else []
 
 
 def imported(module: str) -> set[str]:
-    """Our modules that *module* imports, at once, later, or for the type checker; not those of the table of
-    imports upwards."""
+    """Our modules that *module* imports anywhere, without those of the table of upward imports."""
     return {found.name for found in own(module) if (module, found.name) not in UPWARDS}
 
 
-def test_the_top_level_can_be_taken_in_at_a_glance() -> None:
+def test_top_level_has_a_limited_number_of_packages_and_modules() -> None:
     packages = {name for name in parts("qworker") if f"qworker.{name}" in FACES}
     modules = parts("qworker") - packages
     stations = {name for name in packages if LAYER_OF_ROOM[name] < TOP}
@@ -54,8 +53,8 @@ def test_the_top_level_can_be_taken_in_at_a_glance() -> None:
 
 
 @pytest.mark.parametrize("package", FACES)
-def test_a_face_names_the_modules_of_its_package_once(package: str) -> None:
-    listed = told(package)
+def test_package_docstring_names_each_of_its_modules_once(package: str) -> None:
+    listed = listed_modules(package)
     there = parts(package)
     assert sorted(listed) == sorted(there), (
         f"{package}: its docstring leaves out {sorted(there - set(listed))}, names what is not there "
@@ -63,7 +62,7 @@ def test_a_face_names_the_modules_of_its_package_once(package: str) -> None:
     )
 
 
-def test_no_file_is_named_after_its_folder() -> None:
+def test_file_names_do_not_repeat_the_folder_name() -> None:
     placed = [(module, *module.split(".")[-2:]) for module in MODULES if module.count(".") > 1]
     repeating = [
         module
@@ -74,8 +73,8 @@ def test_no_file_is_named_after_its_folder() -> None:
 
 
 @pytest.mark.parametrize("package", FACES)
-def test_nothing_in_a_package_imports_in_a_circle(package: str) -> None:
-    """Each module of the package is one thing here, and so is each package in it with all that it holds."""
+def test_parts_of_a_package_do_not_import_each_other_in_a_circle(package: str) -> None:
+    """Each direct module or subpackage, with everything in it, counts as one part."""
     graph: dict[str, set[str]] = {name: set() for name in parts(package)}
     for module in MODULES:
         if inside(module, package) in graph:
@@ -96,11 +95,11 @@ def test_nothing_in_a_package_imports_in_a_circle(package: str) -> None:
 
 
 def server(module: str) -> str | None:
-    """The package in ``transports`` that *module* is, or is in."""
+    """The package in ``transports`` that *module* is, or belongs to."""
     return next((face for face in SERVERS if f"{module}.".startswith(f"{face}.")), None)
 
 
-def test_servers_are_strangers_to_each_other() -> None:
+def test_transports_do_not_import_each_other() -> None:
     allowed = {
         (f"qworker.{one}", f"qworker.{other}")
         for row in table("package or module")
@@ -117,7 +116,7 @@ def test_servers_are_strangers_to_each_other() -> None:
     assert seen == allowed, "the table leaves this out, or names what is not in the code"
 
 
-def test_transports_know_no_result_store() -> None:
+def test_transports_do_not_import_result_backends() -> None:
     wrong = [
         (module, name)
         for module in MODULES

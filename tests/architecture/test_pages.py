@@ -1,4 +1,4 @@
-"""What the pages about the code name is there, and the glossary has each word that we use in one sense."""
+"""Names in the pages about the code exist, and the glossary defines the words that the project uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ instant, job, lease, mailbox, message, node name, notification pipe, outcome, ow
 result, result watcher, schedule, settlement, settlement order, signal, signature, task, transport,
 wakeup pipe, zygote
 """.replace(",\n", ", ").strip()
-"""What the glossary must have; it may have more."""
+"""Words that the glossary must define, among others."""
 
 
 def name_of(page: Path) -> str:
@@ -35,7 +35,7 @@ def name_of(page: Path) -> str:
 
 
 def entries() -> list[tuple[str, str]]:
-    """Words, and beside them the page that a link leads to, or the module that is named."""
+    """Words with the page that is linked, or the module that is named, for each."""
     rows = [line.split(" | ") for line in text_of(GLOSSARY).splitlines() if line.startswith("| ")]
     found = []
     for words, _, link in rows:
@@ -51,14 +51,14 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_the_glossary_has_every_word_once() -> None:
+def test_glossary_defines_every_word_once() -> None:
     words = [word.lower() for row, _ in entries() for word in row.split(", ")]
     assert set(words) >= set(WORDS.split(", "))
     assert len(words) == len(set(words))
 
 
 @pytest.mark.parametrize(("words", "target"), entries())
-def test_a_word_stands_where_its_link_leads(words: str, target: str) -> None:
+def test_word_occurs_where_its_link_leads(words: str, target: str) -> None:
     path = (GLOSSARY.parent / target.partition("#")[0]).resolve()
     assert path.exists(), target
     texts = [path.name, *(text_of(file) for file in ([path] if path.is_file() else path.glob("*.py")))]
@@ -68,19 +68,19 @@ def test_a_word_stands_where_its_link_leads(words: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_that_a_page_names_are_there(page: Path) -> None:
+def test_files_named_in_pages_exist(page: Path) -> None:
     named = re.findall(r"`([\w./]+\.py)`", text_of(page))
     roots = (PACKAGE, REPOSITORY)
     assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent == DOCS / "explanation"], ids=name_of)
-def test_what_a_page_names_is_there(page: Path) -> None:
+def test_code_names_in_pages_exist(page: Path) -> None:
     assert list(unknown(text_of(page), "qworker", {"quoted", "called", "shaped"})) == []
 
 
-def test_the_packages_are_listed_in_reading_order() -> None:
-    """Each package at the top once."""
+def test_packages_are_listed_in_reading_order() -> None:
+    """Each top-level package once."""
     listed = [cell for row in table("package") for cell in re.findall(r"`(\w+)/`", row[0])]
     assert sorted(listed) == sorted(face.split(".")[1] for face in FACES if face.count(".") == 1)
     assert LAYER_OF_ROOM.keys() >= set(listed)

@@ -1,4 +1,4 @@
-"""Unit tests neither sleep nor patch what is ours, but for those listed. The lists may only get shorter."""
+"""Unit tests neither sleep nor patch our own code, except those listed. The lists may only get shorter."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tests.architecture.source import REPOSITORY
 
 UNIT = REPOSITORY / "tests" / "unit"
 SLEEPS = {
-    "test_interrupts.py": 2,  # a handler's error cuts them short
-    "test_result.py": 3,  # a real loop's turns, and a promise that must not be kept twice
-    "test_result_watcher.py": 1,  # threads that take turns
+    "test_interrupts.py": 2,  # an error raised by a signal handler interrupts them
+    "test_result.py": 3,  # iterations of a real event loop, and a callback that must not run twice
+    "test_result_watcher.py": 1,  # threads that alternate
 }
-"""Calls of a sleep of more than 0 seconds, by file."""
+"""Calls of sleep() with more than 0 seconds, by file."""
 PATCHES = {
-    "test_assembly.py": 2,  # any part of a whole worker may fail to stop
+    "test_assembly.py": 2,  # any component of a whole worker may fail to stop
     "test_execution.py": 3,  # a result store that fails
-    "test_middleware.py": 1,  # middleware that answers by itself
+    "test_middleware.py": 1,  # middleware that returns its own answer
     "test_outcomes.py": 1,  # each column of the table is read
-    "test_result_watcher.py": 3,  # what happens between two lines
+    "test_result_watcher.py": 3,  # what happens between two statements
     "test_result_writer.py": 2,  # a result store that fails
-    "test_settlements.py": 2,  # a portion of 16 MiB; what a fake refuses
+    "test_settlements.py": 2,  # a batch of 16 MiB; an operation that a fake refuses
 }
-"""Replaced attributes of what is ours, by file: with monkeypatch, or by an assignment."""
+"""Attributes of our code that are replaced, by file: with monkeypatch or by assignment."""
 THEIRS = ("os", "sys.modules", "redis", "pymysql", "psycopg", "'tempfile")
-"""How the first argument of a patch begins that replaces what is not ours."""
+"""Prefixes of the first argument of a patch that replaces foreign code."""
 
 
 REPLACED = re.compile(r"^ +(?:\w+\.)+\w+ = (?:lambda.*|\w+  # type: ignore\[method-assign.*)$", re.MULTILINE)
@@ -44,7 +44,7 @@ def patches(call: ast.Call) -> bool:
     ).startswith(THEIRS)
 
 
-def test_who_sleeps_and_who_patches_is_listed() -> None:
+def test_unit_tests_that_sleep_or_patch_are_listed() -> None:
     sleeping: Counter[str] = Counter()
     patching: Counter[str] = Counter()
     for path in UNIT.glob("*.py"):

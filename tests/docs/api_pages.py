@@ -1,9 +1,9 @@
-"""What the pages of the programming interface show, and what of the public names they do not.
+"""Checks that the API pages document every public name.
 
-Comes from:  ``docs/reference/api/*.md``, whose directives name classes, functions and modules; the code.
-Goes to:     test_api_pages, which runs this as a program: one fault a line. Django is set up for the models.
+Reads ``docs/reference/api/*.md``, whose directives name classes, functions and modules, and the code.
+test_api_pages runs it as a program that prints one problem per line, with Django set up for the models.
 
-    python -m tests.docs.api_pages
+python -m tests.docs.api_pages
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MODULES = (
     "qworker.testing",
     "qworker.testing.contract",
 )
-"""All that is public of these stands on a page; besides, whatever the examples of other pages import."""
+"""Every public name of these modules must be documented, and whatever the examples of other pages import."""
 IMPORTED = re.compile(
     r"^(?:>>> )?from (?P<module>qworker[\w.]*) import (?P<names>\w+(?: as \w+)?(?:, \w+)*)$", re.MULTILINE
 )
@@ -75,13 +75,14 @@ class Shown(NamedTuple):
 
 
 def is_documented(member: Any) -> bool:
-    """Whether it is one of those that have a docstring of their own."""
+    """Whether it is a member that has a docstring of its own."""
     return inspect.isfunction(member) or isinstance(member, property | staticmethod | classmethod)
 
 
 @cache
 def found_at(path: str) -> Any:
-    """What a dotted name leads to: rather what a package has by that name than a module of it."""
+    """The object with a dotted name; an attribute of a package takes precedence over a module of the same
+    name."""
     place, _, name = path.rpartition(".")
     if place:
         with suppress(AttributeError, ImportError):
@@ -106,8 +107,8 @@ def public(module: ModuleType) -> dict[str, Any]:
 
 
 def in_examples() -> Iterator[tuple[str, str]]:
-    """Module and name of what the code blocks of other pages import; one shows what is said of a name that is
-    not there."""
+    """Module and name of each import in the code blocks of other pages, except imports that are shown to
+    fail."""
     for page in sorted(DOCS.rglob("*.md")):
         if page.parts[-2] != "explanation":
             for block in blocks(page.read_text(encoding="utf-8")):
@@ -144,7 +145,7 @@ def faults() -> Iterator[str]:
 
 
 def has_line(path: str) -> bool:
-    """Whether the text below an assignment tells of it."""
+    """Whether the assignment is followed by a docstring."""
     module, _, name = path.rpartition(".")
     body = ast.parse(inspect.getsource(import_module(module))).body
     for statement, text in pairwise(body):
@@ -155,5 +156,5 @@ def has_line(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    import_module("docs.conf")  # which sets Django up
+    import_module("docs.conf")  # sets up Django
     print(*faults(), sep="\n", end="")

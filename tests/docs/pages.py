@@ -1,21 +1,23 @@
-"""Reads the documentation's pages: their code blocks, and which of them run.
+"""Parses the documentation's pages: their code blocks, and which of them to run.
 
-Comes from:  README.md and docs/**/*.md.
-Goes to:     test_docs, which runs what is found here.
+Reads README.md and docs/**/*.md; test_docs runs the blocks.
 
-The rules that a page keeps to:
+The rules for pages:
 
 - ``python``: a block whose first line is ``# name.py`` is written to that file, and one that begins with
-  ``# at the end of name.py`` is added to it; any other runs as if typed at a prompt, after the blocks before
-  it.
-- ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
-- ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
-  below it what it prints, where ``...`` on a line of its own stands for any lines. A command that ends in
-  `` &`` goes on running until the end of the page; its lines are waited for. Times, numbers of processes,
-  names of hosts and ids may be others, and the page's directory is ``/srv/proj``, with programs in
-  ``.venv/bin``.
+``# at the end of name.py`` is appended to it; any other runs as if typed at a prompt, after the blocks
+before it.
+
+- ``pycon``: a session at the prompt; the output must match, ``...`` standing for anything.
+
+- ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the
+lines below it are its output, where ``...`` on a line of its own stands for any lines. A command that ends
+in `` &`` keeps running until the end of the page; its expected lines are waited for. Times, process ids,
+host names and ids may differ; the page's directory is ``/srv/proj``, with programs in ``.venv/bin``.
+
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
-- ``<!-- not run: reason -->`` above a block says why that one is only shown.
+
+- ``<!-- not run: reason -->`` above a block says why it is not run.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ VARYING = {
     r"\b\d+ (passed|skipped|deselected)\b": r"9 \1",
     r"sqlite:////\S+?/(?=(\.qworker/)?\w+\.db)": "sqlite:////srv/proj/",
 }
-"""What differs from machine to machine in what is printed, and what stands there in the comparison: hosts,
-times, durations, memory, numbers of processes, ids, and how many tests there are."""
+"""Output that differs between machines, and its replacement in comparisons: hosts, times, durations,
+memory, process ids, ids, and numbers of tests."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,20 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that this block is the text of, or a part, by its first line."""
+        """The file that this block is written to, from its first line."""
         found = FILE_NAME.match(self.text.partition("\n")[0])
         return found["name"] if found else None
 
     @property
     def is_added(self) -> bool:
-        """Whether the text goes to the end of a file that is there."""
+        """Whether the text is appended to an existing file."""
         found = FILE_NAME.match(self.text.partition("\n")[0])
         return found is not None and found["added"] is not None
 
 
 @dataclass(frozen=True)
 class Command:
-    """One ``$ `` line. expected: what it prints, "" when the page does not say."""
+    """One ``$ `` line. expected: its output, "" if the page does not show it."""
 
     text: str
     expected: str
@@ -86,7 +88,7 @@ class Command:
 
 
 def pages() -> list[Path]:
-    """README.md, the changelog's neighbours, and everything under docs/ but what is built."""
+    """README.md, CONTRIBUTING.md, the examples' READMEs, and everything under docs/ that is not generated."""
     found = sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if "_build" not in path.parts)
     examples = sorted((REPOSITORY / "examples").rglob("README.md"))
     return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *found, *examples]
@@ -114,14 +116,14 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def as_anywhere(printed: str) -> str:
-    """What a command has *printed*, or is said to, with what is VARYING the same everywhere."""
+    """*printed*, or the output that a page shows, with everything VARYING replaced."""
     for varying, common in VARYING.items():
         printed = re.sub(varying, common, printed, flags=re.MULTILINE)
     return printed
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The shell commands of a console block with what each prints; a backslash continues a line."""
+    """The shell commands of a console block with the output of each; a backslash continues a line."""
     text = ""
     expected: list[str] = []
     continued = False

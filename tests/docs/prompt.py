@@ -1,7 +1,7 @@
-"""A Python prompt for one page: runs the blocks that it is sent, one after the other, in one namespace.
+"""A Python prompt for one page: runs the blocks it receives, one after the other, in one namespace.
 
-Comes from:  test_docs, as JSON lines on standard input: {"language", "text", "name"}.
-Goes to:     test_docs, as JSON lines on standard output: {"error": text or null}.
+test_docs sends JSON lines on standard input: {"language", "text", "name"}, and reads JSON lines from
+standard output: {"error": text or null}.
 """
 
 import doctest
@@ -26,7 +26,7 @@ def main() -> None:
                     error = dialogue(block, namespace)
                 else:
                     exec(compile(block["text"], block["name"], "exec"), namespace)
-            except BaseException:  # noqa: BLE001 - shown as a prompt shows it
+            except BaseException:  # noqa: BLE001 - reported as at a prompt
                 error = traceback.format_exc()
         answers.write(json.dumps({"error": error and f"{error}\n{words.getvalue()}"}) + "\n")
         answers.flush()

@@ -1,4 +1,4 @@
-"""Every public name stands on a page of the programming interface, and says what it is."""
+"""Every public name is documented on an API page and has a docstring."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from tests.docs.api_pages import REPOSITORY, Shown, shown
 
 
-def test_every_public_name_stands_on_a_page_and_has_a_docstring() -> None:
-    """In a process of its own, which has a Django project of its own."""
+def test_every_public_name_is_documented_and_has_a_docstring() -> None:
+    """In a separate process, with its own Django project."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.api_pages"], cwd=REPOSITORY, capture_output=True, text=True
     )
@@ -17,8 +17,8 @@ def test_every_public_name_stands_on_a_page_and_has_a_docstring() -> None:
     assert done.stdout == ""
 
 
-def test_the_pages_are_read() -> None:
-    """One that is read as empty would have no faults."""
+def test_api_page_directives_are_parsed() -> None:
+    """If parsing found nothing, there would be no problems to report."""
     found = {(each.kind, each.path): each for each in shown()}
     task = found["class", "qworker.Task"]
     assert (task.page, "origin" in task.left_out) == ("tasks.md", True)
@@ -28,6 +28,6 @@ def test_the_pages_are_read() -> None:
     assert Shown("a.md", "class", "qworker.Task", "").members() == {}
 
 
-def test_no_name_is_shown_twice() -> None:
+def test_no_name_is_documented_twice() -> None:
     paths = [each.path for each in shown()]
     assert len(set(paths)) == len(paths)

@@ -1,4 +1,4 @@
-"""The page of Celery's canvas says what the cases say, and names tests that are there."""
+"""The page about Celery's canvas is generated from the cases, and names existing tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PAGE = REPOSITORY / "docs" / "reference" / "celery-canvas.md"
 ROWS = [row for _, rows in BEHAVIOURS for row in rows]
 
 
-def test_the_page_is_what_the_cases_say() -> None:
+def test_page_is_up_to_date_with_the_cases() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.compat.canvas_page"
 
 
 @pytest.mark.parametrize(("what", "verdict", "test"), ROWS)
-def test_every_behaviour_has_a_verdict_and_a_test_that_is_there(what: str, verdict: str, test: str) -> None:
+def test_every_behaviour_has_a_verdict_and_an_existing_test(what: str, verdict: str, test: str) -> None:
     assert verdict.startswith(("as Celery", "differs: ", "refused"))
     file, _, name = test.partition("::")
     assert name in names_in(file), what

@@ -1,5 +1,5 @@
-"""The page that holds Celery's guide against qworker: its rows name tests that are there; and a few rows by
-themselves."""
+"""The page that compares Celery's guide with qworker names existing tests; a few of its rows are tested
+here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def names_in(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
-def test_every_row_has_a_verdict_and_a_test_that_is_there(row: list[str]) -> None:
+def test_every_row_has_a_verdict_and_an_existing_test(row: list[str]) -> None:
     snippet, here, test = row
     assert snippet
     assert re.match(rf"({'|'.join(VERDICTS)})\b", here), here
@@ -45,7 +45,7 @@ def test_every_row_has_a_verdict_and_a_test_that_is_there(row: list[str]) -> Non
     assert found["name"] in names_in(found["file"]), f"tests/{found['file']} has no {found['name']}"
 
 
-def test_the_page_covers_the_guide() -> None:
+def test_page_covers_the_guide() -> None:
     chapters = re.findall(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(chapters) == 13
     assert len(ROWS) > 100
@@ -57,18 +57,18 @@ def test_the_page_covers_the_guide() -> None:
     "app.trace",
      "worker.control", "events.snapshot", "security", "utils.log", "bin.base"],
 )  # fmt: skip
-def test_modules_that_are_not_here(name: str) -> None:
+def test_modules_of_celery_that_do_not_exist_here(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="qworker"):
         import_module(f"qworker.{name}")
 
 
-def test_the_function_signature_is_there_and_the_apps_too() -> None:
+def test_signature_function_equals_the_method_of_the_app() -> None:
     from qworker import signature
 
     assert QWorker("proj", set_as_current=False).signature("proj.add", (1,)) == signature("proj.add", (1,))
 
 
-def test_a_task_may_be_mocked() -> None:
+def test_task_can_be_mocked() -> None:
     app = QWorker("proj", set_as_current=False)
 
     @app.task(bind=True, name="send")

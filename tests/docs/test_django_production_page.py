@@ -1,4 +1,5 @@
-"""The files of the page about clusters in production: they can be read, start a cluster, and let it stop."""
+"""The configuration files of the page about clusters in production are valid, start a cluster, and let it
+stop."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_files_start_the_cluster_and_give_it_time_to_stop(name: str) -> None:
     ("name", "section"),
     [("supervisor.conf", "program:shop-cluster"), ("circus.ini", "watcher:shop-cluster")],
 )
-def test_files_of_process_managers_can_be_read(name: str, section: str) -> None:
+def test_process_manager_files_can_be_parsed(name: str, section: str) -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(FILES[name])
     values = parser[section]
@@ -46,15 +47,15 @@ def test_files_of_process_managers_can_be_read(name: str, section: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "cluster.k8s.yaml"])
-def test_files_of_containers_can_be_read(name: str) -> None:
+def test_container_files_can_be_parsed(name: str) -> None:
     assert all(yaml.safe_load_all(FILES[name]))
 
 
-def test_the_procfile_has_a_worker() -> None:
+def test_procfile_starts_a_worker() -> None:
     assert "worker: python manage.py qcluster\n" in FILES["Procfile"]
 
 
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is missing: install systemd")

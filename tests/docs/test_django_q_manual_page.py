@@ -1,4 +1,4 @@
-"""The page that holds Django-Q's manual against qworker: every item is there, and every test it names."""
+"""The page that compares Django-Q's manual with qworker: every item is listed, with an existing test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = [
     (1, 8), (10, 40), (45, 60), (65, 81), (85, 89), (92, 92), (96, 103), (108, 125), (130, 139), (145, 151),
     (155, 159), (163, 166),
 ]  # fmt: skip
-"""Numbers of the manual's items, from and to; there are none between."""
+"""Ranges of the manual's item numbers, first and last; the numbers in between do not exist."""
 ITEMS = [
     *(f"DQ-{number:03}" for first, last in RUNS for number in range(first, last + 1)),
     *(f"QQ-{number:02}" for number in range(1, 20)),
@@ -28,12 +28,12 @@ ITEMS = [
 ]
 
 
-def test_every_item_is_there_once_and_in_order() -> None:
+def test_every_item_is_listed_once_and_in_order() -> None:
     assert [row[0] for row in ROWS] == ITEMS
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_an_item_has_a_verdict_and_a_test_that_is_there(row: list[str]) -> None:
+def test_every_item_has_a_verdict_and_an_existing_test(row: list[str]) -> None:
     _, what, here, test = row
     assert what
     assert re.match(rf"({'|'.join(VERDICTS)})\b", here), here

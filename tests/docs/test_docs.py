@@ -1,5 +1,5 @@
-"""The documentation runs: the Python and console blocks of every page, in order, in a directory of the page's
-own, but those that say why not."""
+"""Runs the Python and console blocks of every documentation page, in order, in a temporary directory,
+except blocks marked as not run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CODE_COLUMNS = 88
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile", "{eval-rst}"}
 WITH_DOTS = r"\.\.\. OK$|^[.s]+ +\[100%\]$"
-"""What Django and pytest print."""
+"""Output of Django and pytest."""
 IMPORT = r"^(?:>>> |\.\.\. )? *(?:from ([\w.]+) import|import ([\w., ]+))"
 THERE = {"qworker", "kombu", "sqlalchemy", "click", "uwsgi", "uwsgidecorators"}
-"""Modules that come with qworker, or that it makes."""
+"""Modules that are installed with qworker, or that it provides."""
 MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -40,15 +40,15 @@ def name(page: Path) -> str:
 
 
 class Reader:
-    """Someone who follows a page word by word, in an empty directory."""
+    """Follows a page literally, in an empty directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "proj"
         self.directory.mkdir()
         programs = directory / "bin"
         programs.mkdir()
-        # Scripts and not links: a virtual environment's Python knows its packages by where it is called from.
-        # -P as with installed commands, which do not look for modules in the working directory.
+        # Scripts, not links: a virtual environment's Python finds its packages by the path it is called with.
+        # -P as with installed commands, which do not search the working directory for modules.
         modules = {"qworker": "-P -m qworker", "django-admin": "-P -m django", "python": ""}
         for program, command in ((name, f"{sys.executable} {module}") for name, module in modules.items()):
             (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -110,7 +110,7 @@ class Reader:
             )
         self.background.append(process)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        # More may have come already, or not.
+        # There may be more output already.
         ways = (command.expected, f"{command.expected}\n...")
         while command.expected and not any(matches(way, self.placed(log.read_text()) + "\n") for way in ways):
             ended = process.poll() is not None
@@ -119,7 +119,7 @@ class Reader:
             time.sleep(0.05)
 
     def placed(self, printed: str) -> str:
-        """What was *printed*, as if the page's directory were the one that pages show."""
+        """*printed* with the page's directory replaced by the one that pages show."""
         programs = str(Path(sys.executable).parent)
         return printed.replace(programs, "/srv/proj/.venv/bin").replace(str(self.directory), "/srv/proj")
 
@@ -182,44 +182,44 @@ def test_page_runs(page: Path, reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_blocks_say_what_they_are(page: Path) -> None:
+def test_blocks_have_a_known_language(page: Path) -> None:
     unknown = {block.language for block in blocks(page.read_text(encoding="utf-8"))} - RUN - SHOWN
     assert not unknown, f"use one of {sorted(RUN | SHOWN)}"
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_code_is_read_without_a_bar_to_move(page: Path) -> None:
-    """What a block takes beside the sidebar. Dialogues and consoles show what comes, however long."""
+def test_python_blocks_fit_the_page_width(page: Path) -> None:
+    """Beside the sidebar. Sessions and consoles show the output, however wide."""
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
     lines = [line for block in found for line in block.text.splitlines()]
     assert [line for line in lines if len(line) > CODE_COLUMNS] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_consoles_show_what_a_terminal_shows(page: Path) -> None:
-    """Whole lines may be left out, and not parts of them: a reader compares them with what comes."""
+def test_console_output_is_not_abbreviated_within_lines(page: Path) -> None:
+    """Whole lines may be left out, but not parts of lines: readers compare them with their output."""
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "console")
     lines = [line for block in found for each in commands(block) for line in each.expected.splitlines()]
     assert [line for line in lines if "..." in re.sub(WITH_DOTS, "", line) and line.strip() != "..."] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_dialogues_may_be_pasted_into_a_prompt(page: Path) -> None:
-    """Where a statement with a block waits for an empty line; so it is the last of its dialogue."""
+def test_sessions_can_be_pasted_into_a_prompt(page: Path) -> None:
+    """A statement with a block needs an empty line after it, so it must be the last of its session."""
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "pycon")
     assert [statement for block in found for statement in left_open(block)] == []
 
 
 def left_open(block: Block) -> Iterator[str]:
-    """The statements of a dialogue that wait for an empty line, but for its last."""
+    """The statements of a session, except the last, that need an empty line after them."""
     for example in doctest.DocTestParser().get_examples(block.text)[:-1]:
         if codeop.compile_command(example.source.removesuffix("\n")) is None:
             yield example.source
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_what_a_page_imports_it_has_installed(page: Path) -> None:
-    """Or a reader who has nothing but qworker gets no further."""
+def test_imported_packages_are_installed_on_the_page(page: Path) -> None:
+    """Otherwise readers who only installed qworker cannot follow the page."""
     text = page.read_text(encoding="utf-8")
     found = [block for block in blocks(text) if block.reason_not_run is None]
     files = {Path(block.file_name).parts[0].removesuffix(".py") for block in found if block.file_name}
@@ -231,7 +231,7 @@ def test_what_a_page_imports_it_has_installed(page: Path) -> None:
 
 
 def imports(block: Block) -> set[str]:
-    """The top names of the modules that a block imports."""
+    """The top-level names of the modules that a block imports."""
     if block.language not in ("python", "pycon"):
         return set()
     found = re.findall(IMPORT, block.text, flags=re.MULTILINE)
@@ -240,7 +240,7 @@ def imports(block: Block) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*pages(), REPOSITORY / "CHANGELOG.md"], ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_not_broken(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     dead = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -258,8 +258,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_reached_from_the_index() -> None:
-    """Or from the page that leads to the pages of its folder, as ``api.md`` does to those in ``api/``."""
+def test_every_page_is_linked_from_the_index() -> None:
+    """Or from the page of its folder, as ``api.md`` links the pages in ``api/``."""
     docs = REPOSITORY / "docs"
     index = docs / "index.md"
     missing = []
@@ -272,8 +272,8 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert not missing
 
 
-def test_the_readme_shows_the_first_steps_in_their_order() -> None:
-    """Running its blocks does not show whether each of them is below its sentence."""
+def test_readme_shows_the_first_steps_in_order() -> None:
+    """Running the blocks does not show whether each is below its sentence."""
     steps = (
         "$ pip install",
         "# tasks.py",

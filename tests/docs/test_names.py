@@ -1,4 +1,4 @@
-"""What pages name is there: commands with their options, settings with their defaults, modules, extras."""
+"""Names in pages exist: commands and options, settings and defaults, modules, extras."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ SETTING_LIKE = re.compile(
     r"|security|task|worker)_[a-z_]+"
 )
 BESIDES = {
-    "task_id", "task_name", "task_cls", "task_args", "task_kwargs",  # arguments, and fields of logs
-    "broker_class", "message_expiration", "revoke_by_stamped_headers",  # Django-Q's, IronMQ's, Celery's
+    "task_id", "task_name", "task_cls", "task_args", "task_kwargs",  # arguments, and log fields
+    "broker_class", "message_expiration", "revoke_by_stamped_headers",  # of Django-Q, IronMQ, Celery
     "result_group", "worker_main",  # functions
 }  # fmt: skip
 VARIABLES = {"APP", "SCHEDULE_ALLOW"}
 NO_MODULES = {
     "qworker.brokers",  # entry points
     "qworker.dead", "qworker.delayed", "qworker.failed", "qworker.revoked",  # queues and streams
-    "qworker.worker", "qworker.workers",  # the same
+    "qworker.worker", "qworker.workers",  # likewise
     "qworker.spooler.run",  # a task
 }  # fmt: skip
 
 
 def texts(page: Path) -> Iterator[str]:
-    """What a page has in backquotes, and the commands of its blocks."""
+    """The text in backquotes on a page, and the commands in its blocks."""
     text = page.read_text(encoding="utf-8")
     yield from SPAN.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for block in blocks(text):
@@ -56,13 +56,13 @@ def texts(page: Path) -> Iterator[str]:
 
 
 @EVERY_PAGE
-def test_commands_and_their_options(page: Path) -> None:
+def test_commands_and_options_exist(page: Path) -> None:
     typed = [words for text in texts(page) for words in COMMAND.findall(text)]
     assert [problem for words in typed if (problem := unknown(words))] == []
 
 
 def unknown(words: str) -> str | None:
-    """What of a command line, without "qworker", is not there."""
+    """Why a command line (without "qworker") is wrong; None if it is not."""
     command: click.Command = main
     context = click.Context(main)
     left = iter(shlex.split(words.replace("'", "").replace('"', "")))
@@ -85,8 +85,8 @@ def unknown(words: str) -> str | None:
 
 
 @EVERY_PAGE
-def test_settings(page: Path) -> None:
-    """Or what Celery has, and signals."""
+def test_settings_exist(page: Path) -> None:
+    """Or are Celery's, or signals."""
     known = {*SETTINGS, *WITHOUT_EFFECT, *SETTING_KEYS, *vars(signals), *BESIDES}
     named = [word for text in texts(page) for word in re.findall(r"^[a-z_]+", text)]
     assert [word for word in named if SETTING_LIKE.fullmatch(word) and word not in known] == []
@@ -95,8 +95,9 @@ def test_settings(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_settings_stand_where_they_are_read(page: Path) -> None:
-    """In what makes the app: no file of settings is read by itself, but Django's and pyproject.toml."""
+def test_settings_are_shown_where_they_are_read(page: Path) -> None:
+    """In the code that creates the app: no settings module is read by itself, except Django's and
+    pyproject.toml."""
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
     names = "|".join(SETTINGS)
     lines = [line for block in found for line in re.findall(rf"^(?:{names}) = .*", block.text, re.MULTILINE)]
@@ -104,7 +105,7 @@ def test_settings_stand_where_they_are_read(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_defaults_of_settings(page: Path) -> None:
+def test_defaults_of_settings_are_right(page: Path) -> None:
     defaults = Settings()
     wrong = []
     for setting, number, unit in DEFAULT.findall(page.read_text(encoding="utf-8")):
@@ -115,11 +116,9 @@ def test_defaults_of_settings(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_modules_and_what_is_in_them(page: Path) -> None:
+def test_modules_and_their_attributes_exist(page: Path) -> None:
     named = {match[0] for text in texts(page) if (match := MODULE.match(text)) and "://" not in text}
-    named = {
-        each for each in named - NO_MODULES if not each.startswith("qworker.django.")
-    }  # within a project
+    named = {each for each in named - NO_MODULES if not each.startswith("qworker.django.")}  # needs a project
     assert [each for each in sorted(named) if not is_there(each)] == []
 
 
@@ -137,14 +136,14 @@ def is_there(dotted: str) -> bool:
 
 
 @EVERY_PAGE
-def test_extras(page: Path) -> None:
+def test_extras_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {each for found in re.findall(r"qworker-queue\[([\w,]+)\]", text) for each in found.split(",")}
     assert named <= set(PROJECT["optional-dependencies"])
-    # The package is on no index.
+    # The package is not on an index.
     assert not named or page.name in ("install.md", "tutorial.md") or "install.md)" in text
 
 
 @pytest.mark.parametrize("words", ["strat -A proj", "start --ap proj", "dead lst", "dead list --jsn"])
-def test_what_is_not_there_is_found(words: str) -> None:
+def test_unknown_commands_and_options_are_found(words: str) -> None:
     assert unknown(words) is not None

@@ -1,4 +1,4 @@
-"""The reader of pages itself: a harness that runs nothing would pass everything."""
+"""Tests of the page parser and runner: if they found nothing, every page would pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ $ sleep 60 &
 """
 
 
-def test_blocks_are_found_with_language_line_and_reason() -> None:
+def test_blocks_are_parsed_with_language_line_and_reason() -> None:
     found = list(blocks(PAGE))
     assert [(block.language, block.line, block.reason_not_run) for block in found] == [
         ("python", 2, None),
@@ -52,7 +52,7 @@ def test_blocks_are_found_with_language_line_and_reason() -> None:
     assert [block.is_added for block in found[:3]] == [False, True, False]
 
 
-def test_commands_have_output_exit_code_and_background() -> None:
+def test_commands_are_parsed_with_output_exit_code_and_background() -> None:
     assert list(commands(list(blocks(PAGE))[4])) == [
         Command("echo one;   echo two", "one\ntwo", False, 0),
         Command("false", "", False, 1),
@@ -60,7 +60,7 @@ def test_commands_have_output_exit_code_and_background() -> None:
     ]
 
 
-def test_what_a_worker_logs_is_the_same_everywhere_but_for_when_and_where() -> None:
+def test_log_lines_match_despite_other_times_and_directories() -> None:
     line = "[{}: INFO/MainProcess] ready; broker sqlite:///{}/.qworker/qworker.db, pool prefork × {}"
     shown = line.format("2026-03-01 08:00:00,120", "/srv/proj", 2)
     came = line.format("2031-12-24 23:59:59,999", "/tmp/test-7/project", 2)
@@ -76,7 +76,7 @@ def reader(tmp_path: Path):
     reader.close()
 
 
-def test_a_page_that_is_right_passes(reader: Reader) -> None:
+def test_correct_page_passes(reader: Reader) -> None:
     for block in blocks(PAGE):
         if block.reason_not_run is None:
             reader.follow(block, "page")
@@ -100,6 +100,6 @@ def test_a_page_that_is_right_passes(reader: Reader) -> None:
         ("console", "$ echo started &\nnever\n"),
     ],
 )
-def test_a_page_that_is_wrong_fails(reader: Reader, language: str, text: str) -> None:
+def test_wrong_page_fails(reader: Reader, language: str, text: str) -> None:
     with pytest.raises(AssertionError):
         reader.follow(Block(language, text, 1), "page")

@@ -1,4 +1,4 @@
-"""The reference says what the code says, and leaves nothing out."""
+"""The reference pages agree with the code and are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qworker.transports.kombu.broker import OTHER
 from tests.docs.pages import REPOSITORY
 
 
-def test_pages_made_from_code_are_fresh() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"],
         cwd=REPOSITORY,
@@ -26,16 +26,16 @@ def test_pages_made_from_code_are_fresh() -> None:
     assert done.returncode == 0, f"{done.stderr}\nrun: python docs/generate.py"
 
 
-def test_what_help_says_below_the_options_is_on_the_page() -> None:
-    """Exit codes stand there, and what to do next."""
+def test_command_page_contains_the_help_epilogs() -> None:
+    """They contain exit codes and next steps."""
     page = (REPOSITORY / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     commands = dict(generate.walk("qworker", generate.command_line))
-    told = {path: " ".join(command.epilog.split()) for path, command in commands.items() if command.epilog}
-    assert "qworker result" in told
-    assert not [path for path, words in told.items() if words not in page]
+    epilogs = {path: " ".join(command.epilog.split()) for path, command in commands.items() if command.epilog}
+    assert "qworker result" in epilogs
+    assert not [path for path, words in epilogs.items() if words not in page]
 
 
-def test_every_signal_has_its_line() -> None:
+def test_every_signal_is_documented() -> None:
     page = (REPOSITORY / "docs" / "reference" / "signals.md").read_text(encoding="utf-8")
     names = [found.name for found in vars(signals).values() if isinstance(found, signals.Signal)]
     assert names
@@ -43,13 +43,13 @@ def test_every_signal_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, CallOptions, RetryOptions, SignatureOptions])
-def test_every_option_has_a_line_of_its_own(kind: type) -> None:
-    """Which the page has, and which an editor shows: a text below the key."""
+def test_every_option_has_a_docstring(kind: type) -> None:
+    """The page and editors show it: a string below the key."""
     lines = generate.option_lines(kind)
     assert lines.keys() == kind.__annotations__.keys()
     assert not [name for name, words in lines.items() if not words[0].isupper() and not words[0].isdigit()]
     assert not [name for name, words in lines.items() if not words.endswith(".")]
 
 
-def test_every_broker_has_its_promises() -> None:
+def test_every_broker_declares_capabilities() -> None:
     assert not [scheme for scheme in transports.SCHEMES if capabilities_of(f"{scheme}://h") is OTHER]

@@ -1,4 +1,4 @@
-"""The pages of dependencies and of support say what pyproject.toml says, and what is loaded."""
+"""The pages about dependencies and support agree with pyproject.toml and with what is imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import qworker.components.assembly, qworker.cli.start, qworker.transports.{serve
 
 
 def first_cells(page: str, heading: str) -> set[str]:
-    """What the first column of the table below this heading has in backquotes."""
+    """The names in backquotes in the first column of the table below this heading."""
     text = (
         (REFERENCE / page).read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     )
@@ -30,20 +30,20 @@ def first_cells(page: str, heading: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([\w.-]+)`", row.split("|")[1])}
 
 
-def test_each_dependency_is_explained() -> None:
+def test_every_dependency_is_explained() -> None:
     named = {re.match(r"[\w-]+", requirement)[0] for requirement in PROJECT["dependencies"]}
     assert first_cells("dependencies.md", "Always") == named
 
 
-def test_each_extra_is_explained() -> None:
+def test_every_extra_is_explained() -> None:
     assert first_cells("dependencies.md", "Extras") == set(PROJECT["optional-dependencies"])
 
 
-def test_the_pythons_are_those_of_the_package() -> None:
+def test_python_versions_are_those_of_the_package() -> None:
     text = (REFERENCE / "support.md").read_text(encoding="utf-8").partition("## Python\n")[2]
     declared = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
-    told = re.match(r"\s*CPython ([\d., and]+)\. ", text)[1]
-    assert re.findall(r"3\.\d+", told) == declared
+    stated = re.match(r"\s*CPython ([\d., and]+)\. ", text)[1]
+    assert re.findall(r"3\.\d+", stated) == declared
     assert PROJECT["requires-python"] == f">={declared[0]}"
 
 
@@ -56,13 +56,13 @@ def test_the_pythons_are_those_of_the_package() -> None:
         ("amqp://127.0.0.1", "amqp"),
     ],
 )
-def test_without_results_in_sql_nothing_loads_sqlalchemy(url: str, server: str) -> None:
+def test_sqlalchemy_is_not_loaded_without_sql_results(url: str, server: str) -> None:
     loaded = loaded_by(CALLING.format(url=url, server=server))
     assert f"qworker.transports.{server}" in loaded
     assert "sqlalchemy" not in loaded
 
 
-def test_results_in_sql_do() -> None:
+def test_sqlalchemy_is_loaded_for_sql_results() -> None:
     assert "sqlalchemy" in loaded_by(
         "from qworker import QWorker; QWorker('proj', backend='db+sqlite:///r.db').backend"
     )

@@ -1,4 +1,4 @@
-"""The page that holds uWSGI's spooler against ours: every item is there, and every test it names."""
+"""The page that compares uWSGI's spooler with ours: every item is listed, with an existing test."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROWS = [
 ]
 
 
-def test_every_item_is_there_once_and_in_order() -> None:
+def test_every_item_is_listed_once_and_in_order() -> None:
     assert [row[0] for row in ROWS] == [f"US-{number:03}" for number in range(1, 107)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_an_item_has_a_verdict_and_a_test_that_is_there(row: list[str]) -> None:
+def test_every_item_has_a_verdict_and_an_existing_test(row: list[str]) -> None:
     _, what, here, test = row
     assert what
     assert re.match(rf"({'|'.join(VERDICTS)})\b", here), here

@@ -65,7 +65,7 @@ def shared_bound(self: Task[..., int], x: int) -> int:
 
 
 class Base(Task[..., object]):
-    """A base of one's own."""
+    """A custom base."""
 
 
 @app.task(base=Base)
@@ -74,7 +74,7 @@ def based(x: int) -> int:
 
 
 class Plain(Task):
-    """A base that says nothing of arguments and values, with an attribute and a way to call of its own."""
+    """A base without types of arguments and result, with an attribute and its own apply_async()."""
 
     queue = "slow"
     room = "hall"

@@ -16,8 +16,8 @@ MARKED = {
 }
 
 
-def test_mypy_refuses_the_marked_lines_and_no_other() -> None:
-    """With the cache of whoever has checked the package before: without one it takes a minute."""
+def test_mypy_refuses_exactly_the_marked_lines() -> None:
+    """Uses the cache of earlier runs on the package: without a cache it takes a minute."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(CALLS)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CALLS.parents[2])
     found = {
@@ -28,7 +28,7 @@ def test_mypy_refuses_the_marked_lines_and_no_other() -> None:
 
 
 def test_pyright_refuses_the_same_lines() -> None:
-    """By basedpyright, which brings its own Node and checks by pyright's rules when its mode is pyright's."""
+    """With basedpyright, which includes Node and applies pyright's rules in pyright's mode."""
     command = [
         *(sys.executable, "-m", "basedpyright", "--outputjson"),
         *("--pythonpath", sys.executable, "--project", str(CALLS.parent)),
