@@ -22,7 +22,7 @@ class Own(MemoryStore):
 
 class OwnPlace(Place):
     lacks = frozenset({Assumption.OTHER_PROCESSES})
-    cannot = {"test_nothing_that_was_numbered_before_a_loss_comes_again": "memory is not lost"}
+    cannot = {"test_numbers_are_not_reused_after_data_loss": "memory is not lost"}
     examples = 5
     first = None
 
@@ -94,7 +94,7 @@ def test_a_broker_that_gives_up_its_fence_fails_and_the_report_says_how(tmp_path
     )
     code, said = run(tmp_path, careless)
     assert code == 1, said
-    assert "FAILED test_own.py::test_an_old_generation_settles_nothing[own]" in said
+    assert "FAILED test_own.py::test_old_generation_cannot_settle[own]" in said
     assert "assert set() == {" in said  # pytest has rewritten the assertion
 
 

@@ -1,4 +1,4 @@
-"""What several suites here ask for: the servers of this test process, and where joins are kept."""
+"""Fixtures of several suites: the servers of this test process, and places for joins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def disque() -> Iterator[DisqueServer]:
 
 @pytest.fixture
 def place(kind: str, tmp_path: Path) -> Iterator[JoinPlace]:
-    """Where joins are kept, for suites that have no places of their own."""
+    """Return a place for joins, for suites that do not define one."""
     place = JOIN_PLACES[kind](tmp_path)
     yield place
     place.clear()

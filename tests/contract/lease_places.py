@@ -1,8 +1,7 @@
-"""Where lease stores are tested: one Place for each kind of store. A new transport adds a class and a line to
-PLACES.
+"""Places for the contract suite of brokers. A new transport adds a class and a line to PLACES.
 
-Comes from:  test_lease_store.py, which runs the suite that we ship (qworker.testing.contract) on all of them.
-Goes to:     the store, in this process or in others.
+Comes from:  test_lease_store.py, which runs the shipped suite (qworker.testing.contract) on all of them.
+Goes to:     the broker, in this process or in others.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from tests.contract.place_sqs import SqsLeasePlace
 
 
 class MemoryPlace(Place):
-    """The broker in memory that tests of other rooms use."""
+    """The broker in memory for tests."""
 
     lacks = frozenset({Assumption.OTHER_PROCESSES})
-    cannot = {"test_nothing_that_was_numbered_before_a_loss_comes_again": "its data is lost with its process"}
+    cannot = {"test_numbers_are_not_reused_after_data_loss": "its data is lost with its process"}
 
     def __init__(self, directory: Path) -> None:
         self._first: MemoryStore | None = None

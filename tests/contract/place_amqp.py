@@ -1,11 +1,10 @@
 """RabbitMQ as a place for the contract suite: one prefix of queue names for each directory.
 
 Comes from:  lease_places.
-Goes to:     the RabbitMQ server that the tests are told of.
+Goes to:     the RabbitMQ server of the test run.
 
-RabbitMQ pushes messages by itself: what was published a moment ago is on its way. Here lease() waits until
-nothing comes any more, so that the suite, which expects of brokers that they are asked, can be held against
-it.
+RabbitMQ pushes messages to consumers, so a message that was just published may be in transit. The suite
+expects synchronous brokers; here lease() waits until no more messages arrive.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from qworker.transports.lease import MAX_LEASE_BYTES, Broker, Claim, Leased, Rev
 from tests.servers import require
 
 QUIET = 0.05
-"""Seconds in which nothing comes."""
+"""Seconds without a message after which none is assumed to be in transit."""
 
 
 class PatientConsumer(AMQPConsumer):
-    """Reads all that is on its way before it answers."""
+    """Reads all messages in transit before it returns."""
 
     def _settle_down(self) -> None:
         while self._subscription is not None and self._subscription.link.alive:
@@ -75,10 +74,10 @@ class PatientBroker(AMQPBroker):
 
 class AMQPPlace(Place):
     """TEST_CLOCK: delays run on the server's clock; tests/integration/test_amqp.py waits for them.
-    UPTIME, RECLAIMING: the lease is the connection, and the server gives back what was held without telling
-    of it. UNMARKED: whatever comes back is marked as redelivered. ANY_QUEUE: who registers says which queues
-    it consumes. ON_DEMAND: up to a prefetch, a message is sent to one consumer at once, asked for or not, and
-    only that one hears of it. TEXT: headers are a table there. FLUSHED: what is delayed comes out when due.
+    UPTIME, RECLAIMING: the lease is the connection, and the server requeues its messages without a notice.
+    UNMARKED: every requeued message is marked as redelivered. ANY_QUEUE: a consumer reads the queues that it
+    registered for. ON_DEMAND: the server pushes each message to one consumer, up to the prefetch limit, and
+    notifies only that one. TEXT: headers are an AMQP table. FLUSHED: delayed messages cannot be moved early.
     """
 
     lacks = CAPABILITIES.lacks | {
@@ -94,11 +93,11 @@ class AMQPPlace(Place):
     }
     cannot = {
         **dict.fromkeys(
-            ("test_delayed_messages_do_not_hold_back_others", "test_a_purge_leaves_what_runs"),
-            "they look at delays by the clock of the test",
+            ("test_delayed_messages_do_not_block_others", "test_purge_keeps_leased_messages"),
+            "it moves the test clock, and RabbitMQ uses its own",
         ),
-        "test_sweeping_takes_old_dead_letters": "the server removes them by itself",
-        "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
+        "test_sweep_deletes_old_dead_letters": "the server deletes them",
+        "test_revocations_expire": "the stream deletes them, by its own clock",
     }
 
     examples = 20

@@ -1,4 +1,4 @@
-"""Disque, as its stand-in plays it, as places: one node for each test process, which forgets all after each.
+"""A fake Disque server as a place: one node for each test process, emptied after each test.
 
 Comes from:  lease_places; test_interrupted.py.
 Goes to:     the node of this test process (the fixture ``disque``), which other processes find by URL.
@@ -32,15 +32,15 @@ LEASE_SECONDS = 30
 
 @contextmanager
 def disque_server() -> Iterator[DisqueServer]:
-    """A server, of which the processes that are started meanwhile find the URL in their environment."""
+    """Start a server. Processes started meanwhile find its URL in their environment."""
     with closing(DisqueServer()) as server, pytest.MonkeyPatch.context() as environment:
         environment.setenv(URL, server.url)
         yield server
 
 
 class DisqueLeasePlace(Place):
-    """TEST_CLOCK: delays run on Disque's clock, which no test can move, and
-    tests/integration/test_disque_store.py waits for them. UNMARKED: whatever comes back is marked as
+    """TEST_CLOCK: delays run on Disque's clock, which no test can move;
+    tests/integration/test_disque_store.py waits for them. UNMARKED: every requeued message is marked as
     redelivered."""
 
     fixture = "disque"

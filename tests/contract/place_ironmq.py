@@ -1,4 +1,4 @@
-"""IronMQ, as our stand-in plays it, as places: one project for each directory.
+"""A fake IronMQ server as a place: one project for each directory.
 
 Comes from:  lease_places; test_interrupted.py.
 Goes to:     the server of this test process (the fixture ``ironmq``), which other processes find by URL.
@@ -31,7 +31,7 @@ RUNNING: dict[int, IronMQ] = {}
 
 @contextmanager
 def ironmq_server() -> Iterator[IronMQ]:
-    """A server, of which the processes that are started meanwhile find the port in their environment."""
+    """Start a server. Processes started meanwhile find its port in their environment."""
     server = IronMQ()
     RUNNING[server.port] = server
     try:
@@ -44,7 +44,7 @@ def ironmq_server() -> Iterator[IronMQ]:
 
 class IronPlace(Place):
     """TEST_CLOCK: delays run on the server's clock; tests/integration/test_ironmq_store.py moves it.
-    UNMARKED: whatever comes back is marked as redelivered."""
+    UNMARKED: every requeued message is marked as redelivered."""
 
     fixture = "ironmq"
     lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {
@@ -53,8 +53,8 @@ class IronPlace(Place):
         Assumption.UNMARKED,
     }
     cannot = {
-        "test_a_purge_leaves_what_runs": "it takes that, too",
-        "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",
+        "test_purge_keeps_leased_messages": "a purge deletes leased messages, too",
+        "test_large_messages_are_leased_in_small_batches": "it refuses messages of this size",
     }
     examples = 10
 

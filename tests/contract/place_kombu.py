@@ -1,4 +1,4 @@
-"""The brokers that are spoken to through kombu, as places: kombu's memory.
+"""kombu's memory transport as a place, for the brokers used through kombu.
 
 Comes from:  lease_places.
 Goes to:     kombu in this process.
@@ -25,13 +25,13 @@ LACKS = frozenset(Capability) - {DEAD_LETTERS} | {
     Assumption.TEXT,
     Assumption.UPTIME,
 }
-"""Of all that kombu speaks to. A lease is the server's, and so is what it knows of the dead; dead letters are
-kept until somebody looks after them, and come from here alone; headers are written anew, with the same
-values; only queues are read that were registered."""
+"""For all brokers used through kombu. The server itself controls leases, and returns the messages of dead
+consumers. Dead letters are kept until they are retried or discarded, and cannot be imported. Headers are
+rewritten with the same values. Consumers read only the queues that they registered for."""
 
 
 class KombuLeasePlace(Place):
-    """kombu keeps what is in memory for the whole process: so the queues are emptied after each test."""
+    """kombu's memory transport is global to the process, so the queues are emptied after each test."""
 
     lacks = LACKS | {Assumption.LEASE_SECONDS, Assumption.OTHER_PROCESSES}
 

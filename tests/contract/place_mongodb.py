@@ -18,9 +18,9 @@ from qworker.transports.mongodb.broker import MongoBroker
 from tests.servers import require
 
 SLOW = {
-    "test_thousands_fall_due_at_once": "mongoeco looks through all documents for each question",
-    "test_thousands_of_dead_letters_go_at_once": "the same",
-    "test_a_sweep_of_very_much_is_done_in_portions": "the same",
+    "test_thousands_of_messages_due_at_once": "mongoeco scans all documents for each query",
+    "test_many_dead_letters_are_retried_and_discarded_at_once": "the same",
+    "test_sweep_works_in_portions": "the same",
 }
 
 
@@ -39,12 +39,12 @@ def database_url(server: str, directory: Path) -> str:
 
 
 class MongoPlace(Place):
-    """A database of its own; the same for the same *directory*, so that other processes find it."""
+    """A database for each *directory*; other processes find it by the directory."""
 
     examples = 6
-    """Of the machine with leases."""
+    """Of the state machine."""
     cannot = {} if "TEST_QWORKER_MONGODB_URL" in os.environ else SLOW
-    """Tests that take mongoeco minutes, and why; a server that is named runs them."""
+    """Tests that take minutes with mongoeco, and why. They run if TEST_QWORKER_MONGODB_URL is set."""
 
     def __init__(self, directory: Path, server: str | None = None) -> None:
         self.server = server or require("mongodb")

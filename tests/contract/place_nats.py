@@ -46,13 +46,13 @@ def hold_directory(url: str) -> None:
 
 class NatsPlace(Place):
     """TEST_CLOCK: delays run on the server's clock, which no test can move; tests/integration/
-    test_nats_store.py waits for them. UNMARKED: whatever comes back is marked as redelivered."""
+    test_nats_store.py waits for them. UNMARKED: every requeued message is marked as redelivered."""
 
     lacks = LACKS - {ETA, FANOUT, FAILED_TASKS} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {
-        "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",
-        "test_a_purge_leaves_what_runs": "a purge takes all of a subject",
-        "test_revocations_expire": "the server drops them, by its own clock",
+        "test_large_messages_are_leased_in_small_batches": "it refuses messages of this size",
+        "test_purge_keeps_leased_messages": "a purge deletes all messages of a subject",
+        "test_revocations_expire": "the server deletes them, by its own clock",
     }
     examples = 10
 
@@ -64,7 +64,7 @@ class NatsPlace(Place):
     def server(
         self, url: str = "", timeout: float = 5.0, lease: float = LEASE_SECONDS, **config: Any
     ) -> NatsServer:
-        """url: of another way to it."""
+        """url: of a proxy, for example."""
         url = url or self.url
         return NatsServer(url, read_url(url), self.layout, StreamConfig(**config), lease, timeout)
 
@@ -75,7 +75,7 @@ class NatsPlace(Place):
         return patient(store, self._on_its_way)
 
     def _on_its_way(self, queue: Any) -> bool:
-        """JetStream says that something is stored before it tells the consumer that gives it out."""
+        """JetStream reports a message as stored before its consumer can deliver it."""
         subject = self.layout.subject(queue.name)
         with suppress(Refused):
             asked = {"subjects_filter": subject}
@@ -101,7 +101,7 @@ class NatsPlace(Place):
 
 
 class Closing:
-    """A connection that is closed as Python's things are."""
+    """A connection with close(), for ``contextlib.closing``."""
 
     def __init__(self, connection: Client) -> None:
         self.ask = connection.ask

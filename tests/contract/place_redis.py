@@ -1,7 +1,7 @@
 """The Redis broker as a place for the contract suite: one prefix of keys for each directory.
 
 Comes from:  lease_places.
-Goes to:     the Redis server that the tests are told of.
+Goes to:     the Redis server of the test run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from tests.servers import require
 
 
 class RedisPlace(Place):
-    """in_order: what came back, or was delayed, does not come out in the order of its first arrival; of
-    priorities there are four steps. cannot: the tests of the suite that ask for what Redis does not do, and
-    why."""
+    """in_order: released and delayed messages lose their position. steps: Redis distinguishes four steps of
+    priority."""
 
     in_order = False
     cannot = dict.fromkeys(
-        ("test_sweeping_takes_expired_results", "test_a_sweep_of_very_much_is_done_in_portions"),
-        "the server deletes expired results by itself",
+        ("test_sweep_deletes_expired_results", "test_sweep_works_in_portions"),
+        "the server deletes expired results",
     )
     steps = (0, 1, 4, 7)
-    """The lowest priority of each step, the least urgent first."""
+    """The lowest priority of each step, least urgent first."""
     examples = 20
 
     def __init__(self, directory: Path) -> None:

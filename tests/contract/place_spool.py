@@ -1,7 +1,7 @@
-"""Where the broker in a spool directory is tested.
+"""The spool broker as a place for the contract suite.
 
 Comes from:  lease_places.py.
-Goes to:     a directory of its own.
+Goes to:     a new directory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from qworker.transports.lease import Broker
 
 
 class SpoolPlace(Place):
-    """UPTIME: a lock lasts as long as its process, however silent that is. RECLAIMING: the kernel gives back
-    what a dead process held, and tells nobody; see tests/acceptance/test_spool_broker.py."""
+    """UPTIME: a lock lasts as long as its process. RECLAIMING: the kernel releases the locks of a dead
+    process without a notice; see tests/acceptance/test_spool_broker.py."""
 
     lacks = capabilities_of("spool://").lacks | {
         Assumption.DEAD_FROM_ELSEWHERE,
@@ -29,10 +29,10 @@ class SpoolPlace(Place):
     }
     cannot = dict.fromkeys(
         (
-            "test_near_messages_are_taken_ahead_within_the_horizon",
-            "test_near_messages_have_a_limit_of_their_own",
+            "test_delayed_messages_are_leased_early_within_the_eta_window",
+            "test_delayed_limit_is_separate_from_the_lease_limit",
         ),
-        "a file is claimed when it is due, and not before",
+        "a file is not claimed before it is due",
     )
 
     def __init__(self, directory: Path) -> None:

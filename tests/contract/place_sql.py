@@ -1,5 +1,4 @@
-"""PostgreSQL and MariaDB as places for lease stores: a schema, or a database, for each test, dropped after
-it."""
+"""PostgreSQL and MariaDB as places for the contract suite: a schema or database for each test."""
 
 from __future__ import annotations
 
@@ -18,14 +17,13 @@ from tests.servers import require
 
 
 class SQLPlace(Place):
-    """A namespace of its own on a server; the same for the same *directory*,
-    so that other processes find it."""
+    """A namespace on a server for each *directory*; other processes find it by the directory."""
 
     server = ""
     from_one = ""
-    """What TRUNCATE needs to be told, so that it counts from one again."""
+    """Option of TRUNCATE that restarts the numbering."""
     examples = 20
-    """Of the machine with leases, where each step is a commit or more."""
+    """Of the state machine, whose every step is at least one commit."""
 
     def __init__(self, directory: Path) -> None:
         self._server = require(self.server)
@@ -47,18 +45,18 @@ class SQLPlace(Place):
         return int(rows[0][0]) if rows else 0
 
     def version(self) -> int:
-        """Of the tables, as every version of ours reads it."""
+        """Return the schema version of the tables."""
         return int(self._ask("SELECT max(version) FROM qworker_schema")[0][0])
 
     def tables(self) -> list[str]:
-        """The names of those that there are."""
+        """Return the names of all tables."""
         rows = self._ask(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY 1", self._name
         )
         return [name for (name,) in rows]
 
     def columns(self, table: str) -> list[tuple[Any, ...]]:
-        """Name, type and whether it may be NULL, of each column of *table*."""
+        """Return name, type, length and nullability of each column of *table*."""
         return self._ask(
             "SELECT column_name, data_type, character_maximum_length, is_nullable "
             "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY 1",
@@ -71,11 +69,11 @@ class SQLPlace(Place):
             self._ask(f"TRUNCATE TABLE qworker_{table}{self.from_one}")
 
     def execute(self, statement: str) -> None:
-        """Change something behind the stores' backs."""
+        """Change data without the stores noticing."""
         self._ask(statement)
 
     def end_connections(self) -> None:
-        """Let the server end all connections of stores to this place."""
+        """Have the server end all connections of stores to this place."""
         raise NotImplementedError
 
     def _make(self) -> str:
@@ -135,7 +133,7 @@ class PostgreSQLPlace(SQLPlace):
                 return []
 
     def end_connections(self) -> None:
-        # By what only stores hold: other tests have connections to this database too.
+        # By application name: other tests have connections to this database too.
         with closing(self._connect()) as connection:
             rows = connection.execute(
                 "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
@@ -199,5 +197,5 @@ class MySQLPlace(SQLPlace):
         with closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (self._name,))
             for (number,) in cursor.fetchall():
-                with suppress(pymysql.err.OperationalError):  # it has gone by itself meanwhile
+                with suppress(pymysql.err.OperationalError):  # it has ended meanwhile
                     cursor.execute(f"KILL {number}")

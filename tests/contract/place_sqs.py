@@ -1,4 +1,4 @@
-"""Amazon SQS as moto plays it, as places: one prefix of queue names for each directory.
+"""Amazon SQS (moto) as a place: one prefix of queue names for each directory.
 
 Comes from:  lease_places; test_interrupted.py.
 Goes to:     the server of this test process (the fixture ``sqs``), which other processes find by URL.
@@ -33,7 +33,7 @@ URL = "TEST_QWORKER_SQS_URL"
 
 
 def _read_once(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """boto reads a megabyte of JSON for each connection, which takes longer than most tests."""
+    """Cache *read*: boto reads a megabyte of JSON for each connection, which takes longer than most tests."""
     found: dict[str, Any] = {}
 
     def load_file(loader: Any, path: str) -> Any:
@@ -46,7 +46,7 @@ def _read_once(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 @contextmanager
 def sqs_server() -> Iterator[Sqs]:
-    """A server, of which the processes that are started meanwhile find the URL in their environment."""
+    """Start a server. Processes started meanwhile find its URL in their environment."""
     server = Sqs()
     try:
         with pytest.MonkeyPatch.context() as environment:
@@ -70,14 +70,14 @@ def _client(url: str) -> Any:
 
 class SqsLeasePlace(Place):
     """TEST_CLOCK: delays run on Amazon's clock, which no test can move; tests/integration/test_sqs_store.py
-    waits for them. UNMARKED: whatever comes back is marked as redelivered."""
+    waits for them. UNMARKED: every requeued message is marked as redelivered."""
 
     fixture = "sqs"
     lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {
-        "test_large_messages_are_taken_few_at_a_time": "it takes no messages of megabytes",
-        "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
-        "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
+        "test_large_messages_are_leased_in_small_batches": "it refuses messages of this size",
+        "test_purge_keeps_leased_messages": "a purge deletes leased messages, too, once a minute",
+        "test_many_dead_letters_are_retried_and_discarded_at_once": "one call for each takes a minute",
     }
     examples = 4
 

@@ -56,7 +56,8 @@ class Place(ABC):
     - fixture: the name of a pytest fixture to use, for example to start a server.
     - in_order: whether messages that were released or delayed are delivered in the order of publishing.
     - steps: the lowest priority of each step that the broker distinguishes, least urgent first.
-    - examples: number of runs of test_a_bag_with_leases, and of batches of hostile settlements.
+    - examples: number of runs of test_random_operations_lose_and_duplicate_no_messages, and of batches of
+      hostile settlements.
     - results_url: of the result store whose rows the broker stores with an ack, if they have a special
       format. An instance may override it. The suite does not connect to it.
 

@@ -65,7 +65,7 @@ def hold_and_fork(place: Place) -> None:
     os.wait()
 
 
-def hold_beside_a_child(place: Place) -> None:
+def hold_in_parent_and_child(place: Place) -> None:
     """Lease and acknowledge a message in the parent, and another one in a child."""
     store = place.open()
     generation = store.consumer.register("parent@test", ["q"], 1)
@@ -161,7 +161,7 @@ def close_before_the_child(place: Place) -> None:
     say("closed")
 
 
-def tell_of_itself(place: Place) -> None:
+def publish_presence(place: Place) -> None:
     """Be a worker that publishes each line of the test as its presence."""
     store = place.open()
     while text := hear():

@@ -4,8 +4,8 @@ Comes from:  ``from qworker.testing.contract.suite import *`` in a test module w
 Goes to:     pytest, which runs each test on each place.
 Thread:      the test's.
 
-Modules, in reading order: ``sending``, ``settling``, ``holding``, ``revoking``, ``hearing``, ``publishing``,
-``administering``, ``presence``, ``peeking``, ``machine``, ``hostile``.
+Modules, in reading order: ``sending``, ``settling``, ``holding``, ``revoking``, ``notifying``,
+``publishing``, ``administering``, ``presence``, ``peeking``, ``machine``, ``hostile``.
 """
 
 from importlib import import_module
@@ -29,7 +29,7 @@ _MODULES = (
     "settling",
     "holding",
     "revoking",
-    "hearing",
+    "notifying",
     "publishing",
     "administering",
     "presence",
@@ -46,6 +46,6 @@ _TESTS = {
     if name.startswith("test_")
 }
 globals().update(_TESTS)
-desk = import_module(f"{__name__}.hostile").desk
+harness = import_module(f"{__name__}.hostile").harness
 
-__all__ = ["clock", "desk", "open_", "other", "place", "pytest_generate_tests", "store", *_TESTS]
+__all__ = ["clock", "harness", "open_", "other", "place", "pytest_generate_tests", "store", *_TESTS]

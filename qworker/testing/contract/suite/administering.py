@@ -38,14 +38,14 @@ from qworker.transports.lease import (
 )
 
 
-def test_what_is_none_is_lacking(store: Broker) -> None:
+def test_missing_parts_are_declared_in_lacks(store: Broker) -> None:
     missing = {lack for lack, part in SHOWN.items() if getattr(store, part) is None}
     missing |= {lack for lack, kind in LETTERS.items() if kind not in store.letters}
     assert store.lacks & {*SHOWN, *LETTERS} == missing
 
 
 @asks(COUNTS)
-def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
+def test_queues_report_counts_and_oldest_message(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     assert store.admin.queues() == []
     store.sender.push([message("a", "r")])
@@ -58,14 +58,14 @@ def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message("b", "r"), message("c", "r")])
     assert store.admin.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
     store.admin.purge("q")
-    assert [info.queue for info in open_queues(store)] == ["r"]
+    assert [info.queue for info in queues_with_ready_messages(store)] == ["r"]
 
 
-def open_queues(store: Broker) -> list[Any]:
+def queues_with_ready_messages(store: Broker) -> list[Any]:
     return [info for info in store.admin.queues() if info.ready]
 
 
-def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
+def test_purge_keeps_leased_messages(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push(
         [message("running"), message("ready"), message("later", due=clock.now() + 9), message("x", "r")]
@@ -89,7 +89,7 @@ def dead_letter_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "
     return {dead.headers: dead.tag for dead in store.admin.dead()}
 
 
-def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) -> None:
+def test_dead_letters_are_listed_newest_first(store: Broker, clock: FakeClock) -> None:
     dead_letter_all(store, clock, "a", "b", "c")
     dead_letter_all(store, clock, "d", queue="r")
     assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "b", "a"]
@@ -99,7 +99,9 @@ def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) ->
 
 
 @asks(Assumption.ON_DEMAND)
-def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open, clock: FakeClock) -> None:
+def test_retried_dead_letters_start_with_zero_deliveries(
+    store: Broker, open_: Open, clock: FakeClock
+) -> None:
     tags = dead_letter_all(store, clock, "a", "b", "c")
     listening = open_(registered=True)
     assert store.admin.dead_retry([tags["b"], 999]) == 1
@@ -112,13 +114,13 @@ def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open,
     assert store.admin.dead_retry() == 0
 
 
-def test_a_queue_that_has_dead_letters_alone_is_listed(store: Broker, open_: Open) -> None:
+def test_queue_with_only_dead_letters_is_listed(store: Broker, open_: Open) -> None:
     end_all(store, "dead", "a", "b", "c")
     found = [(info.queue, info.ready, info.dead) for info in open_().admin.queues()]
     assert found == [("q", 0, 3)]
 
 
-def test_a_purge_deletes_what_waits(store: Broker) -> None:
+def test_purge_deletes_waiting_messages(store: Broker) -> None:
     store.consumer.deregister()  # it prefetches nothing
     store.sender.push([message("a"), message("b"), message("other", "r")])
     until(lambda: [info.ready for info in store.admin.depths(["q", "r"])] == [2, 1])
@@ -128,9 +130,7 @@ def test_a_purge_deletes_what_waits(store: Broker) -> None:
 
 
 @pytest.mark.parametrize("as_given", [False, True])
-def test_letters_that_two_processes_retry_at_once_are_sent_once(
-    store: Broker, open_: Open, as_given: bool
-) -> None:
+def test_concurrent_retries_send_each_letter_once(store: Broker, open_: Open, as_given: bool) -> None:
     kind: Kind = "failed" if "failed" in store.letters and as_given else "dead"
     named = [f"m{number}" for number in range(40)]
     end_all(store, kind, *named)
@@ -156,7 +156,7 @@ def test_letters_that_two_processes_retry_at_once_are_sent_once(
 
 
 @asks(RESULTS)
-def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Place) -> None:
+def test_retrying_a_dead_letter_deletes_its_stored_failure(store: Broker, place: Place) -> None:
     own = generation(store)
     store.sender.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
     one, other = take(store)
@@ -168,7 +168,7 @@ def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Pl
     assert place.result("one") is None
 
 
-def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
+def test_dead_letter_counts_its_final_delivery(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
@@ -195,7 +195,7 @@ def end_all(store: Broker, kind: Kind, *ending: str) -> list[int]:
     return [letter.tag for letter in store.letters[kind].newest()]
 
 
-def test_letters_are_read_page_by_page(store: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_are_read_in_pages(store: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, letters in store.letters.items():
         tags = end_all(store, kind, "a", "b", "c", "d", "e")
         page = letters.page("q", 2, None)
@@ -232,7 +232,7 @@ def test_letters_are_read_page_by_page(store: Broker, monkeypatch: pytest.Monkey
         assert letters.discard() == 3
 
 
-def test_letters_are_sent_again_as_they_are_given(store: Broker) -> None:
+def test_letters_can_be_sent_again_with_changes(store: Broker) -> None:
     for kind, letters in store.letters.items():
         tags = end_all(store, kind, "a", "b")
         calls = [Again(tag, "changed", None, b"other") for tag in (tags[0], 999)]
@@ -246,7 +246,7 @@ def test_letters_are_sent_again_as_they_are_given(store: Broker) -> None:
 
 
 @asks(Assumption.ON_DEMAND)
-def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
+def test_many_dead_letters_are_retried_and_discarded_at_once(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message(str(number)) for number in range(1200)])
     leased = take(store, limit=2000)
@@ -258,7 +258,7 @@ def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
 
 
 @asks(Assumption.SWEPT)
-def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> None:
+def test_sweep_deletes_old_dead_letters(store: Broker, clock: FakeClock) -> None:
     dead_letter_all(store, clock, "old")
     clock.advance(100)
     dead_letter_all(store, clock, "young")
@@ -268,7 +268,7 @@ def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> Non
 
 
 @asks(Assumption.SWEPT)
-def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) -> None:
+def test_sweep_keeps_the_latest_dead_letters(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
     first, *others = take(store)
@@ -280,7 +280,7 @@ def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) ->
 
 
 @asks(Assumption.SWEPT)
-def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Broker, clock: FakeClock) -> None:
+def test_sweep_limits_dead_letters_per_queue(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push([message("rare", "r"), *(message(name) for name in "abcd")])
     for leased in [*take(store, "r"), *take(store, "q")]:
@@ -291,14 +291,14 @@ def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Brok
     assert store.consumer.sweep("dead", 1e9, 2) == 0
 
 
-def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None:
+def test_depths_include_every_requested_queue(store: Broker) -> None:
     store.sender.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
     until(lambda: store.admin.depths(["a"])[0].ready == 2)  # RabbitMQ updates counts with a delay
     assert [(info.queue, info.ready) for info in store.admin.depths(["c", "a"])] == [("c", 0), ("a", 2)]
 
 
 @asks(RESULTS)
-def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: FakeClock) -> None:
+def test_sweep_deletes_expired_results(store: Broker, place: Place, clock: FakeClock) -> None:
     now = clock.now()
     store.consumer.settle(generation(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
                                 (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
@@ -308,7 +308,7 @@ def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: Fake
 
 
 @asks(RESULTS)
-def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeClock) -> None:
+def test_sweep_works_in_portions(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.consumer.settle(
         own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)]
@@ -321,14 +321,14 @@ def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeCloc
     assert max(portions) <= 2000
 
 
-def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
+def test_closed_store_reopens_on_use(store: Broker) -> None:
     store.close()
     store.sender.push([message("a")])
     generation(store)
     assert names(take(store)) == ["a"]
 
 
-def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
+def test_unused_broker_reports_no_messages(open_: Open) -> None:
     store = open_()
     admin = store.admin
     assert admin.queues() == []
@@ -337,7 +337,7 @@ def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
     assert [(info.ready, info.delayed, info.leased) for info in admin.depths(["q"])] == [(0, 0, 0)]
 
 
-def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
+def test_closing_a_store_releases_files_and_threads(open_: Open) -> None:
     """A process may open and close any number of stores, for example with many threads."""
 
     def use() -> None:
@@ -363,7 +363,7 @@ def _open_here() -> tuple[int, int]:
 
 
 @asks(Assumption.DEAD_FROM_ELSEWHERE)
-def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
+def test_dead_letters_of_another_broker_can_be_imported(store: Broker, clock: FakeClock) -> None:
     """They keep everything except their tags."""
     store.letters["dead"].push([])
     assert store.admin.dead() == []
@@ -389,7 +389,7 @@ def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
 
 
 @asks(Assumption.FLUSHED)
-def test_delayed_messages_are_flushed(store: Broker, clock: FakeClock) -> None:
+def test_flush_delayed_makes_messages_ready(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message(name, due=clock.now() + 3600) for name in "ab"])
     store.sender.push([message("c", "r", due=clock.now() + 3600)])
     assert flush_delayed(store, "q") == 2

@@ -26,19 +26,19 @@ from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Reclaimed,
 ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
 
 
-def test_every_enlistment_is_a_new_epoch(open_: Open) -> None:
+def test_each_registration_gets_a_new_generation(open_: Open) -> None:
     first, second = open_(), open_()
-    epochs = [
+    generations = [
         first.consumer.register("a", ["q"], 1),
         second.consumer.register("b", ["q"], 1),
         first.consumer.register("a", ["q"], 1),
     ]
-    assert len(set(epochs)) == 3
-    assert min(epochs) > 0
+    assert len(set(generations)) == 3
+    assert min(generations) > 0
 
 
 @asks(RESULTS)
-def test_an_old_generation_settles_nothing(open_: Open, place: Place) -> None:
+def test_old_generation_cannot_settle(open_: Open, place: Place) -> None:
     store = open_()
     old = store.consumer.register("a", ["q"], 1)
     store.sender.push([message("a")])
@@ -53,7 +53,7 @@ def test_an_old_generation_settles_nothing(open_: Open, place: Place) -> None:
     assert place.result("task-1") is not None
 
 
-class Time:
+class LeaseClock:
     """A clock for leases that only the test moves."""
 
     def __init__(self) -> None:
@@ -64,16 +64,16 @@ class Time:
 
 
 @asks(Assumption.UPTIME)
-def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
-    time_of_leases = Time()
-    frozen, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+def test_consumer_that_stops_renewing_is_reclaimed(open_: Open, place: Place) -> None:
+    lease_clock = LeaseClock()
+    frozen, well = (open_(lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
     old = frozen.consumer.register("frozen", ["q"], 1)
     well.consumer.register("well", ["q"], 1)
     well.sender.push([message("a")])
     (leased,) = take(frozen)
-    time_of_leases.now += 15.0
+    lease_clock.now += 15.0
     assert well.consumer.reclaim() == []
-    time_of_leases.now += 0.1
+    lease_clock.now += 0.1
     assert well.consumer.reclaim(silent=False) == []
     assert well.consumer.reclaim() == [Reclaimed("frozen", 1, 0)]
     (again,) = take(well)
@@ -93,47 +93,47 @@ def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
     assert frozen.consumer.settle(new, [Ack(mine.tag)]) == set()
 
 
-def test_who_renews_keeps_the_lease(open_: Open) -> None:
-    time_of_leases = Time()
-    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+def test_extend_renews_the_lease(open_: Open) -> None:
+    lease_clock = LeaseClock()
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
     holder.sender.push([message("a")])
     take(holder)
     for _ in range(5):
-        time_of_leases.now += 14.0
+        lease_clock.now += 14.0
         holder.consumer.extend()
         assert well.consumer.reclaim() == []
 
 
 @asks(Assumption.ON_DEMAND)
-def test_taking_more_renews_what_is_held(open_: Open) -> None:
-    time_of_leases = Time()
-    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+def test_leasing_more_messages_renews_the_lease(open_: Open) -> None:
+    lease_clock = LeaseClock()
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
     for number in range(5):
         holder.sender.push([message(str(number))])
         assert len(take(holder)) == 1
-        time_of_leases.now += 14.0
+        lease_clock.now += 14.0
         assert well.consumer.reclaim() == []
 
 
-def test_what_is_taken_is_held_for_two_thirds_of_the_lease(open_: Open) -> None:
+def test_new_messages_are_held_for_two_thirds_of_the_lease(open_: Open) -> None:
     """Regardless of the last renewal, because a worker starts messages for that long."""
-    time_of_leases = Time()
-    holder, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    lease_clock = LeaseClock()
+    holder, well = (open_(lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
     holder.consumer.register("holder", ["q"], 1)
     well.consumer.register("well", ["elsewhere"], 1)
     for silence in (0.0, 4.9, 5.1, 9.9, 14.9):
-        time_of_leases.now += silence
+        lease_clock.now += silence
         holder.sender.push([message("a")])
         assert len(take(holder)) == 1
-        time_of_leases.now += 9.9
+        lease_clock.now += 9.9
         assert well.consumer.reclaim() == []
         holder.consumer.extend()
 
 
-def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
-    time_of_leases = Time()
-    idle, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
-    time_of_leases.now += 1000.0
+def test_idle_consumer_without_messages_is_not_reclaimed(open_: Open) -> None:
+    lease_clock = LeaseClock()
+    idle, well = (open_(registered=True, lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
+    lease_clock.now += 1000.0
     assert well.consumer.reclaim() == []
     idle.sender.push([message("a")])
     assert names(take(idle)) == ["a"]
@@ -141,7 +141,7 @@ def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
 
 
 @asks(Assumption.UPTIME)
-def test_leases_run_out_in_real_time_too(open_: Open) -> None:
+def test_leases_expire_in_real_time(open_: Open) -> None:
     silent, well = open_(registered=True, lease_seconds=0.05), open_(registered=True)
     silent.sender.push([message("a")])
     take(silent)
@@ -150,7 +150,7 @@ def test_leases_run_out_in_real_time_too(open_: Open) -> None:
 
 
 @asks(Assumption.LEASE_SECONDS)
-def test_what_others_have_by_now_is_settled_by_them_alone(open_: Open, place: Place) -> None:
+def test_expired_lease_cannot_settle_redelivered_messages(open_: Open, place: Place) -> None:
     """A receipt or number of an expired lease must not delete or return a message that others run."""
     slow, quick = open_(lease_seconds=1.0), open_(lease_seconds=5.0)
     own = slow.consumer.register("slow", ["q"], 1)
@@ -184,7 +184,7 @@ def test_what_others_have_by_now_is_settled_by_them_alone(open_: Open, place: Pl
 
 
 @asks(Assumption.RECLAIMING, DELIVERY_COUNT)
-def test_what_a_killed_process_held_is_back_at_once(store: Broker, other: Start) -> None:
+def test_messages_of_a_killed_process_are_reclaimed_at_once(store: Broker, other: Start) -> None:
     store.sender.push([message(name) for name in ("waiting1", "running1", "waiting2", "running2")])
     victim = other(scripts.hold)
     victim.say("3600")
@@ -201,22 +201,22 @@ def test_what_a_killed_process_held_is_back_at_once(store: Broker, other: Start)
 
 
 @asks(Assumption.UPTIME, Assumption.RECLAIMING, DELIVERY_COUNT)
-def test_marks_of_messages_that_were_settled_count_nothing(open_: Open) -> None:
-    time_of_leases = Time()
-    silent, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+def test_running_marks_of_settled_messages_are_ignored(open_: Open) -> None:
+    lease_clock = LeaseClock()
+    silent, well = (open_(lease_seconds=15.0, uptime=lease_clock) for _ in range(2))
     own = silent.consumer.register("silent", ["q"], 1)
     well.consumer.register("well", ["q"], 1)
     silent.sender.push([message("a"), message("b")])
     first, second = take(silent)
     kept = mark(silent, first.tag, second.tag, 12345)
     silent.consumer.settle(own, [Release(first.tag)])
-    time_of_leases.now += 16.0
+    lease_clock.now += 16.0
     assert well.consumer.reclaim() == [Reclaimed("silent", 1, int(kept))]
     assert {leased.headers: leased.deliveries for leased in take(well)} == {"a": 0, "b": int(kept)}
 
 
 @asks(Assumption.RECLAIMING)
-def test_the_dead_are_reclaimed_once(store: Broker, open_: Open, other: Start) -> None:
+def test_dead_consumer_is_reclaimed_once(store: Broker, open_: Open, other: Start) -> None:
     store.sender.push([message("a")])
     victim = other(scripts.hold)
     victim.say("3600")
@@ -237,7 +237,7 @@ def test_the_dead_are_reclaimed_once(store: Broker, open_: Open, other: Start) -
 
 
 @asks(Assumption.UPTIME)
-def test_a_stopped_process_loses_its_lease(store: Broker, place: Place, other: Start) -> None:
+def test_stopped_process_loses_its_lease(store: Broker, place: Place, other: Start) -> None:
     store.sender.push([message("a")])
     frozen = other(scripts.hold)
     frozen.say("0.2")
@@ -253,7 +253,7 @@ def test_a_stopped_process_loses_its_lease(store: Broker, place: Place, other: S
 
 
 @asks(Assumption.RECLAIMING)
-def test_a_child_neither_holds_nor_keeps_its_parents_leases(store: Broker, other: Start) -> None:
+def test_forked_child_does_not_keep_its_parents_leases(store: Broker, other: Start) -> None:
     store.sender.push([message("a")])
     victim = other(scripts.hold_and_fork)
     word, _, refused = victim.hear().split()
@@ -265,28 +265,28 @@ def test_a_child_neither_holds_nor_keeps_its_parents_leases(store: Broker, other
 
 
 @asks(Assumption.UNMARKED)
-def test_who_resigns_leaves_everything_uncounted(store: Broker, open_: Open) -> None:
-    leaver = open_(registered=True)
-    leaver.sender.push([message("a"), message("b")])
-    first, second = take(leaver)
-    mark(leaver, first.tag)
-    leaver.consumer.deregister()
-    leaver.consumer.deregister()
+def test_deregistering_consumer_returns_messages_uncounted(store: Broker, open_: Open) -> None:
+    leaving = open_(registered=True)
+    leaving.sender.push([message("a"), message("b")])
+    first, second = take(leaving)
+    mark(leaving, first.tag)
+    leaving.consumer.deregister()
+    leaving.consumer.deregister()
     assert store.consumer.reclaim() == []
     assert take(store) == [first, second]
 
 
-def test_counted_deaths_are_kept_when_a_consumer_leaves(open_: Open, clock: FakeClock) -> None:
+def test_deregistering_keeps_the_delivery_counts_of_releases(open_: Open, clock: FakeClock) -> None:
     """Whether their messages wait in it until they are due, or were taken again."""
-    leaver = open_(registered=True)
-    own = generation(leaver)
-    leaver.sender.push([message("taken again"), message("waiting")])
-    again, waiting = sorted(take(leaver), key=lambda leased: leased.headers)
+    leaving = open_(registered=True)
+    own = generation(leaving)
+    leaving.sender.push([message("taken again"), message("waiting")])
+    again, waiting = sorted(take(leaving), key=lambda leased: leased.headers)
     due = clock.now() + 5.0
     ends = [Release(again.tag, counted=True), Release(waiting.tag, due, counted=True)]
-    assert leaver.consumer.settle(own, ends) == set()
-    assert names(take(leaver)) == ["taken again"]
-    leaver.consumer.deregister()
+    assert leaving.consumer.settle(own, ends) == set()
+    assert names(take(leaving)) == ["taken again"]
+    leaving.consumer.deregister()
     store = open_(registered=True)
     found = until(lambda: take(store))
     clock.advance(5.0)
@@ -294,16 +294,16 @@ def test_counted_deaths_are_kept_when_a_consumer_leaves(open_: Open, clock: Fake
     assert [(leased.headers, leased.deliveries) for leased in found] == [("taken again", 1), ("waiting", 1)]
 
 
-def test_a_close_is_a_resignation(store: Broker, open_: Open) -> None:
-    leaver = open_(registered=True)
-    leaver.sender.push([message("a")])
-    take(leaver)
-    leaver.close()
-    leaver.close()
+def test_close_deregisters_the_consumer(store: Broker, open_: Open) -> None:
+    leaving = open_(registered=True)
+    leaving.sender.push([message("a")])
+    take(leaving)
+    leaving.close()
+    leaving.close()
     assert names(take(store)) == ["a"]
 
 
-def test_after_resigning_one_may_enlist_again(store: Broker) -> None:
+def test_consumer_can_register_again_after_deregistering(store: Broker) -> None:
     store.consumer.deregister()
     store.sender.push([message("a")])
     own = generation(store)

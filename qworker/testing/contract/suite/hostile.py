@@ -40,7 +40,7 @@ PATIENCE = 20.0
 REFUSED = "refused how it ended"
 
 
-class Desk:
+class Harness:
     """A registered consumer of the queue "q", its Settlements, and their results."""
 
     def __init__(self, place: Place, store: Broker) -> None:
@@ -77,7 +77,7 @@ class Desk:
             self._ack([leased.tag for leased in found if leased.tag not in self.names])
         return list(self.names)
 
-    def come_back(self, expected: set[str]) -> set[str]:
+    def lease_returned(self, expected: set[str]) -> set[str]:
         """Lease and acknowledge all available messages, at least those *expected*; return their names."""
         names: set[str] = set()
         for found in self._leased(lambda: not names.issuperset(expected)):
@@ -89,7 +89,7 @@ class Desk:
         """Yield leased messages until there are no more, and none is *missing*."""
         end = time.monotonic() + PATIENCE
         while (found := self.store.consumer.lease(["q"], 100).messages) or missing():
-            assert time.monotonic() < end, "messages stay away"
+            assert time.monotonic() < end, "messages are missing"
             yield found
             if not found:
                 self.store.consumer.wait(0.05)
@@ -108,7 +108,7 @@ class Desk:
         except Exception:  # noqa: BLE001 - a name that cannot be looked up has no result
             return False
 
-    def give_up(self) -> set[str]:
+    def release_held(self) -> set[str]:
         """Return the names of messages still held, after deregistering. If the broker counts leased messages,
         check instead that there are none."""
         if COUNTS not in self.store.lacks:
@@ -117,20 +117,20 @@ class Desk:
             return set()
         self.store.consumer.deregister()
         self._register()
-        return self.come_back(set())
+        return self.lease_returned(set())
 
 
 class Case(NamedTuple):
-    """make: returns the settlement for a tag. innocent: whether every broker must accept it."""
+    """make: returns the settlement for a tag. valid: whether every broker must accept it."""
 
-    make: Callable[[Desk, int], Settlement]
-    innocent: bool
+    make: Callable[[Harness, int], Settlement]
+    valid: bool
 
 
-def _innocent(end: str) -> Case:
-    def make(desk: Desk, tag: int) -> Settlement:
-        row = desk.row(f"good-{tag}", result=["ü", tag])
-        failure = desk.row(f"good-{tag}", "FAILURE", exception_to_dict(ValueError("x")))
+def _valid(end: str) -> Case:
+    def make(harness: Harness, tag: int) -> Settlement:
+        row = harness.row(f"good-{tag}", result=["ü", tag])
+        failure = harness.row(f"good-{tag}", "FAILURE", exception_to_dict(ValueError("x")))
         ends: dict[str, Settlement] = {
             "ack": Ack(tag),
             "result": Ack(tag, row),
@@ -143,11 +143,11 @@ def _innocent(end: str) -> Case:
     return Case(make, True)
 
 
-def with_row(change: Callable[[Desk, int], Any], end: type[Any]) -> Case:
+def with_row(change: Callable[[Harness, int], Any], end: type[Any]) -> Case:
     """Return a case of the settlement *end* with the row that *change* returns."""
 
-    def make(desk: Desk, tag: int) -> Settlement:
-        row = change(desk, tag)
+    def make(harness: Harness, tag: int) -> Settlement:
+        row = change(harness, tag)
         return (
             Store(row)
             if end is Store
@@ -167,47 +167,47 @@ texts = st.sampled_from(TEXTS) | st.text(st.characters(), max_size=MOST_TEXT)
 values: st.SearchStrategy[Any] = st.sampled_from(WRONG) | texts
 ends = st.sampled_from((Ack, DeadLetter, Store))
 rows = st.one_of(
-    texts.map(lambda text: lambda desk, tag: _changed(desk.row(f"bad-{tag}"), 0, text)),
-    texts.map(lambda text: lambda desk, tag: desk.row(f"bad-{tag}", text)),
+    texts.map(lambda text: lambda harness, tag: _changed(harness.row(f"bad-{tag}"), 0, text)),
+    texts.map(lambda text: lambda harness, tag: harness.row(f"bad-{tag}", text)),
     texts.map(
         lambda text: (
-            lambda desk, tag: desk.row(f"bad-{tag}", "FAILURE", {"exc_message": [text]}, traceback=text)
+            lambda harness, tag: harness.row(f"bad-{tag}", "FAILURE", {"exc_message": [text]}, traceback=text)
         )
     ),
-    st.binary(max_size=50).map(lambda data: lambda desk, tag: (f"bad-{tag}", "SUCCESS", data, None)),
+    st.binary(max_size=50).map(lambda data: lambda harness, tag: (f"bad-{tag}", "SUCCESS", data, None)),
     st.tuples(st.integers(0, 3), values).map(
-        lambda pair: lambda desk, tag: _changed(desk.row(f"bad-{tag}"), *pair)
+        lambda pair: lambda harness, tag: _changed(harness.row(f"bad-{tag}"), *pair)
     ),
 )
 hostile = st.one_of(
     st.builds(with_row, rows, ends),
-    values.map(lambda reason: Case(lambda desk, tag: DeadLetter(tag, reason), False)),
-    values.map(lambda due: Case(lambda desk, tag: Release(tag, due), False)),
-    st.just(Case(lambda desk, tag: Ack(tag + 2**40), False)),
-    st.just(Case(lambda desk, tag: DeadLetter(-tag, NUL), False)),
+    values.map(lambda reason: Case(lambda harness, tag: DeadLetter(tag, reason), False)),
+    values.map(lambda due: Case(lambda harness, tag: Release(tag, due), False)),
+    st.just(Case(lambda harness, tag: Ack(tag + 2**40), False)),
+    st.just(Case(lambda harness, tag: DeadLetter(-tag, NUL), False)),
 )
-innocent = st.sampled_from(("ack", "result", "dead-letter", "release", "store")).map(_innocent)
+valid = st.sampled_from(("ack", "result", "dead-letter", "release", "store")).map(_valid)
 
 
-def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixture) -> None:
+def settle_all(harness: Harness, batch: Sequence[Case], caplog: pytest.LogCaptureFixture) -> None:
     """Settle a message for each case of *batch*, and check the consequences."""
     caplog.clear()
-    tags = desk.lease(len(batch))
-    given = [case.make(desk, tag) for case, tag in zip(batch, tags, strict=True)]
+    tags = harness.lease(len(batch))
+    given = [case.make(harness, tag) for case, tag in zip(batch, tags, strict=True)]
     touched = {each.tag for each in given if not isinstance(each, Store)}
-    lost = desk.settlements.carry_out(desk.generation, given)
+    lost = harness.settlements.carry_out(harness.generation, given)
     assert lost.isdisjoint(tags)
     # Release other messages, so that only settlements can leave messages on lease.
     rest = [tag for tag in tags if tag not in touched]
-    desk.settlements.carry_out(desk.generation, [Release(tag) for tag in rest])
-    dead = Counter(letter.headers for letter in desk.store.admin.dead(limit=10**6))
-    assert not dead or max(dead.values()) == 1, "told twice"
-    back = {desk.names[tag] for tag in rest}
+    harness.settlements.carry_out(harness.generation, [Release(tag) for tag in rest])
+    dead = Counter(letter.headers for letter in harness.store.admin.dead(limit=10**6))
+    assert not dead or max(dead.values()) == 1, "dead-lettered twice"
+    back = {harness.names[tag] for tag in rest}
     ended: set[str] = set()
     for case, each, tag in zip(batch, given, tags, strict=True):
-        name = desk.names[tag]
+        name = harness.names[tag]
         if isinstance(each, Release):
-            if case.innocent:
+            if case.valid:
                 back.add(name)
         elif isinstance(each, Store) or each.tag != tag:
             pass
@@ -217,45 +217,45 @@ def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixtu
         else:
             ended.add(name)
             refused = any(f"message {tag}: the broker refused" in text for text in caplog.messages)
-            assert not case.innocent or not refused
-            if each.row is not None and (desk.keeps_rows or refused):
-                assert desk.stored(each.row) or (refused and name in dead), caplog.text
-        if case.innocent and not isinstance(each, Release) and each.row is not None and desk.keeps_rows:
-            assert desk.status(f"good-{tag}") in ("SUCCESS", "FAILURE")
-    came = desk.come_back(back) | desk.give_up()
+            assert not case.valid or not refused
+            if each.row is not None and (harness.keeps_rows or refused):
+                assert harness.stored(each.row) or (refused and name in dead), caplog.text
+        if case.valid and not isinstance(each, Release) and each.row is not None and harness.keeps_rows:
+            assert harness.status(f"good-{tag}") in ("SUCCESS", "FAILURE")
+    came = harness.lease_returned(back) | harness.release_held()
     assert came.isdisjoint(ended)
-    desk.store.admin.dead_discard()
+    harness.store.admin.dead_discard()
 
 
 def fuzz(
     place: Place, store: Broker, cases: st.SearchStrategy[Case], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Settle batches of valid settlements and *cases*; the place sets their number."""
-    desk = Desk(place, store)
+    harness = Harness(place, store)
 
     @settings(
         max_examples=place.examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
-    @given_by_hypothesis(batch=st.lists(st.one_of(innocent, innocent, cases), min_size=1, max_size=12))
+    @given_by_hypothesis(batch=st.lists(st.one_of(valid, valid, cases), min_size=1, max_size=12))
     def settle(batch: list[Case]) -> None:
-        settle_all(desk, batch, caplog)
+        settle_all(harness, batch, caplog)
 
     try:
         settle()
     finally:
-        desk.close()
+        harness.close()
 
 
 @pytest.fixture
-def desk(place: Place, store: Broker) -> Iterator[Desk]:
-    """Return a registered Desk."""
-    desk = Desk(place, store)
-    yield desk
-    desk.close()
+def harness(place: Place, store: Broker) -> Iterator[Harness]:
+    """Return a registered Harness."""
+    harness = Harness(place, store)
+    yield harness
+    harness.close()
 
 
 @asks(DEAD_LETTERS)
-def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_lease(
+def test_invalid_settlements_do_not_affect_the_rest_of_the_batch(
     place: Place, store: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     fuzz(place, store, hostile, caplog)
@@ -263,59 +263,59 @@ def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_l
 
 @asks(DEAD_LETTERS)
 @pytest.mark.parametrize("text", [NUL, LONE, ASTRAL, "ü" * 20_000], ids=["nul", "lone", "astral", "long"])
-def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -> None:
-    first, second, third = desk.lease(3)
+def test_unusual_failure_text_does_not_affect_other_settlements(harness: Harness, text: str) -> None:
+    first, second, third = harness.lease(3)
     ends: list[Settlement] = [
-        Ack(first, desk.row("good-1")),
-        Ack(second, desk.row("bad", "FAILURE", traceback=text)),
-        DeadLetter(third, text, desk.row("good-3", "FAILURE")),
+        Ack(first, harness.row("good-1")),
+        Ack(second, harness.row("bad", "FAILURE", traceback=text)),
+        DeadLetter(third, text, harness.row("good-3", "FAILURE")),
     ]
-    assert desk.settlements.carry_out(desk.generation, ends) == set()
-    assert len(desk.store.admin.dead()) == 1
-    assert desk.give_up() == set()
-    if desk.keeps_rows:
-        found = [desk.status(name) for name in ("good-1", "bad", "good-3")]
+    assert harness.settlements.carry_out(harness.generation, ends) == set()
+    assert len(harness.store.admin.dead()) == 1
+    assert harness.release_held() == set()
+    if harness.keeps_rows:
+        found = [harness.status(name) for name in ("good-1", "bad", "good-3")]
         assert found == ["SUCCESS", "FAILURE", "FAILURE"]
 
 
 @asks(DEAD_LETTERS, RESULTS)
-def test_a_row_that_is_refused_is_a_failure_that_says_why(
-    desk: Desk, place: Place, caplog: pytest.LogCaptureFixture
+def test_refused_result_is_stored_as_failure_with_the_reason(
+    harness: Harness, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker that accepts all settlements has stored the result."""
-    (tag,) = desk.lease(1)
-    desk.settlements.carry_out(desk.generation, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
+    (tag,) = harness.lease(1)
+    harness.settlements.carry_out(harness.generation, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
     found = place.result("bad")
     assert found is not None
     if REFUSED in caplog.text:
         assert found[0] == "FAILURE"
         assert REFUSED.encode() in found[1]
-    assert desk.store.admin.dead() == []
+    assert harness.store.admin.dead() == []
 
 
 @asks(DEAD_LETTERS, RESULTS)
-def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+def test_refused_result_with_invalid_task_id_becomes_a_dead_letter(
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker that accepts all settlements has stored the result."""
-    (tag,) = desk.lease(1)
-    row = _changed(desk.row("x"), 0, LONE)
-    desk.settlements.carry_out(desk.generation, [Ack(tag, row)])
+    (tag,) = harness.lease(1)
+    row = _changed(harness.row("x"), 0, LONE)
+    harness.settlements.carry_out(harness.generation, [Ack(tag, row)])
     if REFUSED in caplog.text:
-        (letter,) = desk.store.admin.dead()
+        (letter,) = harness.store.admin.dead()
         assert REFUSED in letter.reason
         assert letter.tag == tag
     else:
-        assert desk.stored(row)
+        assert harness.stored(row)
 
 
 @asks(DEAD_LETTERS)
 @pytest.mark.parametrize("due", [float("nan"), 2**70, "soon"])
-def test_what_is_refused_of_a_batch_leaves_the_rest_to_be_settled(desk: Desk, due: Any) -> None:
+def test_batch_with_a_refused_release_settles_the_others(harness: Harness, due: Any) -> None:
     """The broker has applied nothing by then, or may apply it again."""
-    first, second, third = desk.lease(3)
+    first, second, third = harness.lease(3)
     batch: list[Settlement] = [Ack(first), Release(second, due), DeadLetter(third, "bad")]
-    assert desk.settlements.carry_out(desk.generation, batch) == set()
-    assert desk.names[first] not in desk.come_back(set())
-    assert desk.names[third] in {letter.headers for letter in desk.store.admin.dead()}
-    assert desk.give_up().isdisjoint({desk.names[first], desk.names[third]})
+    assert harness.settlements.carry_out(harness.generation, batch) == set()
+    assert harness.names[first] not in harness.lease_returned(set())
+    assert harness.names[third] in {letter.headers for letter in harness.store.admin.dead()}
+    assert harness.release_held().isdisjoint({harness.names[first], harness.names[third]})

@@ -54,8 +54,8 @@ class Entry:
         return (-self.priority, self.number)
 
 
-class Bag(RuleBasedStateMachine):
-    """kind: of the place."""
+class LeaseMachine(RuleBasedStateMachine):
+    """kind: the kind of place."""
 
     kind: type[Place]
 
@@ -70,12 +70,12 @@ class Bag(RuleBasedStateMachine):
         self.acked: set[str] = set()
         self.dead_lettered: set[str] = set()
         self.stores: list[Broker] = []
-        self.epochs: list[int] = []
+        self.generations: list[int] = []
         self.last_renewal: list[float] = []
         for number in range(2):
             store = self.place.open(clock=self.clock, lease_seconds=LEASE_SECONDS, uptime=lambda: self.uptime)
             self.stores.append(store)
-            self.epochs.append(store.consumer.register(f"w{number}", QUEUES, 1))
+            self.generations.append(store.consumer.register(f"w{number}", QUEUES, 1))
             self.last_renewal.append(self.uptime)
         self.running: list[set[int]] = [set(), set()]
         self.crashed = [False, False]
@@ -191,7 +191,7 @@ class Bag(RuleBasedStateMachine):
                     entry.redelivered = True
         others = [e.tag for e in self.held_by(1 - holder)][:1]
         lost = self.stores[holder].consumer.settle(
-            self.epochs[holder], [*settlements, *(Ack(tag) for tag in others)]
+            self.generations[holder], [*settlements, *(Ack(tag) for tag in others)]
         )
         assert lost == set(others), "settled what another holds"
 
@@ -225,14 +225,14 @@ class Bag(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.crashed))
     @rule()
-    def come_back(self) -> None:
+    def return_crashed(self) -> None:
         """Register crashed consumers again, which releases their messages."""
         for holder in (0, 1):
             if not self.crashed[holder]:
                 continue
             held = self.held_by(holder)
-            old = self.epochs[holder]
-            self.epochs[holder] = self.stores[holder].consumer.register(f"w{holder}", QUEUES, 1)
+            old = self.generations[holder]
+            self.generations[holder] = self.stores[holder].consumer.register(f"w{holder}", QUEUES, 1)
             self.running[holder] = set()
             mark(self.stores[holder])
             self.crashed[holder] = False
@@ -258,7 +258,7 @@ class Bag(RuleBasedStateMachine):
     # -- invariants --
 
     @invariant()
-    def nothing_is_lost_or_doubled(self) -> None:
+    def no_message_is_lost_or_duplicated(self) -> None:
         assert self.place.count() == len(self.entries)
         assert {dead.headers for dead in self.stores[0].admin.dead(limit=1000)} == self.dead_lettered
 
@@ -282,10 +282,10 @@ class Bag(RuleBasedStateMachine):
 
 @asks(ETA, PRIORITY, DELIVERY_COUNT, DEAD_LETTERS, COUNTS)
 @asks(Assumption.TEST_CLOCK, Assumption.UPTIME, Assumption.RECLAIMING, Assumption.UNMARKED)
-def test_a_bag_with_leases(kind: str, request: pytest.FixtureRequest) -> None:
+def test_random_operations_lose_and_duplicate_no_messages(kind: str, request: pytest.FixtureRequest) -> None:
     place: type[Place] = request.module.PLACES[kind]
-    bag: Any = type("Bag", (Bag,), {"kind": place})
-    case = bag.TestCase
+    machine: Any = type("LeaseMachine", (LeaseMachine,), {"kind": place})
+    case = machine.TestCase
     case.settings = settings(
         max_examples=place.examples,
         stateful_step_count=40,

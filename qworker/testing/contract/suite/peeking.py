@@ -24,7 +24,7 @@ def seen(store: Broker, queue: str = "q", limit: int = 100) -> list[list[str]]:
 
 
 @asks(PEEK)
-def test_a_peek_shows_each_message_as_it_stands(store: Broker, open_: Open, clock: FakeClock) -> None:
+def test_peek_shows_the_state_of_each_message(store: Broker, open_: Open, clock: FakeClock) -> None:
     own = generation(store)
     sent = clock.now()
     store.sender.push([message("held", priority=9), message("later", due=sent + 60)])
@@ -45,7 +45,7 @@ def test_a_peek_shows_each_message_as_it_stands(store: Broker, open_: Open, cloc
 
 
 @asks(PEEK)
-def test_a_peek_leaves_everything_as_it_is(store: Broker, open_: Open, clock: FakeClock) -> None:
+def test_peek_changes_nothing(store: Broker, open_: Open, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push([message("held")])
     (held,) = take(store)
@@ -64,7 +64,7 @@ def test_a_peek_leaves_everything_as_it_is(store: Broker, open_: Open, clock: Fa
 
 
 @asks(PEEK)
-def test_a_peek_shows_the_first_ones_only_and_how_often_they_came(store: Broker) -> None:
+def test_peek_respects_the_limit_and_shows_deliveries(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message(name, priority=5) for name in "abc"] + [message("urgent", priority=9)])
     assert seen(store, limit=2) == [["urgent", "a"], [], []]
@@ -77,7 +77,7 @@ def test_a_peek_shows_the_first_ones_only_and_how_often_they_came(store: Broker)
 
 
 @asks(PEEK)
-def test_what_is_peeked_at_may_be_large(store: Broker) -> None:
+def test_large_messages_can_be_peeked(store: Broker) -> None:
     headers = ['{"task":"t","argsrepr":"' + "é]}" * 3000 + '"}', '{"x":"\\", \\"body\\": \\""}']
     for text in headers:
         store.sender.push([message(text, body=b"\xff" * 3_000_000), message(text, body=b"")])

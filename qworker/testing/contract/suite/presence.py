@@ -42,7 +42,7 @@ def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, o
 
 
 @asks(WORKERS)
-def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
+def test_consumer_without_concurrency_is_not_listed_as_worker(open_: Open) -> None:
     """Like a consumer that moves messages to another broker."""
     mover = open_()
     mover.consumer.register("mover@test", ["q"], 0)
@@ -56,11 +56,9 @@ def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
 
 
 @asks(WORKERS)
-def test_what_a_worker_tells_of_itself_is_read_by_other_processes(
-    open_: Open, store: Broker, other: Start
-) -> None:
+def test_presence_is_visible_in_other_processes(open_: Open, store: Broker, other: Start) -> None:
     store.consumer.deregister()
-    worker = other(scripts.tell_of_itself)
+    worker = other(scripts.publish_presence)
     for waiting in (1, 2):  # published with the registration, and with a renewal
         worker.say(json.dumps({"waiting": waiting, "host": "far", "version": "7"}, separators=(",", ":")))
         worker.hear()
@@ -71,7 +69,7 @@ def test_what_a_worker_tells_of_itself_is_read_by_other_processes(
 
 
 @asks(WORKERS)
-def test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again(open_: Open) -> None:
+def test_each_worker_keeps_its_own_presence_when_it_registers_again(open_: Open) -> None:
     first, second, third = (open_() for _ in range(3))
     for number, store in enumerate((first, second), 1):
         present(store, json.dumps({"waiting": number}))
@@ -89,7 +87,7 @@ def test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_
 
 @asks(WORKERS)
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"waiting":"x","seen":[]}', "[" * 5000])
-def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, text: str) -> None:
+def test_invalid_presence_is_ignored(open_: Open, store: Broker, text: str) -> None:
     present(store, text)
     own = generation(store)
     store.sender.push([message("a")])
@@ -101,7 +99,7 @@ def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, t
 
 
 @asks(WORKERS)
-def test_a_presence_may_be_large(open_: Open, store: Broker) -> None:
+def test_large_presence_is_published(open_: Open, store: Broker) -> None:
     more = {"name": "x" * 255, "started": 1.5, "pid": 7, "queue": "y" * 255}
     tasks = [{"id": f"{number:036}", **more} for number in range(100)]
     present(store, json.dumps({"running": tasks}))

@@ -20,7 +20,7 @@ from qworker.transports.lease import Broker
 
 
 @asks(Assumption.ON_DEMAND)
-def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, place: Place) -> None:
+def test_push_from_many_threads_returns_after_storing(store: Broker, place: Place) -> None:
     done: list[str] = []
     missing: list[str] = []
 
@@ -48,7 +48,7 @@ def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, pla
         assert own == sorted(own, key=lambda name: int(name.split("-")[1]))
 
 
-def test_several_brokers_may_be_the_first_to_publish(open_: Open, place: Place) -> None:
+def test_several_brokers_can_create_the_store_at_once(open_: Open, place: Place) -> None:
     """Each finds nothing there, and creates what it needs."""
     several = [open_() for _ in range(6)]
     threads = [
@@ -62,7 +62,7 @@ def test_several_brokers_may_be_the_first_to_publish(open_: Open, place: Place) 
     assert sorted(names(take(open_(registered=True)))) == list("012345")
 
 
-def test_one_callers_bad_message_is_not_anothers_failure(store: Broker) -> None:
+def test_invalid_message_does_not_fail_pushes_of_other_threads(store: Broker) -> None:
     failures: Counter[str] = Counter()
 
     def publish(name: str, body: Any) -> None:
@@ -95,7 +95,7 @@ def test_several_processes_publish_at_once(store: Broker, other: Start) -> None:
     assert len(set(names(take(store, limit=1000)))) == 300
 
 
-def test_forked_children_publish_beside_their_parent(store: Broker, other: Start) -> None:
+def test_forked_children_and_their_parent_publish_at_once(store: Broker, other: Start) -> None:
     publisher = other(scripts.publish_and_fork)
     count, *codes = publisher.hear().split()
     assert codes == ["0"] * 4
@@ -103,9 +103,7 @@ def test_forked_children_publish_beside_their_parent(store: Broker, other: Start
     assert len(found) == len(set(found)) == int(count) + 40
 
 
-def test_what_a_child_publishes_after_its_parent_closed_is_kept(
-    place: Place, open_: Open, other: Start
-) -> None:
+def test_child_can_publish_after_its_parent_has_closed(place: Place, open_: Open, other: Start) -> None:
     # No other store is open meanwhile: closing the last connection may clean up the files.
     publisher = other(scripts.close_before_the_child)
     assert publisher.hear() == "pushed"
@@ -115,8 +113,8 @@ def test_what_a_child_publishes_after_its_parent_closed_is_kept(
 
 
 @asks(Assumption.ON_DEMAND)
-def test_parent_and_child_hold_leases_of_their_own(store: Broker, place: Place, other: Start) -> None:
+def test_parent_and_child_have_separate_leases(store: Broker, place: Place, other: Start) -> None:
     store.sender.push([message("a"), message("b")])
-    process = other(scripts.hold_beside_a_child)
+    process = other(scripts.hold_in_parent_and_child)
     assert process.hear().split()[:2] == ["0", "0"]
     assert place.count() == 0

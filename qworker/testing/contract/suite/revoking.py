@@ -29,7 +29,7 @@ from qworker.transports.lease import Ack, Broker, Envelope, Revocation
 
 
 @asks(FANOUT)
-def test_revocations_are_heard_once_by_all(store: Broker, open_: Open) -> None:
+def test_every_consumer_receives_revocations_once(store: Broker, open_: Open) -> None:
     listening = open_(registered=True)
     cursor, nothing = revoked_since(listening, 0)
     assert nothing == []
@@ -47,14 +47,14 @@ def test_revocations_are_heard_once_by_all(store: Broker, open_: Open) -> None:
 
 
 @asks(FANOUT)
-def test_an_order_to_revoke_may_carry_its_signature(store: Broker) -> None:
+def test_revocation_keeps_its_signature(store: Broker) -> None:
     signer = Signer(["a key that is long enough for tests"])
     text = f"SIGTERM {signer.sign_order('revoke', 'a', True, 'SIGTERM')}"
     revoke(store, ["a"], terminate=True, signal=text)
     assert revoked_since(store, 0)[1] == [Revocation("a", True, text)]
 
 
-def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
+def test_signed_messages_are_delivered_unchanged(store: Broker) -> None:
     signer = Signer(["a key that is long enough for tests"])
     own = {
         "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1,
@@ -89,7 +89,7 @@ def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
     assert [revocation.task_id for revocation in revoked_since(store, cursor)[1]] == ["newer"]
 
 
-def heard(store: Broker, cursor: int) -> tuple[int, list[Revocation]]:
+def next_revocations(store: Broker, cursor: int) -> tuple[int, list[Revocation]]:
     """Return revoked_since(), once it has some: a server may announce other events before."""
     cursor, found = revoked_since(store, cursor)
     while not found and store.consumer.wait(30):
@@ -98,7 +98,7 @@ def heard(store: Broker, cursor: int) -> tuple[int, list[Revocation]]:
 
 
 @asks(FANOUT)
-def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
+def test_revocation_wakes_waiting_consumer(store: Broker, open_: Open) -> None:
     store.consumer.wait(0)
     revoke(open_(), ["a"])
     assert store.consumer.wait(30)
@@ -106,7 +106,7 @@ def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
 
 
 @asks(FANOUT)
-def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, open_: Open) -> None:
+def test_revocation_pushed_with_messages_is_received_next(store: Broker, open_: Open) -> None:
     client = open_()
     store.consumer.wait(0)
     cursor, _ = revoked_since(store, 0)
@@ -115,12 +115,12 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
         revoke(client, [name])
         client.sender.push([message(name)])
         assert store.consumer.wait(30)
-        cursor, found = heard(store, cursor)
+        cursor, found = next_revocations(store, cursor)
         assert [revocation.task_id for revocation in found] == [name]
 
 
 @asks(FANOUT)
-def test_revocations_between_messages_are_heard(store: Broker, open_: Open) -> None:
+def test_revocations_between_messages_are_received(store: Broker, open_: Open) -> None:
     client = open_()
     cursor, _ = revoked_since(store, 0)
     for number in range(5):
@@ -129,29 +129,27 @@ def test_revocations_between_messages_are_heard(store: Broker, open_: Open) -> N
         assert revoked_since(store, cursor) == (cursor, [])
         revoke(client, [str(number)])
         assert store.consumer.wait(30)
-        cursor, found = heard(store, cursor)
+        cursor, found = next_revocations(store, cursor)
         assert [revocation.task_id for revocation in found] == [str(number)]
 
 
 @asks(FANOUT)
-def test_a_lease_does_not_hide_a_new_revocation(store: Broker, open_: Open) -> None:
+def test_lease_does_not_hide_a_new_revocation(store: Broker, open_: Open) -> None:
     client, cursor = open_(), 0
     for name in ("a", "b"):
         revoke(client, [name])
-        until(partial(tells_news, store, cursor))
-        cursor, found = heard(store, cursor)
+        until(partial(reports_new_revocation, store, cursor))
+        cursor, found = next_revocations(store, cursor)
         assert [revocation.task_id for revocation in found] == [name]
         assert store.consumer.lease(["q"], 1).last_revocation in (None, 0, cursor)
 
 
-def tells_news(store: Broker, cursor: int) -> bool:
+def reports_new_revocation(store: Broker, cursor: int) -> bool:
     return store.consumer.lease(["q"], 1).last_revocation not in (0, cursor)
 
 
 @asks(FANOUT)
-def test_nothing_that_was_numbered_before_a_loss_comes_again(
-    place: Place, open_: Open, clock: FakeClock
-) -> None:
+def test_numbers_are_not_reused_after_data_loss(place: Place, open_: Open, clock: FakeClock) -> None:
     """After FLUSHALL, TRUNCATE, an old backup or a recreated file, a reused generation would belong to
     another consumer, and a worker that waits for higher numbers would miss revocations."""
     store, client = open_(registered=True), open_()
@@ -178,11 +176,11 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
     assert names(take(store)) == ["new"]
     assert store.consumer.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
     revoke(client, ["d"])
-    _, found = heard(store, cursor)
+    _, found = next_revocations(store, cursor)
     assert [revocation.task_id for revocation in found] == ["d"]
 
 
-def test_no_number_is_given_twice_in_whatever_order_messages_end(store: Broker) -> None:
+def test_tags_are_not_reused_in_any_order_of_acks(store: Broker) -> None:
     """Otherwise a late ack of the first would delete the second, unrun."""
     own = generation(store)
     store.sender.push([message(name) for name in "abcdef"])

@@ -25,13 +25,13 @@ from qworker.transports.capabilities import COUNTS, ETA, PRIORITY, Capability
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Broker, DeadLetter, Leased, Release
 
 
-def test_what_the_place_lacks_is_declared_by_the_broker(store: Broker, place: Place) -> None:
+def test_broker_declares_what_its_place_lacks(store: Broker, place: Place) -> None:
     """So that every skipped test corresponds to a limitation that ``qworker config check`` reports."""
     assert place.lacks & frozenset(Capability) <= store.lacks
 
 
 @asks(Assumption.ON_DEMAND)
-def test_no_tag_is_given_twice(store: Broker) -> None:
+def test_tags_are_not_reused_after_settling_or_purging(store: Broker) -> None:
     """A worker's notes about a deleted message must not be applied to another one."""
     now = generation(store)
     seen: set[int] = set()
@@ -49,7 +49,7 @@ def test_no_tag_is_given_twice(store: Broker) -> None:
 
 
 @asks(Assumption.TEXT)
-def test_a_message_comes_back_as_it_was_sent(store: Broker) -> None:
+def test_message_is_delivered_unchanged(store: Broker) -> None:
     body = bytes(range(256)) * 5000
     store.sender.push(
         [message('{"id":"é\\u0000"}', properties='{"content_type":"x"}', body=body, priority=3)]
@@ -61,7 +61,7 @@ def test_a_message_comes_back_as_it_was_sent(store: Broker) -> None:
     assert leased.redelivered is False
 
 
-def test_the_values_of_a_message_come_back_as_they_were_sent(store: Broker) -> None:
+def test_message_values_are_delivered_unchanged(store: Broker) -> None:
     """The body too, whatever headers and properties say of it: its signature is for these bytes."""
     headers = {"id": "é", "compression": "zlib", "values": [1, None, 0.5, {"a": True}]}
     properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
@@ -78,7 +78,7 @@ def test_the_values_of_a_message_come_back_as_they_were_sent(store: Broker) -> N
     assert (last.headers, last.body) == ("no JSON", b"")
 
 
-def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: Broker) -> None:
+def test_messages_are_ordered_by_priority_then_age(store: Broker) -> None:
     store.sender.push(
         [message(f"{priority}-{turn}", priority=priority) for turn in range(3) for priority in (0, 9, 4)]
     )
@@ -86,7 +86,7 @@ def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: Broker) -
 
 
 @asks(PRIORITY)
-def test_order_holds_over_several_leases_and_pushes(store: Broker) -> None:
+def test_order_is_kept_across_leases_and_pushes(store: Broker) -> None:
     for turn in range(4):
         store.sender.push([message(f"low{turn}"), message(f"high{turn}", priority=9)])
     assert names(take(store, limit=3)) == ["high0", "high1", "high2"]
@@ -94,7 +94,7 @@ def test_order_holds_over_several_leases_and_pushes(store: Broker) -> None:
     assert names(take(store, limit=3)) == ["high3", "late", "low0"]
 
 
-def test_no_more_than_the_limit_is_taken(store: Broker) -> None:
+def test_lease_respects_the_limit(store: Broker) -> None:
     store.sender.push([message(str(number)) for number in range(10)])
     assert names(take(store, limit=4)) == ["0", "1", "2", "3"]
     assert take(store, limit=0) == []
@@ -102,7 +102,7 @@ def test_no_more_than_the_limit_is_taken(store: Broker) -> None:
     assert take(store) == []
 
 
-def test_large_messages_are_taken_few_at_a_time(store: Broker) -> None:
+def test_large_messages_are_leased_in_small_batches(store: Broker) -> None:
     body = bytes(MAX_LEASE_BYTES // 8)
     for number in range(9):
         store.sender.push([message(str(number), body=body)])
@@ -115,7 +115,7 @@ def test_large_messages_are_taken_few_at_a_time(store: Broker) -> None:
     assert {leased.body for leased in found} == {body}
 
 
-def test_only_the_named_queues_are_read(store: Broker) -> None:
+def test_lease_reads_only_the_given_queues(store: Broker) -> None:
     store.sender.push([message("in q"), message("in r", "r")])
     assert names(take(store, "r")) == ["in r"]
     assert take(store, "r") == []
@@ -123,7 +123,7 @@ def test_only_the_named_queues_are_read(store: Broker) -> None:
 
 
 @asks(Assumption.ANY_QUEUE)
-def test_no_queue_waits_for_another_to_run_dry(store: Broker) -> None:
+def test_lease_serves_all_queues_equally(store: Broker) -> None:
     queues = ("a", "b", "c")
     store.sender.push([message(queue, queue) for queue in queues for _ in range(50)])
     first = [leased.queue for _ in queues for leased in take(store, *queues, limit=10)]
@@ -131,7 +131,7 @@ def test_no_queue_waits_for_another_to_run_dry(store: Broker) -> None:
 
 
 @asks(Assumption.ON_DEMAND)
-def test_what_is_leased_is_not_leased_again(open_: Open, store: Broker) -> None:
+def test_leased_messages_are_not_leased_again(open_: Open, store: Broker) -> None:
     store.sender.push([message(str(number)) for number in range(4)])
     second = open_(registered=True)
     mine, theirs = take(store, limit=2), take(second, limit=2)
@@ -139,12 +139,12 @@ def test_what_is_leased_is_not_leased_again(open_: Open, store: Broker) -> None:
     assert take(store) == take(second) == []
 
 
-def test_pushing_nothing_is_nothing(store: Broker) -> None:
+def test_push_without_messages_does_nothing(store: Broker) -> None:
     store.sender.push([])
     assert take(store) == []
 
 
-def test_a_push_is_all_or_nothing(store: Broker, place: Place) -> None:
+def test_push_is_atomic(store: Broker, place: Place) -> None:
     with pytest.raises(Exception, match=r"type|support"):
         store.sender.push([message("good"), message("bad", body=object())])
     assert place.count() == 0
@@ -153,7 +153,7 @@ def test_a_push_is_all_or_nothing(store: Broker, place: Place) -> None:
 
 
 @asks(COUNTS, Assumption.TEST_CLOCK)
-def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> None:
+def test_delayed_message_is_not_delivered_early(store: Broker, clock: FakeClock) -> None:
     due = clock.now() + 10
     store.sender.push([message("later", due=due)])
     assert next_due(store, ["q"]) == due
@@ -165,7 +165,7 @@ def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> No
     assert next_due(store, ["q"]) is None
 
 
-def test_what_is_delayed_or_released_for_later_comes_when_it_is_due(open_: Open) -> None:
+def test_delayed_and_released_messages_are_delivered_when_due(open_: Open) -> None:
     """By the clocks of this system and of the server."""
     store = open_(clock=SYSTEM_CLOCK)
     own = store.consumer.register("w", ["q"], 1)
@@ -179,18 +179,18 @@ def test_what_is_delayed_or_released_for_later_comes_when_it_is_due(open_: Open)
         assert store.consumer.settle(own, [Release(soon.tag, due, counted=True)]) == set()
 
 
-def test_a_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
+def test_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message("past", due=clock.now() - 1), message("now", due=clock.now())])
     assert names(take(store)) == ["past", "now"]
 
 
-def test_delayed_messages_do_not_hold_back_others(store: Broker, clock: FakeClock) -> None:
+def test_delayed_messages_do_not_block_others(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message("later", due=clock.now() + 60, priority=9), message("plain")])
     assert names(take(store)) == ["plain"]
 
 
 @asks(Assumption.TEST_CLOCK)
-def test_a_wall_clock_set_back_makes_nothing_early(store: Broker, clock: FakeClock) -> None:
+def test_setting_the_wall_clock_back_delivers_nothing_early(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message("later", due=clock.now() + 10)])
     clock.jump(-3600)
     assert take(store) == []
@@ -199,7 +199,7 @@ def test_a_wall_clock_set_back_makes_nothing_early(store: Broker, clock: FakeClo
 
 
 @asks(ETA, Assumption.TEST_CLOCK)
-def test_near_messages_are_taken_ahead_within_the_horizon(store: Broker, clock: FakeClock) -> None:
+def test_delayed_messages_are_leased_early_within_the_eta_window(store: Broker, clock: FakeClock) -> None:
     now = clock.now()
     store.sender.push([message(f"in {seconds}", due=now + seconds) for seconds in (1, 2, 3, 4, 6)])
     assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == [
@@ -212,7 +212,7 @@ def test_near_messages_are_taken_ahead_within_the_horizon(store: Broker, clock: 
 
 
 @asks(ETA, Assumption.TEST_CLOCK)
-def test_near_messages_have_a_limit_of_their_own(store: Broker, clock: FakeClock) -> None:
+def test_delayed_limit_is_separate_from_the_lease_limit(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message(str(number)) for number in range(5)])
     store.sender.push([message(f"near{number}", due=clock.now() + 1) for number in range(5)])
     assert sorted(names(store.consumer.lease(["q"], 2, delayed_limit=3, eta_window=5.0).messages)) == [
@@ -235,7 +235,7 @@ def test_next_due_is_the_earliest_of_the_queues(store: Broker, clock: FakeClock)
 
 
 @asks(Assumption.TEST_CLOCK)
-def test_thousands_fall_due_at_once(store: Broker, clock: FakeClock) -> None:
+def test_thousands_of_messages_due_at_once(store: Broker, clock: FakeClock) -> None:
     store.sender.push(
         [message(f"{number}", due=clock.now() + 1, priority=number % 2) for number in range(2500)]
     )

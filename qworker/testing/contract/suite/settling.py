@@ -31,7 +31,7 @@ def stored(store: Broker, place: Place, *task_ids: str) -> list[tuple[str, bytes
     return None if RESULTS in store.lacks else [place.result(task_id) for task_id in task_ids]
 
 
-def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: Place) -> None:
+def test_ack_removes_the_message_and_stores_its_result(store: Broker, place: Place) -> None:
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
@@ -41,7 +41,7 @@ def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: 
 
 
 @asks(Assumption.UNMARKED)
-def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
+def test_release_returns_the_message_to_its_position(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, _ = take(store)
@@ -58,7 +58,7 @@ def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
         ({"redelivered": True}, 0, True, 0),
     ],
 )
-def test_a_release_says_why(
+def test_release_records_its_reason(
     store: Broker, place: Place, release: dict[str, bool], deliveries: int, redelivered: bool, requeued: int
 ) -> None:
     own = generation(store)
@@ -73,7 +73,7 @@ def test_a_release_says_why(
 
 
 @asks(COUNTS, Assumption.TEST_CLOCK)
-def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
+def test_release_with_due_time_delays_the_message(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push([message("a")])
     (leased,) = take(store)
@@ -84,7 +84,9 @@ def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
     assert names(take(store)) == ["a"]
 
 
-def test_what_is_dead_lettered_is_a_dead_letter(store: Broker, place: Place, clock: FakeClock) -> None:
+def test_dead_lettered_message_keeps_its_content_and_reason(
+    store: Broker, place: Place, clock: FakeClock
+) -> None:
     own = generation(store)
     properties = '{"content_type":"x","content_encoding":"utf-8","correlation_id":"c"}'
     store.sender.push([message("a", "r", properties=properties, body=b"body", priority=4)])
@@ -99,13 +101,13 @@ def test_what_is_dead_lettered_is_a_dead_letter(store: Broker, place: Place, clo
 
 
 @asks(RESULTS)
-def test_a_result_may_be_stored_by_itself(store: Broker, place: Place) -> None:
+def test_result_can_be_stored_without_a_message(store: Broker, place: Place) -> None:
     assert store.consumer.settle(generation(store), [Store(ROW)]) == set()
     assert place.result("task-1") == ("SUCCESS", ROW[2])
 
 
 @asks(RESULTS)
-def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
+def test_final_result_is_not_overwritten_by_an_earlier_state(store: Broker, place: Place) -> None:
     own = generation(store)
     store.consumer.settle(own, [Store(ROW)])
     store.sender.push([message("a")])
@@ -115,7 +117,7 @@ def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
     assert place.count() == 0
 
 
-def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> None:
+def test_all_kinds_of_settlement_in_one_batch(store: Broker, place: Place) -> None:
     own = generation(store)
     store.sender.push([message(name) for name in ("ack", "release", "dead-letter", "keep")])
     ack, release, dead_letter, _ = take(store)
@@ -133,7 +135,7 @@ def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> 
 
 
 @pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), DeadLetter(999, "why", ROW)])
-def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, wrong: Any) -> None:
+def test_unknown_tags_are_reported_and_ignored(store: Broker, place: Place, wrong: Any) -> None:
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
@@ -144,11 +146,11 @@ def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, w
     assert store.admin.dead() == []
 
 
-def test_settling_nothing_is_nothing(store: Broker) -> None:
+def test_settling_nothing_does_nothing(store: Broker) -> None:
     assert store.consumer.settle(generation(store), []) == set()
 
 
-def test_a_message_is_settled_once(store: Broker) -> None:
+def test_message_is_settled_once(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message("a")])
     (leased,) = take(store)
@@ -164,7 +166,7 @@ def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
     assert names(take(store)) == ["a"]
 
 
-def test_a_settlement_that_is_repeated_is_known_to_be_done_or_nothing_is_known(store: Broker) -> None:
+def test_settled_before_reports_only_settled_tags(store: Broker) -> None:
     """A settlement is repeated after a lost answer."""
     own = generation(store)
     store.sender.push([message("a"), message("b")])
@@ -175,7 +177,7 @@ def test_a_settlement_that_is_repeated_is_known_to_be_done_or_nothing_is_known(s
     assert store.consumer.settle(own, [Ack(second.tag)]) == set()
 
 
-def test_who_was_taken_for_dead_knows_nothing_of_what_it_settled(store: Broker) -> None:
+def test_settled_before_is_empty_after_deregistering(store: Broker) -> None:
     own = generation(store)
     store.sender.push([message("a")])
     (first,) = take(store)

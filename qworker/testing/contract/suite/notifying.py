@@ -18,27 +18,27 @@ from qworker.testing.contract.place import Assumption
 from qworker.transports.lease import Ack, Broker, Leased, Release
 
 
-def test_waiting_in_vain_ends(store: Broker) -> None:
+def test_wait_returns_false_after_the_timeout(store: Broker) -> None:
     assert store.consumer.wait(0.01) is False
     assert store.consumer.wait(0) is False
     assert store.consumer.wait(-1) is False
 
 
-def test_a_push_before_the_wait_is_not_missed(store: Broker, open_: Open) -> None:
+def test_push_before_wait_is_not_missed(store: Broker, open_: Open) -> None:
     open_().sender.push([message("a")])
     assert store.consumer.wait(30) is True
     assert store.consumer.wait(0) is False
 
 
 @asks(Assumption.ON_DEMAND)
-def test_every_waiter_hears_of_a_push(open_: Open) -> None:
+def test_push_notifies_every_waiting_consumer(open_: Open) -> None:
     stores = [open_(registered=True) for _ in range(3)]
     stores[0].sender.push([message("a")])
     assert [each.consumer.wait(30) for each in stores] == [True, True, True]
 
 
 @asks(Assumption.ANY_QUEUE)
-def test_who_registered_for_no_queue_hears_of_those_that_it_leases_of(open_: Open) -> None:
+def test_consumer_without_queues_is_notified_of_queues_it_leases_from(open_: Open) -> None:
     """Like the consumer behind kombu's channels, which leases from queues as they appear."""
     store, publisher = open_(), open_()
     own = store.consumer.register("w", (), 0)
@@ -58,7 +58,7 @@ def test_who_registered_for_no_queue_hears_of_those_that_it_leases_of(open_: Ope
 
 
 @asks(Assumption.ON_DEMAND)
-def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> None:
+def test_release_notifies_other_consumers(store: Broker, open_: Open) -> None:
     holder = open_()
     own = holder.consumer.register("holder", ["q"], 1)
     holder.sender.push([message("a")])
@@ -68,7 +68,7 @@ def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> No
     assert store.consumer.wait(30) is True
 
 
-def test_wake_ends_a_wait(store: Broker) -> None:
+def test_wake_ends_wait(store: Broker) -> None:
     started = time.monotonic()
     waking = threading.Timer(0.01, store.consumer.wake)
     waking.start()
@@ -81,7 +81,7 @@ def test_wake_ends_a_wait(store: Broker) -> None:
     assert store.consumer.wait(0.001) is False
 
 
-def test_waking_a_store_that_does_not_wait_is_harmless(open_: Open) -> None:
+def test_wake_without_wait_is_harmless(open_: Open) -> None:
     store = open_()
     store.consumer.wake()
     store.consumer.register("w", ["q"], 1)
@@ -92,7 +92,7 @@ def test_waking_a_store_that_does_not_wait_is_harmless(open_: Open) -> None:
 
 
 @asks(Assumption.ON_DEMAND)
-def test_the_doorbell_rings_in_other_processes(store: Broker, other: Start) -> None:
+def test_push_notifies_other_processes(store: Broker, other: Start) -> None:
     listening = other(scripts.listen)
     assert listening.hear() == "up"
     for number in range(3):
@@ -101,7 +101,7 @@ def test_the_doorbell_rings_in_other_processes(store: Broker, other: Start) -> N
         assert listening.hear() == f"True message{number}"
 
 
-def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, open_: Open) -> None:
+def test_messages_prefetched_by_wait_are_returned_by_lease(store: Broker, open_: Open) -> None:
     own, publisher = store.consumer.register("w", ["q"], 1), open_()
     for number in range(5):
         assert take(store) == []
@@ -117,7 +117,7 @@ def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, 
     assert not store.consumer.prefetched
 
 
-def test_a_waiter_that_was_killed_stops_nobody(store: Broker, other: Start) -> None:
+def test_killed_waiter_does_not_affect_others(store: Broker, other: Start) -> None:
     victim = other(scripts.wait_for_nothing)
     assert victim.hear() == "up"
     store.sender.push([message("a")])
