@@ -1,4 +1,4 @@
-"""A project with tasks, and two ways to run commands in it: in this process, and as a person would."""
+"""A project with tasks, and two ways to run commands in it: in this process and in a subprocess."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def tasks(project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with tasks.py in it, which is the current one."""
+    """The current directory, which contains tasks.py."""
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     yield project(**{"tasks.py": TASKS})
     for app in all_apps():
@@ -52,8 +52,8 @@ def tasks(project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def begun(tasks: Path) -> Path:
-    """That directory, where something was sent once, and nothing is left of it."""
+def existing_broker(tasks: Path) -> Path:
+    """The same directory, with a broker file that exists and is empty."""
     broker = find_app("tasks").app.broker
     broker.sender.push([Envelope("celery", "{}", None, b"")])
     broker.admin.purge("celery")
@@ -62,9 +62,9 @@ def begun(tasks: Path) -> Path:
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a command in this process; the arguments may be one text."""
+    """Runs a command in this process."""
 
-    # Before click 8.2 a runner mixed the two streams unless it was told not to.
+    # Before click 8.2 a runner mixes the two streams by default.
     mixing = "mix_stderr" in inspect.signature(CliRunner).parameters
     runner = CliRunner(**({"mix_stderr": False} if mixing else {}))
 
@@ -76,14 +76,14 @@ def run() -> Run:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """The environment for a process of its own."""
+    """The environment for subprocesses."""
     root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "error::DeprecationWarning:qworker"}
 
 
 @pytest.fixture
 def shell(environment: dict[str, str]) -> Shell:
-    """Runs a command as a process of its own."""
+    """Runs a command in a subprocess."""
 
     def execute(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
         environ = {**environment, **more.pop("env", {})}  # type: ignore[dict-item]
@@ -96,7 +96,7 @@ def shell(environment: dict[str, str]) -> Shell:
 
 @pytest.fixture
 def dead_letter(tasks: Path) -> Callable[..., None]:
-    """Makes dead letters, by a worker that gives up every message it gets."""
+    """Creates dead letters, as a worker that rejects every message."""
 
     def give_up(
         count: int, reason: str = "it never runs", headers: str | None = None, body: bytes = b"[[],{},{}]"
@@ -115,7 +115,7 @@ def dead_letter(tasks: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def succeed(tasks: Path) -> Callable[..., None]:
-    """Stores the outcome of a task, as a worker would."""
+    """Stores the outcome of a task, as a worker does."""
 
     def store(task_id: str, **meta: object) -> None:
         find_app("tasks").app.backend.store(
@@ -127,7 +127,7 @@ def succeed(tasks: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def leader() -> Iterator[Callable[..., Beat]]:
-    """Begins somebody who looks after the schedules of an app, in a thread. about: what it says of itself."""
+    """Starts a scheduler for an app in a thread. about: its own description in the leader record."""
     services: list[Beat] = []
 
     def begin(app: QWorker, about: str | None = None) -> Beat:

@@ -1,5 +1,4 @@
-"""beat: every command, all that is wrong with how it is called, and the process that looks after the
-schedules."""
+"""qworker beat: its subcommands, usage errors, and the scheduler process."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def entries(tasks, project):
 
 @pytest.fixture
 def beat(run):
-    """Runs a command of beat that has to succeed; what it says on standard output."""
+    """Runs a subcommand of beat that must succeed; returns its standard output."""
 
     def invoke(*arguments):
         result = run("beat", *arguments, "-A", "tasks")
@@ -93,7 +92,7 @@ PYPROJECT = """
 """
 
 
-def test_entries_of_pyproject(tasks, project, run):
+def test_entries_are_read_from_pyproject(tasks, project, run):
     project(**{"tasks.py": EMPTY, "pyproject.toml": PYPROJECT})
     listed = {each["name"]: each for each in json.loads(run("beat", "list", "--json").stdout)["entries"]}
     often, nightly = listed["often"], listed["nightly"]
@@ -126,10 +125,10 @@ def start(environment):
         each.process.wait(SLOW)
 
 
-# -- looking --
+# -- listing --
 
 
-def test_list_shows_every_entry_and_that_nobody_leads(entries, run):
+def test_list_shows_every_entry_and_that_no_scheduler_runs(entries, run):
     result = run("beat", "list", "-A", "tasks")
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
@@ -159,7 +158,7 @@ def test_list_as_json_has_all_keys(entries, beat):
     assert datetime.fromisoformat(hourly["next_due"]) > datetime.now(UTC)
 
 
-def test_help_tells_of_each_key_of_json(entries, run, beat, entry):
+def test_help_describes_each_json_key(entries, run, beat, entry):
     text = run("beat", "list", "--help").stdout
     for key in (*json.loads(beat("list", "--json")), *BRIEF):
         assert f"`{key}`" in text
@@ -168,7 +167,7 @@ def test_help_tells_of_each_key_of_json(entries, run, beat, entry):
         assert f"`{key}`" in shown
 
 
-def test_list_says_who_leads(entries, run, leader):
+def test_list_names_the_leader(entries, run, leader):
     service = leader(find_app("tasks").app)
     result = run("beat", "list", "-A", "tasks")
     holder = find_app("tasks").app.schedules.leader().holder
@@ -179,7 +178,7 @@ def test_list_says_who_leads(entries, run, leader):
     assert "No scheduler is running" in run("beat", "list").stderr
 
 
-def test_a_leader_that_has_died_does_not_lead(entries):
+def test_leader_that_stopped_renewing_is_not_reported(entries):
     store, clock = find_app("tasks").app.schedules.store, FakeClock()
     assert living(store, clock) is None
     taken = store.take("gone:1", store.look())
@@ -195,13 +194,13 @@ def test_a_leader_that_has_died_does_not_lead(entries):
     assert living(store, Counting()).holder == "gone:1"
 
 
-def test_nothing_at_all_is_said(tasks, project, run):
+def test_list_without_entries(tasks, project, run):
     project(**{"tasks.py": EMPTY})
     assert run("beat", "list").stdout == "There are no entries.\n"
     assert json.loads(run("beat", "list", "--json").stdout)["entries"] == []
 
 
-def test_the_app_may_be_named_before_and_after_the_command(tasks, project, run):
+def test_app_option_is_accepted_before_and_after_the_command(tasks, project, run):
     project(**{"other.py": TASKS})
     for arguments in (
         "beat -A other list",
@@ -213,7 +212,7 @@ def test_the_app_may_be_named_before_and_after_the_command(tasks, project, run):
         assert "nightly" in result.stdout, result.stderr
 
 
-def test_show_shows_all_of_an_entry(entries, beat, entry):
+def test_show_shows_every_field_of_an_entry(entries, beat, entry):
     text = beat("show", "nightly")
     for words in ("task: tasks.add", "when: at 04:00 every day", "state: active", "source: settings",
                   "args: [1, 2]", 'overlap: "allow"', "next due times:"):  # fmt: skip
@@ -229,7 +228,7 @@ def test_show_shows_all_of_an_entry(entries, beat, entry):
     assert entry("bad")["fields"] == {}
 
 
-def test_show_shows_the_last_runs(tasks, project, beat, entry, leader):
+def test_show_lists_the_last_runs(tasks, project, beat, entry, leader):
     project(**{"tasks.py": TICKING})
     leader(find_app("tasks").app)
     until(lambda: len(entry("tasks.tick")["last"]) == 10)
@@ -242,7 +241,7 @@ def test_show_shows_the_last_runs(tasks, project, beat, entry, leader):
     assert "source: task" in text
 
 
-def test_a_schedule_of_your_own_is_shown(tasks, project, beat, entry):
+def test_custom_schedule_is_shown(tasks, project, beat, entry):
     project(
         **{
             "tasks.py": """
@@ -266,7 +265,9 @@ def test_a_schedule_of_your_own_is_shown(tasks, project, beat, entry):
 
 
 @pytest.mark.parametrize("answer", ["1 / 0", "'soon'", "datetime(2030, 1, 1)"])
-def test_a_schedule_of_your_own_that_fails_stops_nothing(tasks, project, beat, run, entry, leader, answer):
+def test_failing_custom_schedule_does_not_affect_other_entries(
+    tasks, project, beat, run, entry, leader, answer
+):
     project(
         **{
             "tasks.py": f"""
@@ -299,7 +300,7 @@ def test_a_schedule_of_your_own_that_fails_stops_nothing(tasks, project, beat, r
     assert service.alive
 
 
-def test_an_entry_that_is_not_there(entries, run):
+def test_unknown_entry_is_refused_with_a_suggestion(entries, run):
     for command in ("show", "pause", "resume", "reset", "remove", "run", "preview"):
         result = run("beat", command, "nihgtly")
         assert result.exit_code == 1
@@ -336,20 +337,20 @@ def test_preview_counts_intervals_as_the_scheduler_does(entries, beat, entry, le
         (["--rrule", "FREQ=DAILY;BYHOUR=7;BYMINUTE=0;BYSECOND=0"], "2026-06-01T07:00:00+00:00"),
     ],
 )
-def test_preview_of_a_schedule_that_is_no_entry(tasks, beat, options, first):
+def test_preview_of_a_schedule_given_by_options(tasks, beat, options, first):
     found = json.loads(beat("preview", *options, "--after", "2026-05-31T12:00:00Z", "--json"))
     assert found["next"][0] == first
     assert found["name"] is None
 
 
-def test_preview_by_the_sun(tasks, beat):
+def test_preview_of_solar_events(tasks, beat):
     pytest.importorskip("ephem", reason="needs ephem: pip install 'qworker-queue[solar]'")
     found = json.loads(beat("preview", "--sun", "sunset,52,13", "--after", "2026-05-31T12:00Z", "--json"))
     days = [datetime.fromisoformat(each).day for each in found["next"]]
     assert days == [31, *range(1, 10)]
 
 
-def test_preview_of_what_never_comes_again(tasks, run):
+def test_preview_of_a_schedule_that_is_over(tasks, run):
     result = run("beat", "preview", "--at", "2020-01-01T00:00Z")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "It will not be due again." in result.stderr
@@ -391,13 +392,13 @@ def test_add_show_and_remove(entries, beat, run, entry):
     assert run("beat", "show", "report").exit_code == 1
 
 
-def test_add_answers_in_json(entries, beat):
+def test_add_prints_json(entries, beat):
     found = json.loads(beat("add", "x", "tasks.add", "--every", "90s", "-a", "[1,2]", "--disabled", "--json"))
     assert set(found) == BRIEF
     assert (found["state"], found["when"], found["next_due"]) == ("paused", "every 90 seconds", None)
 
 
-def test_add_warns_of_what_is_doubtful(entries, run):
+def test_add_warns_of_unknown_tasks_and_wrong_arguments(entries, run):
     result = run("beat", "add", "x", "tasks.ad", "--every", "5")
     assert result.exit_code == 0
     assert "Warning: this app does not know the task 'tasks.ad'. Did you mean 'tasks.add'?" in result.stderr
@@ -411,13 +412,13 @@ def test_add_warns_of_what_is_doubtful(entries, run):
     "schedule",
     ["--at 2020-01-01", "--every 60 --start 2097-01-02 --end 2097-01-01", "--every 60 --end 2020-01-01"],
 )
-def test_add_and_set_warn_of_what_is_never_due(entries, run, schedule):
+def test_add_and_set_warn_of_schedules_that_are_over(entries, run, schedule):
     warning = "Warning: it will never be due: its time is over"
     assert warning in run("beat", "add", "x", "tasks.add", *schedule.split(), "-a", "[1, 2]").stderr
     assert warning in run("beat", "set", "hourly", *schedule.split()).stderr
 
 
-def test_set_lies_over_the_settings_until_reset(entries, beat, entry):
+def test_set_overrides_the_settings_until_reset(entries, beat, entry):
     assert beat("set", "hourly", "--every", "2h", "--option", "priority=5").startswith("Changed hourly: ")
     found = entry("hourly")
     assert found["changed"] == ["options", "schedule"]
@@ -434,7 +435,7 @@ def test_set_lies_over_the_settings_until_reset(entries, beat, entry):
     assert entry("hourly")["changed"] == []
 
 
-def test_set_of_the_time_zone_alone(entries, beat, run, entry):
+def test_set_changes_only_the_time_zone(entries, beat, run, entry):
     beat("set", "nightly", "--tz", "Asia/Tokyo")
     assert entry("nightly")["fields"]["schedule"] == {"crontab": "0 4 * * *", "tz": "Asia/Tokyo"}
     result = run("beat", "set", "hourly", "--tz", "Asia/Tokyo")
@@ -442,7 +443,7 @@ def test_set_of_the_time_zone_alone(entries, beat, run, entry):
     assert "--tz goes with --cron, --at, --rrule or --sun" in result.stderr
 
 
-def test_pause_and_resume_several(entries, beat, run, entry):
+def test_pause_and_resume_of_several_entries(entries, beat, run, entry):
     assert beat("pause", "nightly", "hourly", "nightly") == "Paused nightly.\nPaused hourly.\n"
     assert [entry(name)["state"] for name in ("nightly", "hourly")] == ["paused", "paused"]
     assert entry("nightly")["next_due"] is None
@@ -452,7 +453,7 @@ def test_pause_and_resume_several(entries, beat, run, entry):
     assert entry("nightly")["state"] == "active"
 
 
-def test_remove_and_reset_of_an_entry_of_the_settings(entries, beat, run, entry):
+def test_remove_and_reset_of_an_entry_from_the_settings(entries, beat, run, entry):
     beat("remove", "nightly")
     assert entry("nightly")["state"] == "removed"
     assert "removed" in beat("list")
@@ -467,7 +468,7 @@ def test_remove_and_reset_of_an_entry_of_the_settings(entries, beat, run, entry)
     assert "was added by hand" in result.stderr
 
 
-def test_run_calls_it_now(entries, beat, run):
+def test_run_sends_the_task_now(entries, beat, run):
     result = run("beat", "run", "hourly", "--json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -482,7 +483,7 @@ def test_run_calls_it_now(entries, beat, run):
     assert misfit.stderr.splitlines()[-1].startswith("Error: ")
 
 
-def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
+def test_changes_need_a_shared_store(entries, run, monkeypatch):
     monkeypatch.setenv("QWORKER_BEAT_STORE", "memory://")
     result = run("beat", "pause", "nightly")
     assert result.exit_code == 1
@@ -491,7 +492,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
     assert json.loads(run("beat", "list", "--json").stdout)["shared"] is False
 
 
-# -- what is wrong --
+# -- errors --
 
 
 @pytest.mark.parametrize(
@@ -553,7 +554,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["-l", "loud"], 2, "--loglevel"),
     ],
 )
-def test_mistakes_are_told_in_one_line(entries, run, arguments, code, words):
+def test_usage_errors_are_one_line(entries, run, arguments, code, words):
     result = run("beat", *arguments)
     assert result.exit_code == code, result.output
     assert words in result.stderr
@@ -562,7 +563,7 @@ def test_mistakes_are_told_in_one_line(entries, run, arguments, code, words):
     assert result.stdout == ""
 
 
-def test_half_characters_are_shown_as_escapes(entries, beat, run):
+def test_lone_surrogates_are_printed_as_escapes(entries, beat, run):
     beat("add", "odd", "t\udcff", "--every", "5", "-a", '["\\ud800", "\\u001b[2J"]')
     for arguments in (["list"], ["list", "--json"], ["show", "odd"], ["show", "odd", "--json"]):
         text = beat(*arguments)
@@ -570,7 +571,7 @@ def test_half_characters_are_shown_as_escapes(entries, beat, run):
         assert "\x1b" not in text
 
 
-def test_damage_in_the_store_is_shown_and_stops_nothing(entries, beat, entry):
+def test_damaged_stored_entries_are_shown_as_wrong(entries, beat, entry):
     store = find_app("tasks").app.schedules.store
     for name, edit in (("a\x1b[2J", b"{"), ("list", b"[]"), ("deep", b"[" * 100_000),
                        ("odd", b'{"fields": {"schedule": {"crontab": 5}, "task": 7}}')):  # fmt: skip
@@ -583,7 +584,7 @@ def test_damage_in_the_store_is_shown_and_stops_nothing(entries, beat, entry):
 
 
 @pytest.mark.parametrize("names", BEAT_OPTIONS)
-def test_options_of_celerys_that_would_change_something_are_refused(run, names):
+def test_unsupported_celery_options_are_refused(run, names):
     for name in names.split("/"):
         result = run("beat", name, "x")
         assert result.exit_code == 2
@@ -591,7 +592,7 @@ def test_options_of_celerys_that_would_change_something_are_refused(run, names):
 
 
 @pytest.mark.parametrize("name", BEAT_OPTIONS_WITHOUT_EFFECT)
-def test_options_of_celerys_that_are_not_needed_are_taken(run, tasks, name):
+def test_celery_options_without_effect_are_accepted(run, tasks, name):
     assert "there is no module 'nowhere_at_all'" in run("beat", name, "5", "-A", "nowhere_at_all").stderr
 
 
@@ -599,7 +600,7 @@ def test_options_of_celerys_that_are_not_needed_are_taken(run, tasks, name):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, number):
+def test_scheduler_sends_due_tasks_and_stops_on_a_signal(tasks, project, start, run, number):
     project(**{"tasks.py": TICKING})
     process = start("-A", "tasks")
     process.says("1 entry in settings and code; schedules are kept in sqlite:///")
@@ -613,7 +614,7 @@ def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, nu
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_it_says_that_there_are_no_entries_when_none_were_added_by_hand_either(tasks, start, run, by_hand):
+def test_missing_entries_are_logged_unless_some_were_added_by_hand(tasks, start, run, by_hand):
     if by_hand:
         assert run("beat", "add", "by-hand", "tasks.add", "--every", "60", "-A", "tasks").exit_code == 0
     process = start("-A", "tasks")
@@ -638,7 +639,7 @@ def test_log_file_json_and_pid_file(entries, start, shell):
     assert not pid.exists()
 
 
-def test_a_store_that_is_not_shared_is_warned_of(entries, start):
+def test_unshared_store_logs_a_warning(entries, start):
     process = start("-A", "tasks", QWORKER_BEAT_STORE="memory://")
     assert "WARNING" in process.says("the schedule store is not shared")
     process.says("is now the leader of the schedulers")
@@ -652,7 +653,7 @@ def test_passwords_are_masked(entries, start):
     assert "secret" not in "\n".join(process.lines)
 
 
-def test_what_cannot_begin_is_one_line(entries, shell):
+def test_startup_errors_are_one_line(entries, shell):
     for environment, words in (
         ({"QWORKER_BEAT_STORE": "mongodb://x"}, "schedules cannot be kept by mongodb://"),
         ({"QWORKER_TASK_TIME_LIMIT": "x"}, "task_time_limit"),
@@ -686,7 +687,7 @@ HANGING = """
 """
 
 
-def test_a_scheduler_that_fails_ends_the_process(entries, project, start):
+def test_failing_scheduler_ends_the_process(entries, project, start):
     project(**{"tasks.py": TASKS + CRASHING})
     process = start("-A", "tasks")
     assert process.ended() == 1
@@ -694,7 +695,7 @@ def test_a_scheduler_that_fails_ends_the_process(entries, project, start):
     assert "Traceback" not in "\n".join(process.lines)
 
 
-def test_a_second_signal_does_not_wait_for_a_scheduler_that_hangs(entries, project, start):
+def test_second_signal_does_not_wait_for_a_hanging_scheduler(entries, project, start):
     project(**{"tasks.py": TASKS + HANGING})
     process = start("-A", "tasks", "-l", "debug")
     process.says("hangs now")
@@ -713,7 +714,7 @@ def test_a_second_signal_does_not_wait_for_a_scheduler_that_hangs(entries, proje
         ('"schedule": 10, "end": "2020-01-01T00:00:00Z"', 0),
     ],
 )
-def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code):
+def test_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code):
     project(
         **{
             "tasks.py": f"""
@@ -768,7 +769,7 @@ def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code
         ('"task": "tasks.loose", "args": [1]', None, "", ""),
     ],
 )
-def test_an_entry_that_will_fail_is_shown(project, tasks, run, entry, severity, words, what):
+def test_problems_of_an_entry_are_shown(project, tasks, run, entry, severity, words, what):
     project(
         **{
             "tasks.py": f"""
@@ -811,7 +812,7 @@ def test_an_entry_that_will_fail_is_shown(project, tasks, run, entry, severity, 
         ),
     ],
 )
-def test_an_overlap_that_cannot_work_is_an_error(project, tasks, run, overlap, settings, options, why):
+def test_overlap_without_the_needed_results_is_an_error(project, tasks, run, overlap, settings, options, why):
     project(
         **{
             "tasks.py": f"""
@@ -831,11 +832,11 @@ def test_an_overlap_that_cannot_work_is_an_error(project, tasks, run, overlap, s
         assert said[0].startswith("error: the entry 'each' ")
         assert why in said[0]
         assert "active, overlap ignored" in run("beat", "list").stdout
-        told = "error: it " + said[0].partition(" 'each' ")[2].partition(" (")[0]
-        assert told in run("beat", "show", "each").stdout
+        printed = "error: it " + said[0].partition(" 'each' ")[2].partition(" (")[0]
+        assert printed in run("beat", "show", "each").stdout
 
 
-def test_what_was_changed_before_there_was_a_key_is_shown_and_signed(entries, project, run, beat):
+def test_changes_made_before_the_security_key_are_shown_and_signed(entries, project, run, beat):
     beat("set", "nightly", "--args", "[3, 4]")
     beat("add", "mine", "tasks.add", "--every", "60", "--args", "[5, 6]")
     project(**{"keyed.py": TASKS.replace('QWorker("tasks"', 'QWorker("tasks", security_key="k" * 32')})

@@ -1,4 +1,4 @@
-"""Command lines that were written for Celery: what is taken, and what is refused in a sentence."""
+"""Command lines written for Celery: which options are accepted, and which are refused with an explanation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qworker.conf.unsupported import COMMANDS, OPTIONS_WITHOUT_EFFECT, WORKER_OP
 
 
 @pytest.mark.parametrize("names", WORKER_OPTIONS)
-def test_an_option_that_would_change_something_is_refused(tasks, run, names):
+def test_unsupported_worker_option_is_refused(tasks, run, names):
     for name in names.split("/"):
         for value in ((), ("2",)):
             result = run("worker", name, *value)
@@ -17,15 +17,15 @@ def test_an_option_that_would_change_something_is_refused(tasks, run, names):
 
 
 @pytest.mark.parametrize("names", OPTIONS_WITHOUT_EFFECT)
-def test_an_option_that_asks_for_what_is_so_anyhow_is_taken(tasks, run, names):
+def test_worker_option_without_effect_is_accepted(tasks, run, names):
     value = ("fair",) if OPTIONS_WITHOUT_EFFECT[names] else ()
     result = run("worker", names.split("/")[0], *value, "-A", "nowhere_at_all")
-    assert "there is no module 'nowhere_at_all'" in result.stderr  # it came as far as that
+    assert "there is no module 'nowhere_at_all'" in result.stderr  # parsing succeeded
     assert names.split("/")[0] not in run("start", "--help").stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_of_celerys_says_what_there_is_instead(run, name):
+def test_celery_command_names_its_replacement(run, name):
     result = run(name)
     assert result.exit_code == 2
     assert f"There is no command '{name}' in qworker: {COMMANDS[name]}." in result.stderr
@@ -34,7 +34,7 @@ def test_a_command_of_celerys_says_what_there_is_instead(run, name):
 @pytest.mark.parametrize(
     ("setting", "code", "severity"), [("beat_scheduler", 1, "warning"), ("beat_sync_every", 0, "note")]
 )
-def test_config_check_fails_where_schedules_would_never_be_looked_at(
+def test_config_check_fails_for_schedulers_that_are_not_supported(
     tasks, run, monkeypatch, setting, code, severity
 ):
     monkeypatch.setenv(f"QWORKER_{setting.upper()}", "django_celery_beat.schedulers:DatabaseScheduler")
@@ -42,5 +42,5 @@ def test_config_check_fails_where_schedules_would_never_be_looked_at(
     assert (result.exit_code, f"{severity}: {setting} has no effect: " in result.stdout) == (code, True)
 
 
-def test_a_pool_of_greenlets_is_refused(tasks, run):
+def test_gevent_pool_is_refused(tasks, run):
     assert "'gevent' is not one of" in run("worker", "-P", "gevent").stderr

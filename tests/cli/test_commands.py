@@ -1,4 +1,4 @@
-"""call, result, queues, dead, revoke, purge, config, shell, report: what they print, do and refuse."""
+"""call, result, queues, dead, revoke, purge, config, shell, report: output, effects and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sent(queue="celery"):
         (["-a", "[1]", "-k", '{"y": null}'], [1], {"y": None}),
     ],
 )
-def test_call_takes_arguments_in_several_ways(tasks, run, arguments, args, kwargs):
+def test_call_accepts_arguments_in_several_forms(tasks, run, arguments, args, kwargs):
     assert run("call", "add", *arguments).exit_code == 0
     body = json.loads(sent()[0].body)
     assert (body[0], body[1]) == (args, kwargs)
@@ -78,7 +78,7 @@ VALUES = """
 """
 
 
-def test_a_tag_that_says_nothing_is_refused(tasks, run):
+def test_unknown_value_tag_is_refused(tasks, run):
     tagged = '{"__type__": "invoice", "__value__": 3}'
     for arguments in (("add", tagged, "1"), ("add", "--args", f"[{tagged}, 1]")):
         refused = run("call", *arguments)
@@ -86,7 +86,7 @@ def test_a_tag_that_says_nothing_is_refused(tasks, run):
         assert "a value tagged with __type__ cannot be read" in refused.stderr
 
 
-def test_call_takes_values_as_plain_json_and_result_shows_them(project, monkeypatch, run):
+def test_call_accepts_typed_values_as_json_and_result_shows_them(project, monkeypatch, run):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     project(**{"tasks.py": VALUES})
     order = '{"number": "00000000-0000-0000-0000-000000000007", "wait": "PT1M"}'
@@ -133,7 +133,7 @@ def test_call_options_reach_the_message(tasks, run):
     assert (info.queue, info.ready, info.delayed) == ("other", 0, 1)
 
 
-def test_call_can_send_what_this_app_does_not_know(tasks, run):
+def test_call_by_name_sends_an_unknown_task(tasks, run):
     assert run("call", "elsewhere.task", "--by-name").exit_code == 0
     assert json.loads(sent()[0].headers)["task"] == "elsewhere.task"
 
@@ -157,20 +157,20 @@ def test_call_can_send_what_this_app_does_not_know(tasks, run):
         ([], 2, "Missing argument 'TASK'"),
     ],
 )
-def test_call_refuses(tasks, run, arguments, code, words):
+def test_call_refuses_wrong_arguments_and_options(tasks, run, arguments, code, words):
     result = run("call", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
     assert sent() == []
 
 
-def test_call_says_once_that_no_worker_is_there(tasks, run, monkeypatch, caplog):
+def test_call_reports_a_missing_worker_once(tasks, run, monkeypatch, caplog):
     monkeypatch.setattr("qworker.results.waiting.HINT_AFTER", 0.01)
     result = run("call", "add", "1", "2", "--wait", "--timeout", "0.2")
     assert (result.exit_code, (result.stderr + caplog.text).count("No worker")) == (3, 1)
 
 
-def test_call_says_when_no_result_came_in_time(tasks, run):
+def test_call_reports_a_timeout_while_waiting(tasks, run):
     result = run("call", "add", "1", "2", "--wait", "--timeout", "0.05")
     assert result.exit_code == 3
     assert "ask later: qworker result" in result.stderr
@@ -179,7 +179,7 @@ def test_call_says_when_no_result_came_in_time(tasks, run):
 # -- result --
 
 
-def test_results_and_their_exit_codes(tasks, run, succeed):
+def test_result_shows_states_with_exit_codes(tasks, run, succeed):
     succeed("good", status="SUCCESS", result=5)
     succeed("half", status="PROGRESS", result={"done": 3})
     error = {"exc_type": "ValueError", "exc_message": ["no luck"], "exc_module": "builtins"}
@@ -207,7 +207,7 @@ def test_results_and_their_exit_codes(tasks, run, succeed):
     assert (late.exit_code, "no result after" in late.stderr) == (3, True)
 
 
-def test_several_results_are_read_together(tasks, run, succeed):
+def test_result_shows_several_results(tasks, run, succeed):
     for number in range(3):
         succeed(str(number), status="SUCCESS", result=number)
     succeed("bad", status="REVOKED", result=None)
@@ -229,7 +229,7 @@ def test_several_results_are_read_together(tasks, run, succeed):
     assert (late.exit_code, late.stderr.count("no result after")) == (3, 1)
 
 
-def test_a_result_that_cannot_be_read_is_told_beside_the_others(tasks, run, succeed):
+def test_unreadable_result_is_shown_beside_the_others(tasks, run, succeed):
     succeed("good", status="SUCCESS", result=5)
     find_app("tasks").app.backend.store_rows([("torn", "SUCCESS", b"[1, 2", None)])
     for wait in ([], ["--wait"]):
@@ -247,7 +247,7 @@ def test_a_result_that_cannot_be_read_is_told_beside_the_others(tasks, run, succ
 # -- queues, purge --
 
 
-def test_queues_show_depth_and_age(begun, run):
+def test_queues_show_depth_and_age(existing_broker, run):
     assert "are empty" in run("queues").stdout
     run("call", "add", "1", "2")
     run("call", "add", "1", "2", "--countdown", "1h")
@@ -259,7 +259,7 @@ def test_queues_show_depth_and_age(begun, run):
     assert 0 <= info["oldest_age"] < 60
 
 
-def test_workers_are_shown_with_what_they_tell(begun, run):
+def test_workers_are_shown_with_their_status(existing_broker, run):
     assert "No worker is running on sqlite:" in run("workers").stdout
     assert json.loads(run("workers", "--json").stdout) == []
     broker = find_app("tasks").app.broker
@@ -270,19 +270,19 @@ def test_workers_are_shown_with_what_they_tell(begun, run):
     assert head.split()[:8] == ["name", "host", "pid", "status", "queues", "running", "waiting", "finished"]
     assert row.split()[:8] == ["w@far", "far", str(os.getpid()), "working", "celery,mail", "1/2", "7", "5"]
     (found,) = json.loads(run("workers", "--json").stdout)
-    told = found["name"], found["queues"], found["concurrency"], found["totals"], found["running"]
-    assert told == ("w@far", ["celery", "mail"], 2, {"finished": 5}, [])
+    shown = found["name"], found["queues"], found["concurrency"], found["totals"], found["running"]
+    assert shown == ("w@far", ["celery", "mail"], 2, {"finished": 5}, [])
     broker.consumer.deregister()
 
 
-def test_a_broker_that_does_not_tell_of_workers_says_so(tasks, run):
+def test_workers_are_not_reported_by_some_brokers(tasks, run):
     Path("plain.py").write_text(
         "from qworker import QWorker\napp = QWorker('plain', broker_url='memory://')\n"
     )
     assert "does not report its workers" in run("workers", "-A", "plain").stdout
 
 
-def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
+def test_queue_details_that_a_broker_does_not_report_are_null(tasks, run):
     folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), "messages")
     Path("messages").mkdir()
     Path("plain.py").write_text(
@@ -299,7 +299,7 @@ def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
     assert (info["delayed"], info["leased"], info["oldest_age"], info["workers"]) == (None, None, None, None)
 
 
-def test_purge_needs_a_yes(tasks, run):
+def test_purge_needs_confirmation(tasks, run):
     run("call", "add", "1", "2")
     run("call", "add", "1", "2", "--queue", "other")
     refused = run("purge")
@@ -338,7 +338,7 @@ def test_queue_names_are_checked(tasks, run, queues):
 # -- dead --
 
 
-def test_dead_letters_can_be_listed_shown_retried_and_discarded(begun, run, dead_letter):
+def test_dead_letters_can_be_listed_shown_retried_and_discarded(existing_broker, run, dead_letter):
     assert run("dead", "list").stdout == "There are no dead letters.\n"
     dead_letter(3)
     letters = json.loads(run("dead", "list", "--json").stdout)
@@ -360,7 +360,7 @@ def test_dead_letters_can_be_listed_shown_retried_and_discarded(begun, run, dead
     assert [letter["tag"] for letter in json.loads(run("dead", "list", "--json").stdout)] == [int(third)]
 
 
-def test_a_dead_letter_is_named_by_the_id_that_logs_have_too(tasks, run, dead_letter):
+def test_dead_letter_can_be_named_by_task_id(tasks, run, dead_letter):
     dead_letter(1)
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
     assert letter["id"] == "abc"
@@ -368,7 +368,7 @@ def test_a_dead_letter_is_named_by_the_id_that_logs_have_too(tasks, run, dead_le
     assert run("dead", "retry", "abc", str(letter["tag"])).stdout == "Put 1 message back.\n"
 
 
-def test_a_dead_letter_that_goes_while_it_is_looked_for(tasks, run, dead_letter, monkeypatch):
+def test_dead_letter_that_disappears_during_the_lookup(tasks, run, dead_letter, monkeypatch):
     dead_letter(1)
     monkeypatch.setattr("qworker.cli.letters.numbers_of", lambda *given: [999])
     gone = run("dead", "show", "abc")
@@ -376,7 +376,7 @@ def test_a_dead_letter_that_goes_while_it_is_looked_for(tasks, run, dead_letter,
     assert "there is no dead letter 999" in gone.stderr
 
 
-def test_a_tag_names_no_call_whose_id_is_that_number(tasks, run, dead_letter):
+def test_dead_letter_tag_takes_precedence_over_an_equal_task_id(tasks, run, dead_letter):
     dead_letter(1)
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
     dead_letter(1, headers=json.dumps({"task": "tasks.add", "id": str(letter["tag"])}))
@@ -384,7 +384,7 @@ def test_a_tag_names_no_call_whose_id_is_that_number(tasks, run, dead_letter):
     assert [each["id"] for each in json.loads(run("dead", "list", "--json").stdout)] == [str(letter["tag"])]
 
 
-def test_all_dead_letters_at_once(tasks, run, dead_letter):
+def test_all_dead_letters_can_be_retried_or_discarded(tasks, run, dead_letter):
     dead_letter(2)
     refused = run("dead", "discard", "--all")
     assert (refused.exit_code, "--yes" in refused.stderr) == (2, True)
@@ -392,7 +392,7 @@ def test_all_dead_letters_at_once(tasks, run, dead_letter):
     assert run("dead", "discard", "--all", "--yes").stdout == "Deleted 0 dead letters.\n"
 
 
-def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_letter, monkeypatch):
+def test_unsigned_dead_letters_are_retried_only_with_sign(tasks, run, dead_letter, monkeypatch):
     monkeypatch.setenv("QWORKER_SECURITY_KEY", "k" * 32)
     dead_letter(1)
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
@@ -415,14 +415,14 @@ def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_l
     assert "signature" in json.loads(message.headers)
 
 
-def test_nothing_is_signed_without_a_key(tasks, run, dead_letter):
+def test_signing_needs_a_key(tasks, run, dead_letter):
     dead_letter(1)
     refused = run("dead", "retry", "--all", "--sign", "--yes")
     assert (refused.exit_code, "--sign needs a security_key" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "discard"])
-def test_a_dead_letter_that_is_none(tasks, run, dead_letter, command):
+def test_unknown_dead_letter(tasks, run, dead_letter, command):
     dead_letter(1)
     for arguments, code, words in (
         (["999"], 1, "no dead letter 999"),
@@ -434,7 +434,7 @@ def test_a_dead_letter_that_is_none(tasks, run, dead_letter, command):
     assert len(json.loads(run("dead", "list", "--json").stdout)) == 1
 
 
-def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, dead_letter):
+def test_control_characters_of_messages_are_escaped(tasks, run, dead_letter):
     dead_letter(1, reason="bad \x1b[2J", headers="\x1b]0;title", body=b"\xff\x1b[2J")
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
     for result in (run("dead", "list"), run("dead", "show", str(letter["tag"]))):
@@ -446,7 +446,7 @@ def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, dead_letter):
 # -- revoke --
 
 
-def test_revoke_tells_the_broker(begun, run):
+def test_revoke_reaches_the_broker(existing_broker, run):
     assert run("revoke", "abc", "def", "--terminate", "-s", "kill").stdout == "Revoked 2 tasks.\n"
     broker = find_app("tasks").app.broker
     broker.consumer.register("reader@here", ["celery"], 1)
@@ -465,7 +465,7 @@ def test_revoke_tells_the_broker(begun, run):
         (["a", "-s", "NOPE"], "not a signal"),
     ],
 )
-def test_revoke_refuses(tasks, run, arguments, words):
+def test_revoke_refuses_invalid_ids_and_signals(tasks, run, arguments, words):
     result = run("revoke", *arguments)
     assert (result.exit_code, words in result.stderr) == (2, True)
 
@@ -473,7 +473,7 @@ def test_revoke_refuses(tasks, run, arguments, words):
 # -- config --
 
 
-def test_config_show_tells_values_and_sources(project, run, monkeypatch):
+def test_config_show_prints_values_and_sources(project, run, monkeypatch):
     secret = "k" * 40
     project(
         **{
@@ -504,7 +504,7 @@ def test_config_show_tells_values_and_sources(project, run, monkeypatch):
     assert (wrong.exit_code, "did you mean task_serializer" in wrong.stderr) == (1, True)
 
 
-def test_config_check_tells_everything_at_once(project, run):
+def test_config_check_reports_all_problems(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
@@ -525,12 +525,12 @@ def test_config_check_tells_everything_at_once(project, run):
     assert run("config", "show").exit_code == 0
 
 
-def test_config_check_when_all_is_well(tasks, run):
+def test_config_check_of_valid_settings(tasks, run):
     result = run("config", "check")
     assert (result.exit_code, result.stdout) == (0, "The settings are valid.\n")
 
 
-def test_any_command_tells_all_wrong_settings(project, run):
+def test_other_commands_report_all_wrong_settings(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
@@ -545,18 +545,18 @@ def test_any_command_tells_all_wrong_settings(project, run):
 # -- shell, report --
 
 
-def test_shell_runs_code_with_the_tasks_at_hand(tasks, run):
+def test_shell_runs_code_with_the_tasks_defined(tasks, run):
     assert (
         run("shell", "-c", "print(add(1, 2), app.main, sorted(tasks)[-2:])").stdout
         == "3 tasks ['tasks.add', 'tasks.fail']\n"
     )
 
 
-def test_shell_reads_code_from_a_pipe(tasks, shell):
+def test_shell_reads_code_from_standard_input(tasks, shell):
     assert shell("shell", stdin=None, input="print(add(2, 2))").stdout == "4\n"
 
 
-def test_report_has_versions_and_masked_settings(project, run):
+def test_report_contains_versions_and_masked_settings(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', broker='redis://:hunter2@h', "
@@ -584,7 +584,7 @@ def test_report_works_without_an_app(project, run):
     assert "app: none: found no app" in result.stdout
 
 
-# -- what is refused --
+# -- refused calls --
 
 
 @pytest.mark.parametrize(
@@ -606,17 +606,17 @@ def test_report_works_without_an_app(project, run):
         (("add", "1", "2", "--expires", "nan"), 2, "'nan' is not a time"),
     ],
 )
-def test_what_no_worker_could_run_is_not_sent(begun, run, arguments, code, words):
+def test_call_that_could_not_run_is_not_sent(existing_broker, run, arguments, code, words):
     result = run("call", *arguments)
     assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
     assert run("queues", "--json").stdout.strip() == "[]"
 
 
-def test_a_negative_number_goes_after_two_dashes(tasks, run):
+def test_negative_arguments_go_after_two_dashes(tasks, run):
     assert run("call", "add", "--", "-1", "2").exit_code == 0
 
 
-def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
+def test_result_explains_an_unknown_id(tasks, run, succeed):
     succeed("known", status="SUCCESS", result=float("nan"))
     result = run("result", "unknown")
     assert (result.exit_code, result.stdout) == (3, "PENDING\n")
@@ -632,7 +632,7 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
 
 @pytest.mark.parametrize("settings", ["", ", task_ignore_result=True"])
 @pytest.mark.parametrize("by_name", [[], ["--by-name"]])
-def test_who_would_wait_for_an_ignored_result_sends_nothing(project, tasks, run, settings, by_name):
+def test_waiting_for_an_ignored_result_is_refused_before_sending(project, tasks, run, settings, by_name):
     option = "" if settings else "(ignore_result=True)"
     project(
         **{

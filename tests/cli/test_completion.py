@@ -1,4 +1,4 @@
-"""completion: the names that a shell offers, and that nothing else ever reaches the prompt."""
+"""Shell completion: the names offered, and that nothing else is printed at the prompt."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ threading.Thread(target=time.sleep, args=(600,)).start()
 QUEUES = ["celery", "mail", "reports", "routed", "slow"]
 
 
-def offered(*words: str) -> list[str]:
-    """What is offered for the last word."""
+def completions(*words: str) -> list[str]:
+    """The completions of the last word."""
     *before, incomplete = words
     found = ShellComplete(main, {}, "qworker", VARIABLE).get_completions(before, incomplete)
     return [item.value for item in found]
@@ -81,11 +81,11 @@ def app(project, monkeypatch) -> Path:
         (["ca"], ["call"]),
     ],
 )
-def test_names_that_fit_are_offered(app, words, names):
-    assert offered(*words) == names
+def test_matching_names_are_offered(app, words, names):
+    assert completions(*words) == names
 
 
-def test_commands_are_offered_and_none_is_imported(environment):
+def test_commands_are_offered_without_importing_qworker(environment):
     code = (
         "import sys\nfrom click.shell_completion import ShellComplete\nfrom qworker.cli.main import main\n"
         f"found = ShellComplete(main, {{}}, 'qworker', {VARIABLE!r}).get_completions([], '')\n"
@@ -104,9 +104,9 @@ def test_commands_are_offered_and_none_is_imported(environment):
         ("fish", ["plain,tasks.add", "plain,tasks.multiply"]),
     ],
 )
-def test_each_shell_reads_names_and_no_word_of_the_app(app, shell, kind, answer):
+def test_each_shell_gets_only_names_and_no_output_of_the_app(app, shell, kind, answer):
     (app / "tasks.py").write_text(NOISE + (app / "tasks.py").read_text())
-    incomplete = "2" if kind != "fish" else ""  # fish gives the word itself, others its number
+    incomplete = "2" if kind != "fish" else ""  # fish passes the word itself, others its index
     env = {VARIABLE: f"{kind}_complete", "COMP_WORDS": "qworker call ", "COMP_CWORD": incomplete}
     done = shell(env=env)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, answer, "")
@@ -125,26 +125,26 @@ def test_each_shell_reads_names_and_no_word_of_the_app(app, shell, kind, answer)
         "app = None  # QWorker",
     ],
 )
-def test_an_app_that_cannot_be_imported_completes_nothing(project, shell, text):
+def test_app_that_cannot_be_imported_offers_nothing(project, shell, text):
     project(**{"tasks.py": f"# QWorker\n{text}\n"})
     env = {VARIABLE: "bash_complete", "COMP_WORDS": "qworker call ", "COMP_CWORD": "2"}
     done = shell(env=env)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_without_an_app_nothing_is_offered(project, shell):
+def test_missing_app_offers_nothing(project, shell):
     project(README="")
     env = {VARIABLE: "bash_complete", "COMP_WORDS": "qworker start -Q ", "COMP_CWORD": "3"}
     assert shell(env=env).stdout.strip() == ""
 
 
-def test_a_shell_that_click_does_not_know_gets_nothing(app, shell):
+def test_unsupported_shell_offers_nothing(app, shell):
     done = shell(env={VARIABLE: "tcsh_complete", "COMP_WORDS": "qworker ", "COMP_CWORD": "1"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_bash_completes(app, environment):
-    """By the function that the how-to has people load."""
+    """With the function that the how-to page tells users to load."""
     script = (
         f'eval "$({VARIABLE}=bash_source qworker)"; COMP_WORDS=(qworker call tasks.m); COMP_CWORD=2; '
         '_qworker_completion qworker; echo "${COMPREPLY[@]}"'

@@ -1,4 +1,4 @@
-"""doctor: each thing it looks for is found when it is there, and not when it is not."""
+"""qworker doctor: each problem is found if it exists, and only then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def what(result, severity="error"):
 
 @pytest.fixture
 def worker(tasks):
-    """Enlists workers, as they do themselves."""
+    """Registers workers with the broker, as real workers do."""
     brokers = []
 
     def register(*queues, text=""):
@@ -45,7 +45,7 @@ def worker(tasks):
         broker.close()
 
 
-def test_a_project_in_order(tasks, run, worker):
+def test_healthy_project_has_no_findings(tasks, run, worker):
     worker("celery")
     result = run("doctor")
     assert result.exit_code == 0
@@ -53,7 +53,7 @@ def test_a_project_in_order(tasks, run, worker):
     assert run("doctor", "--strict").exit_code == 0
 
 
-def test_no_worker_at_all_is_a_warning_until_messages_wait(tasks, run):
+def test_missing_worker_is_a_warning_until_messages_wait(tasks, run):
     result = run("doctor", "--json")
     assert result.exit_code == 0
     assert any("no worker consumes queue 'celery'" in warning for warning in what(result, "warning"))
@@ -65,7 +65,7 @@ def test_no_worker_at_all_is_a_warning_until_messages_wait(tasks, run):
     assert "start one: qworker start\n" in run("doctor").stdout
 
 
-def test_a_queue_without_worker_beside_others_is_an_error(project, tasks, run, worker):
+def test_queue_without_a_worker_is_an_error_if_others_have_one(project, tasks, run, worker):
     project(
         **{
             "tasks.py": """
@@ -82,7 +82,7 @@ def test_a_queue_without_worker_beside_others_is_an_error(project, tasks, run, w
     assert what(run("doctor", "--json")) == []
 
 
-def test_messages_in_a_queue_nobody_names(tasks, run, worker):
+def test_messages_in_a_queue_without_a_worker_are_an_error(tasks, run, worker):
     worker("celery")
     run("call", "add", "1", "2", "-Q", "forgotten")
     assert what(run("doctor", "--json")) == ["no worker consumes queue 'forgotten', where 1 message waits"]
@@ -92,12 +92,14 @@ def test_messages_in_a_queue_nobody_names(tasks, run, worker):
     ("seconds", "calls", "pool", "warned"),
     [(40, 2, (7,), True), (40, 2, (), True), (40, 0, (7,), False), (5, 2, (7,), False)],
 )
-def test_slots_that_stay_taken_while_messages_wait_are_a_warning(
+def test_long_occupied_slots_with_waiting_messages_are_a_warning(
     tasks, run, worker, seconds, calls, pool, warned
 ):
     running = (RunningTask("stuck", "tasks.add", SYSTEM_CLOCK.now() - seconds, 1, "celery"),)
-    told = Presence("w0@here", 1, ("celery",), 1, 0.0, status="working", busy=1, running=running, pool=pool)
-    worker("celery", text=to_text(told))
+    presence = Presence(
+        "w0@here", 1, ("celery",), 1, 0.0, status="working", busy=1, running=running, pool=pool
+    )
+    worker("celery", text=to_text(presence))
     for _ in range(calls):
         run("call", "add", "1", "2")
     found = [each for each in json.loads(run("doctor", "--json").stdout) if "no slot" in each["what"]]
@@ -116,7 +118,7 @@ def test_slots_that_stay_taken_while_messages_wait_are_a_warning(
     assert ("tasks.add[stuck] has run for 4" in health.stdout) == (seconds == 40)
 
 
-def test_notes_are_no_warnings(tasks, run, worker, monkeypatch):
+def test_notes_are_not_warnings(tasks, run, worker, monkeypatch):
     monkeypatch.setenv("QWORKER_ENABLE_UTC", "false")
     worker("celery")
     result = run("doctor", "--json")
@@ -135,7 +137,7 @@ def test_dead_letters_are_a_warning(tasks, run, worker, dead_letter):
 @pytest.mark.parametrize(
     ("shift", "severity", "words"), [(-900, "warning", "is behind"), (900, "error", "in the future")]
 )
-def test_old_messages_and_skewed_clocks(tasks, run, worker, shift, severity, words):
+def test_old_messages_and_clock_skew_are_reported(tasks, run, worker, shift, severity, words):
     worker("celery")
     run("call", "add", "1", "2")
     path = tasks / ".qworker" / "qworker.db"
@@ -145,7 +147,7 @@ def test_old_messages_and_skewed_clocks(tasks, run, worker, shift, severity, wor
     assert any(words in finding for finding in what(run("doctor", "--json"), severity))
 
 
-def test_all_wrong_settings_are_told_and_nothing_crashes(project, run):
+def test_all_wrong_settings_are_reported(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
@@ -158,12 +160,12 @@ def test_all_wrong_settings_are_told_and_nothing_crashes(project, run):
     assert sum("task_time_limit" in error for error in what(result)) >= 1
 
 
-def test_an_app_without_tasks(project, run):
+def test_app_without_tasks_is_a_warning(project, run):
     project(**{"tasks.py": "from qworker import QWorker\napp = QWorker('t')"})
     assert "tasks:app has no tasks" in what(run("doctor", "--json"), "warning")
 
 
-def test_modules_that_cannot_be_imported(project, run):
+def test_module_that_cannot_be_imported_is_an_error(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', imports=['more'])",
@@ -184,7 +186,7 @@ def test_modules_that_cannot_be_imported(project, run):
         ("backend='nonsense://h'", "nonsense"),
     ],
 )
-def test_stores_that_cannot_be_used_are_told_once(project, run, setting, words):
+def test_unusable_stores_are_reported_once(project, run, setting, words):
     project(
         **{"tasks.py": f"from qworker import QWorker\napp = QWorker('t', {setting})\n@app.task\ndef f(): ..."}
     )
@@ -194,21 +196,21 @@ def test_stores_that_cannot_be_used_are_told_once(project, run, setting, words):
     assert not any("results are not kept" in warning for warning in what(result, "warning"))
 
 
-def test_a_directory_that_cannot_be_written(tmp_path):
+def test_unwritable_directory_is_an_error(tmp_path):
     (finding,) = examinations.writable(tmp_path / "missing", SYSTEM_CLOCK)
     assert finding.severity == "error"
     assert "cannot write to" in finding.what
     assert list(examinations.writable(tmp_path, SYSTEM_CLOCK)) == []
 
 
-def test_an_old_sqlite(tasks, monkeypatch):
+def test_old_sqlite_is_an_error(tasks, monkeypatch):
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     findings = list(examinations.interpreter(find_app("tasks")))
     assert [finding.severity for finding in findings] == ["ok", "error"]
     assert "3.35" in findings[1].advice
 
 
-def test_a_result_that_cannot_be_stored(project, run):
+def test_return_type_that_cannot_be_stored_is_an_error(project, run):
     project(
         **{
             "tasks.py": """
@@ -291,7 +293,7 @@ BAD = {
     ],
     ids=repr,
 )
-def test_types_that_can_be_stored(kind):
+def test_storable_types_are_accepted(kind):
     def function(): ...
 
     function.__annotations__["return"] = kind
@@ -299,7 +301,7 @@ def test_types_that_can_be_stored(kind):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_types_that_cannot_be_stored(name):
+def test_types_that_cannot_be_stored_are_found(name):
     kind = BAD[name]
 
     def function(): ...
@@ -308,20 +310,20 @@ def test_types_that_cannot_be_stored(name):
     assert unserialisable(function) == name
 
 
-def test_annotations_that_cannot_be_evaluated_are_let_be():
+def test_annotations_that_cannot_be_evaluated_are_ignored():
     def function() -> Missing: ...  # noqa: F821
 
     assert unserialisable(function) is None
     assert unserialisable(lambda: set()) is None
 
 
-def test_the_clock_of_the_directory(tmp_path):
+def test_clock_skew_of_the_file_system_is_an_error(tmp_path):
     (finding,) = examinations.writable(tmp_path, FakeClock(1000.0))
     assert finding.severity == "error"
     assert "clock" in finding.what
 
 
-def test_a_package_of_a_stranger_in_our_place(tasks, run, tmp_path, monkeypatch):
+def test_unrelated_package_of_the_same_name_is_reported(tasks, run, tmp_path, monkeypatch):
     other = tmp_path / "elsewhere" / "qworker-2.0.7.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: qworker\nVersion: 2.0.7\n")
@@ -352,7 +354,7 @@ def scheduled(tasks, project, worker):
     return write
 
 
-def test_schedules_that_nobody_looks_after(scheduled, run):
+def test_missing_scheduler_is_a_warning(scheduled, run):
     scheduled()
     result = run("doctor", "--json")
     assert result.exit_code == 0
@@ -363,7 +365,7 @@ def test_schedules_that_nobody_looks_after(scheduled, run):
     assert what(run("doctor", "--json"), "warning") == []
 
 
-def test_who_looks_after_the_schedules(scheduled, run, leader):
+def test_running_scheduler_is_shown(scheduled, run, leader):
     scheduled()
     service = leader(find_app("tasks").app)
     result = run("doctor", "--json")
@@ -388,7 +390,7 @@ def test_who_looks_after_the_schedules(scheduled, run, leader):
         ("[1]", []),
     ],
 )
-def test_schedulers_that_run_something_else(scheduled, run, leader, about, words):
+def test_scheduler_with_other_version_or_entries_is_a_warning(scheduled, run, leader, about, words):
     scheduled()
     leader(find_app("tasks").app, about)
     found = what(run("doctor", "--json"), "warning")
@@ -396,7 +398,7 @@ def test_schedulers_that_run_something_else(scheduled, run, leader, about, words
     assert all(word in text for word, text in zip(words, found, strict=True))
 
 
-def test_entries_that_are_wrong(scheduled, run, leader):
+def test_wrong_entries_are_reported(scheduled, run, leader):
     scheduled(
         "{'bad': {'task': 'tasks.add', 'schedule': 'no'}, 'odd': {'task': 'tasks.gone', 'schedule': 5},"
         " 'typo': {'task': 'tasks.add', 'schedule': 5, 'options': {'qeueu': 'x'}}}"
@@ -420,13 +422,13 @@ def test_entries_that_are_wrong(scheduled, run, leader):
         ("memory://", "warning", "kept in no shared store"),
     ],
 )
-def test_stores_that_keep_no_schedules(scheduled, run, monkeypatch, store, severity, words):
+def test_stores_without_schedule_support_are_reported(scheduled, run, monkeypatch, store, severity, words):
     monkeypatch.setenv("QWORKER_BEAT_STORE", store)
     scheduled()
     assert sum(words in text for text in what(run("doctor", "--json"), severity)) == 1
 
 
-def test_a_schedule_store_that_does_not_answer(scheduled, run, monkeypatch):
+def test_unreachable_schedule_store_is_an_error(scheduled, run, monkeypatch):
     monkeypatch.setenv("QWORKER_BEAT_STORE", "redis://127.0.0.1:1/0")
     scheduled()
     result = run("doctor", "--json")

@@ -1,4 +1,4 @@
-"""`qworker failed`: what failed, shown and sent again; and commands that say that there is nothing."""
+"""qworker failed: listing and retrying failed tasks, and the commands' errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHY = "ValueError('odd \x1b[2J')\nTraceback:\n  in add \x1b[2J"
 
 @pytest.fixture
 def fail(tasks):
-    """Has calls of tasks.add fail, as a worker would tell the broker."""
+    """Lets calls of tasks.add fail, as reported by a worker."""
 
     def fail(*ids, task="tasks.add", why=WHY):
         app = find_app("tasks").app
@@ -32,7 +32,7 @@ def fail(tasks):
     return fail
 
 
-def test_failed_tasks_are_listed_and_shown(begun, run, fail):
+def test_failed_tasks_are_listed_and_shown(existing_broker, run, fail):
     assert run("failed", "list").stdout == "There are no failed tasks.\n"
     fail("one", "two")
     listed = run("failed", "list")
@@ -48,7 +48,7 @@ def test_failed_tasks_are_listed_and_shown(begun, run, fail):
     assert run("dead", "list").stdout == "There are no dead letters.\n"
 
 
-def test_they_are_retried_and_discarded(tasks, run, fail):
+def test_failed_tasks_are_retried_and_discarded(tasks, run, fail):
     fail("one", "two", "three")
     fail("four", task="tasks.other", why="KeyError(4)")
     tag = str(json.loads(run("failed", "list", "--error", "odd", "--json").stdout)[0]["tag"])
@@ -63,7 +63,7 @@ def test_they_are_retried_and_discarded(tasks, run, fail):
     assert run("failed", "discard", "--all", "--yes").stdout == "Deleted 2 failed tasks.\n"
 
 
-def test_moments_in_json_are_as_the_page_of_commands_says(begun, run, fail, dead_letter, succeed):
+def test_times_in_json_have_the_documented_format(existing_broker, run, fail, dead_letter, succeed):
     page = Path(__file__).parents[2].joinpath("docs", "reference", "cli.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("Times in `--json`"))
     numbers, texts = (set(re.findall("`([a-z]+)`", part)) for part in line.split("ISO 8601"))
@@ -107,14 +107,14 @@ def test_moments_in_json_are_as_the_page_of_commands_says(begun, run, fail, dead
         ("discard --yes --error=", 2, "--error is empty"),
     ],
 )
-def test_what_is_none(tasks, run, fail, arguments, code, words):
+def test_wrong_arguments_are_refused(tasks, run, fail, arguments, code, words):
     fail("one")
     result = run("failed", *arguments.split())
     assert (result.exit_code, words in result.stderr) == (code, True)
     assert len(json.loads(run("failed", "list", "--json").stdout)) == 1
 
 
-def test_a_failed_task_is_named_by_the_id_that_logs_have_too(tasks, run, fail):
+def test_failed_task_can_be_named_by_task_id(tasks, run, fail):
     fail("one")
     fail("two")
     first, second = json.loads(run("failed", "list", "--json").stdout)
@@ -123,7 +123,7 @@ def test_a_failed_task_is_named_by_the_id_that_logs_have_too(tasks, run, fail):
     assert run("failed", "discard", second["id"], str(second["tag"])).stdout == "Deleted 1 failed task.\n"
 
 
-def test_why_one_stays_is_said_once(tasks, run, fail, monkeypatch):
+def test_reason_for_refusing_a_retry_is_printed_once(tasks, run, fail, monkeypatch):
     monkeypatch.setenv("QWORKER_SECURITY_KEY", "k" * 32)
     fail("one")  # without a signature
     (listed,) = json.loads(run("failed", "list", "--json").stdout)
@@ -133,7 +133,7 @@ def test_why_one_stays_is_said_once(tasks, run, fail, monkeypatch):
     assert "by its tag" not in refused.stderr
 
 
-def test_one_that_cannot_be_sent_is_named(tasks, run, fail, monkeypatch):
+def test_tasks_that_are_too_large_to_send_are_named(tasks, run, fail, monkeypatch):
     monkeypatch.setenv("QWORKER_MESSAGE_MAX_BYTES", "1024")
     fail("one")
     (listed,) = json.loads(run("failed", "list", "--json").stdout)
@@ -153,14 +153,14 @@ def test_one_that_cannot_be_sent_is_named(tasks, run, fail, monkeypatch):
     assert f"Error: failed task {tag} stays: the message takes 2,000 bytes, over " in refused.stderr
 
 
-def test_failed_takes_short_names_and_tells_of_slips(tasks, run, fail):
+def test_task_option_accepts_short_names_and_suggests_corrections(tasks, run, fail):
     fail("one")
     (listed,) = json.loads(run("failed", "list", "--json").stdout)
     short = listed["task"].rpartition(".")[2]
     assert json.loads(run("failed", "list", "--task", short, "--json").stdout) == [listed]
-    slip = run("failed", "list", "--task", f"{listed['task']}x")
-    assert slip.stdout == "No failed task matches.\n"
-    assert f"Did you mean '{listed['task']}'?" in slip.stderr
+    typo = run("failed", "list", "--task", f"{listed['task']}x")
+    assert typo.stdout == "No failed task matches.\n"
+    assert f"Did you mean '{listed['task']}'?" in typo.stderr
     assert run("failed", "retry", "--task", short).stdout == "Sent 1 task again.\n"
 
 
@@ -174,20 +174,20 @@ def add(x, y):
 
 
 @pytest.mark.parametrize("backend", [None, "disabled://", "cache+memory://"])
-def test_call_wait_says_before_it_sends_that_there_will_be_no_result(project, run, backend):
+def test_call_wait_without_a_result_backend_is_refused_before_sending(project, run, backend):
     project(**{"tasks.py": NOWHERE.format(broker="sqs://nowhere", backend=backend)})
     for arguments in (["call", "add", "1", "2", "--wait"], ["result", "some-id"]):
-        result = run(*arguments)  # nothing listens there: had it sent, it would say so
+        result = run(*arguments)  # no server listens there: sending would fail with another error
         assert (result.exit_code, "set result_backend" in result.stderr) == (1, True)
 
 
-def test_what_keeps_no_failed_tasks_says_so(project, run):
+def test_broker_without_failed_tasks_explains_itself(project, run):
     project(**{"tasks.py": NOWHERE.format(broker="disque://nowhere", backend=None)})
     result = run("failed", "list")
     assert (result.exit_code, "task_acks_on_failure_or_timeout" in result.stderr) == (1, True)
 
 
-def test_a_tag_does_not_go_with_what_selects_others(begun, run):
+def test_tag_cannot_be_combined_with_filters(existing_broker, run):
     result = run("failed", "retry", "1", "--task", "one")
     assert result.exit_code == 2
     assert "A tag and --task, --error or --queue do not go together." in result.stderr

@@ -1,4 +1,4 @@
-"""graph: what is drawn of a workflow, in which form, with which exit code."""
+"""qworker graph: how workflows are drawn, output formats, exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def work(tasks: Path, succeed):
-    """A chord whose members have run: 14 of 20 with success."""
+    """A chord of which 15 of 20 members have run, 14 successfully."""
     app = find_app("tasks").app
     members = [f"m{number}" for number in range(20)]
     line = [["g", None, [[[each, "tasks.add"]] for each in members]], ["body", "tasks.fail"]]
@@ -34,7 +34,7 @@ def work(tasks: Path, succeed):
     return app
 
 
-def test_the_whole_workflow_is_drawn(work, run):
+def test_whole_workflow_is_drawn(work, run):
     result = run("graph", "body")
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -49,7 +49,7 @@ def test_the_whole_workflow_is_drawn(work, run):
     assert len(run("graph", "--all", "body").stdout.splitlines()) == 23
 
 
-def test_what_runs_below_a_member_is_drawn_below_it(tasks, run, succeed):
+def test_child_calls_are_drawn_below_their_caller(tasks, run, succeed):
     succeed("a", status="SUCCESS", result=1, children=[[["b", None], None], [["c", None], None]])
     succeed("b", status="SUCCESS", result=1, children=[[["d", None], None]])
     for each in "cd":
@@ -64,12 +64,12 @@ def test_what_runs_below_a_member_is_drawn_below_it(tasks, run, succeed):
     ]
 
 
-def test_as_json_it_is_flat_and_whole(work, run):
-    told = json.loads(run("graph", "--json", "m3").stdout)
-    assert (told["id"], told["root"], told["counts"]) == (
+def test_json_lists_every_step(work, run):
+    drawn = json.loads(run("graph", "--json", "m3").stdout)
+    assert (drawn["id"], drawn["root"], drawn["counts"]) == (
         "m3", "g", {"SUCCESS": 14, "FAILURE": 1, "PENDING": 6},
     )  # fmt: skip
-    steps = {step["id"]: step for step in told["steps"]}
+    steps = {step["id"]: step for step in drawn["steps"]}
     assert len(steps["g"]["calls"]) == 20
     assert steps["g"]["then"] == ["body"]
     assert steps["m15"] == {
@@ -78,7 +78,7 @@ def test_as_json_it_is_flat_and_whole(work, run):
     }  # fmt: skip
 
 
-def test_for_graphviz_names_are_quoted(work, run, succeed):
+def test_dot_output_quotes_names(work, run, succeed):
     lines = run("graph", "--dot", "g").stdout.splitlines()
     assert (lines[0], lines[-1]) == ("digraph workflow {", "}")
     assert '    "g" -> "m0" [style=dashed];' in lines
@@ -91,14 +91,14 @@ def test_for_graphviz_names_are_quoted(work, run, succeed):
 
 @pytest.fixture
 def nodes(tasks: Path, succeed):
-    """A graph of three nodes, the second a chain that waits for the first; the third for both."""
+    """A graph of three nodes: the second is a chain that waits for the first, the third waits for both."""
     lines = [[["a", "tasks.add"]], [["b1", "tasks.add"], ["b2", "tasks.mul"]], [["c", "tasks.sum"]]]
     after = {"sales": [], "costs": ["sales"], "sum": ["sales", "costs"]}
     outline.keep(find_app("tasks").app.backend, [["g", None, lines, after], ["end", "qworker.graph"]], None)
     succeed("a", status="SUCCESS", result=1, group_id="g")
 
 
-def test_a_graph_is_drawn_with_what_its_nodes_wait_for(nodes, run):
+def test_graph_nodes_are_drawn_with_their_dependencies(nodes, run):
     assert run("graph", "end").stdout.splitlines()[:6] == [
         "graph  g  STARTED  1 of 3 ended",
         "├─ sales: tasks.add  a  SUCCESS",
@@ -124,19 +124,19 @@ def test_a_graph_is_drawn_with_what_its_nodes_wait_for(nodes, run):
         {"sales": [], "costs": [], "sum": [["sales"]]},
     ],
 )
-def test_a_graph_whose_outline_is_damaged_is_not_known(tasks, run, after):
+def test_damaged_graph_outline_counts_as_unknown(tasks, run, after):
     lines = [[["a", "tasks.add"]], [["b", "tasks.add"]], [["c", "tasks.sum"]]]
     outline.keep(find_app("tasks").app.backend, [["g", None, lines, after]], None)
     assert run("graph", "g").exit_code == 3
 
 
-def test_nodes_of_one_id_are_drawn_once(tasks, run):
+def test_nodes_with_the_same_id_are_drawn_once(tasks, run):
     lines = [[["a", "tasks.add"]], [["a", "tasks.add"]]]
     outline.keep(find_app("tasks").app.backend, [["g", None, lines, {"x": [], "y": ["x", "y"]}]], None)
     assert run("graph", "g").stdout.splitlines()[1] == "└─ y: tasks.add  a  PENDING  after y, y"
 
 
-def test_a_long_chain_is_drawn_whole(tasks, run, succeed):
+def test_long_chain_is_drawn_completely(tasks, run, succeed):
     app = find_app("tasks").app
     outline.keep(app.backend, [[f"s{number}", "tasks.add"] for number in range(5000)], None)
     lines = run("graph", "s4999").stdout.splitlines()
@@ -145,7 +145,7 @@ def test_a_long_chain_is_drawn_whole(tasks, run, succeed):
     assert len(run("graph", "--dot", "s4999").stdout.splitlines()) == 2 + 5000 + 4999 + 1
 
 
-def test_an_unknown_id_is_one_sentence(begun, run):
+def test_unknown_id_is_explained(existing_broker, run):
     result = run("graph", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
@@ -154,12 +154,14 @@ def test_an_unknown_id_is_one_sentence(begun, run):
     )
 
 
-def test_two_forms_at_once_are_refused(tasks, run):
+def test_two_output_formats_are_refused(tasks, run):
     assert run("graph", "--dot", "--json", "a").exit_code == 2
 
 
 @pytest.mark.parametrize("variable", ["", "sqlite:///elsewhere.db"])
-def test_another_result_store_can_be_named(begun, run, shell, tmp_path, monkeypatch, variable):
+def test_result_backend_can_be_given_as_an_option(
+    existing_broker, run, shell, tmp_path, monkeypatch, variable
+):
     from qworker import QWorker
 
     url = f"sqlite:///{tmp_path}/other.db"
@@ -175,26 +177,26 @@ def test_another_result_store_can_be_named(begun, run, shell, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("app", [(), ("-A", "tasks")])
-def test_a_result_store_that_is_none_is_told_with_its_option(tasks, run, app):
+def test_invalid_result_backend_option_is_named_in_the_error(tasks, run, app):
     result = run("graph", *app, "-b", "nonsense", "a")
     assert result.exit_code == 1
     assert "and is 'nonsense' (option -b)" in result.stderr
 
 
-def test_results_that_are_kept_nowhere_are_one_sentence(tasks, run):
+def test_disabled_result_backend_is_a_plain_error(tasks, run):
     result = run("graph", "-b", "disabled://", "a")
     assert result.exit_code == 1
     assert "Traceback" not in result.stderr
 
 
-def test_signs_have_a_plain_form():
+def test_drawing_characters_have_an_ascii_form():
     assert drawing.plain("│  ├─ ↓ … ←└─") == "|  +- v ... <-`-"
 
 
 # -- watching --
 
 
-def test_watching_prints_each_change_until_all_has_ended(work, run, shell, succeed, tasks, environment):
+def test_watch_prints_each_change_until_the_workflow_ends(work, run, shell, succeed, tasks, environment):
     command = [sys.executable, "-m", "qworker", "graph", "--watch", "body"]
     with subprocess.Popen(command, env=environment, cwd=tasks, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -207,7 +209,7 @@ def test_watching_prints_each_change_until_all_has_ended(work, run, shell, succe
     assert "\x1b" not in rest
 
 
-def test_watching_what_is_not_stored_yet_waits_for_it(tasks, succeed, environment):
+def test_watch_waits_for_a_workflow_that_is_not_stored_yet(tasks, succeed, environment):
     command = [sys.executable, "-m", "qworker", "graph", "--watch", "late"]
     with subprocess.Popen(command, env=environment, cwd=tasks, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -217,7 +219,7 @@ def test_watching_what_is_not_stored_yet_waits_for_it(tasks, succeed, environmen
     assert watching.returncode == 0
 
 
-def test_watching_ends_with_an_interrupt(work, tasks, environment):
+def test_watch_ends_on_interrupt(work, tasks, environment):
     command = [sys.executable, "-m", "qworker", "graph", "--watch", "body"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, cwd=tasks, **pipes) as watching:
@@ -230,9 +232,7 @@ def test_watching_ends_with_an_interrupt(work, tasks, environment):
 
 
 @pytest.mark.parametrize("colors", [True, False])
-def test_a_terminal_is_drawn_anew_with_colors_unless_told_otherwise(
-    work, tasks, succeed, environment, colors
-):
+def test_watch_redraws_in_a_terminal_with_colors_unless_disabled(work, tasks, succeed, environment, colors):
     succeed("m14", status="SUCCESS", result=1)
     environment = {**environment, "PYTHONIOENCODING": "utf-8"} | ({} if colors else {"NO_COLOR": "1"})
     ours, theirs = pty.openpty()

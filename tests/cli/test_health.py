@@ -1,4 +1,4 @@
-"""`qworker health`: what it says of workers that run, that are gone, and that cannot consume."""
+"""qworker health: its answer for workers that run, have died, or cannot consume."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def registered(name="w@here"):
     return store
 
 
-def test_without_a_worker_it_is_not_ok_and_says_why(begun, run):
+def test_missing_worker_is_not_ok(existing_broker, run):
     result = run("health")
     assert result.exit_code == 1
     assert "NOT OK: sqlite:" in result.stdout
     assert "does not know a worker" in result.stdout
 
 
-def test_a_worker_that_the_broker_knows_is_ok(tasks, run):
+def test_registered_worker_is_ok(tasks, run):
     store = registered()
     try:
         assert "ok: w@here consumes from sqlite:" in run("health").stdout
@@ -43,7 +43,7 @@ def test_a_worker_that_the_broker_knows_is_ok(tasks, run):
         store.consumer.deregister()
 
 
-def test_a_pid_file_of_a_dead_process_is_not_ok(tasks, run):
+def test_pid_file_of_a_dead_process_is_not_ok(tasks, run):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     Path("w.pid").write_text(f"{gone.pid}\n")
@@ -54,12 +54,12 @@ def test_a_pid_file_of_a_dead_process_is_not_ok(tasks, run):
         assert pidfile_owner("w.pid") is None, text
 
 
-def test_a_number_that_was_given_to_another_process_is_not_the_worker(tasks):
+def test_reused_process_id_is_not_the_worker(tasks):
     Path("w.pid").write_text(f"{os.getpid()}\n")
-    assert pidfile_owner("w.pid") is None  # it lives, and does not hold the lock
+    assert pidfile_owner("w.pid") is None  # the process lives, but does not hold the lock
 
 
-def test_the_doctor_looks_at_each_of_several_brokers(tasks, run, monkeypatch):
+def test_doctor_checks_each_of_several_brokers(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_BROKER_URL", "sqlite:///one.db;sqlite:///two.db")
     result = run("doctor")
     assert result.exit_code == 0, result.stdout
@@ -73,13 +73,13 @@ HOLD = (
 )
 
 
-def test_a_pid_file_that_is_held_is_ok(begun, run, environment):
+def test_locked_pid_file_counts_as_live_but_not_as_consuming(existing_broker, run, environment):
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, env=environment)
     try:
         holder.stdout.readline()
         assert pidfile_owner("w.pid") == holder.pid
         assert run("health", "--pidfile", "w.pid", "--live").exit_code == 0
-        result = run("health", "--pidfile", "w.pid")  # it runs, and does not consume
+        result = run("health", "--pidfile", "w.pid")  # it runs, but does not consume
         assert result.exit_code == 1
         assert f"does not know process {holder.pid}" in result.stdout
         assert PidFile("w.pid").path == str(Path("w.pid").absolute())
@@ -89,7 +89,7 @@ def test_a_pid_file_that_is_held_is_ok(begun, run, environment):
         holder.stdout.close()
 
 
-def test_it_asks_the_status_port_of_a_worker(tasks, run, shell, environment, monkeypatch):
+def test_health_asks_the_status_port_of_a_worker(tasks, run, shell, environment, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", f"127.0.0.1:{port}")
@@ -112,8 +112,8 @@ def test_it_asks_the_status_port_of_a_worker(tasks, run, shell, environment, mon
     assert shell("health", "--pidfile", "w.pid").returncode == 1
 
 
-def test_it_tells_of_entries_that_are_wrong(tasks, run, environment, monkeypatch):
-    """No reason to start the worker again: it would not mend them."""
+def test_wrong_entries_are_reported_but_healthy(tasks, run, environment, monkeypatch):
+    """Restarting the worker would not correct them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", address)
@@ -132,7 +132,7 @@ def test_it_tells_of_entries_that_are_wrong(tasks, run, environment, monkeypatch
 
 
 @pytest.mark.parametrize("wrong", ["localhost", "8080", "host:port", "h:99999", "::1:80"])
-def test_an_address_that_is_none_is_refused(tasks, run, monkeypatch, wrong):
+def test_invalid_http_address_is_refused(tasks, run, monkeypatch, wrong):
     monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", wrong)
     result = run("health")
     assert result.exit_code == 1

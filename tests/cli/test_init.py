@@ -1,4 +1,4 @@
-"""init: files that the programs that read them accept, for what the app's broker needs."""
+"""qworker init: the generated files are accepted by the programs that read them, and fit the app's broker."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.cli.conftest import Run
 COMMAND = ["qworker", "start", "-A", "tasks:app"]
 SERVER = "redis://broker.example/0"
 NASTY = """a "b" $x ${y} $(z) %d \\ 100%"""
-"""Text that means something else to nearly everything that reads these files."""
+"""Text with special characters of nearly every program that reads these files."""
 
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "HEALTHCHECK", "CMD"}
 
 
-# -- each file is read by what reads it --
+# -- each file is validated by a parser of its format --
 
 
 def read_systemd(path: Path) -> None:
@@ -46,7 +46,7 @@ def read_systemd(path: Path) -> None:
 
 
 def read_docker(path: Path) -> None:
-    """Docker itself wants its daemon for this, so this knows its grammar as far as ours goes."""
+    """Docker itself needs its daemon for this, so this checks the part of the grammar that the file uses."""
     lines = [line.partition(" ") for line in path.read_text().splitlines() if not line.startswith("#")]
     assert {instruction for instruction, _, _ in lines} == INSTRUCTIONS
     said = {instruction: arguments for instruction, _, arguments in lines}
@@ -76,7 +76,7 @@ def read_kubernetes(path: Path) -> None:
 
 
 def read_github(path: Path) -> None:
-    # With words as words: `on` is one to GitHub, and true in YAML 1.1.
+    # With plain strings: `on` is a string to GitHub, and true in YAML 1.1.
     file = yaml.load(path.read_text(), yaml.BaseLoader)
     validate(file, get_builtin_schema("vendor.github-workflows"))
 
@@ -92,13 +92,13 @@ READERS = {
 }
 
 
-def test_every_kind_is_read() -> None:
+def test_every_kind_has_a_validator() -> None:
     assert READERS.keys() | {"project"} == TEMPLATES.keys()
 
 
 @pytest.mark.parametrize("broker", [None, SERVER], ids=["file", "server"])
 @pytest.mark.parametrize("kind", READERS)
-def test_what_reads_a_file_accepts_it(tasks, run, monkeypatch, kind, broker):
+def test_generated_file_is_valid(tasks, run, monkeypatch, kind, broker):
     if broker:
         monkeypatch.setenv("QWORKER_BROKER_URL", broker)
     monkeypatch.setenv("QWORKER_WORKER_LOG_FORMAT", NASTY)
@@ -106,11 +106,11 @@ def test_what_reads_a_file_accepts_it(tasks, run, monkeypatch, kind, broker):
     READERS[kind](written(run, kind))
 
 
-# -- what a broker needs --
+# -- storage --
 
 
-def test_what_a_killed_worker_leaves_outlives_its_start(tasks, run, monkeypatch):
-    """It is how RabbitMQ's tasks that kill their whole worker are counted."""
+def test_runtime_directory_survives_a_restart_after_a_kill(tasks, run, monkeypatch):
+    """With RabbitMQ, tasks that kill their whole worker are counted there."""
     monkeypatch.setenv("QWORKER_BROKER_URL", SERVER)
     deployment, *_ = resources(run)
     pod = deployment["spec"]["template"]["spec"]
@@ -126,7 +126,7 @@ def test_what_a_killed_worker_leaves_outlives_its_start(tasks, run, monkeypatch)
 
 
 @pytest.mark.parametrize("broker", [None, SERVER], ids=["file", "server"])
-def test_only_a_broker_that_is_a_file_has_a_volume_and_one_worker(tasks, run, monkeypatch, broker):
+def test_file_based_broker_has_a_volume_and_a_single_worker(tasks, run, monkeypatch, broker):
     if broker:
         monkeypatch.setenv("QWORKER_BROKER_URL", broker)
     deployment, *claims = resources(run)
@@ -151,7 +151,7 @@ def test_only_a_broker_that_is_a_file_has_a_volume_and_one_worker(tasks, run, mo
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:9700"])
-def test_probes_ask_where_the_worker_answers(tasks, run, monkeypatch, address):
+def test_probes_use_the_http_address_of_the_worker(tasks, run, monkeypatch, address):
     if address:
         monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", address)
     port = 9700 if address else 9631
@@ -175,14 +175,14 @@ def test_probes_ask_where_the_worker_answers(tasks, run, monkeypatch, address):
         (f"{SERVER};sqlite:////var/lib/proj/queue.db", "/var/lib/proj", None),
     ],
 )
-def test_a_volume_holds_the_broker_and_hides_no_project(tasks, url, directory, moved):
+def test_volume_contains_the_broker_and_does_not_hide_the_project(tasks, url, directory, moved):
     volume = broker_volume(QWorker("app", broker_url=url).conf)
     assert volume is not None
     assert (str(volume.directory), volume.variables.get("QWORKER_BROKER_URL")) == (directory, moved)
 
 
 @pytest.mark.parametrize("kind", ["docker", "compose", "k8s"])
-def test_a_broker_beside_the_code_moves_to_the_volume(tasks, run, monkeypatch, kind):
+def test_broker_file_beside_the_code_moves_to_the_volume(tasks, run, monkeypatch, kind):
     monkeypatch.setenv("QWORKER_BROKER_URL", "sqlite:///queue.db")
     text = run("init", kind).stdout
     assert '"sqlite:////app/.qworker/queue.db"' in text
@@ -190,14 +190,14 @@ def test_a_broker_beside_the_code_moves_to_the_volume(tasks, run, monkeypatch, k
 
 
 @pytest.mark.parametrize("url", [SERVER, f"{SERVER};{SERVER}", "amqp://", "sentinel://a;sentinel://b"])
-def test_a_server_needs_no_volume(url):
+def test_server_needs_no_volume(url):
     assert broker_volume(QWorker("app", broker_url=url).conf) is None
 
 
 # -- the environment --
 
 
-def test_variables_reach_the_worker_as_they_are(tasks, run, monkeypatch):
+def test_environment_variables_keep_their_values(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_LOG_FORMAT", NASTY)
     (program,) = supervised(written(run, "supervisor")).process_configs
     assert program.environment == {"QWORKER_WORKER_LOG_FORMAT": NASTY}
@@ -214,7 +214,7 @@ def test_variables_reach_the_worker_as_they_are(tasks, run, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["systemd", "docker", "compose", "supervisor", "k8s"])
-def test_secrets_are_named_and_not_written(tasks, run, monkeypatch, kind):
+def test_secrets_are_not_written(tasks, run, monkeypatch, kind):
     monkeypatch.setenv("QWORKER_BROKER_URL", "redis://me:hunter2@broker.example/0")
     monkeypatch.setenv("QWORKER_SECURITY_KEY", "hunter2" * 6)
     monkeypatch.setenv("QWORKER_WORKER_CONCURRENCY", "3")
@@ -225,7 +225,7 @@ def test_secrets_are_named_and_not_written(tasks, run, monkeypatch, kind):
     assert re.search("QWORKER_WORKER_CONCURRENCY\\b.*?3", result.stdout, re.DOTALL)
 
 
-def test_kubernetes_says_how_to_make_the_secret(tasks, run, monkeypatch):
+def test_kubernetes_file_explains_how_to_create_the_secret(tasks, run, monkeypatch):
     name = tasks.name.lower().replace("_", "-")
     make = f"#   kubectl create secret generic {name}-worker --from-literal=QWORKER_BROKER_URL="
     assert "kubectl" not in run("init", "k8s").stdout, "a broker that is a file has no password"
@@ -243,7 +243,7 @@ def test_kubernetes_says_how_to_make_the_secret(tasks, run, monkeypatch):
     }
 
 
-def test_kubernetes_shows_where_the_password_of_a_url_in_the_code_belongs(tasks, project, run):
+def test_kubernetes_file_shows_the_secret_for_a_password_in_the_code(tasks, project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('tasks', broker='redis://:hunter2@broker/0')"
@@ -251,7 +251,7 @@ def test_kubernetes_shows_where_the_password_of_a_url_in_the_code_belongs(tasks,
     )
     text = run("init", "k8s").stdout
     assert text.count("-worker --from-literal=QWORKER_BROKER_URL='redis://…'\n") == 1
-    # Without the marks of comments it is what Kubernetes takes.
+    # With the comment marks removed, Kubernetes accepts the example.
     example = re.sub(
         r"^( +)# ((?:- name: QW|  ).*)$", r"\1\2", text.replace("#   kubectl", "# kubectl"), flags=re.M
     )
@@ -261,7 +261,7 @@ def test_kubernetes_shows_where_the_password_of_a_url_in_the_code_belongs(tasks,
     read_kubernetes(Path("worker.yaml"))
 
 
-def test_what_supervisord_cannot_read_is_left_out(tasks, run, monkeypatch):
+def test_values_that_supervisord_cannot_parse_are_left_out(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_LOG_FORMAT", "it's")
     assert "not written to the file: QWORKER_WORKER_LOG_FORMAT." in run("init", "supervisor").stderr
     supervised(written(run, "supervisor"))
@@ -270,17 +270,17 @@ def test_what_supervisord_cannot_read_is_left_out(tasks, run, monkeypatch):
 # -- the command --
 
 
-def test_kubernetes_is_another_name(tasks, run):
+def test_kubernetes_is_an_alias_of_k8s(tasks, run):
     assert run("init", "kubernetes").stdout == run("init", "k8s").stdout
     assert "kubernetes" not in run("init", "nothing").stderr
 
 
-def test_lists_what_there_is(run):
+def test_kinds_are_listed(run):
     names = [line.split()[0] for line in run("init").stdout.splitlines()]
     assert names[:4] == ["kind", "project", "systemd", "docker"]
 
 
-def test_gives_the_worker_time_to_stop(tasks, run, monkeypatch):
+def test_stop_timeouts_cover_the_shutdown_of_the_worker(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_SHUTDOWN_TIMEOUT", "2m")
     monkeypatch.setenv("QWORKER_WORKER_SOFT_SHUTDOWN_TIMEOUT", "10")
     monkeypatch.setenv("QWORKER_RESULT_BACKEND", "redis://localhost")
@@ -292,7 +292,7 @@ def test_gives_the_worker_time_to_stop(tasks, run, monkeypatch):
     assert f"stop_grace_period: {seconds:.0f}s\n" in run("init", "compose").stdout
 
 
-def test_project_can_be_written_and_started_from(project, run):
+def test_project_can_be_written_and_used(project, run):
     directory = project(README="")
     assert run("init", "project", "--write").stdout == "Wrote tasks.py.\n"
     assert run("call", "add", "1", "2").exit_code == 0
@@ -303,13 +303,13 @@ def test_project_can_be_written_and_started_from(project, run):
     assert "QWorker" in (directory / "tasks.py").read_text()
 
 
-def test_writes_the_service_that_it_says_to_install(tasks, run):
+def test_systemd_unit_is_written_under_the_name_in_its_instructions(tasks, run):
     written = run("init", "systemd", "--write").stdout.removeprefix("Wrote ").removesuffix(".\n")
     assert f"# As root: cp {written} /etc/systemd/system/" in Path(written).read_text()
     assert written in run("init").stdout
 
 
-def test_without_an_app_says_so_and_with_a_wrong_one_refuses(project, run):
+def test_missing_app_is_mentioned_and_wrong_app_is_refused(project, run):
     project(README="")
     result = run("init", "procfile")
     assert result.stdout == "worker: qworker start -A tasks\n"
@@ -317,25 +317,25 @@ def test_without_an_app_says_so_and_with_a_wrong_one_refuses(project, run):
     assert run("init", "procfile", "-A", "nope").exit_code == 1
 
 
-def test_of_an_unknown_kind(run):
+def test_unknown_kind_is_refused(run):
     result = run("init", "sytemd")
     assert (result.exit_code, "'systemd'" in result.stderr) == (2, True)
 
 
 def written(run: Run, kind: str) -> Path:
-    """The file that --write makes."""
+    """The file that --write creates."""
     result = run("init", kind, "--write", "--force")
     assert result.exit_code == 0, result.stderr
     return Path(result.stdout.removeprefix("Wrote ").removesuffix(".\n"))
 
 
 def resources(run: Run) -> list[dict]:
-    """What the file for Kubernetes has, the deployment first."""
+    """The Kubernetes resources, the deployment first."""
     return list(yaml.safe_load_all(run("init", "k8s").stdout))
 
 
 def supervised(path: Path) -> ServerOptions:
-    """A program's file as supervisord reads it, as part of a configuration."""
+    """A program section as parsed by supervisord in a complete configuration."""
     whole = path.with_name("supervisord.conf")
     whole.write_text("[supervisord]\nuser=root\n" + path.read_text())
     options = ServerOptions()
@@ -353,8 +353,8 @@ def supervised(path: Path) -> ServerOptions:
         ("k8s", 1, "docs/how-to/django-production.md"),
     ],
 )
-def test_a_django_project_is_run_by_its_cluster(tmp_path: Path, kind: str, code: int, words: str) -> None:
-    """A worker runs the project's tasks and none of its schedules."""
+def test_django_project_is_run_by_qcluster(tmp_path: Path, kind: str, code: int, words: str) -> None:
+    """A plain worker would run its tasks, but none of its schedules."""
     (tmp_path / "manage.py").write_text("os.environ.setdefault('DJANGO_SETTINGS_MODULE', 'settings')\n")
     (tmp_path / "settings.py").write_text(
         "SECRET_KEY = 'k' * 50\n"

@@ -1,4 +1,4 @@
-"""workers, tasks, queues -Q, result --watch: their screens, and what is told of what cannot be seen."""
+"""workers, tasks, queues -Q, result --watch: their output, and messages about what a broker cannot show."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def screen(name):
     return (SCREENS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 
-def test_the_screen_of_workers():
+def test_workers_table():
     assert workers_command.lines(WORKERS, NOW) == screen("workers")
     busier = [WORKERS[0]._replace(busy=2002)]
     assert workers_command.lines(busier, NOW)[-1] == "… and 2000 more tasks"
 
 
-def test_the_screen_of_tasks():
+def test_tasks_table():
     assert tasks_command.lines(TASKS, 2, NOW) == screen("tasks")
     assert tasks_command.lines(TASKS, 1, NOW)[-1].startswith("… and perhaps more: these are the first 1 of")
 
 
-def test_tasks_are_shown_and_stay_where_they_are(begun, run):
+def test_tasks_are_shown_without_being_delivered(existing_broker, run):
     assert run("tasks").stdout == "There are no tasks.\n"
     run("call", "add", "1", "2")
     run("call", "add", "3", "4", "--countdown", "1h", "--queue", "mail")
@@ -83,7 +83,7 @@ def test_tasks_are_shown_and_stay_where_they_are(begun, run):
     assert (info.ready, info.leased) == (1, 0)
 
 
-def test_a_broker_that_does_not_show_tasks_says_so(tasks, run):
+def test_broker_that_cannot_show_tasks_is_an_error(tasks, run):
     Path("plain.py").write_text(
         "from qworker import QWorker\napp = QWorker('plain', broker_url='memory://')\n"
     )
@@ -93,14 +93,14 @@ def test_a_broker_that_does_not_show_tasks_says_so(tasks, run):
     assert result.stderr == f"Error: {said}\n"
 
 
-def test_queues_that_are_named_are_shown_also_when_they_are_empty(tasks, run):
+def test_named_queues_are_shown_even_if_empty(tasks, run):
     run("call", "add", "1", "2")
     run("call", "add", "1", "2", "--queue", "mail")
     rows = [line.split()[:2] for line in run("queues", "-Q", "nothing,mail").stdout.splitlines()[1:]]
     assert rows == [["nothing", "0"], ["mail", "1"]]
 
 
-def test_a_result_is_watched_until_it_is_there(tasks, shell, succeed, environment):
+def test_result_is_watched_until_the_task_ends(tasks, shell, succeed, environment):
     watching = subprocess.Popen(
         [sys.executable, "-m", "qworker", "result", "abc", "--watch", "--every", "0.1", "--json"],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -118,8 +118,8 @@ def test_a_result_is_watched_until_it_is_there(tasks, shell, succeed, environmen
         watching.stdout.close()
 
 
-def test_the_end_of_a_watched_task_is_told_and_not_looked_for(tasks, succeed, environment):
-    succeed("other", status="SUCCESS", result=1)  # there is a store
+def test_end_of_a_watched_task_is_noticed_without_polling(tasks, succeed, environment):
+    succeed("other", status="SUCCESS", result=1)  # creates the store
     watching = subprocess.Popen(
         [sys.executable, "-m", "qworker", "result", "abc", "other", "--watch", "--every", "1h", "--json"],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -135,7 +135,7 @@ def test_the_end_of_a_watched_task_is_told_and_not_looked_for(tasks, succeed, en
         watching.stdout.close()
 
 
-def test_results_that_have_ended_are_watched_once(tasks, run, succeed):
+def test_finished_results_are_printed_once(tasks, run, succeed):
     succeed("one", status="SUCCESS", result=[1])
     error = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
     succeed("two", status="FAILURE", result=error)
@@ -145,7 +145,7 @@ def test_results_that_have_ended_are_watched_once(tasks, run, succeed):
 
 
 @pytest.mark.parametrize("command", ["workers", "tasks", "queues"])
-def test_ctrl_c_ends_a_watch_in_a_terminal(tasks, environment, command):
+def test_ctrl_c_ends_watching_in_a_terminal(tasks, environment, command):
     process, terminal = pty.fork()
     if process == 0:
         try:
@@ -173,7 +173,7 @@ def test_ctrl_c_ends_a_watch_in_a_terminal(tasks, environment, command):
     assert b"Traceback" not in seen
 
 
-def test_where_messages_cannot_be_looked_at_what_runs_is_shown(project, run):
+def test_only_running_tasks_are_shown_if_messages_cannot_be_read(project, run):
     url, prefix = require("rabbitmq"), f"test.{uuid.uuid4().hex[:12]}."
     settings = f"broker={url!r}, broker_transport_options={{'queue_name_prefix': {prefix!r}}}"
     project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {settings})\n"})
@@ -183,9 +183,9 @@ def test_where_messages_cannot_be_looked_at_what_runs_is_shown(project, run):
         running = {"id": "5c0e", "name": "shop.invoice", "started": NOW, "queue": "celery"}
         broker.consumer.present(json.dumps({"running": [running], "busy": 1}))
         broker.consumer.register("w@far", ["celery"], 1)
-        _, row, _, told = run("tasks").stdout.splitlines()
+        _, row, _, hint = run("tasks").stdout.splitlines()
         assert row.split()[:3] == ["running", "shop.invoice", "5c0e"]
-        assert "`qworker queues` shows how many there are" in told
+        assert "`qworker queues` shows how many there are" in hint
         (found,) = json.loads(run("tasks", "--json").stdout)
         assert (found["id"], found["worker"]) == ("5c0e", "w@far")
         assert "`qworker queues`" not in run("tasks", "--state", "running").stdout

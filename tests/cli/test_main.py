@@ -1,4 +1,4 @@
-"""The group: help without imports, suggestions, one line for every mistake, quiet ends."""
+"""The command group: help without imports, suggestions, one-line errors, interrupts and closed pipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qworker.errors import PublishError
 HEAVY = ("kombu", "sqlalchemy", "asyncio", "billiard", "qworker.app", "qworker.errors", "sqlite3", "logging")
 
 
-def test_help_lists_every_command_and_imports_none(environment):
+def test_help_lists_every_command_without_importing_them(environment):
     code = (
         "import sys\nfrom qworker.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit as end: code = end.code\n"
@@ -38,7 +38,7 @@ def test_every_command_has_help(run, name):
     assert result.output.startswith("Usage:")
 
 
-def test_every_option_is_explained():
+def test_every_option_has_help():
     context = click.Context(main)
     bare = []
     for name in COMMANDS:
@@ -70,7 +70,7 @@ def test_typos_are_usage_errors_with_a_suggestion(run, arguments, words):
     assert "Traceback" not in result.output
 
 
-def test_our_errors_are_one_line_with_passwords_masked(run, monkeypatch):
+def test_own_errors_are_one_line_with_passwords_masked(run, monkeypatch):
     def fail(*_, **__):
         raise PublishError("cannot reach redis://u:hunter2@h")
 
@@ -81,7 +81,7 @@ def test_our_errors_are_one_line_with_passwords_masked(run, monkeypatch):
     assert (result.exit_code, result.stderr) == (1, "Error: cannot reach redis://u:********@h\n")
 
 
-def test_bugs_are_not_hidden(run, monkeypatch):
+def test_unexpected_errors_are_not_hidden(run, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError
 
@@ -92,7 +92,7 @@ def test_bugs_are_not_hidden(run, monkeypatch):
         run("fail")
 
 
-def test_interrupting_ends_quietly(run, monkeypatch):
+def test_interrupt_ends_quietly(run, monkeypatch):
     def fail(*_, **__):
         raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_interrupting_ends_quietly(run, monkeypatch):
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
 
 
-def test_a_closed_pipe_ends_quietly(tasks, environment):
+def test_closed_pipe_ends_quietly(tasks, environment):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "qworker", "config", "show", "-A", "tasks"]
@@ -125,14 +125,14 @@ def test_a_closed_pipe_ends_quietly(tasks, environment):
     ],
     ids=lambda odd: next(iter(odd)),
 )
-def test_odd_surroundings(tasks, shell, odd):
+def test_unusual_environments(tasks, shell, odd):
     done = shell("doctor", "-A", "tasks", env=odd)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "2 tasks" in done.stdout
 
 
-def test_standard_input_and_output_may_be_closed(begun, environment):
+def test_closed_standard_streams_are_accepted(existing_broker, environment):
     command = f'"{sys.executable}" -m qworker queues -A tasks <&- 2>&1'
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stdout
@@ -140,7 +140,7 @@ def test_standard_input_and_output_may_be_closed(begun, environment):
     assert subprocess.run(["sh", "-c", command], env=environment, timeout=30).returncode == 0
 
 
-def test_the_working_directory_may_be_gone(tmp_path, environment):
+def test_deleted_working_directory_is_an_error(tmp_path, environment):
     command = (
         f'mkdir "{tmp_path}/gone"; cd "{tmp_path}/gone"; rmdir "{tmp_path}/gone"; "{sys.executable}" '
         "-m qworker queues"
@@ -150,7 +150,7 @@ def test_the_working_directory_may_be_gone(tmp_path, environment):
     assert done.stderr.splitlines()[-1] == "Error: the working directory is gone; change to one that exists"
 
 
-def test_celerys_order_of_words_works(tasks, run):
+def test_celery_command_line_order_is_accepted(tasks, run):
     result = run("-A", "tasks", "call", "add", "1", "2")
     assert result.exit_code == 0
     assert "Using" not in result.stderr

@@ -1,4 +1,4 @@
-"""move and delayed: what they show, ask, refuse and do."""
+"""qworker move and delayed: output, confirmation, errors and effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def old(tasks):
     store.close()
 
 
-def held(url):
+def everything_in(url):
     store = open_broker(url, find_app("tasks").app.conf)
     taken = everything(store)
     store.close()
@@ -37,7 +37,7 @@ def held(url):
 MOVE = ("move", "sqlite:///old.db", "sqlite:///new.db")
 
 
-def test_a_dry_run_shows_and_moves_nothing(old, run):
+def test_dry_run_shows_and_moves_nothing(old, run):
     result = run(*MOVE, "--dry-run")
     assert result.exit_code == 0
     assert result.stdout.split() == [
@@ -52,20 +52,20 @@ def test_a_dry_run_shows_and_moves_nothing(old, run):
         "0",
         "0",
     ]
-    assert len(held("sqlite:///old.db")) == 3
+    assert len(everything_in("sqlite:///old.db")) == 3
 
 
-def test_a_move(old, run):
+def test_move_transfers_ready_and_delayed_messages(old, run):
     result = run(*MOVE, "--yes")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "Moved 3 messages.")
-    assert held("sqlite:///new.db").keys() == {"1", "2", "3"}
-    assert held("sqlite:///new.db")["3"].due > time.time() + 3000
+    assert everything_in("sqlite:///new.db").keys() == {"1", "2", "3"}
+    assert everything_in("sqlite:///new.db")["3"].due > time.time() + 3000
     again = run(*MOVE, "--yes")
     assert again.stdout == "There is nothing to move.\n"
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
-def test_a_terminal_has_a_bar_if_it_has_a_cursor(old, environment, terminal):
+def test_progress_bar_needs_a_terminal_with_a_cursor(old, environment, terminal):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "qworker", *MOVE, "--yes"]
     environment = {**environment, "TERM": terminal}
@@ -82,25 +82,25 @@ def test_a_terminal_has_a_bar_if_it_has_a_cursor(old, environment, terminal):
     assert (b"Moving" in seen, b"\x1b" in seen) == (terminal == "xterm",) * 2
 
 
-def test_nothing_is_moved_unasked(old, run):
+def test_move_needs_confirmation(old, run):
     assert run(*MOVE).exit_code == 2
-    assert len(held("sqlite:///old.db")) == 3
+    assert len(everything_in("sqlite:///old.db")) == 3
 
 
-def test_the_same_place_twice(old, run):
+def test_same_broker_twice_is_refused(old, run):
     result = run("move", "sqlite:///old.db", "sqlite:///./old.db", "--yes")
     assert result.exit_code == 1
     assert "are the same place" in result.stderr
 
 
-def test_an_unknown_broker(old, run):
+def test_unknown_broker_is_refused(old, run):
     result = run("move", "sqlite:///old.db", "nonsense://h", "--yes")
     assert result.exit_code == 1
     assert "nonsense" in result.stderr
-    assert len(held("sqlite:///old.db")) == 3
+    assert len(everything_in("sqlite:///old.db")) == 3
 
 
-def test_running_workers_are_told(old, run):
+def test_running_workers_are_reported(old, run):
     worker = open_broker("sqlite:///old.db", find_app("tasks").app.conf)
     worker.consumer.register("w1@here", ["celery"], 2)
     worker.consumer.lease(["celery"], 1)
@@ -111,7 +111,7 @@ def test_running_workers_are_told(old, run):
     worker.close()
 
 
-def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, dead_letter):
+def test_dead_letters_are_moved_only_on_request(tasks, run, dead_letter):
     dead_letter(2)
     url = find_app("tasks").app.broker.url
     result = run("move", url, "sqlite:///new.db", "--dry-run")
@@ -123,7 +123,7 @@ def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, dead_letter):
     store.close()
 
 
-def test_delayed_list(begun, run):
+def test_delayed_list_counts_messages_per_queue(existing_broker, run):
     assert run("delayed", "list").stdout == "No messages are due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "5h")
@@ -134,7 +134,7 @@ def test_delayed_list(begun, run):
     assert run("delayed", "list").stdout.splitlines()[1].split() == ["celery", "2", "2", "h"]
 
 
-def test_delayed_flush(begun, run):
+def test_delayed_flush_makes_messages_ready(existing_broker, run):
     assert run("delayed", "flush").stdout == "No messages are due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
@@ -162,14 +162,14 @@ def test_delayed_flush(begun, run):
         ("redsi://localhost", "sqlite:///new.db", "did you mean redis://?"),
     ],
 )
-def test_a_url_with_a_slip_makes_no_files(tasks, run, old, new, words):
+def test_url_with_a_typo_creates_no_files(tasks, run, old, new, words):
     before = sorted(tasks.iterdir())
     result = run("move", old, new, "--yes")
     assert (result.exit_code in (1, 2), words in result.stderr) == (True, True), result.stderr
     assert sorted(tasks.iterdir()) == before
 
 
-def test_nothing_to_move_makes_no_new_broker(tasks, run):
+def test_empty_source_creates_no_target(tasks, run):
     old = open_broker("sqlite:///old.db", find_app("tasks").app.conf)
     old.sender.push([call("1")])
     old.admin.purge("celery")

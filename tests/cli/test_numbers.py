@@ -1,4 +1,4 @@
-"""Numbers and durations on the command line: none is endless, negative, or no number."""
+"""Numbers and durations on the command line cannot be infinite, negative or NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = sorted(
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "-inf"])
-def test_no_option_takes_what_is_no_number_of_things(run: Callable[..., Result], value: str) -> None:
+def test_options_refuse_invalid_numbers(run: Callable[..., Result], value: str) -> None:
     assert ("call", "--countdown") in NUMBERS
     taken = []
     for name, option in NUMBERS:

@@ -30,7 +30,7 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize("more", ["", ', "-P", "threads"'])
-def test_a_program_that_is_its_own_worker(project, more):
+def test_app_module_runs_as_its_own_worker(project, more):
     here = project(**{"program.py": PROGRAM.format(more)})
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Servers that cannot be reached, and drivers that are not there: one line that says what to do."""
+"""Unreachable servers and missing drivers: a one-line error with advice."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ADDRESSES = {
     "ironmq": "ironmq+http://p:t@127.0.0.1:1", "disque": "disque://127.0.0.1:1", "nats": "nats://127.0.0.1:1",
     "tls": "tls://127.0.0.1:1",
 }  # fmt: skip
-"""A URL for each scheme, at which nobody listens. (sqs:// reaches Amazon, wherever it is.)"""
+"""An unreachable URL for each scheme. (sqs:// always connects to Amazon.)"""
 
 DRIVERS = (
     "psycopg", "psycopg2", "pymysql", "MySQLdb", "redis", "hiredis", "pymongo", "bson", "boto3",
     "botocore", "urllib3", "pymemcache",
 )  # fmt: skip
 BUILT_IN = {"sqlite", "amqp", "amqps", "pyamqp", "spool", "nats", "tls"}
-"""Schemes that need nothing that is not always installed."""
+"""Schemes without optional dependencies."""
 STORES = ("redis", "rediss", "db+postgresql", "db+mysql", "mongodb", "cache+memcached")
 WITHOUT_DRIVERS = """
 import json, sys
@@ -66,7 +66,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize("scheme", sorted(ADDRESSES))
-def test_doctor_says_what_to_do_when_nobody_listens(
+def test_doctor_gives_advice_for_an_unreachable_server(
     tasks: Path, run: Callable[..., Result], scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QWORKER_BROKER_URL", ADDRESSES[scheme])
@@ -89,7 +89,7 @@ def test_doctor_says_what_to_do_when_nobody_listens(
 
 
 @pytest.mark.parametrize("scheme", sorted({*ADDRESSES} - {"unix"}))
-def test_a_server_that_is_away_is_one_line_without_the_password(scheme: str) -> None:
+def test_unreachable_server_is_a_one_line_error_without_the_password(scheme: str) -> None:
     name, _, rest = ADDRESSES[scheme].partition("://")
     url = f"{name}://me:hunter2@{rest.rpartition('@')[2]}"
     options = {"master_name": "mymaster"} if scheme == "sentinel" else {}
@@ -105,7 +105,7 @@ def test_a_server_that_is_away_is_one_line_without_the_password(scheme: str) -> 
             assert "\n" not in str(caught.value)
 
 
-def test_each_missing_driver_is_one_line_that_says_how_to_install_it(environment: dict[str, str]) -> None:
+def test_missing_driver_is_a_one_line_error_with_the_install_command(environment: dict[str, str]) -> None:
     schemes = sorted({*SCHEMES, *names()})
     lists = [json.dumps(each) for each in (DRIVERS, schemes, STORES)]
     done = subprocess.run(

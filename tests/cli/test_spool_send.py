@@ -1,4 +1,4 @@
-"""spool send: to a real server of ours; what is printed, and what is refused."""
+"""spool send to a real server: its output and its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(tmp_path: Path) -> Iterator[Served]:
         yield here
 
 
-def test_a_job_is_sent(run, plain):
+def test_job_is_sent(run, plain):
     result = run("spool", "send", plain.address, "hello=world", "k=a=b")
     assert (result.exit_code, result.stdout) == (0, "Enqueued.\n")
     assert plain.jobs() == [({b"hello": b"world", b"k": b"a=b"}, b"")]
@@ -36,7 +36,7 @@ def test_a_job_is_sent(run, plain):
     assert json.loads(result.stdout) == {"name": None}
 
 
-def test_its_options_are_those_of_add(run, plain, tmp_path):
+def test_job_options_are_those_of_add(run, plain, tmp_path):
     body = tmp_path / "body"
     body.write_bytes(b"\0body")
     options = ("--at", "2100-01-01T00:00:00Z", "--priority", "3", "--body", str(body))
@@ -50,7 +50,7 @@ def test_its_options_are_those_of_add(run, plain, tmp_path):
     assert json.loads(result.stdout) == {"name": files(plain.place)[0]}
 
 
-def test_it_is_signed_with_the_key_of_a_file(run, server, tmp_path):
+def test_job_is_signed_with_a_key_file(run, server, tmp_path):
     key = tmp_path / "key"
     key.write_bytes(KEY + b"\n")
     key.chmod(0o600)
@@ -77,14 +77,14 @@ def test_it_is_signed_with_the_key_of_a_file(run, server, tmp_path):
         ((), 2, "KEY=VALUE"),
     ],
 )
-def test_what_is_wrong_is_told(run, plain, words, code, says):
+def test_invalid_jobs_are_refused(run, plain, words, code, says):
     result = run("spool", "send", plain.address, *words)
     assert (result.exit_code, result.stdout) == (code, "")
     assert says in result.stderr
     assert files(plain.place) == []
 
 
-def test_nobody_is_there(run, tmp_path):
+def test_unreachable_server_is_an_error(run, tmp_path):
     result = run("spool", "send", str(tmp_path / "nobody"), "k=v")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: cannot connect to ")

@@ -1,4 +1,4 @@
-"""spool watch: lines, rows and a screen, with directories that vanish, keys, and ctrl-c."""
+"""spool watch: JSON lines, rows and screen; directories that disappear, keys, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def spool(tmp_path: Path) -> Path:
     path = tmp_path / "jobs"
     path.mkdir()
     return path
 
 
-def test_lines_of_json(run, place: Path) -> None:
-    Writer(place).write({"n": 1})
-    result = run("spool", "watch", str(place), "--json", "--count", "2", "--every", "0.05")
+def test_json_lines(run, spool: Path) -> None:
+    Writer(spool).write({"n": 1})
+    result = run("spool", "watch", str(spool), "--json", "--count", "2", "--every", "0.05")
     assert (result.exit_code, result.stderr) == (0, "")
     first, second = map(json.loads, result.stdout.splitlines())
     assert {key: first[key] for key in ("directory", "due", "running", "delayed", "dead", "new")} == {
-        "directory": str(place),
+        "directory": str(spool),
         "due": 1,
         "running": 0,
         "delayed": 0,
@@ -43,10 +43,10 @@ def test_lines_of_json(run, place: Path) -> None:
     assert second["time"] > first["time"]
 
 
-def test_rows_where_there_is_no_terminal(run, place: Path, tmp_path: Path) -> None:
+def test_rows_without_a_terminal(run, spool: Path, tmp_path: Path) -> None:
     other = tmp_path / "more"
     other.mkdir()
-    result = run("spool", "watch", str(place), str(other), str(place), "--count", "1")
+    result = run("spool", "watch", str(spool), str(other), str(spool), "--count", "1")
     head, *rows = result.stdout.splitlines()
     assert head.split() == [
         "directory",
@@ -59,35 +59,35 @@ def test_rows_where_there_is_no_terminal(run, place: Path, tmp_path: Path) -> No
         "oldest",
         "next",
     ]
-    assert [row.split() for row in rows] == [[str(place), *"0000"], [str(other), *"0000"]]
+    assert [row.split() for row in rows] == [[str(spool), *"0000"], [str(other), *"0000"]]
     assert "\x1b" not in result.stdout
 
 
-def test_what_is_not_there_is_refused(run, tmp_path: Path) -> None:
+def test_missing_directory_is_refused(run, tmp_path: Path) -> None:
     result = run("spool", "watch", str(tmp_path / "missing"))
     assert result.exit_code != 0
     assert "cannot be opened" in result.stderr
 
 
-def test_a_directory_that_vanishes_is_told_of_and_waited_for(
-    run, place: Path, monkeypatch: pytest.MonkeyPatch
+def test_directory_that_disappears_is_reported_and_waited_for(
+    run, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It vanishes after the first look and is there again after the second."""
-    steps: list[Callable[[], object]] = [lambda: shutil.rmtree(place), place.mkdir, lambda: None]
+    """It disappears after the first look and exists again after the second."""
+    steps: list[Callable[[], object]] = [lambda: shutil.rmtree(spool), spool.mkdir, lambda: None]
     look = watch._look
     monkeypatch.setattr(watch, "_look", lambda counter: (look(counter), steps.pop(0)())[0])
-    result = run("spool", "watch", str(place), "--json", "--count", "3", "--every", "0")
+    result = run("spool", "watch", str(spool), "--json", "--count", "3", "--every", "0")
     there, gone, back = map(json.loads, result.stdout.splitlines())
     assert (there["due"], gone["error"], back["due"]) == (0, "No such file or directory", 0)
     assert "due" not in gone
     assert "new" not in gone
 
 
-def in_terminal(place: Path) -> tuple[int, int]:
-    """A process that watches in a terminal of its own: its id, and what we see and type there."""
+def in_terminal(spool: Path) -> tuple[int, int]:
+    """A watching process in its own terminal: process id and the terminal's file descriptor."""
     process, terminal = pty.fork()
     if process == 0:
-        command = [sys.executable, "-m", "qworker", "spool", "watch", str(place)]
+        command = [sys.executable, "-m", "qworker", "spool", "watch", str(spool)]
         try:
             os.chdir(Path(__file__).parents[2])
             os.execv(sys.executable, command)
@@ -97,9 +97,9 @@ def in_terminal(place: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", ["q", "ctrl-c"])
-def test_q_and_ctrl_c_end_it_without_a_traceback(place: Path, how: str) -> None:
-    Writer(place).write({"n": 1})
-    process, terminal = in_terminal(place)
+def test_q_and_ctrl_c_end_watching_without_a_traceback(spool: Path, how: str) -> None:
+    Writer(spool).write({"n": 1})
+    process, terminal = in_terminal(spool)
     seen = b""
     try:
         while b"q ends." not in seen:
@@ -108,7 +108,7 @@ def test_q_and_ctrl_c_end_it_without_a_traceback(place: Path, how: str) -> None:
         while True:
             try:
                 part = os.read(terminal, 10_000)
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 break
             if not part:
                 break
@@ -122,13 +122,13 @@ def test_q_and_ctrl_c_end_it_without_a_traceback(place: Path, how: str) -> None:
             os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert b"Traceback" not in seen
-    assert str(place).encode() in seen
+    assert str(spool).encode() in seen
 
 
-def test_who_reads_has_gone(place: Path, environment: dict[str, str]) -> None:
-    """As with `| head -1`."""
+def test_closed_output_pipe_ends_watching(spool: Path, environment: dict[str, str]) -> None:
+    """As in `qworker spool watch … | head -1`."""
     watching = subprocess.Popen(
-        [sys.executable, "-m", "qworker", "spool", "watch", str(place), "--json", "--every", "0.05"],
+        [sys.executable, "-m", "qworker", "spool", "watch", str(spool), "--json", "--every", "0.05"],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the command line says of a spooler."""
+"""Command-line options for spoolers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def refused(*arguments: str) -> str:
     return done.output
 
 
-def test_nothing_was_said() -> None:
+def test_no_options() -> None:
     assert given() == SpoolerGiven({}, None)
     assert given().options(Settings(environ={})) == SpoolerOptions()
 
 
-def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     values: dict[str, Any] = dict(
         given(
@@ -94,12 +94,12 @@ def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing == {"socket_key", "socket_timeout", "buffer_size", "body_max"}
 
 
-def test_which_directory_was_named_first() -> None:
+def test_first_directory_is_the_default() -> None:
     assert given("--spooler-external", "/e", "--spooler", "/d").values["default"] == "/e"
     assert given("--spooler", "/d", "--spooler-external", "/e").values["default"] == "/d"
 
 
-def test_an_ini_file(tmp_path: Path) -> None:
+def test_ini_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "site.ini").write_text("[uwsgi]\nspooler = /d\nspooler-quiet\n[x]\nspooler-harakiri = 5\n")
     found = given("--ini", f"{tmp_path}/site.ini", "--ini", f"{tmp_path}/site.ini:x", "--no-spooler-quiet")
     assert found.names_directories
@@ -117,11 +117,11 @@ def test_an_ini_file(tmp_path: Path) -> None:
         (("--spooler-socket-key", "secret"), "No such option"),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_values_are_usage_errors(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments)
 
 
-def test_the_help_of_start_has_a_page_for_spool_directories(run):
+def test_spooler_options_have_their_own_help_page(run):
     worker, spooler = run("start", "--help").stdout, run("start", "--help-spooler").stdout
     assert "--concurrency" in worker
     assert "--help-spooler" in worker

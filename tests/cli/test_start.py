@@ -1,5 +1,4 @@
-"""start: real workers, begun and ended as people and init systems do; and all that is refused before one
-begins."""
+"""qworker start: real workers, started and stopped by signals, and errors before a worker starts."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def start(environment):
         worker.process.wait(SLOW)
 
 
-def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
+def test_worker_runs_tasks_and_stops_on_a_signal(tasks, start, run):
     worker = start("-n", "w1@%h")
     ready = worker.says("ready; broker sqlite:///")
     assert re.search(
@@ -60,14 +59,14 @@ def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-def test_signals_that_stop(tasks, start, number):
+def test_signals_stop_the_worker(tasks, start, number):
     worker = start("tasks.py", "-P", "solo")
     worker.says("ready")
     assert worker.stop(number) == 0
     assert "Traceback" not in "\n".join(worker.lines)
 
 
-def test_solo_says_that_it_runs_one_whatever_the_concurrency(tasks, start):
+def test_solo_pool_warns_that_concurrency_has_no_effect(tasks, start):
     worker = start("-P", "solo", "-c", "4")
     worker.says("worker_concurrency is 4 and has no effect: the pool solo runs one task at a time")
     worker.says("pool solo × 1")
@@ -90,7 +89,7 @@ def test_log_file_json_and_pid_file(tasks, start, shell):
     assert not pid.exists()
 
 
-def test_a_killed_worker_leaves_a_pid_file_that_stops_nobody(tasks, start):
+def test_stale_pid_file_of_a_killed_worker_is_replaced(tasks, start):
     worker = start("-A", "tasks", "--pidfile", "w.pid")
     worker.says("ready")
     os.killpg(worker.process.pid, signal.SIGKILL)
@@ -102,7 +101,7 @@ def test_a_killed_worker_leaves_a_pid_file_that_stops_nobody(tasks, start):
     assert again.stop() == 0
 
 
-def test_reload_runs_changed_code_and_waits_out_broken_code(tasks, start, run):
+def test_reload_runs_changed_code_and_waits_while_it_is_broken(tasks, start, run):
     worker = start("-A", "tasks", "--reload")
     worker.says("ready")
     source = (tasks / "tasks.py").read_text()
@@ -110,14 +109,14 @@ def test_reload_runs_changed_code_and_waits_out_broken_code(tasks, start, run):
     worker.says("tasks.py changed")
     worker.says("Waiting for a Python file to change")
     assert any("SyntaxError" in line for line in worker.lines)
-    # Python knows a file that has changed within the second by its size.
+    # Python's cache invalidation compares size and modification time in seconds.
     (tasks / "tasks.py").write_text(source.replace("x + y", "x * y  # of another size"))
     worker.says("ready", times=2)
     assert run("call", "add", "4", "5", "-w", "-A", "tasks").stdout == "20\n"
     assert worker.stop() == 0
 
 
-def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
+def test_options_override_settings(tasks, start, run, monkeypatch, environment):
     environment["QWORKER_WORKER_POOL"] = "prefork"
     worker = start("-A", "tasks", "-P", "threads", "-Q", "one,two", "--time-limit", "1h")
     worker.says("queues one, two, pool threads × 1")
@@ -164,7 +163,7 @@ def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
 )
-def test_refused_before_anything_begins(tasks, run, arguments, code, words):
+def test_invalid_options_are_refused_before_anything_starts(tasks, run, arguments, code, words):
     result = run("start", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
@@ -184,7 +183,7 @@ def test_refused_before_anything_begins(tasks, run, arguments, code, words):
         ("ACCEPT_CONTENT", "pickle", "security_key"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tasks, shell, setting, value, words):
+def test_invalid_settings_are_refused(tasks, shell, setting, value, words):
     done = shell("start", "-A", "tasks", "-c", "1", env={f"QWORKER_{setting}": value})
     assert done.returncode == 1
     assert words in done.stderr
@@ -192,7 +191,7 @@ def test_settings_that_cannot_work_are_refused(tasks, shell, setting, value, wor
     assert "hunter2" not in done.stderr + done.stdout
 
 
-def test_queues_that_must_be_declared(project, run):
+def test_undeclared_queue_is_refused(project, run):
     source = (
         "from qworker import QWorker\napp = QWorker('t', task_queues=['celery', 'mail'], "
         "task_create_missing_queues=False)"
@@ -203,7 +202,7 @@ def test_queues_that_must_be_declared(project, run):
     assert "there are: celery, mail" in result.stderr
 
 
-def test_unknown_settings_are_warned_of_at_start(tasks, start, environment):
+def test_unknown_settings_are_logged_at_start(tasks, start, environment):
     environment["QWORKER_CONCURRENCY"] = "3"
     worker = start("-A", "tasks")
     assert "did you mean worker_concurrency" in worker.says("unknown setting")
@@ -211,10 +210,10 @@ def test_unknown_settings_are_warned_of_at_start(tasks, start, environment):
     assert worker.stop() == 0
 
 
-# -- what changed? --
+# -- the reloader --
 
 
-def test_files_that_are_watched(tmp_path):
+def test_project_files_that_are_watched(tmp_path):
     for name in (
         "a.py",
         "b/c.py",
@@ -234,7 +233,7 @@ def test_files_that_are_watched(tmp_path):
     ]
 
 
-def test_imported_files_elsewhere_are_watched_too():
+def test_imported_files_outside_the_project_are_watched():
     assert __file__ in set(loaded_files(Path("/nonexistent"))) | {__file__}
     assert not any(path.startswith(sys.base_prefix + os.sep) for path in loaded_files(Path("/nonexistent")))
     assert not any(
@@ -243,7 +242,7 @@ def test_imported_files_elsewhere_are_watched_too():
     )
 
 
-def test_changes_additions_and_removals_are_differences(tmp_path):
+def test_changed_added_and_removed_files_are_differences(tmp_path):
     for name in ("same", "changed", "removed"):
         (tmp_path / name).write_text("1")
     names = [str(tmp_path / name) for name in ("same", "changed", "removed", "added")]
@@ -259,7 +258,7 @@ def test_changes_additions_and_removals_are_differences(tmp_path):
     ]
 
 
-def test_the_reloader_notices_a_change_of_the_project(tmp_path):
+def test_reloader_notices_a_change_in_the_project(tmp_path):
     reloader = Reloader(tmp_path)
     assert not reloader.look()
     (tmp_path / "new.py").write_text("")
@@ -267,7 +266,7 @@ def test_the_reloader_notices_a_change_of_the_project(tmp_path):
     assert reloader.changed
 
 
-def test_the_reloader_notices_a_change_of_what_is_imported_from_elsewhere(project, tmp_path):
+def test_reloader_notices_a_change_of_an_imported_module_elsewhere(project, tmp_path):
     reloader = Reloader(tmp_path / "missing")
     project(**{"imported_elsewhere.py": "x = 1"})
     importlib.import_module("imported_elsewhere")
@@ -276,7 +275,7 @@ def test_the_reloader_notices_a_change_of_what_is_imported_from_elsewhere(projec
     assert reloader.look()
 
 
-def test_the_reloader_calls_once(tmp_path):
+def test_reloader_calls_back_on_a_change(tmp_path):
     called = threading.Event()
     reloader = Reloader(tmp_path)
     (tmp_path / "new.py").write_text("")

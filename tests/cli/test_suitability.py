@@ -1,5 +1,4 @@
-"""config check and doctor: what does not go together with the broker, and what servers say that is not
-well."""
+"""config check and doctor: settings that do not fit the broker, and problems that servers report."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ def f(): ...
 
 @pytest.fixture
 def check(project, run, monkeypatch):
-    """Checks an app with these settings and this one task; returns severity and message of each problem."""
+    """Checks an app with these settings and this task; returns severity, setting and message of problems."""
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def of(settings, options="", *arguments):
         project(**{"tasks.py": TASKS.format(settings=settings, options=options)})
-        sys.modules.pop("tasks", None)  # of an earlier call
+        sys.modules.pop("tasks", None)  # from an earlier call
         result = run("config", "check", "--json", *arguments)
         return [
             (problem["severity"], problem["setting"], problem["message"])
@@ -47,7 +46,7 @@ REDIS = "broker='redis://h', backend='redis://h'"
 RABBITMQ = "broker='amqp://h', backend='disabled://'"
 
 
-def test_the_embedded_broker_has_it_all(check):
+def test_embedded_broker_supports_everything(check):
     assert check("", "priority=3, autoretry_for=(ValueError,)") == []
 
 
@@ -60,32 +59,32 @@ def test_the_embedded_broker_has_it_all(check):
         ("", "autoretry_for=(ValueError,)", "retries are used, and each has a countdown (tasks.f)"),
     ],
 )
-def test_a_feature_beyond_the_broker(check, settings, options, words):
+def test_feature_that_the_broker_lacks_is_a_warning(check, settings, options, words):
     assert about(check(PLAIN + settings, options), "warning", words)
     assert not about(check(PLAIN), "warning", words)
     assert not about(check(REDIS + settings, options), "warning", words)
 
 
 @pytest.mark.parametrize("url", ["redis://h", "postgresql://h/n", "sqlite:///q.db", "disque://h"])
-def test_a_transport_option_that_nobody_looks_at(check, url):
+def test_unused_transport_option_is_a_warning(check, url):
     given = f"broker='{url}', backend='disabled://', broker_transport_options="
     assert about(check(f"{given}{{'visibility_timout': 3}}"), "warning", "does not use visibility_timout")
     assert not about(check(f"{given}{{}}"), "warning", "does not use")
 
 
-def test_what_is_not_known_to_be_used_is_a_note(check):
+def test_missing_features_that_may_be_unused_are_notes(check):
     problems = check(PLAIN)
     assert about(problems, "note", "revoking tasks on Files")
     assert about(problems, "note", "countdown, ETA and retries on Files")
 
 
-def test_priorities_need_queues_with_them_on_rabbitmq(check):
+def test_priorities_on_rabbitmq_need_max_priority(check):
     assert about(check(RABBITMQ, "priority=3"), "warning", "task_queue_max_priority = 9")
     assert not about(check(RABBITMQ), "warning", "task_queue_max_priority")
     assert not about(check(RABBITMQ + ", task_queue_max_priority=9", "priority=3"), "warning", "priorities")
 
 
-def test_no_place_for_results_is_a_note(check):
+def test_missing_result_backend_is_a_note(check):
     words = "set result_backend"
     assert about(check("broker='nats://h'"), "note", words)
     assert not about(check("broker='nats://h', task_ignore_result=True"), "note", words)
@@ -93,7 +92,7 @@ def test_no_place_for_results_is_a_note(check):
         assert not about(check(f"broker='{url}'"), "note", words)
 
 
-def test_results_for_the_caller_alone_are_a_note(check):
+def test_results_only_for_the_caller_are_a_note(check):
     words = "chords and graphs are refused"
     assert about(check("broker='amqp://h'"), "note", words)
     assert about(check("broker='amqp://h', backend='rpc://'"), "note", words)
@@ -101,7 +100,7 @@ def test_results_for_the_caller_alone_are_a_note(check):
     assert not about(check("broker='amqp://h', task_ignore_result=True"), "note", words)
 
 
-def test_stores_there_are_none_for(check):
+def test_unknown_stores_are_errors(check):
     assert about(check("broker='nonsense://h'"), "error", "nonsense://")
     assert about(check("broker='redis://h', backend='nonsense://h'"), "error", "nonsense://")
     assert about(check("broker='redis://h/words'"), "error", "the database is a number")
@@ -110,13 +109,13 @@ def test_stores_there_are_none_for(check):
 @pytest.mark.parametrize(
     ("limit", "told"), [("", False), (", task_time_limit=50", False), (", task_time_limit=61", True)]
 )
-def test_a_visibility_timeout_shorter_than_a_task(check, limit, told):
+def test_visibility_timeout_shorter_than_a_task_is_a_warning(check, limit, told):
     options = ", broker_transport_options={'visibility_timeout': 60}"
     assert bool(about(check(REDIS + options + limit), "warning", "visibility_timeout is 60 s")) is told
     assert about(check(REDIS + options, "time_limit=90"), "warning", "a task may run for 90 s")
 
 
-def test_tls_that_trusts_anybody(check):
+def test_tls_without_verification_is_a_warning(check):
     words = "without verifying the certificate"
     assert about(check("broker='rediss://h?ssl_cert_reqs=none', backend='disabled://'"), "warning", words)
     use = ", broker_use_ssl={'ssl_cert_reqs': 'CERT_NONE'}"
@@ -124,7 +123,7 @@ def test_tls_that_trusts_anybody(check):
     assert not about(check("broker='rediss://h', backend='disabled://'"), "warning", words)
 
 
-def test_passwords_sent_in_the_open(check):
+def test_unencrypted_password_is_a_note(check):
     problems = check("broker='redis://:secret@far/0', backend='disabled://'")
     (message,) = about(problems, "note", "unencrypted")
     assert "secret" not in message
@@ -134,7 +133,7 @@ def test_passwords_sent_in_the_open(check):
     assert not about(check("broker='rediss://:secret@far/0', backend='disabled://'"), "note", "unencrypted")
 
 
-def test_an_unreachable_server_is_an_error_when_asked(check):
+def test_unreachable_server_is_an_error_with_connect(check):
     settings = "broker='redis://:secret@127.0.0.1:1/0', backend='disabled://'"
     assert not about(check(settings), "error", "")
     (message,) = about(check(settings, "", "--connect"), "error", "")
@@ -151,7 +150,7 @@ def test_an_unreachable_server_is_an_error_when_asked(check):
         ("mysql", ("MariaDB", "MySQL")),
     ],
 )
-def test_real_servers_answer(project, run, server, product):
+def test_real_servers_are_described(project, run, server, product):
     from qworker.cli.discovery import find_app
     from qworker.cli.servers import facts
 
@@ -181,7 +180,7 @@ GOOD = {"redis_version": "7.0.15", "maxmemory_policy": "noeviction", "aof_enable
         ({"role": "slave"}, "", False, [("error", "is a replica")]),
     ],
 )
-def test_what_a_redis_says_of_itself(info, save, allowed, expected):
+def test_redis_configuration_problems_are_reported(info, save, allowed, expected):
     found = [fact for fact in redis_facts("redis://h", GOOD | info, save, allowed) if fact.severity != "ok"]
     assert [fact.severity for fact in found] == [severity for severity, _ in expected]
     assert all(words in fact.what for fact, (_, words) in zip(found, expected, strict=True))
@@ -190,13 +189,13 @@ def test_what_a_redis_says_of_itself(info, save, allowed, expected):
 @pytest.mark.parametrize(
     ("shift", "words"), [(0, None), (1.5, None), (5, "ahead of"), (-5, "behind"), (-7200, "2 h behind")]
 )
-def test_clocks(shift, words):
+def test_clock_skew_is_reported(shift, words):
     now = time.time()
     found = list(skew("h", now + shift, now - 0.1, now + 0.1))
     assert ([words in fact.what for fact in found] == [True]) if words else found == []
 
 
-def test_versions_of_every_shape():
+def test_unusual_version_numbers_are_parsed():
     for text, severity in (
         ("3.7.9", "error"),
         ("3.8", "ok"),
@@ -211,7 +210,7 @@ def test_versions_of_every_shape():
     ("settings", "severity"),
     [("", "warning"), (", backend='disabled://'", "ok"), (", task_ignore_result=True", "ok")],
 )
-def test_doctor_tells_that_no_results_are_kept(project, run, settings, severity):
+def test_doctor_reports_missing_results(project, run, settings, severity):
     project(**{"tasks.py": TASKS.format(settings=f"broker='nats://127.0.0.1:1'{settings}", options="")})
     findings = json.loads(run("doctor", "--json").stdout)
     assert [
@@ -221,7 +220,7 @@ def test_doctor_tells_that_no_results_are_kept(project, run, settings, severity)
     ] == [severity]
 
 
-def test_doctor_tells_once_that_a_server_is_away(project, run):
+def test_doctor_reports_an_unreachable_server_once(project, run):
     project(
         **{
             "tasks.py": TASKS.format(
@@ -236,7 +235,7 @@ def test_doctor_tells_once_that_a_server_is_away(project, run):
     assert "127.0.0.1:1" in errors[0]["what"]
 
 
-def test_doctor_on_a_broker_that_does_not_tell_who_works(project, run):
+def test_doctor_on_a_broker_that_does_not_report_workers(project, run):
     project(**{"tasks.py": TASKS.format(settings="broker='memory://', backend='disabled://'", options="")})
     result = run("doctor", "--json")
     findings = [found["what"] for found in json.loads(result.stdout)]
@@ -250,11 +249,11 @@ def test_doctor_on_a_broker_that_does_not_tell_who_works(project, run):
 SCHEDULE = "beat_schedule={'a': {'task': 'tasks.f', 'schedule': 5}%s}"
 
 
-def test_schedules_that_are_in_order(check):
+def test_valid_schedules_have_no_problems(check):
     assert check(SCHEDULE % "") == []
 
 
-def test_entries_that_are_wrong_are_told(check):
+def test_wrong_entries_are_reported(check):
     found = check(SCHEDULE % ", 'b': {'task': 'tasks.f'}, 'c': {'task': 'tasks.g', 'schedule': '@daily'}")
     assert [(severity, setting) for severity, setting, _ in found] == [
         ("error", "beat_schedule"),
@@ -264,7 +263,7 @@ def test_entries_that_are_wrong_are_told(check):
     assert "the entry 'c' calls 'tasks.g', which is not a task of this app" in found[1][2]
 
 
-def test_stores_that_keep_no_schedules_are_told(check):
+def test_schedule_stores_that_are_not_shared_are_reported(check):
     assert about(check(f"{PLAIN}, {SCHEDULE % ''}"), "warning", "kept in no shared store")
     assert not about(check(PLAIN), "warning", "kept in no shared store")
     explicit = check(f"{SCHEDULE % ''}, beat_store='memory://'")
@@ -274,12 +273,12 @@ def test_stores_that_keep_no_schedules_are_told(check):
     assert "secret" not in wrong[0][2]
 
 
-def test_what_two_looks_find_is_told_once(check):
+def test_problem_found_by_two_checks_is_reported_once(check):
     settings = "broker='mongodb://127.0.0.1:1/db', backend='disabled://', broker_use_ssl=True"
     assert len(about(check(settings, "", "--connect"), "error", "broker_use_ssl is for")) == 1
 
 
-def test_where_rabbitmq_counts_deaths_of_workers_has_to_stay(check, monkeypatch, tmp_path):
+def test_directory_for_counting_worker_deaths_on_rabbitmq_must_exist(check, monkeypatch, tmp_path):
     words = "how often a task killed its whole worker"
     rabbitmq = "broker='amqp://h', backend='redis://h'"
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

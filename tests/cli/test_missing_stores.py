@@ -1,4 +1,5 @@
-"""A place that is not there: what looks at it makes nothing, and says that nothing was sent there yet."""
+"""Brokers and stores that do not exist yet: read-only commands do not create them, and say that they are
+missing."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "tasks": (),
     "workers": (),
 }
-"""Commands that change nothing, and what they are called with."""
-NEEDS_WHAT_WAS_SENT: dict[str, tuple[str, ...]] = {
+"""Commands that change nothing, with their arguments."""
+CHANGES_EXISTING: dict[str, tuple[str, ...]] = {
     "dead discard": ("--all", "--yes"),
     "dead retry": ("--all",),
     "delayed flush": ("--yes",),
@@ -47,8 +48,8 @@ NEEDS_WHAT_WAS_SENT: dict[str, tuple[str, ...]] = {
     "spool retry": ("spool", "job"),
     "spool rm": ("spool", "job", "--yes"),
 }
-"""Commands that change what was sent before; where nothing was, there is nothing to change."""
-MAKES = {
+"""Commands that only change existing messages; without any, they have nothing to change."""
+CREATES = {
     *("start", "call", "shell", "spool add", "spool run", "spool send"),
     *(
         "beat add",
@@ -61,13 +62,13 @@ MAKES = {
         "beat sign",
     ),
 }
-"""Commands that are told to send, to keep or to work, and make the place for it."""
-SAYS_SO = {
+"""Commands that send, store or run something, and create the place for it."""
+REPORTS_MISSING = {
     *("dead list", "dead show", "delayed list", "failed list", "failed show", "health", "move", "queues"),
-    *("tasks", "workers", *(name for name in NEEDS_WHAT_WAS_SENT if not name.startswith("spool"))),
+    *("tasks", "workers", *(name for name in CHANGES_EXISTING if not name.startswith("spool"))),
 }
 
-PLACES = {
+URLS = {
     "default": {},
     "sqlite": {"broker_url": "sqlite:///no/such/q.db"},
     "spool": {"broker_url": "spool://{here}/queues"},
@@ -91,18 +92,18 @@ def add(x, y):
 
 
 def test_every_command_is_in_one_of_the_tables():
-    tables = [set(LOOKS), set(NEEDS_WHAT_WAS_SENT), MAKES]
+    tables = [set(LOOKS), set(CHANGES_EXISTING), CREATES]
     assert set.union(*tables) == set(COMMANDS)
     assert sum(map(len, tables)) == len(COMMANDS)
 
 
 @pytest.fixture
 def at(project):
-    """Makes a project whose messages and results are in places that are not there."""
+    """Makes a project whose broker and stores do not exist."""
 
     def make(place):
         directory = project()
-        settings = {name: value.format(here=directory) for name, value in PLACES[place].items()}
+        settings = {name: value.format(here=directory) for name, value in URLS[place].items()}
         project(**{"tasks.py": TASKS.format(settings=settings)})
         return directory, settings
 
@@ -115,54 +116,54 @@ def files(directory):
     }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("command", [*LOOKS, *NEEDS_WHAT_WAS_SENT])
-def test_nothing_is_made(at, run, command, place):
+@pytest.mark.parametrize("place", URLS)
+@pytest.mark.parametrize("command", [*LOOKS, *CHANGES_EXISTING])
+def test_command_creates_no_files(at, run, command, place):
     directory, settings = at(place)
     before = files(directory)
-    words = LOOKS.get(command) or NEEDS_WHAT_WAS_SENT.get(command, ())
+    words = LOOKS.get(command) or CHANGES_EXISTING.get(command, ())
     broker = settings.get("broker_url", "sqlite:///.qworker/qworker.db")
     result = run(*command.split(), *(word.format(broker=broker) for word in words))
     assert files(directory) == before
     assert "Traceback" not in result.stderr
-    if command in SAYS_SO and place != "kombus-files":
+    if command in REPORTS_MISSING and place != "kombus-files":
         assert result.exit_code == 1
         assert "there is no" in result.stderr + result.stdout
 
 
 @pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
-def database(request, tmp_path_factory):
-    """A database without tables; where it is, and what tables there are."""
+def empty_database(request, tmp_path_factory):
+    """A database without tables."""
     place = request.param(tmp_path_factory.mktemp("database"))
     yield place
     place.clear()
 
 
 @pytest.mark.parametrize(
-    "command", [name for name in [*LOOKS, *NEEDS_WHAT_WAS_SENT] if not name.startswith("spool")]
+    "command", [name for name in [*LOOKS, *CHANGES_EXISTING] if not name.startswith("spool")]
 )
-def test_nothing_is_made_in_a_database(database, project, run, command):
-    settings = {"broker_url": database.url, "beat_store": database.url}
+def test_command_creates_no_tables(empty_database, project, run, command):
+    settings = {"broker_url": empty_database.url, "beat_store": empty_database.url}
     project(**{"tasks.py": TASKS.format(settings=settings)})
-    words = LOOKS.get(command) or NEEDS_WHAT_WAS_SENT.get(command, ())
-    result = run(*command.split(), *(word.format(broker=database.url) for word in words))
-    assert database.tables() == []
+    words = LOOKS.get(command) or CHANGES_EXISTING.get(command, ())
+    result = run(*command.split(), *(word.format(broker=empty_database.url) for word in words))
+    assert empty_database.tables() == []
     assert "Traceback" not in result.stderr
-    if command in SAYS_SO:
+    if command in REPORTS_MISSING:
         assert result.exit_code == 1
         assert "there is no table of qworker in" in result.stderr + result.stdout
 
 
-def test_programs_find_nothing_in_a_database(database, project):
+def test_app_methods_create_no_tables(empty_database, project):
     from qworker.cli.discovery import find_app
 
-    project(**{"tasks.py": TASKS.format(settings={"broker_url": database.url})})
+    project(**{"tasks.py": TASKS.format(settings={"broker_url": empty_database.url})})
     app = find_app("tasks").app
     assert (app.queues(), app.workers(), app.peek(), app.failed.list()) == ([], [], [], [])
     assert app.AsyncResult("some-id").state == "PENDING"
     assert app.broker.missing
     assert app.failed.retry().number == app.failed.discard() == app.broker.admin.purge("celery") == 0
-    assert database.tables() == []
+    assert empty_database.tables() == []
     app.send_task("tasks.add", (1, 2))
     assert app.broker.missing is None
     assert [info.ready for info in app.queues()] == [1]
@@ -170,7 +171,7 @@ def test_programs_find_nothing_in_a_database(database, project):
 
 
 @pytest.mark.parametrize("place", ["default", "sqlite", "spool"])
-def test_the_sentence_says_where_and_what_to_do(at, run, place):
+def test_error_names_the_missing_broker_and_the_setting(at, run, place):
     directory, settings = at(place)
     path = directory / {"default": ".qworker/qworker.db", "sqlite": "no/such/q.db", "spool": "queues"}[place]
     source = "QWorker(…)" if settings else "default"
@@ -180,7 +181,7 @@ def test_the_sentence_says_where_and_what_to_do(at, run, place):
     )
 
 
-def test_a_result_where_none_was_ever_kept(at, run):
+def test_result_reports_a_missing_result_backend(at, run):
     directory, _ = at("files")
     said = run("result", "some-id")
     assert (said.exit_code, said.stdout) == (1, "")
@@ -188,7 +189,7 @@ def test_a_result_where_none_was_ever_kept(at, run):
     assert "correct result_backend (QWorker(…))" in said.stderr
 
 
-def test_doctor_says_it_once_as_a_warning(at, run):
+def test_doctor_reports_a_missing_broker_once_as_a_warning(at, run):
     directory, _ = at("sqlite")
     result = run("doctor", "--json")
     assert result.exit_code == 0
@@ -202,7 +203,7 @@ def test_doctor_says_it_once_as_a_warning(at, run):
     ]
 
 
-def test_doctor_finds_a_place_that_cannot_be_made(project, run):
+def test_doctor_reports_a_broker_that_cannot_be_created(project, run):
     directory = project(wall="no directory")
     settings = {"broker_url": f"spool://{directory}/wall/queues"}
     project(**{"tasks.py": TASKS.format(settings=settings)})
@@ -212,7 +213,7 @@ def test_doctor_finds_a_place_that_cannot_be_made(project, run):
     assert errors == [f"there is no {directory}/wall/queues, and it cannot be created"]
 
 
-def test_programs_find_nothing_and_make_nothing(at):
+def test_app_methods_create_no_files(at):
     from qworker.cli.discovery import find_app
 
     directory, _ = at("sqlite")

@@ -1,4 +1,4 @@
-"""What people type wrong: names with a slip in them, and options that do nothing alone."""
+"""Typing errors: misspelt names, and options that have no effect alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.waiting import PATIENCE
         ("", "This app has: tasks.add, tasks.fail\n"),
     ],
 )
-def test_call_of_no_task_says_what_there_is(tasks, run, name, words):
+def test_call_of_an_unknown_task_suggests_names(tasks, run, name, words):
     result = run("call", name)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.endswith(words), result.stderr
@@ -44,21 +44,21 @@ def test_call_in_an_app_without_tasks(project, run):
     assert "This app has no tasks" in run("call", "add").stderr
 
 
-def test_beat_takes_short_names_as_call_does(tasks, run):
+def test_beat_accepts_short_task_names(tasks, run):
     added = run("beat", "add", "x", "add", "--every", "5", "-a", "[1, 2]", "--json")
     assert (json.loads(added.stdout)["task"], "Warning" in added.stderr) == ("tasks.add", False)
     run("beat", "set", "x", "--task", "fail", "-a", "[]")
     assert json.loads(run("beat", "show", "x", "--json").stdout)["task"] == "tasks.fail"
 
 
-def test_beat_refuses_a_priority_that_each_call_would_be_refused_for(tasks, run):
+def test_beat_refuses_an_invalid_priority(tasks, run):
     refused = run("beat", "add", "x", "tasks.fail", "--every", "5", "--option", "priority=99")
     assert (refused.exit_code, "priority=99" in refused.stderr) == (1, True)
 
 
 @pytest.fixture
-def waiting(tasks) -> None:
-    """Two messages in the queue `celery`, and one in `reports`."""
+def queued_messages(tasks) -> None:
+    """Two messages in the queue `celery` and one in `reports`."""
     queues = ("celery", "celery", "reports")
     find_app("tasks").app.broker.sender.push([Envelope(queue, "{}", None, b"") for queue in queues])
 
@@ -76,7 +76,7 @@ def waiting(tasks) -> None:
         "dead list -Q reprots",
     ],
 )
-def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
+def test_misspelt_queue_name_is_reported_with_a_suggestion(queued_messages, run, command):
     result = run(*command.split())
     assert result.exit_code == 0
     assert "There is no queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
@@ -85,21 +85,21 @@ def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
     assert "Nobody knows" not in run(*command.replace("reprots", "zzz").split()).stderr
 
 
-def test_move_of_a_queue_with_a_slip_in_it_is_told(waiting, run):
+def test_move_reports_a_misspelt_queue_name(queued_messages, run):
     result = run("move", "sqlite:///.qworker/qworker.db", "sqlite:///other.db", "-Q", "reprots", "--yes")
     assert result.stdout == "There is nothing to move.\n"
     assert "There is no queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
     assert not Path("other.db").exists()
 
 
-def test_purge_removes_nothing_when_what_it_is_to_leave_is_misspelt(waiting, run):
+def test_purge_refuses_a_misspelt_queue_to_exclude(queued_messages, run):
     refused = run("purge", "-X", "reprots", "--yes")
     assert (refused.exit_code, "Did you mean 'reports'?" in refused.stderr) == (2, True)
     assert run("purge", "-X", "reports", "--yes").stdout == "Removed 2 messages.\n"
 
 
-def options() -> Iterator[tuple[str, click.Option]]:
-    """All options of all commands that are of effect beside another only."""
+def dependent_options() -> Iterator[tuple[str, click.Option]]:
+    """All options of all commands that only have an effect with another option."""
     pending: list[tuple[str, click.Command]] = [("", main)]
     while pending:
         path, command = pending.pop()
@@ -116,9 +116,10 @@ GOOD = {"--timeout": "5", "--every": "1", "--signal": "INT", "--force": None, "-
 
 
 @pytest.mark.parametrize(
-    ("path", "option"), [pytest.param(path, each, id=f"{path} {each.name}") for path, each in options()]
+    ("path", "option"),
+    [pytest.param(path, each, id=f"{path} {each.name}") for path, each in dependent_options()],
 )
-def test_an_option_that_would_do_nothing_is_refused(tasks, run, path, option):
+def test_option_without_the_option_it_needs_is_refused(tasks, run, path, option):
     name = max(option.opts, key=len)
     value = [] if GOOD[name] is None else [GOOD[name]]
     arguments = {"call": ["add", "1", "2"], "result": ["x"], "revoke": ["x"], "init": ["project"]}.get(
@@ -129,8 +130,8 @@ def test_an_option_that_would_do_nothing_is_refused(tasks, run, path, option):
     assert f"Error: {name} goes with --{option.requires}.\n" in refused.stderr
 
 
-def test_options_of_watching_waiting_and_ending_are_among_them():
-    found = {(path, max(each.opts, key=len)) for path, each in options()}
+def test_dependent_options_include_the_known_ones():
+    found = {(path, max(each.opts, key=len)) for path, each in dependent_options()}
     assert found >= {
         ("call", "--timeout"),
         ("result", "--timeout"),
@@ -143,8 +144,8 @@ def test_options_of_watching_waiting_and_ending_are_among_them():
     }
 
 
-def test_help_speaks_of_no_type_of_clicks(tasks, run):
-    """INTEGER RANGE and the like say nothing to who reads them."""
+def test_help_does_not_show_type_names_of_click(tasks, run):
+    """Such as INTEGER RANGE, which mean nothing to users."""
     pending: list[list[str]] = [[]]
     while pending:
         path = pending.pop()
@@ -162,39 +163,39 @@ def test_help_speaks_of_no_type_of_clicks(tasks, run):
                 pending += [[*path, name] for name in command.list_commands(context)]
 
 
-def test_eta_and_countdown_do_not_go_together(tasks, run):
+def test_eta_and_countdown_exclude_each_other(tasks, run):
     refused = run("call", "add", "1", "2", "--eta", "2030-01-31", "--countdown", "5")
     assert (refused.exit_code, "not both" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("eta", ["2030-01-31", "2030-01-31T08:00", "2030-01-31T08:00:00Z"])
-def test_eta_is_any_time_of_iso_8601(begun, run, eta):
+def test_eta_accepts_iso_8601(existing_broker, run, eta):
     assert run("call", "add", "1", "2", "--eta", eta).exit_code == 0
     (seen,) = find_app("tasks").app.peek()
     assert seen.state == "delayed"
 
 
-def test_who_waited_in_vain_still_gets_the_id(tasks, run):
+def test_call_prints_the_id_if_waiting_times_out(tasks, run):
     result = run("call", "add", "1", "2", "--task-id", "mine", "--wait", "--timeout", "0.05", "--json")
-    told = json.loads(result.stdout)
-    assert (result.exit_code, told["id"], told["state"]) == (3, "mine", "PENDING")
+    printed = json.loads(result.stdout)
+    assert (result.exit_code, printed["id"], printed["state"]) == (3, "mine", "PENDING")
 
 
-def test_ctrl_c_while_waiting_says_how_to_ask_later(tasks, environment):
-    """The task was sent, so it goes on; its id would be lost."""
+def test_ctrl_c_while_waiting_explains_how_to_get_the_result(tasks, environment):
+    """The task was sent and continues; its id would be lost."""
     arguments = [sys.executable, "-m", "qworker", "call", "add", "1", "2", "--task-id", "mine", "--wait"]
-    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stderr is not None
-        told = waiting.stderr.readline() + waiting.stderr.readline()
-        assert "No worker consumes queue" in told
-        waiting.send_signal(signal.SIGINT)
-        assert waiting.stderr.read() == (
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        printed = process.stderr.readline() + process.stderr.readline()
+        assert "No worker consumes queue" in printed
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == (
             "\nThe task continues; ask later: qworker result mine\n\nInterrupted.\n"
         )
-        assert waiting.wait(PATIENCE) == 130
+        assert process.wait(PATIENCE) == 130
 
 
-def test_code_in_the_shell_that_raises_shows_its_own_traceback(tasks, run):
+def test_error_in_shell_code_shows_its_own_traceback(tasks, run):
     code = "def f():\n    1 / 0\nf()"
     for result in (run("shell", "-c", code), run("shell", input=code)):
         assert result.exit_code == 1
@@ -211,7 +212,7 @@ def test_code_in_the_shell_that_raises_shows_its_own_traceback(tasks, run):
     assert (result.exit_code, result.stderr.count("File ")) == (1, 1)
 
 
-def test_init_leaves_no_half_file_on_a_full_disk(tasks, run, monkeypatch):
+def test_init_leaves_no_partial_file_on_a_full_disk(tasks, run, monkeypatch):
     def fill_up(self: Path, *args: object, **kwargs: object) -> int:
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -222,7 +223,7 @@ def test_init_leaves_no_half_file_on_a_full_disk(tasks, run, monkeypatch):
     assert not Path("Dockerfile").exists()
 
 
-def test_init_says_what_is_wrong_with_an_app_that_is_there(tasks, run):
+def test_init_reports_an_app_that_cannot_be_imported(tasks, run):
     Path("tasks.py").write_text("from qworker import QWorker\nimport nosuchmodule\n")
     result = run("init", "docker")
     assert (result.exit_code, "No module named 'nosuchmodule'" in result.stderr) == (1, True)
@@ -231,26 +232,26 @@ def test_init_says_what_is_wrong_with_an_app_that_is_there(tasks, run):
 @pytest.mark.parametrize(
     ("kind", "words"), [("sytemd", "did you mean 'systemd'?"), ("kuberntes", "did you mean 'kubernetes'?")]
 )
-def test_init_of_a_kind_with_a_slip_in_it(tasks, run, kind, words):
+def test_init_suggests_the_kind_for_a_typo(tasks, run, kind, words):
     result = run("init", kind)
     assert (result.exit_code, words in result.stderr) == (2, True)
 
 
-def test_config_check_of_no_broker_speaks_of_no_other(project, run):
+def test_config_check_of_an_unknown_broker_reports_one_problem(project, run):
     project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="reddis://x")\n'})
     result = run("config", "check")
     error, count = result.stdout.splitlines()
     assert (result.exit_code, "did you mean redis://?" in error, count) == (1, True, "1 problem.")
 
 
-def test_config_check_connect_asks_the_embedded_broker_too(tasks, run):
+def test_config_check_connect_includes_the_embedded_broker(tasks, run):
     Path(".qworker").write_text("in the way")
     assert run("config", "check").exit_code == 0
     assert run("config", "check", "--connect").exit_code == 1
 
 
-def test_a_missing_library_is_one_problem(project, shell):
-    """The settings, the store of schedules and the servers each need it."""
+def test_missing_driver_is_reported_as_one_problem(project, shell):
+    """Although the settings, the schedule store and the server checks each need it."""
     url = "postgresql://u:p@localhost/x"
     app = f"from qworker import QWorker\napp = QWorker('tasks', broker='{url}', backend='{url}')\n"
     project(**{"tasks.py": app, "psycopg.py": "raise ImportError('gone', name='psycopg')\n"})
@@ -259,31 +260,31 @@ def test_a_missing_library_is_one_problem(project, shell):
     assert (done.returncode, "psycopg is not installed" in error, count) == (1, True, "1 problem.")
 
 
-def test_settings_whose_names_end_alike_are_two_problems(project, run):
+def test_problems_of_similar_setting_names_are_reported_separately(project, run):
     changes = "changes={'accept_content': 5, 'result_accept_content': 5}"
     project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {changes})\n"})
     assert run("config", "check").stdout.endswith("2 problems.\n")
 
 
-def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
-    told = run("report").stdout
-    assert "makes an app), 2 tasks\nsettings: default\nproblems: none\n" in told
+def test_report_counts_only_user_tasks(tasks, run):
+    printed = run("report").stdout
+    assert "makes an app), 2 tasks\nsettings: default\nproblems: none\n" in printed
 
 
-def test_call_to_a_queue_that_no_worker_is_on_names_the_one_that_is_meant(tasks, run):
+def test_call_suggests_a_queue_that_a_worker_consumes(tasks, run):
     consumer = find_app("tasks").app.broker.consumer
     consumer.register("w@here", ["reports"], 1)
     try:
-        told = run("call", "add", "1", "2", "-Q", "reprots").stderr
-        assert "Did you mean 'reports'?\n" in told
+        printed = run("call", "add", "1", "2", "-Q", "reprots").stderr
+        assert "Did you mean 'reports'?\n" in printed
         assert "Did you mean 'celery'?\n" in run("call", "add", "1", "2", "-Q", "celeryy").stderr
         assert "Did you mean" not in run("call", "add", "1", "2", "-Q", "other").stderr
     finally:
         consumer.deregister()
 
 
-def test_purge_finds_a_queue_that_only_the_server_knows(project, run):
-    """RabbitMQ tells of a queue that it is asked for, and lists none."""
+def test_purge_finds_a_queue_that_rabbitmq_does_not_list(project, run):
+    """RabbitMQ answers for a queue by name, but qworker cannot list its queues."""
     url, prefix = require("rabbitmq"), f"test.{uuid.uuid4().hex[:12]}."
     settings = f"broker={url!r}, broker_transport_options={{'queue_name_prefix': {prefix!r}}}"
     project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {settings})\n"})
@@ -299,14 +300,14 @@ def test_purge_finds_a_queue_that_only_the_server_knows(project, run):
         link.close()
 
 
-def test_graph_of_results_that_only_the_caller_gets_says_so(project, run):
+def test_graph_refuses_results_that_only_the_caller_receives(project, run):
     project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="amqp://h")\n'})
     result = run("graph", "x")
     assert (result.exit_code, "in the calling process" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("setting", ["imports", "include"])
-def test_a_module_of_tasks_that_is_none_is_told_with_its_setting(project, run, setting):
+def test_missing_task_module_is_reported_with_its_setting(project, run, setting):
     made = f'from qworker import QWorker\napp = QWorker("tasks", {setting}=["tasks.mail"])\n'
     project(**{"tasks.py": made})
     result = run("call", "add")
@@ -314,5 +315,5 @@ def test_a_module_of_tasks_that_is_none_is_told_with_its_setting(project, run, s
     assert f"Error: {setting} names 'tasks.mail': " in result.stderr
 
 
-def test_the_shell_hides_nothing_of_pythons(tasks, run):
+def test_shell_does_not_hide_builtins(tasks, run):
     assert run("shell", "-c", "print(list(map(str, [1])), add.name)").stdout == "['1'] tasks.add\n"
