@@ -1,4 +1,4 @@
-"""The service that looks after schedules, turn by turn."""
+"""The beat service, step by step."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ FIRST = datetime(2023, 11, 14, 23, tzinfo=UTC).timestamp()
 """The first full hour after START."""
 
 
-class Kept(MemoryScheduleStore):
-    """away: while True, calls raise BackendError. left: its pending slots. swept: what was asked for."""
+class FakeScheduleStore(MemoryScheduleStore):
+    """away: while True, calls raise BackendError. pending_slots: what pending() returns. swept: arguments of
+    sweep()."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock, shared=True)
         self.away = False
-        self.left: dict[tuple[str, float], Slot] = {}
+        self.pending_slots: dict[tuple[str, float], Slot] = {}
         self.swept: list[float] = []
         self.edit_after_renewal: tuple[str, bytes, int] | None = None
 
     def renew(self, lease: Lease) -> Lease:
-        self._answer()
+        self._check_available()
         found = super().renew(lease)
         if self.edit_after_renewal is not None:
             super().edit(*self.edit_after_renewal)
@@ -54,61 +55,61 @@ class Kept(MemoryScheduleStore):
         return found
 
     def look(self) -> Lease:
-        self._answer()
+        self._check_available()
         return super().look()
 
     def note(self, lease: Lease, states: Mapping[str, State]) -> None:
-        self._answer()
+        self._check_available()
         super().note(lease, states)
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        self._answer()
+        self._check_available()
         return super().fire(lease, firings, sender)
 
     def pending(self) -> list[Slot]:
-        return list(self.left.values())
+        return list(self.pending_slots.values())
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
         for each in slots:
-            self.left.pop(each, None)
+            self.pending_slots.pop(each, None)
 
     def sweep(self, before: float) -> int:
         self.swept.append(before)
         return super().sweep(before)
 
-    def _answer(self) -> None:
+    def _check_available(self) -> None:
         if self.away:
             raise BackendError("away")
 
 
-class Deaf(Kept):
-    """deaf: so many answers of fire() are lost from now on."""
+class LostAnswerStore(FakeScheduleStore):
+    """lost_answers: how many of the next answers of fire() are lost."""
 
-    deaf = 0
+    lost_answers = 0
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         free = super().fire(lease, firings, sender)
-        if self.deaf:
-            self.deaf -= 1
+        if self.lost_answers:
+            self.lost_answers -= 1
             raise BackendError("no answer")
         return free
 
 
-class Apart(Kept):
-    """As a store beside its broker: a slot is taken first, and pending until the message is sent."""
+class SeparateStore(FakeScheduleStore):
+    """A store that is separate from the broker: a slot is pending until its message is sent."""
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         free = super().fire(lease, firings, KeepingStore().sender)
         for each in free:
-            self.left[each.name, each.due] = Slot(each.name, each.due, 0.0, each.task_id, PENDING)
+            self.pending_slots[each.name, each.due] = Slot(each.name, each.due, 0.0, each.task_id, PENDING)
         if free:
             sender.push([envelope for each in free for envelope in each.envelopes])
             self.sent(lease, [(each.name, each.due) for each in free])
         return free
 
 
-class Failing(Schedule):
-    """One of somebody's own, with a fault."""
+class FailingSchedule(Schedule):
+    """A custom schedule that fails."""
 
     def next(self, after: datetime) -> datetime | None:
         raise RuntimeError("no time")
@@ -120,8 +121,8 @@ class Failing(Schedule):
         return "never"
 
 
-class Slow(Kept):
-    """Takes a quarter of a second for each 500 states that it notes. others: have their turns meanwhile."""
+class SlowStore(FakeScheduleStore):
+    """Takes a quarter of a second for each 500 states it notes; *others* take steps meanwhile."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -136,59 +137,63 @@ class Slow(Kept):
         super().note(lease, states)
 
 
-class Order(Kept):
-    """Keeps in which order it is told of entries, and of calls."""
+class RecordingStore(FakeScheduleStore):
+    """Records the order of calls of note(), fire() and prepare()."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.told: list[str] = []
+        self.recorded: list[str] = []
 
     def note(self, lease: Lease, states: Mapping[str, State]) -> None:
-        self.told.append("note")
+        self.recorded.append("note")
         super().note(lease, states)
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        self.told.append("fire")
+        self.recorded.append("fire")
         return super().fire(lease, firings, sender)
 
     def prepare(self, sender: Sender) -> None:
-        self.told.append("prepare")
+        self.recorded.append("prepare")
 
 
-class Repeating(Apart):
-    """As a store whose answer to a commit was lost: tried again, it finds every slot taken, and does not
-    send."""
+class LostCommitStore(SeparateStore):
+    """A store whose answer to a commit was lost: the retry finds every slot taken, and does not send."""
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         super().fire(lease, firings, KeepingStore().sender)
         for each in firings:
-            self.left[each.name, each.due] = Slot(each.name, each.due, 0.0, each.task_id, PENDING)
+            self.pending_slots[each.name, each.due] = Slot(each.name, each.due, 0.0, each.task_id, PENDING)
         return []
 
 
 class Bench:
-    """A beat of an app with *entries* in its settings, on a clock that stands still."""
+    """A beat of an app with *entries* in its settings, and a fake clock."""
 
-    def __init__(self, entries: dict[str, Any], kept: type[Kept] = Kept, **settings: Any) -> None:
+    def __init__(
+        self,
+        entries: dict[str, Any],
+        store_type: type[FakeScheduleStore] = FakeScheduleStore,
+        **settings: Any,
+    ) -> None:
         self.app, self.broker, self.clock = make_app(beat_schedule=entries, **settings)
-        self.store = kept(self.clock)
+        self.store = store_type(self.clock)
         self.schedules = Schedules(self.app, self.store)
         self.crashes: list[BaseException] = []
         self.beat = self.another()
 
     def another(self) -> Beat:
-        """Another process that looks after the same."""
+        """Return the beat of another process, with the same store."""
         return Beat(self.app, lambda name, error: self.crashes.append(error), self.store)
 
-    def turn(self) -> float:
+    def step(self) -> float:
         return self.beat.step(self.clock.monotonic())
 
     def run(self, seconds: float, *beats: Beat) -> None:
-        """Let time pass; each of *beats* has its turn at least every 0.25 s."""
+        """Advance the clock; each of *beats* takes a step at least every 0.25 s."""
         end = self.clock.now() + seconds
-        while (left := end - self.clock.now()) > 0:
+        while (pending_slots := end - self.clock.now()) > 0:
             rests = [each.step(self.clock.monotonic()) for each in beats or (self.beat,)]
-            self.clock.advance(min(max(min(rests), 0.001), 0.25, left))
+            self.clock.advance(min(max(min(rests), 0.001), 0.25, pending_slots))
         for each in beats or (self.beat,):
             each.step(self.clock.monotonic())
 
@@ -197,7 +202,7 @@ class Bench:
 
     @property
     def calls(self) -> list[tuple[str, float]]:
-        """The entry and due time of each message so far."""
+        """The entry and due time of each message sent so far."""
         return [
             (
                 sent.headers[NAME_HEADER],
@@ -214,7 +219,7 @@ def hourly(**fields: Any) -> dict[str, Any]:
 # -- each due time once --
 
 
-def test_an_entry_is_called_at_its_times() -> None:
+def test_entry_is_called_at_its_due_times() -> None:
     bench = Bench({"a": hourly(args=[1], kwargs={"b": 2}, options={"queue": "special", "headers": {"h": 1}})})
     bench.at(FIRST - 1)
     assert bench.calls == []
@@ -237,33 +242,33 @@ def test_an_entry_is_called_at_its_times() -> None:
     assert len(bench.store.slots("a")) == bench.beat.fired == 3
 
 
-def test_it_rests_until_something_is_to_be_done() -> None:
+def test_step_returns_the_time_until_the_next_due_call() -> None:
     bench = Bench({"a": hourly()})
-    assert 0 < bench.turn() <= 0.5
+    assert 0 < bench.step() <= 0.5
     bench.clock.advance(FIRST - bench.clock.now() - 0.1)
-    assert bench.turn() == pytest.approx(0.1)
+    assert bench.step() == pytest.approx(0.1)
 
 
-def test_a_call_that_is_late_expires_by_its_due_time() -> None:
+def test_late_call_expires_relative_to_its_due_time() -> None:
     bench = Bench({"a": hourly(expires=600)})
-    bench.turn()
+    bench.step()
     bench.clock.advance(FIRST + 300 - bench.clock.now())
-    bench.turn()
+    bench.step()
     (sent,) = bench.broker.sent
     assert sent.headers["expires"].startswith("2023-11-14T23:10:00")
 
 
-def test_thousands_of_entries_are_each_called_once() -> None:
+def test_each_of_thousands_of_entries_is_called_once() -> None:
     bench = Bench({f"e{number}": hourly() for number in range(2500)})
-    bench.turn()
+    bench.step()
     bench.clock.advance(FIRST - bench.clock.now())
     for _ in range(10):
-        bench.turn()
+        bench.step()
     assert set(Counter(bench.calls).values()) == {1}
     assert len(bench.calls) == 2500
 
 
-def test_what_was_called_runs_in_a_worker() -> None:
+def test_scheduled_call_runs_in_a_worker() -> None:
     clock = FakeClock()
     app = QWorker(
         "proj", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False
@@ -283,10 +288,10 @@ def test_what_was_called_runs_in_a_worker() -> None:
     assert ran == [(id_of("proj", "proj.report", FIRST), 1)]
 
 
-# -- one of many --
+# -- several processes --
 
 
-def test_of_many_processes_one_calls() -> None:
+def test_only_one_of_several_processes_makes_calls() -> None:
     bench = Bench({"a": {"task": "t", "schedule": 1}})
     others = [bench.another() for _ in range(3)]
     bench.run(20, bench.beat, *others)
@@ -294,7 +299,7 @@ def test_of_many_processes_one_calls() -> None:
     assert [each.fired > 0 for each in (bench.beat, *others)] == [True, False, False, False]
 
 
-def test_another_goes_on_where_the_leader_has_died() -> None:
+def test_follower_takes_over_from_a_dead_leader() -> None:
     bench = Bench({"a": {"task": "t", "schedule": 1, "catch_up": 100}})
     other = bench.another()
     bench.run(5, bench.beat, other)
@@ -304,7 +309,7 @@ def test_another_goes_on_where_the_leader_has_died() -> None:
     assert dues == [START + number for number in range(1, 11)]
 
 
-def test_a_frozen_leader_calls_nothing_twice() -> None:
+def test_frozen_leader_repeats_no_call() -> None:
     bench = Bench({"a": {"task": "t", "schedule": 1, "catch_up": 100}})
     other = bench.another()
     bench.run(3, bench.beat, other)
@@ -316,23 +321,23 @@ def test_a_frozen_leader_calls_nothing_twice() -> None:
     assert bench.beat.leadership.lease is None
 
 
-def test_it_leads_on_while_it_takes_in_more_entries_than_a_lease_lasts() -> None:
-    """Otherwise two that begin take the lead from each other again and again, and nothing is called."""
-    bench = Bench({f"e{number}": hourly() for number in range(6000)}, Slow)
-    assert isinstance(bench.store, Slow)
+def test_lease_is_renewed_while_many_entries_are_loaded() -> None:
+    """Otherwise two starting processes take the lease from each other again and again."""
+    bench = Bench({f"e{number}": hourly() for number in range(6000)}, SlowStore)
+    assert isinstance(bench.store, SlowStore)
     other = bench.another()
     bench.store.others.append(other)
     began = bench.clock.now()
-    bench.turn()
+    bench.step()
     assert bench.clock.now() - began > LEASE_SECONDS
     assert bench.beat.leadership.lease is not None
     assert other.leadership.lease is None
 
 
-def test_it_leads_on_while_it_takes_in_more_edits_than_a_lease_lasts() -> None:
-    bench = Bench({}, Slow)
-    bench.turn()
-    assert isinstance(bench.store, Slow)
+def test_lease_is_renewed_while_many_edits_are_loaded() -> None:
+    bench = Bench({}, SlowStore)
+    bench.step()
+    assert isinstance(bench.store, SlowStore)
     other = bench.another()
     bench.store.others.append(other)
     edit = to_json(Edit({"task": "t", "schedule": {"crontab": "0 * * * *"}}, added=True).as_data())
@@ -340,7 +345,7 @@ def test_it_leads_on_while_it_takes_in_more_edits_than_a_lease_lasts() -> None:
         assert bench.store.edit(f"e{number}", edit, 0)
     bench.clock.advance(0.5)
     began = bench.clock.now()
-    bench.turn()
+    bench.step()
     assert bench.clock.now() - began > LEASE_SECONDS
     assert bench.beat.leadership.lease is not None
     assert other.leadership.lease is None
@@ -348,52 +353,54 @@ def test_it_leads_on_while_it_takes_in_more_edits_than_a_lease_lasts() -> None:
     assert Counter(bench.calls) == Counter((f"e{number}", FIRST) for number in range(6000))
 
 
-def test_what_is_due_does_not_wait_until_all_entries_are_known() -> None:
-    """Of a hundred thousand the last is known after many seconds."""
-    bench = Bench({f"e{number}": hourly() for number in range(5000)}, Order)
+def test_due_calls_are_made_before_all_entries_are_loaded() -> None:
+    """Reading a hundred thousand entries takes many seconds."""
+    bench = Bench({f"e{number}": hourly() for number in range(5000)}, RecordingStore)
     bench.at(FIRST - 1)
     bench.beat.closed()
     bench.clock.advance(2.0)
-    assert isinstance(bench.store, Order)
-    bench.store.told.clear()
+    assert isinstance(bench.store, RecordingStore)
+    bench.store.recorded.clear()
     bench.another().step(bench.clock.monotonic())
-    assert bench.store.told[:2] == ["note", "fire"]
+    assert bench.store.recorded[:2] == ["note", "fire"]
     assert Counter(bench.calls) == Counter((f"e{number}", FIRST) for number in range(5000))
 
 
-def test_who_leads_is_ready_to_call_before_anything_is_due() -> None:
-    bench = Bench({"a": hourly()}, Order)
-    assert isinstance(bench.store, Order)
-    bench.turn()
-    assert bench.store.told == ["note", "prepare"]
+def test_leader_prepares_before_the_first_due_time() -> None:
+    bench = Bench({"a": hourly()}, RecordingStore)
+    assert isinstance(bench.store, RecordingStore)
+    bench.step()
+    assert bench.store.recorded == ["note", "prepare"]
     bench.at(FIRST)
-    assert [each for each in bench.store.told if each != "note"] == ["prepare", "fire"], "once is enough"
+    assert [each for each in bench.store.recorded if each != "note"] == ["prepare", "fire"], (
+        "it prepares only once"
+    )
 
 
-def test_a_leader_that_is_fenced_in_the_midst_of_a_turn_goes_on_as_a_follower(
+def test_leader_fenced_during_a_step_becomes_a_follower(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench({"a": hourly()})
-    bench.turn()
+    bench.step()
     bench.clock.advance(FIRST - bench.clock.now())
-    bench.turn()
+    bench.step()
     bench.clock.advance(HOUR - 0.1)
-    bench.turn()
+    bench.step()
     theirs = bench.store.take("they", bench.store.look())
     bench.clock.advance(0.15)
-    assert bench.turn() > 0
+    assert bench.step() > 0
     assert bench.beat.leadership.lease is None
     assert len(bench.calls) == 1
     assert "beat-follows" in logged(caplog)
     bench.store.resign(theirs)
-    bench.turn()
+    bench.step()
     assert bench.calls == [("a", FIRST), ("a", FIRST + HOUR)], (
-        "once they have gone, what they left is made up"
+        "the missed call is caught up once the other leader resigns"
     )
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 3)), max_size=60))
-def test_each_due_time_is_called_once_however_turns_fall(turns: list[tuple[int, float]]) -> None:
+def test_each_due_time_is_called_once_for_any_order_of_steps(turns: list[tuple[int, float]]) -> None:
     bench = Bench({"a": {"task": "t", "schedule": 1, "catch_up": 1000}})
     beats = [bench.beat, bench.another(), bench.another()]
     beats[0].step(bench.clock.monotonic())
@@ -407,11 +414,11 @@ def test_each_due_time_is_called_once_however_turns_fall(turns: list[tuple[int, 
     assert sorted(dues) == [START + number for number in range(1, past + 1)]
 
 
-# -- what is wrong --
+# -- invalid entries --
 
 
-class Own(Schedule):
-    """It fails from the first full hour on."""
+class FailingLater(Schedule):
+    """Fails from the first full hour on."""
 
     def next(self, after: datetime) -> datetime | None:
         return datetime.fromtimestamp(FIRST, UTC)
@@ -420,11 +427,11 @@ class Own(Schedule):
         raise RuntimeError("no")
 
 
-def test_a_wrong_entry_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_entries_do_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(
         {
             "no-task": {"schedule": 1},
-            "own": hourly(schedule=Own()),
+            "own": hourly(schedule=FailingLater()),
             "end": hourly(end="9999-12-31T23:59:59-23:00"),
             "at": hourly(schedule={"at": "9999-12-31T23:59:59-23:00"}),
             "good": hourly(),
@@ -432,20 +439,20 @@ def test_a_wrong_entry_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     )
     bench.at(FIRST + HOUR)
     assert bench.calls == [("good", FIRST), ("good", FIRST + HOUR)]
-    assert logged(caplog).count("entry-wrong") == 3  # what is due after the calendar never is
+    assert logged(caplog).count("entry-wrong") == 3  # a due time beyond the calendar never comes
     assert bench.crashes == []
 
 
-def test_what_is_edited_while_rows_are_read_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_edit_made_during_a_read_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench({"good": hourly()})
-    bench.turn()
+    bench.step()
     bench.store.edit("one", b"{", 0)
     bench.store.edit_after_renewal = ("two", b"{", 0)
     bench.run(3)
     assert logged(caplog).count("entry-wrong") == 2
 
 
-def test_damaged_rows_stop_no_entry() -> None:
+def test_damaged_rows_do_not_affect_other_entries() -> None:
     bench = Bench({"good": hourly(), "spoilt": hourly()})
     bench.store.edit("spoilt", b"{", 0)
     bench.store.edit("spoilt by hand", b"\xff", 0)
@@ -458,7 +465,7 @@ def test_damaged_rows_stop_no_entry() -> None:
     )
 
 
-def test_a_call_that_cannot_be_made_is_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_call_is_logged_once_and_retried_when_due(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench({"bad": hourly(args=[object()]), "good": hourly()})
     bench.at(FIRST + 3 * HOUR)
     assert {name for name, _ in bench.calls} == {"good"}
@@ -476,12 +483,14 @@ def test_a_call_that_cannot_be_made_is_told_of_once_and_tried_again(caplog: pyte
     assert (state.error, state.runs) == (None, 1)
 
 
-# -- the store or the broker is away --
+# -- an unavailable store or broker --
 
 
-@pytest.mark.parametrize("kept", [Kept, Apart])
-def test_a_broker_that_was_away_gets_what_was_due(kept: type[Kept], caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench({"a": hourly()}, kept)
+@pytest.mark.parametrize("store_type", [FakeScheduleStore, SeparateStore])
+def test_due_call_is_sent_when_the_broker_returns(
+    store_type: type[FakeScheduleStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench({"a": hourly()}, store_type)
     caplog.set_level("INFO")
     bench.at(FIRST - 1)
     bench.broker.failures = 10
@@ -496,13 +505,13 @@ def test_a_broker_that_was_away_gets_what_was_due(kept: type[Kept], caplog: pyte
     assert (events.count("beat-waits"), events.count("beat-goes-on")) == (1, 1)
 
 
-def test_what_a_leader_has_left_pending_is_sent_by_the_next() -> None:
-    bench = Bench({"a": hourly()}, Apart)
+def test_next_leader_sends_pending_calls() -> None:
+    bench = Bench({"a": hourly()}, SeparateStore)
     other = bench.another()
-    bench.turn()
+    bench.step()
     bench.broker.failures = 1
     bench.clock.advance(FIRST - bench.clock.now())
-    bench.turn()
+    bench.step()
     assert bench.calls == []
     bench.run(5, other)
     assert bench.calls == [("a", FIRST)]
@@ -510,10 +519,10 @@ def test_what_a_leader_has_left_pending_is_sent_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 30])
-def test_a_call_that_waits_for_the_broker_counts(others: int) -> None:
-    """It was due again before the broker was back, and the call before was forgotten."""
+def test_call_waiting_for_the_broker_counts_towards_max_runs(others: int) -> None:
+    """The entry is due again before the broker is back; the pending call must not be forgotten."""
     other = {f"other {number}": {"task": "t", "schedule": 2} for number in range(others)}
-    bench = Bench({"a": {"task": "t", "schedule": 2, "max_runs": 2}, **other}, Apart)
+    bench = Bench({"a": {"task": "t", "schedule": 2, "max_runs": 2}, **other}, SeparateStore)
     bench.run(1.9)
     bench.broker.failures = 100
     bench.run(2.2)
@@ -524,19 +533,19 @@ def test_a_call_that_waits_for_the_broker_counts(others: int) -> None:
     assert [name for name, _ in bench.calls].count("a") == state.runs == 2
 
 
-def test_what_was_taken_without_our_knowing_is_sent_at_once() -> None:
-    bench = Bench({"a": hourly()}, kept=Repeating)
+def test_slot_taken_by_an_unanswered_commit_is_sent_at_once() -> None:
+    bench = Bench({"a": hourly()}, store_type=LostCommitStore)
     bench.at(FIRST + 1)
     assert bench.calls == [("a", FIRST)]
 
 
-def test_a_store_that_was_away_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_missed_calls_are_caught_up_after_a_store_outage(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench({"a": hourly(), "b": hourly(catch_up=10)})
     caplog.set_level("INFO")
     bench.at(FIRST + 1)
     bench.store.away = True
     for _ in range(100):
-        rest = bench.turn()
+        rest = bench.step()
         assert rest > 0
         bench.clock.advance(rest)
     bench.clock.advance(2 * HOUR)
@@ -550,7 +559,7 @@ def test_a_store_that_was_away_goes_on(caplog: pytest.LogCaptureFixture) -> None
     assert (events.count("beat-waits"), events.count("beat-goes-on")) == (1, 1)
 
 
-def test_a_store_that_was_emptied_goes_on() -> None:
+def test_calls_continue_after_the_store_was_emptied() -> None:
     bench = Bench({"a": hourly()})
     bench.at(FIRST + 1)
     fresh = MemoryScheduleStore(bench.clock)
@@ -569,7 +578,7 @@ def test_old_slots_are_swept() -> None:
 # -- edits --
 
 
-def test_edits_are_seen_within_a_second() -> None:
+def test_edits_take_effect_within_a_second() -> None:
     bench = Bench({"a": hourly(), "b": hourly()})
     bench.at(FIRST - 1)
     bench.schedules.pause("a")
@@ -585,15 +594,15 @@ def test_edits_are_seen_within_a_second() -> None:
     bench.schedules.reset("b")
     bench.schedules.resume("a")
     bench.run(2)
-    assert len(bench.calls) == 2, "what was due while it was paused was not missed"
+    assert len(bench.calls) == 2, "due times during a pause are not caught up"
     bench.at(FIRST + 2 * HOUR)
     assert ("a", FIRST + 2 * HOUR) in bench.calls
     assert ("b", FIRST + 2 * HOUR) in bench.calls
 
 
-def test_one_that_is_added_again_begins_anew() -> None:
+def test_readded_entry_starts_with_fresh_state() -> None:
     bench = Bench({})
-    bench.turn()
+    bench.step()
     bench.schedules.add("c", "t", 10, max_runs=1)
     bench.run(15)
     assert len(bench.calls) == 1
@@ -609,11 +618,11 @@ def test_one_that_is_added_again_begins_anew() -> None:
 # -- problems --
 
 
-def test_who_leads_tells_which_entries_are_wrong() -> None:
+def test_leader_reports_invalid_entries() -> None:
     bench = Bench({"a": hourly(), "b": {"task": "proj.report", "schedule": "never"}})
     follower = bench.another()
     assert [text.partition(" is")[0] for text in follower.problems()] == ["the entry b"]
-    bench.turn()
+    bench.step()
     follower.step(bench.clock.monotonic())
     (problem,) = bench.beat.problems()
     assert "the entry b is not called" in problem
@@ -626,22 +635,22 @@ def test_who_leads_tells_which_entries_are_wrong() -> None:
     bench.schedules.remove("c")
     bench.run(1.0)
     assert bench.beat.problems() == ()
-    assert len(follower.problems()) == 1, "what was changed by hand is known to who leads"
+    assert len(follower.problems()) == 1, "only the leader reads edits"
 
 
-def test_a_schedule_that_fails_is_a_problem_until_it_is_another() -> None:
-    bench = Bench({"a": {"task": "proj.report", "schedule": Failing()}})
-    bench.turn()
-    bench.turn()
+def test_failing_schedule_is_reported_until_it_is_replaced() -> None:
+    bench = Bench({"a": {"task": "proj.report", "schedule": FailingSchedule()}})
+    bench.step()
+    bench.step()
     assert ["no time" in text for text in bench.beat.problems()] == [True]
     bench.schedules.set("a", schedule="@hourly")
     bench.run(1.0)
     assert bench.beat.problems() == ()
 
 
-def test_of_many_problems_the_first_are_told() -> None:
+def test_number_of_reported_problems_is_limited() -> None:
     bench = Bench({f"e{number:03}": {"task": "t", "schedule": "never"} for number in range(500)})
-    bench.turn()
+    bench.step()
     assert len(bench.beat.problems()) == 20
     assert max(map(len, bench.beat.problems())) < 600
 
@@ -650,7 +659,7 @@ def test_of_many_problems_the_first_are_told() -> None:
 
 
 @pytest.mark.parametrize(("overlap", "called"), [("allow", 2), ("skip", 1), ("replace", 2)])
-def test_while_the_call_before_lives(overlap: str, called: int) -> None:
+def test_overlap_while_the_previous_call_is_unfinished(overlap: str, called: int) -> None:
     bench = Bench({"a": hourly(overlap=overlap)})
     bench.at(FIRST + HOUR)
     assert len(bench.calls) == called
@@ -662,17 +671,17 @@ def test_while_the_call_before_lives(overlap: str, called: int) -> None:
 
 
 @pytest.mark.parametrize(("overlap", "called"), [("allow", 3), ("skip", 1), ("replace", 1)])
-def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one(overlap: str, called: int) -> None:
+def test_without_overlap_one_call_catches_up_all_missed_calls(overlap: str, called: int) -> None:
     bench = Bench({"a": hourly(overlap=overlap, catch_up=5)})
     bench.at(FIRST - 1)
     bench.clock.advance(2 * HOUR + 2)
-    bench.turn()
-    bench.turn()
+    bench.step()
+    bench.step()
     assert [due for _, due in bench.calls] == [FIRST + n * HOUR for n in range(3)][-called:]
 
 
-def test_what_is_replaced_is_revoked_when_its_replacement_is_sure() -> None:
-    """Else nothing would run while the store is away."""
+def test_replaced_call_is_revoked_after_its_replacement_is_sent() -> None:
+    """Otherwise nothing would run while the store is unavailable."""
     bench = Bench({"a": hourly(overlap="replace")})
     bench.at(FIRST)
     bench.store.away = True
@@ -684,18 +693,18 @@ def test_what_is_replaced_is_revoked_when_its_replacement_is_sure() -> None:
     assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
 
 
-def test_a_replacement_whose_answer_was_lost_revokes_what_it_replaces() -> None:
-    bench = Bench({"a": hourly(overlap="replace")}, Deaf)
+def test_replaced_call_is_revoked_when_the_answer_was_lost() -> None:
+    bench = Bench({"a": hourly(overlap="replace")}, LostAnswerStore)
     bench.at(FIRST)
-    assert isinstance(bench.store, Deaf)
-    bench.store.deaf = 1
+    assert isinstance(bench.store, LostAnswerStore)
+    bench.store.lost_answers = 1
     bench.at(FIRST + HOUR + 1)
     assert len(bench.calls) == 2
     assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
 
 
 @pytest.mark.parametrize("status", ["SUCCESS", "FAILURE", "REVOKED", "STARTED", "RETRY"])
-def test_a_call_lives_until_it_has_a_result(status: str) -> None:
+def test_call_is_unfinished_until_it_has_a_result(status: str) -> None:
     bench = Bench({"a": hourly(overlap="skip")})
     bench.at(FIRST)
     backend, task_id = bench.app.backend, id_of("proj", "a", FIRST)
@@ -705,7 +714,7 @@ def test_a_call_lives_until_it_has_a_result(status: str) -> None:
 
 
 @pytest.mark.parametrize(("expires", "called"), [(0.5 * HOUR, 4), (2.5 * HOUR, 2), (None, 1)])
-def test_a_call_without_a_result_lives_no_longer_than_results_are_kept(
+def test_call_without_a_result_counts_as_finished_after_result_expires(
     expires: float | None, called: int
 ) -> None:
     bench = Bench({"a": hourly(overlap="skip")}, result_expires=expires)
@@ -714,8 +723,8 @@ def test_a_call_without_a_result_lives_no_longer_than_results_are_kept(
 
 
 @pytest.mark.parametrize("before", ["allow", "replace"])
-def test_a_call_that_leaves_no_result_keeps_no_later_one_waiting(before: str) -> None:
-    """When the entry is told to skip, or its task to keep results, after that call."""
+def test_call_with_ignored_result_does_not_block_later_ones(before: str) -> None:
+    """If the entry is set to skip, or its task to store results, only after that call."""
     bench = Bench({"a": hourly(overlap=before)}, task_ignore_result=True)
     bench.at(FIRST)
     bench.app.conf.task_ignore_result = False
@@ -725,7 +734,7 @@ def test_a_call_that_leaves_no_result_keeps_no_later_one_waiting(before: str) ->
 
 
 @pytest.mark.parametrize("before", ["allow", "replace"])
-def test_a_call_that_leaves_no_result_is_replaced(before: str) -> None:
+def test_call_with_ignored_result_is_revoked_by_its_replacement(before: str) -> None:
     bench = Bench({"a": hourly(overlap=before)}, task_ignore_result=True)
     bench.at(FIRST)
     bench.schedules.set("a", overlap="replace")
@@ -733,15 +742,15 @@ def test_a_call_that_leaves_no_result_is_replaced(before: str) -> None:
     assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
 
 
-def test_the_id_of_a_call_that_leaves_no_result_is_shown() -> None:
-    """Also when its due time is no longer remembered."""
+def test_id_of_a_call_with_ignored_result_is_shown() -> None:
+    """Even after the slot of its due time was swept."""
     bench = Bench({"a": hourly()}, task_ignore_result=True)
     bench.at(FIRST)
     assert bench.store.sweep(FIRST + 1) == 1
     assert whole(bench.app, bench.schedules["a"])["task_id"] == id_of("proj", "a", FIRST)
 
 
-def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:
+def test_answers_of_a_replaced_result_store_are_not_reused() -> None:
     app, _, _ = make_app()
     other, _, _ = make_app()
     asked = Question(app.backend, ["a", "b"])
@@ -752,15 +761,15 @@ def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:
 # -- the thread --
 
 
-def test_it_says_when_it_begins_and_leaves_the_lease_when_it_ends() -> None:
+def test_beat_sends_init_signals_and_resigns_on_close() -> None:
     bench = Bench({"a": hourly()})
-    told: list[str] = []
+    recorded: list[str] = []
 
     def begins(sender: Any, **_: Any) -> None:
-        told.append("init")
+        recorded.append("init")
 
     def embedded(sender: Any, **_: Any) -> None:
-        told.append("embedded")
+        recorded.append("embedded")
 
     signals.beat_init.connect(begins)
     signals.beat_embedded_init.connect(embedded)
@@ -770,8 +779,8 @@ def test_it_says_when_it_begins_and_leaves_the_lease_when_it_ends() -> None:
     finally:
         signals.beat_init.disconnect(begins)
         signals.beat_embedded_init.disconnect(embedded)
-    assert told == ["init", "init", "embedded"]
-    bench.turn()
+    assert recorded == ["init", "init", "embedded"]
+    bench.step()
     assert bench.store.look().holder
     bench.beat.quiet()
     bench.beat.stop()
@@ -780,12 +789,12 @@ def test_it_says_when_it_begins_and_leaves_the_lease_when_it_ends() -> None:
     assert bench.store.look().holder == ""
 
 
-def test_it_ends_also_where_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    class Gone(Kept):
+def test_beat_closes_while_the_store_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    class UnavailableStore(FakeScheduleStore):
         def resign(self, lease: Lease) -> None:
             raise BackendError("away")
 
-    bench = Bench({}, Gone)
-    bench.turn()
+    bench = Bench({}, UnavailableStore)
+    bench.step()
     bench.beat.closed()
     assert bench.beat.leadership.lease is None

@@ -10,17 +10,17 @@ from tests.support.stores import make_app
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-def test_who_looks_after_schedules_says_so(embedded: bool) -> None:
+def test_beat_sends_init_signals(embedded: bool) -> None:
     app, _, _ = make_app(beat_store="memory://")
     beat = Beat(app, lambda name, error: None, embedded=embedded)
-    heard: list[str] = []
+    sent: list[str] = []
 
     def init(sender: object, **kwargs: object) -> None:
         assert sender is beat
-        heard.append("beat_init")
+        sent.append("beat_init")
 
     def embedded_init(sender: object, **kwargs: object) -> None:
-        heard.append("beat_embedded_init")
+        sent.append("beat_embedded_init")
 
     signals.beat_init.connect(init)
     signals.beat_embedded_init.connect(embedded_init)
@@ -29,4 +29,4 @@ def test_who_looks_after_schedules_says_so(embedded: bool) -> None:
     finally:
         signals.beat_init.disconnect(init)
         signals.beat_embedded_init.disconnect(embedded_init)
-    assert heard == (["beat_init", "beat_embedded_init"] if embedded else ["beat_init"])
+    assert sent == (["beat_init", "beat_embedded_init"] if embedded else ["beat_init"])

@@ -1,5 +1,4 @@
-"""An entry's trouble is the entry's: whatever is in one of its fields, and whatever a store, a broker or a
-clock raises for its sake, the others go on."""
+"""Faults of one entry do not affect the others: invalid fields, and errors of stores, brokers or clocks."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from qworker.transports.capabilities import FANOUT
 from qworker.transports.lease import Envelope, Sender
 from tests.support.logging_events import logged
 from tests.support.stores import KeepingStore, read
-from tests.unit.test_beat_service import FIRST, HOUR, Apart, Bench, Kept, hourly
+from tests.unit.test_beat_service import FIRST, HOUR, Bench, FakeScheduleStore, SeparateStore, hourly
 
 RAISED: dict[str, Callable[[], Exception]] = {
     "away": lambda: BackendError("no answer"),
@@ -52,7 +51,7 @@ RAISED: dict[str, Callable[[], Exception]] = {
     "recursion": lambda: RecursionError("too deep"),
     "programmer": lambda: AssertionError("who would have thought"),
 }
-"""What stores, brokers, clocks and anybody's code raise."""
+"""Errors that stores, brokers, clocks and user code may raise."""
 
 
 @pytest.fixture(params=RAISED)
@@ -61,18 +60,18 @@ def raised(request: pytest.FixtureRequest) -> Callable[[], Exception]:
 
 
 def pass_hours(bench: Bench, count: int, after: float = 10.0) -> None:
-    """Come to the due times of so many hours, and *after* seconds beyond each; between them time jumps."""
+    """Jump from one full hour to the next, *count* times, and run until *after* seconds past each."""
     for _ in range(count):
         before_next = (HOUR - bench.clock.now() % HOUR) % HOUR - 1.0
         if before_next > 1.0:
-            bench.turn()
+            bench.step()
             bench.clock.advance(before_next)
         bench.run(1.0 + after)
 
 
-def others_go_on(bench: Bench, bad: str = "bad") -> None:
-    """*bad* is due every hour with ``first`` and ``last``, which are called on time for three hours."""
-    bench.turn()
+def assert_others_are_called(bench: Bench, bad: str = "bad") -> None:
+    """Check that ``first`` and ``last`` are called on time for three hours, and that *bad* is reported."""
+    bench.step()
     pass_hours(bench, 3)
     for name in ("first", "last"):
         assert [due for called, due in bench.calls if called == name] == [
@@ -81,20 +80,20 @@ def others_go_on(bench: Bench, bad: str = "bad") -> None:
             FIRST + 2 * HOUR,
         ]
         late = [slot.at - slot.due for slot in bench.store.slots(name)]
-        assert max(late) < 5, "it may take some turns to find out whose trouble it is"
+        assert max(late) < 5, "it may take some steps to find the failing entry"
     assert bench.crashes == []
     assert any(bad in text for text in bench.beat.problems())
 
 
-def among(bad: Mapping[str, Any]) -> dict[str, Any]:
+def between_others(bad: Mapping[str, Any]) -> dict[str, Any]:
     return {"first": hourly(), "bad": dict(bad), "last": hourly()}
 
 
-# -- what a field may be --
+# -- values of fields --
 
 
-class Evil:
-    """Raises whatever is asked of it."""
+class RaisingValue:
+    """Raises on every operation."""
 
     def __init__(self, make: Callable[[], Exception]) -> None:
         self._make = make
@@ -107,11 +106,13 @@ class Evil:
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
-def test_a_field_whose_value_raises(field: str, raised: Callable[[], Exception]) -> None:
-    others_go_on(Bench(among(hourly(**{field: Evil(raised)}))))
+def test_field_value_that_raises_does_not_affect_other_entries(
+    field: str, raised: Callable[[], Exception]
+) -> None:
+    assert_others_are_called(Bench(between_others(hourly(**{field: RaisingValue(raised)}))))
 
 
-class EvilZone(tzinfo):
+class RaisingZone(tzinfo):
     def __init__(self, make: Callable[[], Exception]) -> None:
         self._make = make
 
@@ -122,8 +123,8 @@ class EvilZone(tzinfo):
         raise self._make()
 
 
-class Own(Schedule):
-    """Somebody's schedule: fails in next(), in previous(), or gives an instant whose zone fails."""
+class RaisingSchedule(Schedule):
+    """A custom schedule that raises in next() or previous(), or returns a datetime with a raising zone."""
 
     def __init__(self, where: str, make: Callable[[], Exception]) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class Own(Schedule):
         if self._where == "next":
             raise self._make()
         if self._where == "zone":
-            return datetime(2023, 11, 14, 23, tzinfo=EvilZone(self._make))
+            return datetime(2023, 11, 14, 23, tzinfo=RaisingZone(self._make))
         return datetime.fromtimestamp(FIRST, UTC)
 
     def previous(self, before: datetime) -> datetime | None:
@@ -148,8 +149,8 @@ class Own(Schedule):
 
 
 @pytest.mark.parametrize("where", ["next", "previous", "zone"])
-def test_a_schedule_that_raises(where: str, raised: Callable[[], Exception]) -> None:
-    bench = Bench(among(hourly(schedule=Own(where, raised))))
+def test_raising_schedule_does_not_affect_other_entries(where: str, raised: Callable[[], Exception]) -> None:
+    bench = Bench(between_others(hourly(schedule=RaisingSchedule(where, raised))))
     pass_hours(bench, 3)
     assert len([name for name, _ in bench.calls if name != "bad"]) == 6
     assert bench.crashes == []
@@ -159,33 +160,33 @@ def test_a_schedule_that_raises(where: str, raised: Callable[[], Exception]) -> 
         assert any("bad" in text for text in bench.beat.problems())
 
 
-def test_a_schedule_of_which_only_code_knows_that_it_is_none() -> None:
-    """As one by the sun where ephem is not installed: another process has added it."""
+def test_unsupported_schedule_does_not_affect_other_entries() -> None:
+    """Such as a solar schedule of another process where ephem is not installed."""
 
     class Sun(dict):  # type: ignore[type-arg]
         def __contains__(self, key: object) -> bool:
             raise ConfigurationError("schedules by the sun need ephem")
 
-    others_go_on(Bench(among(hourly(schedule=Sun()))))
+    assert_others_are_called(Bench(between_others(hourly(schedule=Sun()))))
 
 
-# -- what is raised when it is called --
+# -- errors of calls --
 
 
-def test_a_task_whose_call_raises(raised: Callable[[], Exception]) -> None:
-    bench = Bench(among(hourly(task="proj.bad")))
+def test_raising_apply_async_does_not_affect_other_entries(raised: Callable[[], Exception]) -> None:
+    bench = Bench(between_others(hourly(task="proj.bad")))
 
-    class Refusing(bench.app.Task):  # type: ignore[misc,name-defined]
+    class FailingStore(bench.app.Task):  # type: ignore[misc,name-defined]
         def apply_async(self, *args: Any, **options: Any) -> Any:
             raise raised()
 
-    bench.app.task(name="proj.bad", base=Refusing)(lambda: None)
-    others_go_on(bench)
+    bench.app.task(name="proj.bad", base=FailingStore)(lambda: None)
+    assert_others_are_called(bench)
 
 
-class Picky(KeepingStore):
-    """Raises whenever a message of the entry ``bad`` is among those that are pushed, as where its queue
-    cannot be declared. make: None: it takes all."""
+class RefusingBroker(KeepingStore):
+    """Raises when a message of the entry ``bad`` is pushed, as if its queue could not be declared.
+    make: makes the error; None: accept all."""
 
     make: Callable[[], Exception] | None = None
 
@@ -195,12 +196,17 @@ class Picky(KeepingStore):
         super().push(envelopes, timeout)
 
 
-class PickyBench(Bench):
-    """A bench whose broker is picky."""
+class RefusingBrokerBench(Bench):
+    """A bench with a RefusingBroker."""
 
-    def __init__(self, entries: dict[str, Any], kept: type[Kept] = Kept, **settings: Any) -> None:
-        super().__init__(entries, kept, **settings)
-        self.broker = Picky()
+    def __init__(
+        self,
+        entries: dict[str, Any],
+        store_type: type[FakeScheduleStore] = FakeScheduleStore,
+        **settings: Any,
+    ) -> None:
+        super().__init__(entries, store_type, **settings)
+        self.broker = RefusingBroker()
         self.app = QWorker(
             "proj",
             broker=self.broker,
@@ -212,14 +218,18 @@ class PickyBench(Bench):
         self.beat = self.another()
 
 
-@pytest.mark.parametrize("kept", [Kept, Apart])
-def test_a_message_that_the_broker_refuses(kept: type[Kept], raised: Callable[[], Exception]) -> None:
-    bench = PickyBench(among(hourly()), kept)
+@pytest.mark.parametrize("store_type", [FakeScheduleStore, SeparateStore])
+def test_refused_message_does_not_affect_other_entries(
+    store_type: type[FakeScheduleStore], raised: Callable[[], Exception]
+) -> None:
+    bench = RefusingBrokerBench(between_others(hourly()), store_type)
     bench.broker.make = raised
-    others_go_on_but_for_notes(bench, kept)
+    assert_others_are_called_despite_push_errors(bench, store_type)
 
 
-def others_go_on_but_for_notes(bench: PickyBench, kept: type[Kept]) -> None:
+def assert_others_are_called_despite_push_errors(
+    bench: RefusingBrokerBench, store_type: type[FakeScheduleStore]
+) -> None:
     pass_hours(bench, 3)
     calls = list(bench.calls)
     for name in ("first", "last"):
@@ -227,29 +237,31 @@ def others_go_on_but_for_notes(bench: PickyBench, kept: type[Kept]) -> None:
     assert "bad" not in {name for name, _ in calls}
     assert bench.crashes == []
     outage = isinstance(bench.broker.make and bench.broker.make(), BackendError | BrokerUnavailable)
-    assert any("bad" in text for text in bench.beat.problems()) or (kept is Apart and not outage)
+    assert any("bad" in text for text in bench.beat.problems()) or (
+        store_type is SeparateStore and not outage
+    )
     bench.broker.make = None
     bench.run(5)
-    assert ("bad" in {name for name, _ in bench.calls}) == outage, "what was away is made up for"
+    assert ("bad" in {name for name, _ in bench.calls}) == outage, "only outages are caught up"
     pass_hours(bench, 1)
     assert ("bad", FIRST + 3 * HOUR) in bench.calls
     assert bench.store.pending() == []
     assert bench.beat.problems() == ()
 
 
-@pytest.mark.parametrize("kept", [Kept, Apart])
-def test_many_that_are_refused_among_many(kept: type[Kept]) -> None:
-    """Every entry of the one queue is refused, and of the others each is called on time."""
+@pytest.mark.parametrize("store_type", [FakeScheduleStore, SeparateStore])
+def test_many_refused_messages_do_not_delay_other_entries(store_type: type[FakeScheduleStore]) -> None:
+    """All entries of one queue are refused; those of other queues are called on time."""
     entries = {f"e{number:04}": hourly(options={"queue": f"q{number % 10}"}) for number in range(600)}
 
-    class OneQueue(Picky):
+    class OneQueue(RefusingBroker):
         def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
             self.tries += 1
             if any(each.queue == "q3" for each in envelopes):
                 raise BrokerUnavailable("PRECONDITION_FAILED - inequivalent arg")
             KeepingStore.push(self, envelopes, timeout)
 
-    bench = PickyBench(entries, kept)
+    bench = RefusingBrokerBench(entries, store_type)
     bench.broker = OneQueue()
     bench.app.stores.use_broker(bench.broker)
     bench.beat = bench.another()
@@ -258,12 +270,12 @@ def test_many_that_are_refused_among_many(kept: type[Kept]) -> None:
     bench.broker.tries = 0
     pass_hours(bench, 1)
     assert len(bench.calls) == 3 * 540
-    assert bench.broker.tries < 150, "one of those that are refused is tried in a turn"
+    assert bench.broker.tries < 150, "a step tries only one of the refused messages"
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_broker_that_is_away_for_all_is_tried_a_few_times_a_second(count: int) -> None:
-    """Each try may take as long as a server that does not answer. Then everything is called at once."""
+def test_unavailable_broker_is_retried_a_few_times_a_second(count: int) -> None:
+    """Each attempt may last until a timeout. Once the broker is back, all entries are called at once."""
     bench = Bench({f"e{number}": hourly() for number in range(count)})
     bench.at(FIRST - 1)
     bench.broker.failures = 10**6
@@ -278,8 +290,8 @@ def test_a_broker_that_is_away_for_all_is_tried_a_few_times_a_second(count: int)
 # -- overlap --
 
 
-class Results(MemoryBackend):
-    """make: what is raised for those of *ids*; None for nothing."""
+class FailingResults(MemoryBackend):
+    """make: makes the error for *ids*; None: raise nothing."""
 
     make: Callable[[], Exception] | None = None
     for_all = False
@@ -303,10 +315,10 @@ class OverlapBench(Bench):
     """Entries ``first`` and ``last`` without overlap, ``well`` with ``skip``, and ``bad``."""
 
     def __init__(self, overlap: str = "skip", **settings: Any) -> None:
-        self.results: Results | None = None
-        entries = {**among(hourly(overlap=overlap)), "well": hourly(overlap="skip")}
+        self.results: FailingResults | None = None
+        entries = {**between_others(hourly(overlap=overlap)), "well": hourly(overlap="skip")}
         super().__init__(entries, **settings)
-        self.results = Results("cache+memory://", self.app.conf, self.clock)
+        self.results = FailingResults("cache+memory://", self.app.conf, self.clock)
         self.app = QWorker(
             "proj",
             broker=self.broker,
@@ -325,7 +337,7 @@ class OverlapBench(Bench):
 
 
 @pytest.mark.parametrize("overlap", ["skip", "replace"])
-def test_one_result_that_cannot_be_read(
+def test_unreadable_result_does_not_affect_other_entries(
     overlap: str, raised: Callable[[], Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = OverlapBench(overlap)
@@ -339,7 +351,9 @@ def test_one_result_that_cannot_be_read(
     kind = raised()
     away = isinstance(kind, BackendError) and not isinstance(kind, DamagedResult)
     waits = away and overlap == "skip"
-    assert called == {"first", "last", "well", *([] if waits else ["bad"])}, "what cannot be read has ended"
+    assert called == {"first", "last", "well", *([] if waits else ["bad"])}, (
+        "a call with an unreadable result counts as finished"
+    )
     results.make = None
     bench.run(2)
     assert {name for name, due in bench.calls if due == FIRST + HOUR} == {"first", "last", "well", "bad"}
@@ -349,7 +363,9 @@ def test_one_result_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("overlap", ["skip", "replace"])
-def test_a_result_store_that_is_away(overlap: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unavailable_result_store_delays_only_entries_that_need_it(
+    overlap: str, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = OverlapBench(overlap)
     results = bench.results
     assert results is not None
@@ -362,7 +378,7 @@ def test_a_result_store_that_is_away(overlap: str, caplog: pytest.LogCaptureFixt
     assert (
         sorted({"first", "last", "bad", "well"} - {name for name, due in bench.calls if due > FIRST}) == waits
     )
-    assert logged(caplog).count("entry-noted") == len(waits), "it is told once"
+    assert logged(caplog).count("entry-noted") == len(waits), "each is logged once"
     assert "beat-waits" not in logged(caplog)
     results.make = None
     bench.ended("well", FIRST)
@@ -371,24 +387,24 @@ def test_a_result_store_that_is_away(overlap: str, caplog: pytest.LogCaptureFixt
     assert {name for name, due in bench.calls if due > FIRST} == {"first", "last", "bad", "well"}
 
 
-def test_a_result_store_that_does_not_answer() -> None:
-    """Who asks it waits; nobody else does, and the lease is renewed."""
+def test_hung_result_store_delays_only_entries_that_need_it() -> None:
+    """Only entries that need results wait, and the lease is renewed."""
     bench = OverlapBench()
     results = bench.results
     assert results is not None
     pass_hours(bench, 1)
     bench.ended("well", FIRST)
-    bench.turn()
+    bench.step()
     bench.clock.advance(FIRST + HOUR - bench.clock.now())
     results.hung = threading.Event()
     try:
         for _ in range(3):
-            bench.turn()
+            bench.step()
             bench.clock.advance(0.3)
         assert {name for name, due in bench.calls if due > FIRST} == {"first", "last"}
         assert bench.beat.leadership.lease is not None
         asking = [each for each in threading.enumerate() if each.name == "beat-results"]
-        assert len(asking) == 1, "it is asked once"
+        assert len(asking) == 1, "only one thread waits for the results"
     finally:
         results.hung.set()
     asking[0].join(60)
@@ -397,7 +413,7 @@ def test_a_result_store_that_does_not_answer() -> None:
     assert {name for name, due in bench.calls if due > FIRST} == {"first", "last", "well"}
 
 
-HINDERED: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[Any], str]] = {
+UNSUPPORTED_OVERLAPS: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[Any], str]] = {
     "results disabled": ({"overlap": "skip"}, {"backend": "disabled://"}, frozenset(), "results"),
     "none by setting": ({"overlap": "skip"}, {"task_ignore_result": True}, frozenset(), "ignore_result"),
     "none by the call": (
@@ -409,17 +425,17 @@ HINDERED: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[Any], str]] 
     "none by its task": ({"overlap": "skip", "task": "proj.quiet"}, {}, frozenset(), "ignore_result"),
     "no revocation": ({"overlap": "replace"}, {}, frozenset([FANOUT]), "revokes"),
 }
-"""What cannot work: an entry, settings, what the broker lacks, and a word of what is said."""
+"""Fields of the entry, settings, what the broker lacks, and a word of the message."""
 
 
-@pytest.mark.parametrize("kind", HINDERED)
-def test_an_overlap_that_cannot_work(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    fields, settings, lacks, word = HINDERED[kind]
-    bench = Bench(among(hourly(**fields)), **settings)
+@pytest.mark.parametrize("kind", UNSUPPORTED_OVERLAPS)
+def test_unsupported_overlap_is_reported_and_ignored(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    fields, settings, lacks, word = UNSUPPORTED_OVERLAPS[kind]
+    bench = Bench(between_others(hourly(**fields)), **settings)
     bench.broker.lacks = lacks
     bench.app.task(name="proj.quiet", ignore_result=True)(lambda: None)
     bench.beat = bench.another()
-    others_go_on(bench)
+    assert_others_are_called(bench)
     assert [due for name, due in bench.calls if name == "bad"] == [FIRST, FIRST + HOUR, FIRST + 2 * HOUR]
     assert logged(caplog).count("entry-noted") == 1
     (problem,) = bench.beat.problems()
@@ -435,13 +451,13 @@ def test_an_overlap_that_cannot_work(kind: str, caplog: pytest.LogCaptureFixture
     bench.schedules.add("another", fields.get("task", "proj.report"), 60, options=fields.get("options", {}))
     with pytest.raises(InvalidSchedule, match=word):
         bench.schedules.set("another", overlap=fields["overlap"])
-    bench.schedules.pause("bad")  # which is not about its overlap
+    bench.schedules.pause("bad")  # an edit of other fields is accepted
     bench.schedules.set("bad", overlap="allow")
     bench.run(1)
     assert bench.beat.problems() == ()
 
 
-def test_results_that_are_sent_to_one_process_tell_no_other() -> None:
+def test_overlap_skip_is_rejected_with_rpc_results() -> None:
     bench = Bench({}, backend="rpc://")
     with pytest.raises(InvalidSchedule, match="rpc://"):
         bench.schedules.add("a", "proj.report", 60, overlap="skip")
@@ -449,8 +465,8 @@ def test_results_that_are_sent_to_one_process_tell_no_other() -> None:
 
 
 @pytest.mark.parametrize("make", [RAISED["not supported"], RAISED["broker away"], RAISED["settings"]])
-def test_a_revocation_that_fails(make: Callable[[], Exception]) -> None:
-    class Deaf(KeepingStore):
+def test_failing_revocation_does_not_affect_other_entries(make: Callable[[], Exception]) -> None:
+    class FailingRevocations(KeepingStore):
         make: Callable[[], Exception] | None = None
 
         def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
@@ -458,12 +474,12 @@ def test_a_revocation_that_fails(make: Callable[[], Exception]) -> None:
                 raise self.make()
             super().revoke(ids, terminate, signal)
 
-    bench = Bench(among(hourly(overlap="replace")))
-    bench.broker = Deaf()
+    bench = Bench(between_others(hourly(overlap="replace")))
+    bench.broker = FailingRevocations()
     bench.broker.make = make
     bench.app.stores.use_broker(bench.broker)
     bench.beat = bench.another()
-    others_go_on(bench)
+    assert_others_are_called(bench)
     assert [due for name, due in bench.calls if name == "bad"] == [FIRST, FIRST + HOUR, FIRST + 2 * HOUR]
     bench.broker.make = None
     bench.run(1)
@@ -475,8 +491,8 @@ def test_a_revocation_that_fails(make: Callable[[], Exception]) -> None:
 # -- the store of schedules, and leadership --
 
 
-class Refusing(Kept):
-    """Raises when a slot of ``bad`` is to be taken, as a server that cannot take its messages does."""
+class FailingStore(FakeScheduleStore):
+    """Raises when a slot of ``bad`` is taken, like a server that refuses its messages."""
 
     make: Callable[[], Exception] | None = None
 
@@ -486,17 +502,17 @@ class Refusing(Kept):
         return super().fire(lease, firings, sender)
 
 
-def test_a_slot_that_the_store_refuses(raised: Callable[[], Exception]) -> None:
-    bench = Bench(among(hourly()), Refusing)
-    assert isinstance(bench.store, Refusing)
+def test_refused_slot_does_not_affect_other_entries(raised: Callable[[], Exception]) -> None:
+    bench = Bench(between_others(hourly()), FailingStore)
+    assert isinstance(bench.store, FailingStore)
     bench.store.make = raised
-    others_go_on(bench)
+    assert_others_are_called(bench)
 
 
-def test_a_lease_that_is_lost_between_two_parts() -> None:
-    """What one leader had not called is called by the other, and nothing is called twice."""
+def test_lease_lost_between_batches_loses_and_repeats_no_call() -> None:
+    """The other leader makes the remaining calls, and repeats none."""
 
-    class Losing(Kept):
+    class LeaseLosingStore(FakeScheduleStore):
         beats: list[Beat]
         countdown = 0
 
@@ -509,10 +525,10 @@ def test_a_lease_that_is_lost_between_two_parts() -> None:
 
     names = [f"e{number}" for number in range(40)]
     for countdown in (1, 2, 3):
-        bench = Bench({name: hourly() for name in names}, Losing)
-        assert isinstance(bench.store, Losing)
+        bench = Bench({name: hourly() for name in names}, LeaseLosingStore)
+        assert isinstance(bench.store, LeaseLosingStore)
         bench.at(FIRST - 1)
-        bench.broker.failures = 3  # so that they are called in parts
+        bench.broker.failures = 3  # so that calls are made in several batches
         bench.store.countdown = countdown
         bench.at(FIRST + 2)
         assert bench.store.countdown <= 0
@@ -526,24 +542,24 @@ def test_a_lease_that_is_lost_between_two_parts() -> None:
 @pytest.mark.parametrize(
     "now", [253_402_300_800.0 * 2, 253_402_300_799.0, -62_135_596_801.0, -1.0, 0.0, 1e18]
 )
-def test_a_clock_that_shows_nonsense(now: float) -> None:
-    """Nothing is called by it that has a calendar, and all is called when it is right again."""
+def test_calls_continue_after_the_clock_showed_nonsense(now: float) -> None:
+    """Calls continue when the clock is right again."""
     bench = Bench({"a": hourly(), "b": {"task": "t", "schedule": 60}})
     bench.at(FIRST - 100)
     right = bench.clock.now()
     bench.clock.jump(now - right)
-    bench.turn()
-    bench.turn()
+    bench.step()
+    bench.step()
     bench.clock.jump(right - bench.clock.now())
-    bench.turn()
+    bench.step()
     bench.at(FIRST + HOUR)
     assert ("a", FIRST + HOUR) in bench.calls
     assert bench.crashes == []
     assert len(bench.calls) == len(set(bench.calls))
 
 
-def test_a_clock_that_was_wrong_for_long_silences_nobody() -> None:
-    """It shows another year for a moment: what was called then is called, and all begin anew afterwards."""
+def test_calls_continue_after_the_clock_showed_another_year() -> None:
+    """It shows another year for a moment; afterwards, entries are called by the right time."""
     bench = Bench({"a": hourly(), "b": hourly(catch_up=5)}, beat_history_expires=HOUR)
     bench.at(FIRST)
     right = bench.clock.now()
@@ -557,9 +573,9 @@ def test_a_clock_that_was_wrong_for_long_silences_nobody() -> None:
         assert {FIRST, FIRST + HOUR, FIRST + 2 * HOUR} <= set(dues)
 
 
-def test_one_whose_leader_had_another_year_begins_anew() -> None:
+def test_entry_with_a_last_due_time_in_the_far_future_is_called() -> None:
     bench = Bench({"a": hourly()})
-    bench.turn()
+    bench.step()
     lease = bench.beat.leadership.lease
     assert lease is not None
     row = bench.store.row("a")
@@ -573,35 +589,35 @@ def test_one_whose_leader_had_another_year_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("catch_up", ["latest", 1000])
-def test_many_due_times_within_the_jitter_are_looked_at_in_bounds(catch_up: Any) -> None:
-    """With intervals of a millisecond and a jitter of a day, there are 86 million that will come yet."""
+def test_number_of_due_times_examined_within_the_jitter_is_limited(catch_up: Any) -> None:
+    """With intervals of a millisecond and a jitter of a day, 86 million due times are still to come."""
 
-    class Counting(Schedule):
+    class CountingSchedule(Schedule):
         asked = 0
 
         def next(self, after: datetime) -> datetime | None:
             return after + timedelta(milliseconds=1)
 
         def previous(self, before: datetime) -> datetime | None:
-            Counting.asked += 1
+            CountingSchedule.asked += 1
             return before - timedelta(milliseconds=1)
 
         def words(self) -> str:
             return "often"
 
-    bench = Bench({"a": {"task": "t", "schedule": Counting(), "jitter": 86400, "catch_up": catch_up}})
-    bench.turn()
+    bench = Bench({"a": {"task": "t", "schedule": CountingSchedule(), "jitter": 86400, "catch_up": catch_up}})
+    bench.step()
     bench.clock.advance(86400)
-    bench.turn()
-    assert 0 < Counting.asked <= 20_000
+    bench.step()
+    assert 0 < CountingSchedule.asked <= 20_000
 
 
 # -- removed, and added again --
 
 
-def test_one_that_is_added_again_before_anybody_has_looked_begins_anew() -> None:
+def test_entry_readded_before_a_step_starts_with_fresh_state() -> None:
     bench = Bench({})
-    bench.turn()
+    bench.step()
     for _ in range(3):
         before = len(bench.calls)
         added = bench.schedules.add("again", "t", 10, max_runs=1)
@@ -612,10 +628,10 @@ def test_one_that_is_added_again_before_anybody_has_looked_begins_anew() -> None
         bench.schedules.remove("again")
 
 
-def test_what_was_noted_of_the_one_before_is_not_of_the_next() -> None:
-    """Who leads may note the end of a call after the entry was removed and another was added."""
+def test_late_note_for_a_removed_entry_is_ignored_by_its_successor() -> None:
+    """The leader may note a state after the entry was removed and another of its name was added."""
     bench = Bench({})
-    bench.turn()
+    bench.step()
     bench.schedules.add("again", "t", 10, max_runs=1)
     bench.run(15)
     row = bench.store.row("again")
@@ -631,9 +647,9 @@ def test_what_was_noted_of_the_one_before_is_not_of_the_next() -> None:
     assert len(bench.calls) == 2
 
 
-def test_one_that_is_changed_is_the_same() -> None:
+def test_changed_entry_keeps_its_state() -> None:
     bench = Bench({})
-    bench.turn()
+    bench.step()
     bench.schedules.add("a", "t", 10, max_runs=2)
     bench.run(11)
     bench.schedules.set("a", args=[1])
@@ -644,8 +660,8 @@ def test_one_that_is_changed_is_the_same() -> None:
     assert len(bench.calls) == 2
 
 
-def test_one_of_an_older_version_goes_on() -> None:
-    """Its edit and its state have no mark."""
+def test_entry_of_an_older_version_keeps_its_state() -> None:
+    """Its edit and its state have no mark of the entry they belong to."""
     bench = Bench({})
     bench.store.edit("old", b'{"fields":{"task":"t","schedule":{"every":10.0},"max_runs":1},"added":true}', 0)
     bench.run(15)
@@ -656,13 +672,13 @@ def test_one_of_an_older_version_goes_on() -> None:
     assert len(bench.calls) == 1
 
 
-# -- rows of what was removed --
+# -- rows of removed entries --
 
 
 @pytest.mark.parametrize("led", ["always", "between", "afterwards"])
-def test_what_was_removed_leaves_no_row(led: str) -> None:
+def test_removed_entries_leave_no_rows(led: str) -> None:
     bench = Bench({"kept": hourly()})
-    bench.turn()
+    bench.step()
     if led != "always":
         bench.beat.closed()
     for number in range(300):
@@ -682,8 +698,8 @@ def test_what_was_removed_leaves_no_row(led: str) -> None:
     assert [each.name for each in bench.schedules] == ["kept"]
 
 
-def test_rows_that_are_somebody_else_s_stay() -> None:
-    """Another process has an entry in its settings that we have not: what is known of it is not lost."""
+def test_rows_of_entries_of_another_process_are_kept() -> None:
+    """The state of an entry that is only in the settings of another process is kept."""
     theirs = Bench({"theirs": hourly(max_runs=1)})
     theirs.at(FIRST)
     theirs.beat.closed()
@@ -695,8 +711,8 @@ def test_rows_that_are_somebody_else_s_stay() -> None:
     assert sorted(row.name for row in theirs.store.rows()) == ["ours", "theirs"]
 
 
-def test_one_that_is_added_while_its_row_is_forgotten_is_there() -> None:
-    class Late(Kept):
+def test_entry_readded_while_its_row_is_pruned_is_kept() -> None:
+    class LateEditStore(FakeScheduleStore):
         edits: list[Callable[[], Any]] = []
 
         def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
@@ -704,9 +720,9 @@ def test_one_that_is_added_while_its_row_is_forgotten_is_there() -> None:
                 self.edits.pop()()
             super().prune(lease, versions)
 
-    bench = Bench({}, Late)
-    assert isinstance(bench.store, Late)
-    bench.turn()
+    bench = Bench({}, LateEditStore)
+    assert isinstance(bench.store, LateEditStore)
+    bench.step()
     bench.schedules.add("a", "t", 10)
     bench.schedules.remove("a")
     bench.store.edits.append(lambda: bench.schedules.add("a", "t", 10, args=["again"]))
