@@ -1,4 +1,4 @@
-"""The agenda: which due times are called, by no clock but what it is told."""
+"""The agenda: which due times are called, without a clock of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agenda_of(*entries: Entry, now: float = START) -> Agenda:
 
 
 def take(agenda: Agenda, now: float, most: int = 1000) -> list[Due]:
-    """What is due, planned again as the service does."""
+    """Return what is due, and plan it again as the service does."""
     found = agenda.due(now, most)
     for each in found:
         runs = each.state.runs + len(each.dues)
@@ -46,10 +46,10 @@ def dues(agenda: Agenda, now: float) -> list[float]:
     return [due for each in take(agenda, now) for due in each.dues]
 
 
-# -- when --
+# -- due times --
 
 
-def test_an_entry_is_due_at_its_time_and_not_before() -> None:
+def test_entry_is_due_at_its_time_and_not_before() -> None:
     agenda = agenda_of(entry())
     assert agenda.next() == FIRST
     assert take(agenda, FIRST - 0.001) == []
@@ -58,20 +58,20 @@ def test_an_entry_is_due_at_its_time_and_not_before() -> None:
     assert agenda.next() == FIRST + HOUR
 
 
-def test_an_empty_agenda_has_nothing() -> None:
+def test_empty_agenda_has_nothing_due() -> None:
     agenda = Agenda()
     assert (len(agenda), agenda.next(), agenda.due(START, 10)) == (0, None, [])
     assert agenda.update([Listed("a", None, SETTINGS, error="wrong")], START) == {}
     assert len(agenda) == 0
 
 
-def test_schedules_without_a_zone_have_that_of_the_agenda() -> None:
+def test_schedule_without_a_timezone_uses_the_agendas_timezone() -> None:
     agenda = Agenda(datetime.strptime("+0030", "%z").tzinfo or UTC)
     agenda.update([Listed("a", entry(), SETTINGS)], START)
     assert agenda.next() == FIRST - 1800
 
 
-def test_an_interval_is_counted_from_when_it_was_first_seen() -> None:
+def test_interval_counts_from_the_time_it_was_first_seen() -> None:
     agenda = agenda_of(entry(schedule=100), now=START + 7)
     assert agenda.next() == START + 107
     state = State("x", START + 7, START + 107)
@@ -79,16 +79,16 @@ def test_an_interval_is_counted_from_when_it_was_first_seen() -> None:
     assert fresh["a"].since == START + 150
     kept = fresh["a"]._replace(since=START + 7)
     assert agenda.update([Listed("a", entry(schedule=100), SETTINGS, state=kept)], START + 150) == {}
-    assert agenda.next() == START + 207, "as it was noted"
+    assert agenda.next() == START + 207, "counted from the noted time"
 
 
-def test_no_more_than_was_asked_for_is_taken_the_earliest_first() -> None:
+def test_due_returns_the_earliest_entries_up_to_the_limit() -> None:
     agenda = agenda_of(*(entry(f"e{number}", schedule=100 - number) for number in range(10)))
     assert [each.name for each in take(agenda, START + 100, 3)] == ["e9", "e8", "e7"]
     assert len(take(agenda, START + 100, 100)) == 7
 
 
-def test_what_is_missed_is_caught_up_with_in_portions() -> None:
+def test_missed_due_times_are_caught_up_in_batches() -> None:
     """A thousand entries that missed a thousand due times each are a million calls."""
     agenda = agenda_of(*(entry(f"e{number}", catch_up=1000) for number in range(50)))
     portions = []
@@ -98,7 +98,7 @@ def test_what_is_missed_is_caught_up_with_in_portions() -> None:
     assert max(portions) < 1000 + 721
 
 
-def test_an_entry_is_not_due_again_until_it_is_planned_again() -> None:
+def test_entry_is_not_due_again_until_planned_again() -> None:
     agenda = agenda_of(entry())
     (found,) = agenda.due(FIRST, 10)
     assert (agenda.due(FIRST + DAY, 10), agenda.next(), len(agenda)) == ([], None, 0)
@@ -106,11 +106,11 @@ def test_an_entry_is_not_due_again_until_it_is_planned_again() -> None:
     assert agenda.due(FIRST, 10) == [found]
 
 
-# -- what was missed --
+# -- missed due times --
 
 
 @pytest.mark.parametrize(("catch_up", "last"), [("latest", 1), (1, 1), (3, 3), (24, 24), (1000, 24)])
-def test_of_what_was_missed_the_last_are_called(catch_up: str | int, last: int) -> None:
+def test_catch_up_calls_the_last_missed_due_times(catch_up: str | int, last: int) -> None:
     agenda = agenda_of(entry(catch_up=catch_up))
     (found,) = take(agenda, FIRST + 23 * HOUR + 30)
     assert list(found.dues) == [FIRST + number * HOUR for number in range(24 - last, 24)]
@@ -121,7 +121,7 @@ def test_of_what_was_missed_the_last_are_called(catch_up: str | int, last: int) 
 @pytest.mark.parametrize(
     ("late", "called"), [(0.0, True), (LATE_SECONDS, True), (LATE_SECONDS + 1, False), (5 * HOUR + 61, False)]
 )
-def test_what_is_to_be_skipped_is_not_called_late(late: float, called: bool) -> None:
+def test_catch_up_skip_does_not_call_late(late: float, called: bool) -> None:
     agenda = agenda_of(entry(catch_up="skip"))
     (found,) = take(agenda, FIRST + late)
     assert found.dues == ((FIRST,) if called else ())
@@ -129,14 +129,14 @@ def test_what_is_to_be_skipped_is_not_called_late(late: float, called: bool) -> 
     assert agenda.next() == found.upto + HOUR
 
 
-def test_in_an_hour_that_comes_twice_the_last_of_what_was_missed_are_called() -> None:
+def test_catch_up_in_a_repeated_hour_calls_the_last_due_times() -> None:
     set_back = datetime(2023, 10, 29, 1, tzinfo=UTC).timestamp()
     agenda = Agenda(ZoneInfo("Europe/Berlin"))
     agenda.update([Listed("a", entry(schedule=60, catch_up=2), SETTINGS)], set_back)
     assert dues(agenda, set_back + 630) == [set_back + 540, set_back + 600]
 
 
-def test_what_has_expired_is_not_called() -> None:
+def test_expired_due_times_are_not_called() -> None:
     agenda = agenda_of(entry(catch_up=10, expires=1.5 * HOUR))
     (found,) = take(agenda, FIRST + 5 * HOUR + 60)
     assert found.dues == (FIRST + 4 * HOUR, FIRST + 5 * HOUR)
@@ -145,7 +145,7 @@ def test_what_has_expired_is_not_called() -> None:
     assert (found.dues, found.upto) == ((), FIRST)
 
 
-def test_an_entry_is_called_no_more_than_max_runs() -> None:
+def test_entry_is_called_at_most_max_runs_times() -> None:
     agenda = agenda_of(entry(max_runs=3, catch_up=10))
     assert dues(agenda, FIRST) == [FIRST]
     assert dues(agenda, FIRST + 9 * HOUR) == [FIRST + 8 * HOUR, FIRST + 9 * HOUR]
@@ -153,7 +153,7 @@ def test_an_entry_is_called_no_more_than_max_runs() -> None:
     assert agenda_of(entry(max_runs=1)).plan("a", entry(max_runs=1), State(runs=1)) is None
 
 
-def test_due_times_before_the_start_and_after_the_end_do_not_count() -> None:
+def test_due_times_outside_start_and_end_are_not_called() -> None:
     start = datetime.fromtimestamp(FIRST + HOUR, UTC)
     agenda = agenda_of(entry(start=start, end=start + timedelta(hours=2), catch_up=100))
     assert agenda.next() == FIRST + HOUR
@@ -165,7 +165,7 @@ def test_due_times_before_the_start_and_after_the_end_do_not_count() -> None:
 # -- changes --
 
 
-def test_a_changed_schedule_begins_anew() -> None:
+def test_changed_schedule_resets_the_state() -> None:
     agenda = Agenda()
     fresh = agenda.update([Listed("a", entry(schedule="0 1 * * *"), SETTINGS)], START)
     assert fresh["a"].since == START
@@ -177,7 +177,7 @@ def test_a_changed_schedule_begins_anew() -> None:
     assert agenda.next() == FIRST + 10 * DAY + HOUR
 
 
-def test_another_change_does_not_begin_anew() -> None:
+def test_change_of_other_fields_keeps_the_state() -> None:
     agenda = Agenda()
     fresh = agenda.update([Listed("a", entry(), SETTINGS)], START)
     listed = Listed("a", entry(args=(1,), catch_up=3), SETTINGS, state=fresh["a"])
@@ -185,7 +185,7 @@ def test_another_change_does_not_begin_anew() -> None:
     assert len(dues(agenda, START + 5 * HOUR)) == 3
 
 
-def test_what_is_due_while_an_entry_is_paused_was_not_missed() -> None:
+def test_due_times_during_a_pause_are_not_caught_up() -> None:
     agenda = Agenda()
     fresh = agenda.update([Listed("a", entry(), SETTINGS)], START)
     paused = agenda.update([Listed("a", entry(enabled=False), SETTINGS, state=fresh["a"])], START + 1)
@@ -197,7 +197,7 @@ def test_what_is_due_while_an_entry_is_paused_was_not_missed() -> None:
     assert agenda.next() == FIRST + 10 * HOUR
 
 
-def test_what_is_dropped_or_wrong_is_due_no_more() -> None:
+def test_dropped_and_invalid_entries_are_not_due() -> None:
     agenda = agenda_of(entry("a"), entry("b"))
     agenda.drop(["a", "nobody"])
     agenda.update([Listed("b", None, SETTINGS, error="wrong")], START)
@@ -205,10 +205,10 @@ def test_what_is_dropped_or_wrong_is_due_no_more() -> None:
     assert agenda.due(FIRST, 10) == []
 
 
-# -- the clock is set --
+# -- clock changes --
 
 
-def test_a_clock_that_is_set_back_calls_nothing_twice() -> None:
+def test_clock_set_back_repeats_no_call() -> None:
     agenda = agenda_of(entry())
     assert dues(agenda, FIRST) == [FIRST]
     assert dues(agenda, FIRST - DAY) == []
@@ -217,7 +217,7 @@ def test_a_clock_that_is_set_back_calls_nothing_twice() -> None:
     assert dues(agenda, FIRST + HOUR) == [FIRST + HOUR]
 
 
-def test_a_clock_that_is_set_forward_catches_up_once() -> None:
+def test_clock_set_forward_catches_up_once() -> None:
     agenda = agenda_of(entry(), entry("b", catch_up="skip"), entry("c", catch_up=2))
     assert len(dues(agenda, FIRST)) == 3
     found = {each.name: each.dues for each in take(agenda, FIRST + DAY + 120)}
@@ -229,7 +229,7 @@ def test_a_clock_that_is_set_forward_catches_up_once() -> None:
 # -- jitter --
 
 
-def test_jitter_is_the_same_whoever_asks() -> None:
+def test_jitter_is_the_same_in_all_processes() -> None:
     assert share("a", FIRST) == share("a", FIRST + 1e-8)
     shares = [share(f"entry {number}", FIRST) for number in range(1000)]
     assert all(0 <= each < 1 for each in shares)
@@ -238,7 +238,7 @@ def test_jitter_is_the_same_whoever_asks() -> None:
     assert one.next() == other.next() == FIRST + 600 * share("a", FIRST)
 
 
-def test_a_call_with_jitter_comes_later_for_the_same_due_time() -> None:
+def test_jitter_delays_the_call_but_not_its_due_time() -> None:
     agenda = agenda_of(entry(jitter=600))
     at = agenda.next()
     assert at is not None
@@ -247,18 +247,18 @@ def test_a_call_with_jitter_comes_later_for_the_same_due_time() -> None:
     assert dues(agenda, at) == [FIRST]
 
 
-def test_what_has_jitter_is_not_late_by_it() -> None:
+def test_jitter_does_not_make_a_call_late() -> None:
     agenda = agenda_of(entry(jitter=1800, catch_up="skip"))
     at = agenda.next()
     assert at is not None
     assert dues(agenda, at + LATE_SECONDS) == [FIRST]
 
 
-# -- schedules of people's own --
+# -- custom schedules --
 
 
-class Own(Schedule):
-    """found: what it says, or raises."""
+class CustomSchedule(Schedule):
+    """found: what it returns or raises."""
 
     def __init__(self, found: Any) -> None:
         super().__init__()
@@ -280,33 +280,35 @@ class Own(Schedule):
     ],
     ids=["error", "another", "text", "number", "naive", "the-same", "earlier", "no-zone"],
 )
-def test_a_schedule_that_fails_stops_no_other(found: Any, caplog: pytest.LogCaptureFixture) -> None:
-    agenda = agenda_of(entry("own", schedule=Own(found)), entry("b"))
+def test_invalid_next_does_not_affect_other_entries(found: Any, caplog: pytest.LogCaptureFixture) -> None:
+    agenda = agenda_of(entry("own", schedule=CustomSchedule(found)), entry("b"))
     assert len(agenda) == 1
     assert "the entry own is not called" in caplog.text
     assert dues(agenda, FIRST) == [FIRST]
 
 
-def test_a_schedule_that_fails_later_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """next() is right, and previous() would be asked for ever."""
-    agenda = agenda_of(entry("own", schedule=Own(lambda after: after + timedelta(hours=1))), entry("b"))
+def test_invalid_previous_does_not_affect_other_entries(caplog: pytest.LogCaptureFixture) -> None:
+    """next() is valid, but previous() never ends."""
+    agenda = agenda_of(
+        entry("own", schedule=CustomSchedule(lambda after: after + timedelta(hours=1))), entry("b")
+    )
     found = take(agenda, FIRST + HOUR)
     assert [each.name for each in found] == ["b"]
     assert "the entry own is not called" in caplog.text
     assert take(agenda, FIRST + 2 * HOUR)[0].name == "b"
 
 
-def test_a_schedule_that_says_nothing_of_itself_is_the_same_in_each_process() -> None:
+def test_custom_schedule_without_repr_is_equal_in_all_processes() -> None:
     agenda = Agenda()
-    one, other = (entry(schedule=Own(lambda after: after + timedelta(hours=1))) for _ in range(2))
+    one, other = (entry(schedule=CustomSchedule(lambda after: after + timedelta(hours=1))) for _ in range(2))
     fresh = agenda.update([Listed("a", one, SETTINGS)], START)
     assert agenda.update([Listed("a", other, SETTINGS, state=fresh["a"])], START + 60) == {}
 
 
-# -- many, and at random --
+# -- many entries, random steps --
 
 
-def test_thousands_of_entries_are_each_called_once() -> None:
+def test_each_of_thousands_of_entries_is_called_once() -> None:
     entries = [
         entry(f"e{number}", schedule=f"{number % 60} * * * *", jitter=number % 7) for number in range(5000)
     ]
@@ -326,11 +328,10 @@ def test_thousands_of_entries_are_each_called_once() -> None:
     max_runs=st.none() | st.integers(1, 6),
     steps=st.lists(st.integers(-300, 400), max_size=40),
 )
-def test_each_due_time_is_called_once_at_most(
+def test_each_due_time_is_called_at_most_once(
     every: int, catch_up: str | int, jitter: float, max_runs: int | None, steps: list[int]
 ) -> None:
-    """Against what follows from the rules: of the due times between two looks the last, where the clock is
-    set as it pleases."""
+    """Compare with the rules: only the last due times between two looks, for any changes of the clock."""
     agenda = agenda_of(entry(schedule=every, catch_up=catch_up, jitter=jitter, max_runs=max_runs))
     now, done, called = START, START, []
     for step in steps:

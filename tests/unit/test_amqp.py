@@ -1,4 +1,4 @@
-"""The parts of the RabbitMQ transport that need no server: its codec, its delays, its inbox."""
+"""The parts of the RabbitMQ transport that need no server: codec, delays, inbox, addresses and frames."""
 
 from __future__ import annotations
 
@@ -63,28 +63,30 @@ VALUES = st.recursive(
 )
 
 
-def came(header: bytes, body: bytes = b"", number: int = 1, **fields: Any) -> Delivery:
+def delivery_of(header: bytes, body: bytes = b"", number: int = 1, **fields: Any) -> Delivery:
     return Delivery(
         "c", fields.get("exchange", ""), "q", number, fields.get("redelivered", False), header, body
     )
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8), st.integers(0, 9), st.text(max_size=30))
-def test_headers_go_through_a_table_and_back(headers: dict[str, Any], priority: int, identity: str) -> None:
-    content = read_content(came(content_header(json.dumps(headers), None, 0, identity, priority)))
+def test_headers_survive_a_round_trip_through_a_table(
+    headers: dict[str, Any], priority: int, identity: str
+) -> None:
+    content = read_content(delivery_of(content_header(json.dumps(headers), None, 0, identity, priority)))
     assert json.loads(content.text) == headers
     assert (content.priority, content.message_id, content.own) == (priority, identity, {})
 
 
 @given(st.text(), st.integers(), st.text(max_size=300))
-def test_a_header_without_properties_can_always_be_made(text: str, priority: int, identity: str) -> None:
-    """It is made when some of a push is on its way already: then it is too late to refuse it."""
-    content = read_content(came(content_header(text, None, 0, identity, priority)))
+def test_header_without_properties_can_always_be_encoded(text: str, priority: int, identity: str) -> None:
+    """It is encoded when part of the push has been sent already: too late to refuse it."""
+    content = read_content(delivery_of(content_header(text, None, 0, identity, priority)))
     assert content.priority == max(0, min(priority, 255))
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8))
-def test_the_peers_library_reads_the_same(headers: dict[str, Any]) -> None:
+def test_py_amqp_reads_our_headers(headers: dict[str, Any]) -> None:
     message = Message()
     message.inbound_header(content_header(json.dumps(headers), None, 5, "m", 3))
     assert message.headers == headers
@@ -97,12 +99,12 @@ def test_the_peers_library_reads_the_same(headers: dict[str, Any]) -> None:
 
 
 @given(st.dictionaries(NAMES, VALUES.filter(lambda value: not isinstance(value, float)), max_size=8))
-def test_what_the_peers_library_writes_is_read(headers: dict[str, Any]) -> None:
+def test_headers_of_py_amqp_are_read(headers: dict[str, Any]) -> None:
     message = Message(
         "", application_headers=headers, content_type="t", correlation_id="c", reply_to="r", type="y"
     )
     raw = b"\x00\x3c\x00\x00" + bytes(8) + message._serialize_properties()
-    content = read_content(came(raw))
+    content = read_content(delivery_of(raw))
     assert json.loads(content.text) == headers
     assert json.loads(content.properties or "") == {
         "content_type": "t", "correlation_id": "c", "reply_to": "r", "type": "y",
@@ -110,24 +112,24 @@ def test_what_the_peers_library_writes_is_read(headers: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_header_of_a_strangers_stops_the_reader(table: bytes) -> None:
+def test_malformed_header_table_is_tolerated(table: bytes) -> None:
     raw = b"\x00\x3c\x00\x00" + bytes(8) + b"\x20\x00" + len(table).to_bytes(4) + table
-    assert isinstance(json.loads(read_content(came(raw)).text), dict)
+    assert isinstance(json.loads(read_content(delivery_of(raw)).text), dict)
 
 
-def test_headers_of_the_servers_are_kept_apart() -> None:
+def test_headers_of_the_server_are_separated() -> None:
     header = content_header(
         '{"id": "a"}', None, 0, "m", more={"x-qworker-deliveries": 2, "x-death": [{"count": 1}]}
     )
-    content = read_content(came(header))
+    content = read_content(delivery_of(header))
     assert content.own == {"x-qworker-deliveries": 2, "x-death": [{"count": 1}]}
     assert content.text == '{"id":"a"}'
     assert content.properties is None
 
 
-def test_a_tag_is_the_same_at_each_delivery_and_for_no_other() -> None:
+def test_tag_is_stable_across_deliveries_and_unique() -> None:
     def tag(text: str, identity: str, body: bytes = b"") -> int:
-        message = came(content_header(text, None, 0, identity), body)
+        message = delivery_of(content_header(text, None, 0, identity), body)
         return tag_of(message, read_content(message))
 
     assert tag('{"id": "a"}', "m") == tag('{"id": "changed"}', "m") != tag('{"id": "a"}', "n")
@@ -136,7 +138,7 @@ def test_a_tag_is_the_same_at_each_delivery_and_for_no_other() -> None:
     assert 0 < tag("{}", "m") < 2**63
 
 
-def test_frames_hold_no_more_than_agreed() -> None:
+def test_frames_do_not_exceed_the_negotiated_size() -> None:
     frames = message_frames(1, publish_method("", "q", True), b"header", b"b" * 250, 108)
     sizes = []
     while frames:
@@ -147,7 +149,7 @@ def test_frames_hold_no_more_than_agreed() -> None:
     assert sizes == [(1, 10), (2, 6), (3, 100), (3, 100), (3, 50)]
 
 
-def test_a_delivery_is_read() -> None:
+def test_delivery_is_decoded() -> None:
     method = b"\x00\x3c\x00\x3c\x01c" + (7).to_bytes(8) + b"\x01\x01x\x03key"
     assert delivery(method, b"h", b"b") == Delivery("c", "x", "key", 7, True, b"h", b"b")
 
@@ -156,7 +158,7 @@ def test_a_delivery_is_read() -> None:
     st.text(max_size=9), st.integers(0, 2**63), st.booleans(), st.binary(max_size=60),
     st.binary(max_size=9), st.data()
 )  # fmt: skip
-def test_a_message_is_taken_out_of_what_was_read_or_left_to_the_parser(
+def test_whole_delivery_finds_complete_messages_only(
     consumer: str, number: int, redelivered: bool, body: bytes, around: bytes, data: st.DataObject
 ) -> None:
     method = b"\x00\x3c\x00\x3c%b%b%c\x00\x01q" % (short(consumer), number.to_bytes(8), redelivered)
@@ -178,7 +180,7 @@ def test_a_message_is_taken_out_of_what_was_read_or_left_to_the_parser(
         assert whole_delivery(in_parts, 0) is None
 
 
-def test_no_frames_of_other_kinds_are_taken_for_a_message() -> None:
+def test_whole_delivery_ignores_frames_of_other_types_or_channels() -> None:
     method = b"\x00\x3c\x00\x3c\x01c" + (7).to_bytes(8) + b"\x00\x00\x01q"
     header = content_header("{}", None, 1, "m")
     parts = {"method": frame(1, 1, method), "header": frame(2, 1, header), "body": frame(3, 1, b"b")}
@@ -192,7 +194,7 @@ def test_no_frames_of_other_kinds_are_taken_for_a_message() -> None:
 
 
 @given(st.floats(1e9, 2e9), st.floats(-10, 40 * 86400))
-def test_a_delay_ends_before_what_waits_is_due(now: float, ahead: float) -> None:
+def test_delay_ends_just_before_the_message_is_due(now: float, ahead: float) -> None:
     found = way("q", now + ahead, now)
     left = min(ahead * 1000, LONGEST)
     if found is None:
@@ -208,7 +210,7 @@ def test_a_delay_ends_before_what_waits_is_due(now: float, ahead: float) -> None
 
 
 def matches(pattern: list[str], key: list[str]) -> bool:
-    """As a topic exchange does."""
+    """Match like a topic exchange."""
     if not pattern:
         return not key
     if pattern[0] == "#":
@@ -217,7 +219,7 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 
 
 @given(st.text("abq.*#\N{SNOWMAN}\ud800", max_size=300), st.text("abq.*#", max_size=12), st.floats(0.3, 2e6))
-def test_a_delay_leads_to_its_target_alone(target: str, other: str, ahead: float) -> None:
+def test_delay_leads_only_to_its_target_queue(target: str, other: str, ahead: float) -> None:
     found = way(target, 1e9 + ahead, 1e9)
     assert found is not None
     key = found.key.split(".")
@@ -235,7 +237,7 @@ def test_a_delay_leads_to_its_target_alone(target: str, other: str, ahead: float
 
 def message(number: int, priority: int = 0, due: float | None = None) -> Delivery:
     more = {} if due is None else {"x-qworker-due": due}
-    return came(content_header("{}", None, 2, f"m{number}", priority, more), b"[]", number)
+    return delivery_of(content_header("{}", None, 2, f"m{number}", priority, more), b"[]", number)
 
 
 def filled(*messages: Delivery, queue: str = "q") -> Inbox:
@@ -252,7 +254,7 @@ def frames(inbox: Inbox, *numbers: int) -> list[tuple[int, bool]]:
     return found
 
 
-def test_one_ack_goes_for_all_up_to_the_first_that_is_missing() -> None:
+def test_multiple_ack_covers_deliveries_up_to_the_first_unacked() -> None:
     inbox = filled(*map(message, range(1, 8)))
     inbox.take(["q"], 6, 0, 0.0)
     assert frames(inbox, 1, 2, 4, 6) == [(2, True), (4, False), (6, False)]
@@ -263,13 +265,13 @@ def test_one_ack_goes_for_all_up_to_the_first_that_is_missing() -> None:
     assert frames(inbox) == []
 
 
-def test_the_most_urgent_are_taken_first() -> None:
+def test_highest_priority_is_taken_first() -> None:
     inbox = filled(message(1, 3), message(2, 9), message(3, 3))
     assert [one.priority for one in inbox.take(["q"], 2, 0, 0.0)] == [9, 3]
     assert inbox.waiting == 1
 
 
-def test_what_is_not_due_waits() -> None:
+def test_message_waits_in_the_inbox_until_due() -> None:
     inbox = filled(message(1, due=5.0), message(2, due=3.0), message(3))
     assert [one.due for one in inbox.take(["q"], 9, 0, 0.0)] == [None]
     assert inbox.next_due() == 3.0
@@ -278,44 +280,44 @@ def test_what_is_not_due_waits() -> None:
     assert inbox.next_due() is None
 
 
-def test_twins_have_tags_of_their_own() -> None:
+def test_duplicate_messages_have_different_tags() -> None:
     inbox = filled(message(1), message(1)._replace(number=2))
     first, second = inbox.take(["q"], 2, 0, 0.0)
     assert first.tag != second.tag
 
 
-def test_a_quorum_queue_counts_four_returns_for_a_death() -> None:
+def test_four_returns_in_a_quorum_queue_count_as_one_delivery() -> None:
     header = content_header("{}", None, 0, "m", more={"x-delivery-count": 9, "x-qworker-deliveries": 1})
-    inbox = filled(came(header))
+    inbox = filled(delivery_of(header))
     (leased,) = inbox.take(["q"], 1, 0, 0.0)
     assert (leased.deliveries, leased.redelivered) == (3, True)
 
 
-def test_prefetch_follows_what_is_asked_for() -> None:
+def test_prefetch_follows_demand() -> None:
     prefetch = Prefetch(4)
     assert prefetch.ask(3) is False
     assert (prefetch.ask(400), prefetch.size) == (True, MOST)
-    assert prefetch.relax(100.0, 500) is False  # the first look; it was asked for
+    assert prefetch.relax(100.0, 500) is False  # the first check, and the prefetch was just requested
     assert prefetch.ask(8, 8) is False
     assert prefetch.relax(100.0 + RELAX_SECONDS, 500) is True
     assert (prefetch.size, prefetch.paused) == (32, False)
-    assert prefetch.relax(100.0 + 2 * RELAX_SECONDS, 0) is False  # nothing lies idle
+    assert prefetch.relax(100.0 + 2 * RELAX_SECONDS, 0) is False  # no message waits unused
     assert prefetch.relax(100.0 + 3 * RELAX_SECONDS, 5) is True
     assert prefetch.paused is True
     assert prefetch.ask(0, 8) is False
     assert (prefetch.ask(3, 8), prefetch.paused, prefetch.size) == (True, False, 3)
 
 
-# -- the insides of py-amqp --
+# -- internals of py-amqp --
 
 
-def test_a_version_of_py_amqp_without_what_is_used_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_version_of_py_amqp_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(amqp.transport.SSLTransport, "_wrap_socket")
     with pytest.raises(ConfigurationError, match=rf"SSLTransport has no _wrap_socket.*{AMQP_VERSIONS}"):
         Link(address_of("amqp://127.0.0.1:1/"), 1.0)
 
 
-def test_the_versions_of_py_amqp_that_are_known_are_those_that_are_installed() -> None:
+def test_supported_versions_of_py_amqp_equal_the_dependency() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert f"amqp{AMQP_VERSIONS}" in project["dependencies"]
 
@@ -340,7 +342,7 @@ def test_addresses(url: str, expected: tuple[Any, ...]) -> None:
     assert (address.tls is not None) is url.startswith("amqps")
 
 
-def test_tls_checks_the_servers_name_unless_told_otherwise(tmp_path: Path) -> None:
+def test_tls_checks_the_hostname_by_default(tmp_path: Path) -> None:
     authority = str(Certificates(tmp_path).authority)
     strict = address_of("amqps://host/")
     assert (strict.tls, strict.name) == (Tls(), "host")
@@ -364,24 +366,26 @@ def test_tls_checks_the_servers_name_unless_told_otherwise(tmp_path: Path) -> No
     ("name", "hint"),
     [("ca_certs", "did you mean ssl_ca_certs"), ("heart_beat", "heartbeat"), ("x", "there are")],
 )
-def test_a_parameter_that_there_is_none_of_is_not_passed_over(name: str, hint: str) -> None:
+def test_unknown_url_parameter_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no parameter '{name}'.*{hint}"):
         address_of(f"amqps://host/?{name}=1")
 
 
-def test_queues_are_made_as_celery_makes_them_unless_told_otherwise() -> None:
+def test_queue_arguments_match_celery_by_default() -> None:
     assert Queues().arguments("q") == {}
     assert Queues(max_priority=9).arguments("q") == {"x-max-priority": 9}
     assert Queues(type="quorum", max_priority=9).arguments("q") == {"x-queue-type": "quorum"}
     declared = Queues(declared={"q": {"max_priority": 3, "queue_arguments": {"x-max-length": 5}}})
     assert declared.arguments("q") == {"x-max-length": 5, "x-max-priority": 3}
     assert Queues(dead_expires=60.0).arguments(DEAD) == {"x-message-ttl": 60_000}
-    assert Queues(dead_expires=4000 * 86400.0).arguments(DEAD) == {}, "over ten years: workers sweep"
+    assert Queues(dead_expires=4000 * 86400.0).arguments(DEAD) == {}, (
+        "beyond the limit for TTLs: workers sweep"
+    )
 
 
 @pytest.mark.parametrize("size", [MOST_FRAME + 1, 1_400_000_000, 2**32 - 1])
 @pytest.mark.parametrize("before", [0, 3], ids=["first", "after others"])
-def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int, before: int) -> None:
+def test_oversized_frame_is_refused(size: int, before: int) -> None:
     ours, theirs = socket.socketpair()
     whole = b"\x08\0\0\0\0\0\0\xce"
     with ours, theirs:
@@ -398,7 +402,7 @@ def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int, before: in
             frames.fill(ours)
 
 
-def test_the_longest_frame_is_waited_for() -> None:
+def test_frame_of_maximum_size_is_accepted() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         frames = Frames()

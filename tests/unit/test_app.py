@@ -1,4 +1,4 @@
-"""The app: configuration, registry, shared tasks, middleware, what it opens and when."""
+"""The app: configuration, registry, shared tasks, middleware and connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _nothing_left_behind() -> Iterator[None]:
 # -- the package --
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in qworker.__all__:
         assert getattr(qworker, name) is not None
     assert set(qworker.__all__) <= set(dir(qworker))
@@ -38,7 +38,7 @@ def test_every_public_name_is_there() -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [("Celery", "QWorker"), ("schedules", "qworker.beat")])
-def test_a_name_of_celerys_says_what_is_here_instead(name: str, words: str) -> None:
+def test_celery_name_is_refused_with_advice(name: str, words: str) -> None:
     with pytest.raises(ImportError, match=f"no qworker.{name}: .*{words}"):
         exec(f"from qworker import {name}")
 
@@ -47,13 +47,13 @@ def test_a_name_of_celerys_says_what_is_here_instead(name: str, words: str) -> N
     "statement", ["import qworker.{}", "from qworker.{} import x", "from qworker import {}"]
 )
 @pytest.mark.parametrize("module", ["exceptions", "utils", "bin", "contrib", "schedules"])
-def test_a_module_of_celerys_says_what_is_here_instead(module: str, statement: str) -> None:
+def test_celery_module_is_refused_with_advice(module: str, statement: str) -> None:
     with pytest.raises(ImportError, match=f"there is no qworker.{module}: "):
         exec(statement.format(module))
 
 
 @pytest.mark.parametrize(
-    ("slip", "meant"),
+    ("typo", "expected"),
     [
         ("shared_tasks", "shared_task"),
         ("chains", "chain"),
@@ -61,19 +61,19 @@ def test_a_module_of_celerys_says_what_is_here_instead(module: str, statement: s
         ("AsyncResults", "AsyncResult"),
     ],
 )
-def test_a_misspelt_public_name_is_suggested(slip: str, meant: str) -> None:
-    with pytest.raises(ImportError, match=f"qworker has no '{slip}'; did you mean '{meant}'?"):
-        exec(f"from qworker import {slip}")
-    assert not hasattr(qworker, slip)
+def test_misspelt_public_name_gets_a_suggestion(typo: str, expected: str) -> None:
+    with pytest.raises(ImportError, match=f"qworker has no '{typo}'; did you mean '{expected}'?"):
+        exec(f"from qworker import {typo}")
+    assert not hasattr(qworker, typo)
 
 
-def test_a_module_that_nobody_has_is_pythons_own_error() -> None:
+def test_unknown_module_raises_module_not_found() -> None:
     for name in ("qworker.nothing", "qworker.canvas.nothing", "qworker_other"):
         with pytest.raises(ModuleNotFoundError, match="No module named"):
             __import__(name)
 
 
-def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
+def test_making_an_app_imports_little_and_writes_no_files(tmp_path: Path) -> None:
     code = (
         "import sys, os; before = set(sys.modules); from qworker import QWorker; app = QWorker('x');\n"
         "@app.task\ndef add(x: int, y: int) -> int: return x + y\n"
@@ -87,7 +87,7 @@ def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[] []"
 
 
-def test_a_worker_on_the_embedded_broker_has_nothing_of_servers_and_signatures(tmp_path: Path) -> None:
+def test_embedded_broker_worker_does_not_import_heavy_modules(tmp_path: Path) -> None:
     """OpenSSL alone is 3 MB in each worker, and ``hashlib`` loads it."""
     code = (
         "import sys; from qworker import QWorker; from qworker.worker import Worker\n"
@@ -99,7 +99,7 @@ def test_a_worker_on_the_embedded_broker_has_nothing_of_servers_and_signatures(t
     assert _printed(code, tmp_path) == "[]"
 
 
-def test_a_worker_starts_without_what_workflows_need(tmp_path: Path) -> None:
+def test_worker_starts_without_importing_workflows(tmp_path: Path) -> None:
     rooms = ("canvas.chains", "canvas.groups", "canvas.plan", "publishing.workflows", "results.group_result")
     code = (
         "import sys; from qworker import QWorker; from qworker.worker import Worker\n"
@@ -124,7 +124,7 @@ def _printed(code: str, folder: Path) -> str:
 # -- configuration --
 
 
-def test_settings_come_from_where_they_are_given() -> None:
+def test_settings_come_from_arguments_and_config_from_object() -> None:
     app = QWorker(
         "proj", broker="sqlite:///a.db", backend="disabled://", include=["m"], task_default_queue="q"
     )
@@ -136,12 +136,12 @@ def test_settings_come_from_where_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["broker_ulr", "task_time_limt", "concurrency", "nonsense"])
-def test_an_argument_that_is_no_setting_is_an_error_where_the_app_is_made(name: str) -> None:
+def test_unknown_setting_is_refused_by_the_constructor(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"unknown setting '{name}'"):
         QWorker("proj", set_as_current=False, **{name: 1})
 
 
-def test_from_a_module_and_from_a_variable(
+def test_config_from_a_module_and_an_environment_variable(
     project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project(
@@ -161,7 +161,7 @@ def test_from_a_module_and_from_a_variable(
         app.config_from_envvar("MY_OTHER")
 
 
-def test_a_wrong_setting_is_said_when_it_is_looked_at() -> None:
+def test_invalid_setting_is_reported_on_first_use() -> None:
     app = QWorker("proj", task_max_deliveries=0)
     with pytest.raises(ConfigurationError, match="task_max_deliveries"):
         app.send_task("work")
@@ -170,7 +170,7 @@ def test_a_wrong_setting_is_said_when_it_is_looked_at() -> None:
 # -- tasks --
 
 
-def test_an_unknown_name_lists_its_neighbours() -> None:
+def test_unknown_task_gets_a_suggestion() -> None:
     app, _, _ = make_app()
 
     @app.task(name="proj.tasks.add")
@@ -184,7 +184,7 @@ def test_an_unknown_name_lists_its_neighbours() -> None:
         app.tasks.unregister("proj.tasks.add")
 
 
-def test_two_functions_cannot_share_a_name() -> None:
+def test_two_functions_cannot_share_a_task_name() -> None:
     app, _, _ = make_app()
 
     @app.task(name="same")
@@ -200,7 +200,7 @@ def test_two_functions_cannot_share_a_name() -> None:
     assert app.tasks["same"]() == 1
 
 
-def test_a_module_imported_again_replaces_its_tasks() -> None:
+def test_reimported_module_replaces_its_tasks() -> None:
     app, _, _ = make_app()
 
     def define(value: int) -> Any:
@@ -217,7 +217,7 @@ def test_a_module_imported_again_replaces_its_tasks() -> None:
     assert latest.acks_late is True
 
 
-def test_in_main_the_name_is_that_of_the_app() -> None:
+def test_task_name_in_main_starts_with_the_app_name() -> None:
     app = QWorker("proj.tasks", broker=KeepingStore())
 
     def work() -> None: ...
@@ -226,16 +226,16 @@ def test_in_main_the_name_is_that_of_the_app() -> None:
     assert app.task(work).name == "proj.tasks.work"
 
 
-def test_finalizing_happens_once_and_is_told() -> None:
+def test_app_is_finalized_once_and_sends_the_signal() -> None:
     app, _, _ = make_app()
-    told: list[Any] = []
-    app.on_after_finalize.connect(lambda sender, **kwargs: told.append(sender))
+    senders: list[Any] = []
+    app.on_after_finalize.connect(lambda sender, **kwargs: senders.append(sender))
     app.finalize()
     app.finalize()
-    assert told == [app]
+    assert senders == [app]
 
 
-def test_load_tasks_imports_what_defines_them(project: Callable[..., Path]) -> None:
+def test_load_tasks_imports_listed_and_discovered_modules(project: Callable[..., Path]) -> None:
     body = "from qworker import current_app\n@current_app.task(name='{0}')\ndef work(): pass\n"
     project(
         **{
@@ -257,7 +257,7 @@ def test_load_tasks_imports_what_defines_them(project: Callable[..., Path]) -> N
     ]
 
 
-def test_a_module_to_import_that_is_not_there() -> None:
+def test_missing_module_in_imports_is_reported() -> None:
     app = QWorker("proj", broker=KeepingStore(), imports=["nowhere_at_all.tasks"])
     with pytest.raises(
         ConfigurationError, match=r"no module named 'nowhere_at_all' .looked for 'nowhere_at_all.tasks'"
@@ -265,14 +265,14 @@ def test_a_module_to_import_that_is_not_there() -> None:
         app.load_tasks()
 
 
-def test_discovery_needs_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # other tests' project
+def test_autodiscovery_without_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # imported by other tests
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     with pytest.raises(ConfigurationError, match="packages to look in"):
         QWorker(set_as_current=False).autodiscover_tasks()
 
 
-def test_a_module_that_is_no_package_has_no_module_of_tasks(project):
+def test_autodiscovery_skips_plain_modules(project):
     project(**{"single.py": ""})
     app = QWorker(set_as_current=False)
     app.autodiscover_tasks(["single"])
@@ -282,7 +282,7 @@ def test_a_module_that_is_no_package_has_no_module_of_tasks(project):
         app.load_tasks()
 
 
-def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., Path]) -> None:
+def test_import_error_in_a_discovered_module_is_raised(project: Callable[..., Path]) -> None:
     project(**{"shop/__init__.py": "", "shop/tasks.py": "import nothing_of_that_name\n"})
     app = QWorker("proj", broker=KeepingStore())
     app.autodiscover_tasks(["shop"])
@@ -295,13 +295,12 @@ def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., 
 
 @pytest.fixture
 def _no_app_of_earlier_tests() -> None:
-    """Shared tasks reach every living app; those of earlier tests live on in cycles, with wrong settings
-    even."""
+    """Shared tasks reach every living app, including apps of earlier tests that only a cycle keeps alive."""
     gc.collect()
 
 
 @pytest.mark.usefixtures("_no_app_of_earlier_tests")
-def test_a_shared_task_belongs_to_every_app() -> None:
+def test_shared_task_belongs_to_every_app() -> None:
     early = QWorker("early", broker=KeepingStore())
     early.finalize()
 
@@ -327,8 +326,8 @@ def test_a_shared_task_belongs_to_every_app() -> None:
 
 
 @pytest.mark.usefixtures("_no_app_of_earlier_tests")
-def test_a_shared_task_without_an_app_says_what_to_do() -> None:
-    set_default_maker(None)  # other tests of this process may be a Django project
+def test_shared_task_without_an_app_is_refused_with_advice() -> None:
+    set_default_maker(None)  # other tests of this process may set up Django
 
     @shared_task
     def work() -> None: ...
@@ -341,7 +340,7 @@ def test_a_shared_task_without_an_app_says_what_to_do() -> None:
 # -- middleware --
 
 
-def test_middleware_from_settings_and_added() -> None:
+def test_middleware_from_settings_and_add_middleware() -> None:
     class First(Middleware):
         options = ("one",)
 
@@ -360,7 +359,7 @@ def test_middleware_from_settings_and_added() -> None:
 # -- connections --
 
 
-def test_results_are_in_the_brokers_file_unless_told_otherwise(project: Callable[..., Path]) -> None:
+def test_results_are_stored_with_the_broker_by_default(project: Callable[..., Path]) -> None:
     project()
     app = QWorker("proj", broker="sqlite:///here.db")
     assert app.results_with_broker
@@ -383,12 +382,12 @@ def test_results_are_in_the_brokers_file_unless_told_otherwise(project: Callable
         ("sqlite://host/x.db", "does not name an SQLite file"),
     ],
 )
-def test_a_url_that_leads_nowhere(url: str, message: str) -> None:
+def test_invalid_backend_url_is_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         _ = QWorker("proj", broker=KeepingStore(), backend=url).backend
 
 
-def test_closing_lets_go_and_the_next_use_opens_again(project: Callable[..., Path]) -> None:
+def test_closed_app_reopens_its_connections_on_next_use(project: Callable[..., Path]) -> None:
     project()
     with QWorker("proj") as app:
         app.send_task("work")
@@ -399,7 +398,7 @@ def test_closing_lets_go_and_the_next_use_opens_again(project: Callable[..., Pat
     app.close()
 
 
-def test_the_signer_follows_the_settings() -> None:
+def test_signer_follows_the_settings() -> None:
     app, _, _ = make_app()
     assert app.signer is None
     app.conf.security_key = "k" * 32
@@ -409,7 +408,7 @@ def test_the_signer_follows_the_settings() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 5, ("a", None)], ids=str)
-def test_the_id_of_a_result_is_text(given: Any) -> None:
+def test_result_id_must_be_text(given: Any) -> None:
     app = QWorker("proj", broker=KeepingStore())
     with pytest.raises(TypeError, match="id of a call, which is text"):
         app.AsyncResult(given)
@@ -419,7 +418,7 @@ def test_the_id_of_a_result_is_text(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "advice"),
+    ("command", "advice"),
     [
         ("inspect", "later version.*`qworker tasks`"),
         ("ping", "`qworker workers`"),
@@ -432,20 +431,20 @@ def test_the_id_of_a_result_is_text(given: Any) -> None:
         ("enable_events", "no events yet"),
     ],
 )
-def test_celerys_other_orders_say_what_there_is_instead(order: str, advice: str) -> None:
+def test_unsupported_control_command_is_refused_with_advice(command: str, advice: str) -> None:
     control = make_app()[0].control
-    with pytest.raises(AttributeError, match=rf"app\.control\.{order}: .*{advice}"):
-        getattr(control, order)
-    assert not hasattr(control, order)
+    with pytest.raises(AttributeError, match=rf"app\.control\.{command}: .*{advice}"):
+        getattr(control, command)
+    assert not hasattr(control, command)
 
 
-def test_an_order_that_nobody_knows() -> None:
+def test_unknown_control_command_is_refused() -> None:
     control = make_app()[0].control
     with pytest.raises(AttributeError, match=r"has no 'revok'; it has revoke\(\) and terminate\(\)"):
         control.revok("a")
 
 
-def test_a_forked_child_keeps_no_promises_of_its_parent() -> None:
+def test_forked_child_drops_promises_of_its_parent() -> None:
     app, _, _ = make_app()
     app.send_task("work").then(print)
     watcher = app.backend.watcher

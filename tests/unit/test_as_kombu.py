@@ -1,4 +1,4 @@
-"""What of our transport for kombu is pure: which broker a URL means, and who is bound to what."""
+"""The parts of the kombu transport that need no server: URLs, options and bindings of exchanges."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ register()
         ("sqlite:///a/b.db", "sqlite:///a/b.db"),
     ],
 )
-def test_a_connection_means_a_broker(url: str, meant: str | None) -> None:
+def test_connection_url_gives_the_broker_url(url: str, meant: str | None) -> None:
     assert url_of(Connection(url)) == (meant or url.removeprefix("qworker+"))
 
 
-def test_a_connection_may_go_on_to_the_next_of_several() -> None:
+def test_connection_switches_to_the_next_url() -> None:
     second = "qworker+postgresql://user:word@other:5433/name"
     connection = Connection(f"qworker+redis://host:6379/3;{second}")
     assert url_of(connection) == "redis://host:6379/3"
@@ -52,12 +52,12 @@ def test_a_connection_may_go_on_to_the_next_of_several() -> None:
     assert url_of(connection) == "redis://host:6379/3"
 
 
-def test_rabbitmq_needs_none_of_us() -> None:
+def test_amqp_url_is_refused_with_advice() -> None:
     with pytest.raises(ConfigurationError, match="kombu itself supports RabbitMQ"):
         url_of(Connection("qworker+amqp://host//"))
 
 
-def test_a_password_is_not_shown() -> None:
+def test_password_is_not_shown() -> None:
     connection = Connection("qworker+postgresql://user:secret@host/name")
     assert "secret" not in connection.as_uri()
     assert connection.as_uri(include_password=True) == "qworker+postgresql://user:secret@host/name"
@@ -75,18 +75,18 @@ def test_a_password_is_not_shown() -> None:
         "redis://host/3",
     ],
 )
-def test_a_password_is_a_part_of_its_own(url: str) -> None:
-    """Celery's worker tells all but that part to whoever asks for its statistics."""
+def test_connection_info_keeps_the_password_separate(url: str) -> None:
+    """Celery's worker shows all other parts in its statistics."""
     connection = Connection(url, transport="qworker" if "+" not in url else None)
     copies = [connection, connection.clone(), pickle.loads(pickle.dumps(connection)).clone()]
     for copy in copies:
-        told = {name: value for name, value in copy.info().items() if name != "password"}
-        assert "secr" not in str(told)
+        shown = {name: value for name, value in copy.info().items() if name != "password"}
+        assert "secr" not in str(shown)
         assert url_of(copy) == url.removeprefix("qworker+")
         assert copy.as_uri(include_password=True).removeprefix("qworker+") == url.removeprefix("qworker+")
 
 
-def test_options_are_settings_of_ours_or_of_the_broker() -> None:
+def test_transport_options_set_settings_and_broker_options() -> None:
     options = {
         "lease_seconds": 30,
         "synchronous": "NORMAL",
@@ -114,9 +114,7 @@ def test_options_are_settings_of_ours_or_of_the_broker() -> None:
         ("redis://host/3", "client_name, db, dead_letter_expires"),
     ],
 )
-def test_an_option_that_nobody_looks_at_is_told_once(
-    url: str, has: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_option_is_logged_once(url: str, has: str, caplog: pytest.LogCaptureFixture) -> None:
     options = {"lease_secs": 30, "max_retries": 3, "visibility_timeout": 5, "max_deliveries": 2}
     for _ in range(2):
         settings_of(Connection(f"qworker+{url}", transport_options=options), url)
@@ -126,16 +124,16 @@ def test_an_option_that_nobody_looks_at_is_told_once(
     assert has in said
 
 
-def test_options_of_redis_are_those_that_it_looks_at() -> None:
-    """The table of options says what the code asks for."""
+def test_known_redis_options_are_those_that_are_read() -> None:
+    """The table of known options equals the options that the code reads."""
     asked: set[str] = set()
 
-    class Asked(dict[str, Any]):
+    class RecordingOptions(dict[str, Any]):
         def get(self, name: str, default: Any = None) -> Any:
             asked.add(name)
             return super().get(name, default)
 
-    layout(0, Asked(), {})
+    layout(0, RecordingOptions(), {})
     assert asked | {*CONNECTION, "db", "master_name", "sentinel_kwargs"} == KNOWN["redis"]
     for name in (*CONNECTION, "db"):
         with pytest.raises(ConfigurationError, match=name):
@@ -145,13 +143,13 @@ def test_options_of_redis_are_those_that_it_looks_at() -> None:
 
 
 @pytest.mark.parametrize("given", ["three", -1, 2.5])
-def test_a_bound_that_is_none_is_refused(given: object) -> None:
+def test_invalid_max_deliveries_is_refused(given: object) -> None:
     options = {"max_deliveries": given}
     with pytest.raises(ConfigurationError, match="max_deliveries must be a whole number"):
         max_deliveries_of(Connection("qworker+redis://host", transport_options=options))
 
 
-def test_what_nobody_waits_for_any_more_is_not_done() -> None:
+def test_order_is_cancelled_when_its_caller_times_out() -> None:
     shared_state = SharedState(lambda: None)
     with pytest.raises(BrokerUnavailable, match="did not answer"):
         shared_state.ask(lambda: None, seconds=0.0)
@@ -159,20 +157,20 @@ def test_what_nobody_waits_for_any_more_is_not_done() -> None:
     assert answer.cancelled()
 
 
-def test_a_forked_child_keeps_up_nothing_of_its_parents() -> None:
+def test_forked_child_does_not_renew_queues_of_its_parent() -> None:
     registry, clock = LocalRegistry(), Clock()
     exchanges = Exchanges(registry, clock)
     exchanges.declare("mine", temporary=True)
-    with exchanges._lock:  # a thread of the parent's has it, and is not in the child
+    with exchanges._lock:  # held by a thread of the parent, which the child does not have
         exchanges.after_fork()
         assert not exchanges.has_ours()
 
 
-def test_every_scheme_of_ours_is_known_to_kombu() -> None:
+def test_every_scheme_is_registered_with_kombu() -> None:
     assert {f"qworker+{scheme}" for scheme in SCHEMES} <= TRANSPORT_ALIASES.keys()
 
 
-def test_our_own_side_takes_the_same_url() -> None:
+def test_qworker_accepts_kombu_urls() -> None:
     assert broker_urls("qworker+redis://a;qworker+redis://b") == ["redis://a", "redis://b"]
     assert open_broker("qworker+sqlite:////tmp/x.db", Settings()).url == "sqlite:////tmp/x.db"
 
@@ -184,7 +182,7 @@ class Clock:
         return self.now
 
 
-def test_what_goes_with_its_user_lapses_unless_it_is_kept_up() -> None:
+def test_temporary_queue_expires_unless_renewed() -> None:
     registry, clock = LocalRegistry(), Clock()
     ours, other = Exchanges(registry, clock), Exchanges(registry, clock)
     ours.declare("mine", temporary=True)
@@ -198,7 +196,7 @@ def test_what_goes_with_its_user_lapses_unless_it_is_kept_up() -> None:
     clock.now += 2
     assert other.table_now("events") == []
     purged: list[str] = []
-    assert ours.tidy(purged.append) == []  # what is ours is only late
+    assert ours.tidy(purged.append) == []  # it does not delete its own queues
     assert other.tidy(purged.append) == []
     ours.declare("mine", temporary=True)
     clock.now += LIFE_SECONDS + 1
@@ -207,7 +205,7 @@ def test_what_goes_with_its_user_lapses_unless_it_is_kept_up() -> None:
     assert other.has("stays")
 
 
-def test_a_queue_that_is_gone_is_emptied_once_more() -> None:
+def test_forgotten_queue_is_purged_again() -> None:
     registry, clock = LocalRegistry(), Clock()
     exchanges = Exchanges(registry, clock)
     exchanges.declare("q", temporary=False)
@@ -222,7 +220,7 @@ def test_a_queue_that_is_gone_is_emptied_once_more() -> None:
 
 @settings(max_examples=50)
 @given(entry=st.text(), expires=st.none() | st.floats(0, 2e9))
-def test_what_others_put_there_stops_nobody(entry: str, expires: float | None) -> None:
+def test_foreign_registry_entries_are_ignored(entry: str, expires: float | None) -> None:
     registry = LocalRegistry()
     registry.put({entry: expires, '["queue", 1, 2]': None, "[]": None, "{}": math.inf})
     exchanges = Exchanges(registry, Clock())
@@ -231,7 +229,7 @@ def test_what_others_put_there_stops_nobody(entry: str, expires: float | None) -
     exchanges.forget("q")
 
 
-def test_a_queue_waits_for_its_first_consumer_and_goes_with_the_last() -> None:
+def test_auto_delete_queue_waits_for_its_first_consumer_and_ends_with_the_last() -> None:
     registry, clock = LocalRegistry(), Clock()
     sender, first, second, other = (Exchanges(registry, clock) for _ in range(4))
     sender.declare_until_left("q", None, exclusive=False)
@@ -246,13 +244,13 @@ def test_a_queue_waits_for_its_first_consumer_and_goes_with_the_last() -> None:
         assert one.ours() == ["q"]
     assert not first.leave("q")
     assert other.table_now("e") == [("k", "", "q")]
-    clock.now += LIFE_SECONDS + 1  # the second one has died
+    clock.now += LIFE_SECONDS + 1  # the second consumer has died
     assert other.table_now("e") == []
     assert other.tidy(lambda queue: None) == ["q"]
     assert registry.entries() == {}
 
 
-def test_a_queue_waits_no_longer_than_its_declaration_says() -> None:
+def test_unused_auto_delete_queue_expires_after_its_declared_time() -> None:
     registry, clock = LocalRegistry(), Clock()
     sender, other = Exchanges(registry, clock), Exchanges(registry, clock)
     sender.declare_until_left("q", 1000.0, exclusive=False)
@@ -264,7 +262,7 @@ def test_a_queue_waits_no_longer_than_its_declaration_says() -> None:
     assert registry.entries() == {}
 
 
-def test_what_was_declared_to_stay_stays_when_a_consumer_leaves() -> None:
+def test_durable_queue_remains_when_a_consumer_leaves() -> None:
     registry, clock = LocalRegistry(), Clock()
     durable, passing = Exchanges(registry, clock), Exchanges(registry, clock)
     durable.declare("q", temporary=False)
@@ -274,7 +272,7 @@ def test_what_was_declared_to_stay_stays_when_a_consumer_leaves() -> None:
     assert durable.has("q")
 
 
-def test_a_pattern_that_is_none_binds_nothing() -> None:
+def test_invalid_pattern_binds_nothing() -> None:
     registry = LocalRegistry()
     exchanges = Exchanges(registry, Clock())
     registry.put({'["binding", "e", "k", "(", "q", ""]': None})

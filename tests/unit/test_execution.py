@@ -1,4 +1,4 @@
-"""One run of one task: whatever happens inside, there is an outcome, and it is stored."""
+"""One run of one task: every run has an outcome, and the outcome is stored."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 class Bench:
-    """An app whose results are kept in memory,
-    and runs of its tasks; their rows are stored as a worker does."""
+    """An app with results in memory, and runs of its tasks; their rows are stored as a worker does."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -60,7 +59,7 @@ class Bench:
         )
 
     def task(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Task[..., Any]:
-        """A task of *body*; an async one that does the same for kind "async"."""
+        """Register a task with *body*; with kind "async", an async task that does the same."""
         if kind == "sync":
             return self.app.task(name="work", **options)(body)
 
@@ -91,8 +90,8 @@ class Bench:
             self.app.backend.store_rows([outcome.row])
         return outcome
 
-    def do(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Outcome:
-        """Run a task of *body*."""
+    def run_body(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Outcome:
+        """Run a task with *body*."""
         return self.run(self.task(body, kind, **options))
 
     @property
@@ -111,7 +110,7 @@ def raiser(error: BaseException) -> Callable[..., Any]:
     return body
 
 
-# -- how it ends --
+# -- outcomes --
 
 
 @ASYNC
@@ -127,7 +126,7 @@ def test_success(kind: str) -> None:
 @ASYNC
 def test_failure(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(ValueError("no", 7)), kind)
+    outcome = bench.run_body(raiser(ValueError("no", 7)), kind)
     assert (outcome.kind, outcome.text) == (FAILURE, "ValueError('no', 7)")
     assert bench.stored is not None
     assert bench.stored["status"] == "FAILURE"
@@ -138,16 +137,16 @@ def test_failure(kind: str) -> None:
     }
     assert bench.stored["traceback"] == outcome.traceback
     assert "raise error" in (outcome.traceback or "")
-    assert "qworker/execution.py" not in (outcome.traceback or "")  # from the task's own first frame on
+    assert "qworker/execution.py" not in (outcome.traceback or "")  # starts at the first frame of the task
 
 
 @ASYNC
 @pytest.mark.parametrize(
     "error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
 )
-def test_whatever_a_task_raises_is_its_failure_and_not_the_processs(kind: str, error: BaseException) -> None:
+def test_base_exceptions_of_a_task_are_its_failure(kind: str, error: BaseException) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(error), kind)
+    outcome = bench.run_body(raiser(error), kind)
     assert outcome.kind == FAILURE
     assert bench.state == "FAILURE"
 
@@ -161,21 +160,21 @@ def test_wrong_arguments_are_a_failure(kind: str) -> None:
 
 
 @ASYNC
-def test_an_expected_failure_is_marked_as_such(kind: str) -> None:
+def test_failure_listed_in_throws_is_expected(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(KeyError("k")), kind, throws=(LookupError,))
+    outcome = bench.run_body(raiser(KeyError("k")), kind, throws=(LookupError,))
     assert (outcome.kind, bench.state) == (EXPECTED, "FAILURE")
 
 
 @ASYNC
-def test_ignore_leaves_the_state_alone(kind: str) -> None:
+def test_ignore_leaves_the_state_unchanged(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Ignore("never mind")), kind)
+    outcome = bench.run_body(raiser(Ignore("never mind")), kind)
     assert (outcome.kind, bench.stored) == (IGNORED, None)
     assert "never mind" in outcome.text
 
 
-def test_the_calls_after_an_ignored_task_fail() -> None:
+def test_chain_after_an_ignored_task_fails() -> None:
     bench = Bench()
     task = bench.task(raiser(Ignore()))
     bench.app.finalize()
@@ -189,8 +188,8 @@ def test_the_calls_after_an_ignored_task_fail() -> None:
             bench.app.AsyncResult(task_id).get(timeout=0)
 
 
-def test_a_task_may_pass_its_chain_on_and_ignore_itself(tmp_path: Path) -> None:
-    """As Celery's replace() does it: the chord of the chain waits for the call in its place."""
+def test_ignored_task_can_hand_its_chain_to_another_call(tmp_path: Path) -> None:
+    """As in Celery's replace(): the chord waits for the replacement of the member."""
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/queue.db", set_as_current=False)
 
     @app.task(bind=True)
@@ -210,17 +209,17 @@ def test_a_task_may_pass_its_chain_on_and_ignore_itself(tmp_path: Path) -> None:
 
 
 @ASYNC
-def test_reject_with_requeue_leaves_the_state_alone(kind: str) -> None:
+def test_reject_with_requeue_leaves_the_state_unchanged(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Reject("not mine", requeue=True)), kind)
+    outcome = bench.run_body(raiser(Reject("not mine", requeue=True)), kind)
     assert (outcome.kind, outcome.text, bench.stored) == (REQUEUED, "'not mine'", None)
 
 
 @ASYNC
 @pytest.mark.parametrize("reason", ["not mine", KeyError("no"), None])
-def test_reject_for_good_is_a_failure_to_who_waits(kind: str, reason: Any) -> None:
+def test_reject_without_requeue_is_a_failure_for_waiting_callers(kind: str, reason: Any) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Reject(reason, requeue=False)), kind)
+    outcome = bench.run_body(raiser(Reject(reason, requeue=False)), kind)
     assert (outcome.kind, outcome.text) == (REJECTED, repr(reason))
     assert bench.state == "FAILURE"
     with pytest.raises(Reject) as caught:
@@ -229,7 +228,7 @@ def test_reject_for_good_is_a_failure_to_who_waits(kind: str, reason: Any) -> No
 
 
 @ASYNC
-def test_a_reject_of_ones_own_kind_is_one(kind: str) -> None:
+def test_subclasses_of_reject_and_ignore_are_recognised(kind: str) -> None:
     class Busy(Reject):
         def __init__(self, who: str) -> None:
             super().__init__(f"{who} is busy", requeue=True)
@@ -238,10 +237,10 @@ def test_a_reject_of_ones_own_kind_is_one(kind: str) -> None:
         pass
 
     bench = Bench()
-    outcome = bench.do(raiser(Busy("it")), kind)
+    outcome = bench.run_body(raiser(Busy("it")), kind)
     assert (outcome.kind, outcome.text) == (REQUEUED, "'it is busy'")
     bench = Bench()
-    assert bench.do(raiser(Enough()), kind).kind == IGNORED
+    assert bench.run_body(raiser(Enough()), kind).kind == IGNORED
     assert bench.stored is None
 
 
@@ -253,7 +252,7 @@ def test_a_reject_of_ones_own_kind_is_one(kind: str) -> None:
         ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, "FAILURE"),
     ],
 )
-def test_reject_stores_what_a_failure_would(
+def test_reject_follows_ignore_result_like_a_failure(
     options: dict[str, Any], fields: dict[str, Any], state: str | None
 ) -> None:
     bench = Bench()
@@ -262,9 +261,9 @@ def test_reject_stores_what_a_failure_would(
 
 
 @ASYNC
-def test_the_soft_limit_is_a_failure_unless_the_task_catches_it(kind: str) -> None:
+def test_soft_time_limit_is_a_failure_unless_caught(kind: str) -> None:
     bench = Bench()
-    assert bench.do(raiser(SoftTimeLimitExceeded()), kind).kind == FAILURE
+    assert bench.run_body(raiser(SoftTimeLimitExceeded()), kind).kind == FAILURE
     assert bench.state == "FAILURE"
 
     def careful() -> str:
@@ -274,18 +273,18 @@ def test_the_soft_limit_is_a_failure_unless_the_task_catches_it(kind: str) -> No
             return "cleaned up"
 
     bench = Bench()
-    assert bench.do(careful, kind).kind == SUCCESS
+    assert bench.run_body(careful, kind).kind == SUCCESS
 
 
 @ASYNC
-def test_an_interrupted_task_goes_back_and_stores_nothing(kind: str) -> None:
+def test_interrupted_task_stores_nothing(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Interrupted()), kind)
+    outcome = bench.run_body(raiser(Interrupted()), kind)
     assert (outcome.kind, bench.stored) == (INTERRUPTED, None)
 
 
-def test_the_bodys_end_is_told_before_anything_else_happens() -> None:
-    """disarm() stops the alarm of the soft limit: it must not go off in what is not the task's."""
+def test_soft_limit_is_disarmed_as_soon_as_the_body_ends() -> None:
+    """disarm() stops the alarm of the soft limit: it must not go off outside the body."""
     for body in (lambda: 1, raiser(ValueError())):
         bench = Bench()
         task = bench.task(body)
@@ -307,7 +306,7 @@ def test_the_bodys_end_is_told_before_anything_else_happens() -> None:
 
 
 @ASYNC
-def test_retry_sends_the_next_attempt_and_stores_why(kind: str) -> None:
+def test_retry_sends_the_next_attempt_and_stores_the_reason(kind: str) -> None:
     bench = Bench()
 
     def body() -> None:
@@ -330,7 +329,7 @@ def test_retry_sends_the_next_attempt_and_stores_why(kind: str) -> None:
 
 
 @ASYNC
-def test_autoretry_retries_what_it_was_told_to(kind: str) -> None:
+def test_autoretry_retries_only_the_given_exceptions(kind: str) -> None:
     options = {
         "autoretry_for": (OSError,),
         "dont_autoretry_for": (PermissionError,),
@@ -346,7 +345,7 @@ def test_autoretry_retries_what_it_was_told_to(kind: str) -> None:
         bench = Bench()
         outcome = bench.run(bench.task(raiser(error), kind, **options), retries=retries)
         assert (outcome.kind, bench.store.messages) == (expected, int(expected == RETRY))
-        assert type(error).__name__ in outcome.text  # its own error, also when no retry is left
+        assert type(error).__name__ in outcome.text  # the task's error, even when no retry is left
         if expected == FAILURE:
             assert "retry(" not in (outcome.traceback or "")
 
@@ -362,18 +361,18 @@ def test_autoretry_backs_off() -> None:
     assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 16
 
 
-def test_a_next_attempt_that_cannot_be_sent_now_sends_the_message_back() -> None:
+def test_message_is_requeued_when_its_retry_cannot_be_sent() -> None:
     bench = Bench(task_publish_retry=False)
     bench.store.away = True
-    outcome = bench.do(raiser(OSError("first")), autoretry_for=(OSError,))
+    outcome = bench.run_body(raiser(OSError("first")), autoretry_for=(OSError,))
     assert (outcome.kind, outcome.row) == (REQUEUED, None)
     assert "memory:// is away" in outcome.text
 
 
-def test_of_what_was_acked_it_is_a_failure_with_both_reasons() -> None:
+def test_unsendable_retry_of_an_acked_task_is_a_failure() -> None:
     bench = Bench(task_publish_retry=False)
     bench.store.away = True
-    outcome = bench.do(raiser(OSError("first")), autoretry_for=(OSError,), acks_late=False)
+    outcome = bench.run_body(raiser(OSError("first")), autoretry_for=(OSError,), acks_late=False)
     assert outcome.kind == FAILURE
     assert "memory:// is away" in outcome.text
     assert "first" in (outcome.traceback or "")
@@ -382,10 +381,10 @@ def test_of_what_was_acked_it_is_a_failure_with_both_reasons() -> None:
 # -- what is stored --
 
 
-def test_the_row_is_left_to_the_worker_and_the_store_is_not_touched() -> None:
+def test_run_returns_its_row_without_opening_the_store() -> None:
     bench = Bench(result_expires=60, backend="sqlite:///nowhere/never-opened.db")
     bench.app.backend.store_rows = lambda rows: None  # type: ignore[method-assign]
-    outcome = bench.do(lambda: "done")
+    outcome = bench.run_body(lambda: "done")
     assert outcome.row is not None
     task_id, status, payload, expires = outcome.row
     assert (task_id, status, expires) == ("id-1", "SUCCESS", bench.clock.now() + 60)
@@ -405,7 +404,7 @@ def test_the_row_is_left_to_the_worker_and_the_store_is_not_touched() -> None:
         ({"ignore_result": True}, {"ignore_result": False}, raiser(ValueError()), "FAILURE"),
     ],
 )
-def test_an_ignored_result_is_not_stored(
+def test_ignored_result_is_not_stored(
     options: dict[str, Any], fields: dict[str, Any], body: Any, stored: str | None
 ) -> None:
     bench = Bench()
@@ -414,37 +413,37 @@ def test_an_ignored_result_is_not_stored(
 
 
 @ASYNC
-def test_a_result_that_cannot_be_serialised_is_a_failure_that_says_so(kind: str) -> None:
+def test_unserialisable_result_is_a_failure(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(lambda: {"when": object()}, kind)
+    outcome = bench.run_body(lambda: {"when": object()}, kind)
     assert outcome.kind == FAILURE
     assert "when" in outcome.text
     assert bench.stored is not None
     assert (bench.stored["status"], bench.stored["result"]["exc_type"]) == ("FAILURE", "EncodeError")
 
 
-def test_arguments_that_the_result_store_cannot_keep_do_not_lose_the_result(
+def test_unserialisable_arguments_in_an_extended_result_are_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(result_extended=True, accept_content=["json", "pickle"], security_key="k" * 32)
     outcome = bench.run(bench.task(lambda value: 1), {1, 2, frozenset()}, serializer="pickle")
     assert outcome.kind == FAILURE
-    assert bench.state == "FAILURE"  # whoever waits for it gets an answer
+    assert bench.state == "FAILURE"  # waiting callers get an answer
 
 
-def test_a_broken_store_still_gives_the_message_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_backend_still_gives_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
     def broken(task_id: str, meta: Meta, kept: float) -> Any:
         raise RuntimeError("a bug in a store of somebody's own")
 
     bench = Bench()
     bench.app.backend.row = broken  # type: ignore[method-assign]
-    outcome = bench.do(lambda: 1)
+    outcome = bench.run_body(lambda: 1)
     assert outcome.kind == FAILURE
     assert "a bug in a store" in outcome.text
     assert "could not be reported" in caplog.text
 
 
-def test_the_started_state_names_the_process() -> None:
+def test_started_state_has_pid_and_hostname() -> None:
     bench = Bench()
     task = bench.task(lambda: 1, track_started=True)
     bench.app.finalize()
@@ -457,7 +456,7 @@ def test_the_started_state_names_the_process() -> None:
     assert bench.stored["result"].keys() == {"pid", "hostname"}
 
 
-def test_a_started_state_that_cannot_be_stored_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_started_state_that_cannot_be_serialised_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(result_extended=True)
     task = bench.task(lambda: 1)
     bench.app.finalize()
@@ -467,9 +466,9 @@ def test_a_started_state_that_cannot_be_stored_fails_nobody(caplog: pytest.LogCa
     assert "is not stored" in caplog.text
 
 
-def test_where_nothing_is_kept_there_is_no_row() -> None:
+def test_disabled_backend_gets_no_row() -> None:
     bench = Bench(backend="disabled://")
-    assert bench.do(lambda: object()).row is None
+    assert bench.run_body(lambda: object()).row is None
 
 
 # -- texts --
@@ -484,34 +483,34 @@ class Hostile(Exception):
 
 
 @ASYNC
-def test_an_exception_whose_own_methods_raise_is_a_failure_like_any_other(kind: str) -> None:
+def test_exception_whose_repr_raises_is_a_failure(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Hostile()), kind)
+    outcome = bench.run_body(raiser(Hostile()), kind)
     assert outcome.kind == FAILURE
     assert "Hostile" in outcome.text
     assert bench.stored is not None
     assert bench.stored["result"]["exc_type"] == "Hostile"
 
 
-def test_so_is_a_retry_because_of_one() -> None:
+def test_exception_whose_repr_raises_can_be_retried() -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Hostile()), autoretry_for=(Hostile,))
+    outcome = bench.run_body(raiser(Hostile()), autoretry_for=(Hostile,))
     assert (outcome.kind, bench.state, bench.store.messages) == (RETRY, "RETRY", 1)
 
 
-def test_a_result_whose_repr_raises_is_a_success(caplog: pytest.LogCaptureFixture) -> None:
-    class Shy(dict):  # type: ignore[type-arg]
+def test_result_whose_repr_raises_is_a_success(caplog: pytest.LogCaptureFixture) -> None:
+    class RaisingRepr(dict):  # type: ignore[type-arg]
         def __repr__(self) -> str:
             raise RuntimeError("no repr")
 
     bench = Bench()
     with caplog.at_level(logging.INFO):
-        assert bench.do(lambda: Shy(a=1)).kind == SUCCESS
+        assert bench.run_body(lambda: RaisingRepr(a=1)).kind == SUCCESS
 
 
-def test_texts_are_bounded() -> None:
+def test_length_of_texts_and_tracebacks_is_limited() -> None:
     bench = Bench()
-    outcome = bench.do(raiser(ValueError("x" * 10_000_000)))
+    outcome = bench.run_body(raiser(ValueError("x" * 10_000_000)))
     assert len(outcome.text) <= 1024
     assert len(outcome.traceback or "") <= MAX_TRACEBACK + 10
     bench = Bench()
@@ -519,21 +518,21 @@ def test_texts_are_bounded() -> None:
     def deep(n: int = 900) -> None:
         deep(n - 1) if n else raiser(ValueError("bottom"))()
 
-    assert "bottom" in (bench.do(deep).traceback or "")
+    assert "bottom" in (bench.run_body(deep).traceback or "")
 
 
-def test_the_result_is_described_only_for_a_log_that_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_result_repr_is_only_made_if_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert Bench().do(lambda: "x" * 5000, resultrepr_maxsize=20).text == "'" + "x" * 16 + "..."
+        assert Bench().run_body(lambda: "x" * 5000, resultrepr_maxsize=20).text == "'" + "x" * 16 + "..."
     with caplog.at_level(logging.WARNING):
-        assert Bench().do(lambda: [1]).text == ""
+        assert Bench().run_body(lambda: [1]).text == ""
 
 
-def test_a_message_that_cannot_be_run_has_an_outcome_too() -> None:
+def test_invalid_message_has_an_outcome() -> None:
     assert invalid(InvalidTaskMessage("the body is cut off")) == Outcome(INVALID, 0.0, "the body is cut off")
 
 
-def test_a_failure_holds_nothing_that_the_body_held() -> None:
+def test_failure_keeps_no_references_to_locals_of_the_body() -> None:
     class Large:
         pass
 
@@ -583,7 +582,7 @@ OBSERVED = ("task_prerun", "task_success", "task_failure", "task_retry", "task_p
 
 @pytest.fixture
 def events() -> Iterator[list[str]]:
-    """What hooks and signals said, in order."""
+    """The calls of hooks and signals, in order."""
     EVENTS.clear()
     receivers = []
     for name in OBSERVED:
@@ -599,8 +598,8 @@ def events() -> Iterator[list[str]]:
 
 
 @ASYNC
-def test_hooks_and_signals_of_a_success_in_order(kind: str, events: list[str]) -> None:
-    Bench().do(lambda: events.append("body"), kind, base=Hooked)
+def test_order_of_hooks_and_signals_on_success(kind: str, events: list[str]) -> None:
+    Bench().run_body(lambda: events.append("body"), kind, base=Hooked)
     assert events == [
         "task_prerun", "before_start", "body", "task_success", "on_success", "after_return SUCCESS None",
         "task_postrun SUCCESS",
@@ -608,8 +607,8 @@ def test_hooks_and_signals_of_a_success_in_order(kind: str, events: list[str]) -
 
 
 @ASYNC
-def test_hooks_and_signals_of_a_failure_in_order(kind: str, events: list[str]) -> None:
-    Bench().do(raiser(ValueError("v")), kind, base=Hooked)
+def test_order_of_hooks_and_signals_on_failure(kind: str, events: list[str]) -> None:
+    Bench().run_body(raiser(ValueError("v")), kind, base=Hooked)
     assert events == [
         "task_prerun", "before_start", "task_failure", "on_failure ValueError('v') id-1 () True True",
         "after_return FAILURE ValueError('v')", "task_postrun FAILURE",
@@ -617,8 +616,8 @@ def test_hooks_and_signals_of_a_failure_in_order(kind: str, events: list[str]) -
 
 
 @ASYNC
-def test_hooks_and_signals_of_a_retry_in_order(kind: str, events: list[str]) -> None:
-    Bench().do(raiser(OSError("o")), kind, base=Hooked, autoretry_for=(OSError,))
+def test_order_of_hooks_and_signals_on_retry(kind: str, events: list[str]) -> None:
+    Bench().run_body(raiser(OSError("o")), kind, base=Hooked, autoretry_for=(OSError,))
     assert events == [
         "task_prerun", "before_start", "task_retry", "on_retry OSError('o') True", "task_postrun RETRY",
     ]  # fmt: skip
@@ -626,21 +625,21 @@ def test_hooks_and_signals_of_a_retry_in_order(kind: str, events: list[str]) -> 
 
 @ASYNC
 @pytest.mark.parametrize(
-    ("directive", "told"), [(Ignore(), []), (Reject("x", requeue=True), []), (Reject("x"), ["task_failure"])]
+    ("directive", "sent"), [(Ignore(), []), (Reject("x", requeue=True), []), (Reject("x"), ["task_failure"])]
 )
-def test_hooks_and_signals_of_a_directive_in_order(
-    kind: str, directive: Exception, told: list[str], events: list[str]
+def test_order_of_hooks_and_signals_on_ignore_and_reject(
+    kind: str, directive: Exception, sent: list[str], events: list[str]
 ) -> None:
-    """As in Celery: after_return is for ends, and a message that is refused for good is a failure to
-    observers alone."""
-    Bench().do(raiser(directive), kind, base=Hooked)
+    """As in Celery: after_return is only called for final states, and a rejected message is a failure only
+    for signals."""
+    Bench().run_body(raiser(directive), kind, base=Hooked)
     status = "IGNORED" if isinstance(directive, Ignore) else "REJECTED"
-    assert events == ["task_prerun", "before_start", *told, f"task_postrun {status}"]
+    assert events == ["task_prerun", "before_start", *sent, f"task_postrun {status}"]
 
 
 @pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(3)])
 @pytest.mark.parametrize("hook", ["on_success", "on_failure", "on_retry", "after_return"])
-def test_a_hook_that_raises_changes_nothing(
+def test_raising_hook_does_not_change_the_outcome(
     hook: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {"on_success": lambda: 1, "on_retry": raiser(OSError()), "on_failure": raiser(ValueError())}.get(
@@ -649,22 +648,22 @@ def test_a_hook_that_raises_changes_nothing(
     expected = {"on_retry": RETRY, "on_failure": FAILURE}.get(hook, SUCCESS)
     base = type("Base", (Task,), {hook: lambda self, *given: raiser(error)()})
     bench = Bench()
-    outcome = bench.do(body, base=base, autoretry_for=(OSError,))
+    outcome = bench.run_body(body, base=base, autoretry_for=(OSError,))
     assert outcome.kind == expected
     assert (bench.state or "").lower() == expected
     assert f"{hook} of task work raised" in caplog.text or "<lambda> of task work raised" in caplog.text
     assert current_context() is None
 
 
-def test_before_start_may_stop_the_run() -> None:
+def test_raising_before_start_prevents_the_run() -> None:
     base = type("Base", (Task,), {"before_start": lambda self, *given: raiser(ValueError("not now"))()})
     ran: list[int] = []
     bench = Bench()
-    outcome = bench.do(lambda: ran.append(1), base=base)
+    outcome = bench.run_body(lambda: ran.append(1), base=base)
     assert (outcome.kind, ran, bench.state) == (FAILURE, [], "FAILURE")
 
 
-def test_a_receiver_that_exits_does_not_take_the_process_along() -> None:
+def test_receiver_raising_system_exit_does_not_end_the_process() -> None:
     def leave(**given: Any) -> None:
         raise SystemExit(3)
 
@@ -672,7 +671,7 @@ def test_a_receiver_that_exits_does_not_take_the_process_along() -> None:
         getattr(signals, name).connect(leave)
         try:
             bench = Bench()
-            outcome = bench.do(lambda: 1)
+            outcome = bench.run_body(lambda: 1)
             assert outcome.kind in (SUCCESS, FAILURE)
             assert bench.state is not None
             assert current_context() is None
@@ -681,7 +680,7 @@ def test_a_receiver_that_exits_does_not_take_the_process_along() -> None:
 
 
 @ASYNC
-def test_inside_a_task_its_request_is_the_current_one(kind: str) -> None:
+def test_request_of_a_task_is_current_only_during_its_run(kind: str) -> None:
     seen: list[Any] = []
     bench = Bench()
 
@@ -692,7 +691,7 @@ def test_inside_a_task_its_request_is_the_current_one(kind: str) -> None:
     bench.run(task)
     assert seen == [("id-1", "w@h", True)]
     assert current_context() is None
-    Bench().do(raiser(SystemExit(1)), kind)
+    Bench().run_body(raiser(SystemExit(1)), kind)
     assert current_context() is None
 
 
@@ -718,7 +717,7 @@ def test_middleware_wraps_the_body_outermost_first() -> None:
     assert seen == ["in (5,)", "in (5,)", "body", "out", "out"]
 
 
-def test_middleware_may_answer_instead_of_the_task_and_change_what_it_gets() -> None:
+def test_middleware_can_replace_the_run_or_its_arguments() -> None:
     class Answering(Middleware):
         def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
             if context.args == (1,):
@@ -742,14 +741,14 @@ def test_middleware_may_answer_instead_of_the_task_and_change_what_it_gets() -> 
     ("error", "kind"),
     [(ValueError(), FAILURE), (Ignore(), IGNORED), (Reject(), REJECTED), (SystemExit(), FAILURE)],
 )
-def test_what_middleware_raises_is_the_outcome(error: BaseException, kind: str) -> None:
+def test_exception_of_middleware_decides_the_outcome(error: BaseException, kind: str) -> None:
     class Raising(Middleware):
         def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
             raise error
 
     bench = Bench()
     bench.app.add_middleware(Raising())
-    assert bench.do(lambda: 1).kind == kind
+    assert bench.run_body(lambda: 1).kind == kind
 
 
 # -- limits of async tasks --
@@ -770,7 +769,9 @@ def run_async(bench: Bench, body: Callable[..., Any], soft: float | None, hard: 
         (0.001, 9, "SoftTimeLimitExceeded"),
     ],
 )
-def test_an_async_task_is_cancelled_at_its_limit(soft: float | None, hard: float | None, error: str) -> None:
+def test_async_task_is_cancelled_at_its_time_limit(
+    soft: float | None, hard: float | None, error: str
+) -> None:
     async def body() -> None:
         await asyncio.Event().wait()
 
@@ -781,7 +782,7 @@ def test_an_async_task_is_cancelled_at_its_limit(soft: float | None, hard: float
     assert bench.stored["result"]["exc_type"] == error
 
 
-def test_a_timeout_of_the_tasks_own_is_not_taken_for_the_limit() -> None:
+def test_timeout_inside_an_async_task_is_not_its_time_limit() -> None:
     async def body() -> None:
         async with asyncio.timeout(0.001):
             await asyncio.Event().wait()
@@ -799,7 +800,7 @@ def test_a_timeout_of_the_tasks_own_is_not_taken_for_the_limit() -> None:
         (None, FAILURE, "FAILURE"),
     ],
 )
-def test_a_cancelled_async_task_ends_by_who_cancelled_it(
+def test_outcome_of_a_cancelled_async_task_depends_on_the_cause(
     by_worker: BaseException | None, kind: str, state: str | None
 ) -> None:
     async def main() -> Outcome:
@@ -834,7 +835,7 @@ async def _cancel_and_return() -> None:
     asyncio.current_task().cancel()  # type: ignore[union-attr]
 
 
-async def _await_what_is_cancelled() -> None:
+async def _await_a_cancelled_future() -> None:
     future = asyncio.get_running_loop().create_future()
     future.cancel()
     await future
@@ -852,12 +853,12 @@ async def _cancel_in_a_group() -> None:
         asyncio.current_task().cancel()  # type: ignore[union-attr]
 
 
-CANCELLED = [_cancel_itself, _await_what_is_cancelled, _cancel_from_outside, _cancel_in_a_group]
+CANCELLED = [_cancel_itself, _await_a_cancelled_future, _cancel_from_outside, _cancel_in_a_group]
 
 
 @pytest.mark.parametrize("body", CANCELLED)
 @pytest.mark.parametrize("limits", [(None, None), (30, 60)])
-def test_a_task_that_cancels_itself_has_failed(body: Any, limits: tuple[Any, Any]) -> None:
+def test_async_task_that_cancels_itself_fails(body: Any, limits: tuple[Any, Any]) -> None:
     bench = Bench()
     outcome = run_async(bench, body, *limits)
     assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
@@ -866,31 +867,33 @@ def test_a_task_that_cancels_itself_has_failed(body: Any, limits: tuple[Any, Any
     assert "by its own code" in bench.stored["result"]["exc_message"][0]
 
 
-def test_a_task_that_cancels_itself_and_returns_has_ended() -> None:
+def test_async_task_that_cancels_itself_and_returns_succeeds() -> None:
     assert run_async(Bench(), _cancel_and_return, None, None).kind == SUCCESS
 
 
-def test_a_cancellation_is_retried_only_by_its_name() -> None:
-    """It is no Exception, as SystemExit is none; hooks hear of it as of any failure."""
-    heard: list[BaseException] = []
+def test_cancellation_is_retried_only_if_listed_explicitly() -> None:
+    """CancelledError is not an Exception, like SystemExit; on_failure is called as for any failure."""
+    failures: list[BaseException] = []
 
-    class Watched(Task[Any, Any]):
+    class RecordingTask(Task[Any, Any]):
         def on_failure(self, exc: BaseException, *rest: Any) -> None:
-            heard.append(exc)
+            failures.append(exc)
 
     def run(kind: type[BaseException]) -> str:
         bench = Bench()
-        task = bench.app.task(name="work", base=Watched, autoretry_for=(kind,), max_retries=3)(_cancel_itself)
+        task = bench.app.task(name="work", base=RecordingTask, autoretry_for=(kind,), max_retries=3)(
+            _cancel_itself
+        )
         bench.app.finalize()
         context, message_body = bench.context(task)
         return bench.keep(asyncio.run(execute_async(bench.app, task, context, message_body))).kind
 
     assert run(Exception) == FAILURE
-    assert [type(error) for error in heard] == [asyncio.CancelledError]
+    assert [type(error) for error in failures] == [asyncio.CancelledError]
     assert run(asyncio.CancelledError) == RETRY
 
 
-def test_a_task_slow_to_end_at_its_soft_limit_is_cancelled_again_at_the_hard_one() -> None:
+def test_async_task_that_outlives_its_soft_limit_is_cancelled_at_the_hard_limit() -> None:
     async def body() -> None:
         try:
             await asyncio.Event().wait()
@@ -898,7 +901,9 @@ def test_a_task_slow_to_end_at_its_soft_limit_is_cancelled_again_at_the_hard_one
             await asyncio.Event().wait()
 
     bench = Bench()
-    outcome = run_async(bench, body, 0.001, 0.7)  # apart, so that a busy machine does not see both at once
+    outcome = run_async(
+        bench, body, 0.001, 0.7
+    )  # far apart, so that a busy machine does not reach both at once
     assert outcome.kind == FAILURE
     assert bench.stored is not None
     assert bench.stored["result"]["exc_type"] == "TimeLimitExceeded"
@@ -907,20 +912,20 @@ def test_a_task_slow_to_end_at_its_soft_limit_is_cancelled_again_at_the_hard_one
 @ASYNC
 @pytest.mark.parametrize("hook", ["on_failure", "after_return"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_a_hook_raises_what_it_likes_and_the_outcome_stands(
+def test_base_exceptions_of_hooks_do_not_change_the_outcome(
     kind: str, hook: str, error: type[BaseException]
 ) -> None:
     def broken(*_: Any) -> None:
         raise error
 
     bench = Bench()
-    bench.do(raiser(KeyError("no")), kind, base=type("Broken", (Task,), {hook: broken}))
+    bench.run_body(raiser(KeyError("no")), kind, base=type("Broken", (Task,), {hook: broken}))
     assert bench.state == "FAILURE"
     assert bench.stored is not None
     assert bench.stored["result"]["exc_type"] == "KeyError"
 
 
-def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
+def test_concurrent_async_tasks_have_their_own_requests() -> None:
     seen: list[tuple[str, str | None]] = []
     bench = Bench()
     all_here = 0
@@ -949,34 +954,34 @@ def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
     assert bench.app.backend.get("id-7")["status"] == states.SUCCESS  # type: ignore[index]
 
 
-# -- hooks and retries, once more --
+# -- more hooks and retries --
 
 
 @ASYNC
-def test_the_last_hook_gets_the_traceback(kind: str) -> None:
+def test_after_return_gets_the_traceback(kind: str) -> None:
     seen: list[Any] = []
 
-    class Watched(Task[Any, Any]):
+    class RecordingTask(Task[Any, Any]):
         def after_return(self, status: str, retval: Any, *rest: Any) -> None:
             seen.append((status, str(rest[-1])))
 
     bench = Bench()
-    bench.do(raiser(KeyError("no")), kind, base=Watched)
+    bench.run_body(raiser(KeyError("no")), kind, base=RecordingTask)
     ((status, text),) = seen
     assert status == "FAILURE"
     assert text.startswith("Traceback")
     assert "KeyError: 'no'" in text
 
 
-def test_backoff_goes_before_the_countdown_of_every_retry() -> None:
+def test_retry_backoff_takes_precedence_over_retry_kwargs_countdown() -> None:
     bench = Bench()
     options = {"retry_backoff": 4, "retry_jitter": False, "retry_kwargs": {"countdown": 60, "max_retries": 9}}
-    assert bench.do(raiser(KeyError("no")), autoretry_for=(KeyError,), **options).kind == RETRY
+    assert bench.run_body(raiser(KeyError("no")), autoretry_for=(KeyError,), **options).kind == RETRY
     assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 4
 
 
-def test_a_run_that_is_cut_short_took_as_long_as_it_has_run() -> None:
-    """It was the time since the machine was started, from which the pool learned how long the task takes."""
+def test_runtime_of_a_cut_short_run_is_measured_from_its_start() -> None:
+    """Not the time since boot, which would mislead the pool about how long the task takes."""
     bench = Bench()
     task = bench.task(lambda: None)
     bench.app.finalize()
@@ -987,9 +992,9 @@ def test_a_run_that_is_cut_short_took_as_long_as_it_has_run() -> None:
     assert (outcome.kind, round(outcome.runtime or 0)) == (FAILURE, 5)
 
 
-def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_autoretry_with_an_invalid_countdown_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    outcome = bench.do(
+    outcome = bench.run_body(
         raiser(KeyError("no")), autoretry_for=(KeyError,), retry_kwargs={"countdown": "soon"}, max_retries=3
     )
     assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
@@ -997,13 +1002,13 @@ def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.
     assert "could not be reported" not in caplog.text
 
 
-def test_an_eager_call_does_not_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    class Away(MemoryBackend):
+def test_eager_call_does_not_wait_for_an_unavailable_backend(caplog: pytest.LogCaptureFixture) -> None:
+    class UnavailableBackend(MemoryBackend):
         def store(self, task_id: str, meta: Meta) -> bool:
             raise BackendError("the store is away")
 
     bench = Bench()
-    backend = Away("away://", bench.app.conf, bench.clock)
+    backend = UnavailableBackend("away://", bench.app.conf, bench.clock)
     app = QWorker(
         "bench",
         broker=bench.store,

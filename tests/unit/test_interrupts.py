@@ -1,5 +1,4 @@
-"""An interrupt leaves no turn taken, waits for what is deferred, and is not taken for the fault of what it
-hit."""
+"""Interrupts release locks, wait for deferred work, and are not mistaken for errors of the code they hit."""
 
 from __future__ import annotations
 
@@ -27,98 +26,98 @@ from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.transports.amqp.codec import Delivery, content_header, read_content
 
 
-class Stray(Exception):
-    """What an alarm raises."""
+class AlarmError(Exception):
+    """Raised by the handler of an alarm."""
 
 
 @pytest.fixture
-def body() -> Iterator[None]:
-    """As if a task's body were on the stack of this thread."""
+def in_task_body() -> Iterator[None]:
+    """Pretend that a task body is on the stack of this thread."""
     interrupts.begin()
     yield
     interrupts.end()
 
 
-def strike() -> None:
-    interrupt(Stray())
+def send_interrupt() -> None:
+    interrupt(AlarmError())
 
 
-# -- turns --
+# -- locks --
 
 
-def test_a_turn_is_given_back_however_the_work_ends() -> None:
-    turn = threading.Lock()
-    assert with_lock(turn, 1.0, lambda: turn.locked())
-    for error in (Stray, KeyboardInterrupt):
+def test_with_lock_releases_the_lock_on_success_and_error() -> None:
+    lock = threading.Lock()
+    assert with_lock(lock, 1.0, lambda: lock.locked())
+    for error in (AlarmError, KeyboardInterrupt):
 
         def fail(error: type[BaseException] = error) -> None:
             raise error
 
         with pytest.raises(error):
-            with_lock(turn, 1.0, fail)
-        assert not turn.locked()
+            with_lock(lock, 1.0, fail)
+        assert not lock.locked()
 
 
-def test_who_does_not_get_the_turn_gives_nothing_back() -> None:
-    turn = threading.Lock()
-    with turn:
+def test_with_lock_does_not_release_a_lock_it_did_not_get() -> None:
+    lock = threading.Lock()
+    with lock:
         with pytest.raises(LockTimeout):
-            with_lock(turn, 0.01, strike)
-        assert turn.locked()
+            with_lock(lock, 0.01, send_interrupt)
+        assert lock.locked()
 
 
 # -- deferring --
 
 
-def test_without_a_body_there_is_nothing_to_interrupt() -> None:
-    strike()
+def test_interrupt_without_a_task_body_does_nothing() -> None:
+    send_interrupt()
 
 
-@pytest.mark.usefixtures("body")
-def test_an_interrupt_waits_for_what_is_deferred() -> None:
+@pytest.mark.usefixtures("in_task_body")
+def test_interrupt_waits_for_deferred_work() -> None:
     done: list[str] = []
 
     def outer() -> None:
-        deferred(strike)
+        deferred(send_interrupt)
         done.append("all")
 
-    with pytest.raises(Stray):
-        strike()
-    with pytest.raises(Stray):
+    with pytest.raises(AlarmError):
+        send_interrupt()
+    with pytest.raises(AlarmError):
         deferred(outer)
     assert done == ["all"]
     assert deferred(lambda: 1) == 1
 
 
-@pytest.mark.usefixtures("body")
-def test_it_comes_in_place_of_the_error_of_what_was_deferred() -> None:
+@pytest.mark.usefixtures("in_task_body")
+def test_interrupt_replaces_the_error_of_deferred_work() -> None:
     def work() -> None:
-        strike()
+        send_interrupt()
         raise OSError
 
-    with pytest.raises(Stray) as told:
+    with pytest.raises(AlarmError) as caught:
         deferred(work)
-    assert isinstance(told.value.__context__, OSError)
+    assert isinstance(caught.value.__context__, OSError)
 
 
-@pytest.mark.usefixtures("body")
-def test_after_the_last_thing_it_is_too_late() -> None:
-    assert conclude(lambda: strike() or 7) == 7
-    strike()
+@pytest.mark.usefixtures("in_task_body")
+def test_interrupt_during_conclude_is_dropped() -> None:
+    assert conclude(lambda: send_interrupt() or 7) == 7
+    send_interrupt()
 
 
-@pytest.mark.usefixtures("body")
-def test_when_the_last_thing_fails_it_is_not() -> None:
+@pytest.mark.usefixtures("in_task_body")
+def test_interrupt_is_raised_when_conclude_fails() -> None:
     def work() -> None:
-        strike()
+        send_interrupt()
         raise OSError
 
-    with pytest.raises(Stray):
+    with pytest.raises(AlarmError):
         conclude(work)
 
 
-@pytest.mark.usefixtures("body")
-def test_other_threads_defer_nothing() -> None:
+@pytest.mark.usefixtures("in_task_body")
+def test_deferred_work_of_other_threads_delays_no_interrupt() -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -128,21 +127,21 @@ def test_other_threads_defer_nothing() -> None:
     thread = threading.Thread(target=deferred, args=(wait,))
     thread.start()
     started.wait(10)
-    with pytest.raises(Stray):
-        strike()
+    with pytest.raises(AlarmError):
+        send_interrupt()
     go_on.set()
     thread.join(10)
 
 
-# -- whose fault --
+# -- interrupts and other errors --
 
 
 @pytest.fixture
 def alarm() -> Iterator[Callable[[float], None]]:
-    """Sets the alarm clock, as a user's timeout decorator does."""
+    """Set an alarm, as a user's timeout decorator does."""
 
     def ring(*args: object) -> None:
-        raise Stray("time is up")
+        raise AlarmError("time is up")
 
     before = signal.signal(signal.SIGALRM, ring)
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
@@ -153,12 +152,12 @@ def alarm() -> Iterator[Callable[[float], None]]:
 def raised_by(work: Callable[[], object]) -> Exception:
     try:
         work()
-    except Exception as error:  # noqa: BLE001 - what the test looks at
+    except Exception as error:  # noqa: BLE001 - the test examines it
         return error
     raise AssertionError
 
 
-def test_what_a_handler_raises_passes_whatever_was_made_of_it(alarm: Callable[[float], None]) -> None:
+def test_wrapped_exception_of_a_signal_handler_is_reraised(alarm: Callable[[float], None]) -> None:
     def work() -> None:
         try:
             alarm(0.01)
@@ -166,41 +165,41 @@ def test_what_a_handler_raises_passes_whatever_was_made_of_it(alarm: Callable[[f
         except Exception as error:
             raise OSError("the server has gone") from error
 
-    with pytest.raises(Stray):
+    with pytest.raises(AlarmError):
         reraise_interrupt(raised_by(work))
 
 
-def test_other_errors_are_what_they_are() -> None:
+def test_other_errors_are_not_reraised() -> None:
     reraise_interrupt(raised_by(lambda: 1 / 0))
 
 
-def test_an_error_made_while_an_interrupt_is_handled_is_no_interrupt(alarm: Callable[[float], None]) -> None:
+def test_error_during_handling_of_an_interrupt_is_not_an_interrupt(alarm: Callable[[float], None]) -> None:
     def ours() -> None:
-        reraise_interrupt(raised_by(lambda: 1 / 0))  # its context is what is being handled
+        reraise_interrupt(raised_by(lambda: 1 / 0))  # its context is the interrupt being handled
 
     try:
         alarm(0.01)
         time.sleep(5)
-    except Stray:
+    except AlarmError:
         ours()
 
 
-@pytest.mark.usefixtures("body")
-def test_our_own_interrupt_passes_too() -> None:
-    with pytest.raises(Stray):
-        reraise_interrupt(raised_by(strike))
+@pytest.mark.usefixtures("in_task_body")
+def test_own_interrupt_is_reraised() -> None:
+    with pytest.raises(AlarmError):
+        reraise_interrupt(raised_by(send_interrupt))
 
 
-# -- apart --
+# -- helper threads --
 
 
-def test_the_main_thread_has_it_done_by_another() -> None:
+def test_in_helper_thread_uses_another_thread_on_the_main_thread() -> None:
     assert in_helper_thread(threading.get_ident) != threading.get_ident()
-    with pytest.raises(Stray):
-        in_helper_thread(lambda: (_ for _ in ()).throw(Stray))
+    with pytest.raises(AlarmError):
+        in_helper_thread(lambda: (_ for _ in ()).throw(AlarmError))
 
 
-def test_other_threads_do_it_themselves() -> None:
+def test_in_helper_thread_stays_on_threads_other_than_main() -> None:
     found: list[bool] = []
     thread = threading.Thread(
         target=lambda: found.append(in_helper_thread(threading.get_ident) == threading.get_ident())
@@ -210,7 +209,7 @@ def test_other_threads_do_it_themselves() -> None:
     assert found == [True]
 
 
-def test_what_is_done_apart_goes_on_when_we_are_interrupted(alarm: Callable[[float], None]) -> None:
+def test_work_in_a_helper_thread_continues_after_an_interrupt(alarm: Callable[[float], None]) -> None:
     done, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -218,7 +217,7 @@ def test_what_is_done_apart_goes_on_when_we_are_interrupted(alarm: Callable[[flo
         done.set()
 
     alarm(0.02)
-    with pytest.raises(Stray):
+    with pytest.raises(AlarmError):
         in_helper_thread(work)
     go_on.set()
     assert done.wait(10)
@@ -226,7 +225,7 @@ def test_what_is_done_apart_goes_on_when_we_are_interrupted(alarm: Callable[[flo
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_helpers_of_its_own() -> None:
+def test_forked_child_starts_its_own_helper_threads() -> None:
     in_helper_thread(lambda: None)
     child = os.fork()
     if child == 0:
@@ -234,10 +233,10 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-# -- what catches whatever strangers and users cause --
+# -- code that catches all exceptions --
 
 
-class Odd(Exception):
+class UnusualException(Exception):
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
 
@@ -251,13 +250,13 @@ def read_headers() -> None:
     "work",
     [
         read_headers,
-        lambda: exception_from_dict(exception_to_dict(Odd("a", "b"))),
+        lambda: exception_from_dict(exception_to_dict(UnusualException("a", "b"))),
         lambda: exception_from_dict(exception_to_dict(ValueError({"a": [1.5, None]}))),
     ],
     ids=["headers of RabbitMQ", "an odd exception", "arguments of an exception"],
 )
-def test_what_a_handler_raises_is_no_fault_of_what_was_read(work: Callable[[], object]) -> None:
-    """At each place where Python looks for signals."""
+def test_exception_of_a_signal_handler_is_never_swallowed(work: Callable[[], object]) -> None:
+    """At each point where Python runs signal handlers."""
     place = 0
     while cut_short(work, place):
         place += 1
@@ -265,11 +264,11 @@ def test_what_a_handler_raises_is_no_fault_of_what_was_read(work: Callable[[], o
 
 
 def cut_short(work: Callable[[], object], place: int) -> bool:
-    """Raise as a signal's handler would at that place of *work*; False when it has no such place."""
+    """Raise like a signal handler at that point of *work*; return False if it has no such point."""
     left = place
 
     def handler(signum: int, frame: object) -> None:
-        raise Stray
+        raise AlarmError
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal left
@@ -282,7 +281,7 @@ def cut_short(work: Callable[[], object], place: int) -> bool:
     sys.setprofile(profile)
     try:
         work()
-    except Stray:
+    except AlarmError:
         return True
     finally:
         sys.setprofile(None)
