@@ -1,5 +1,4 @@
-"""Settings: strict values, one order of sources, provenance, all problems at once, Celery's names,
-secrets."""
+"""Settings: strict values, precedence and names of sources, collected problems, Celery's names, secrets."""
 
 import sys
 from datetime import timedelta
@@ -43,7 +42,7 @@ def test_defaults_are_valid_and_their_source_is_default(make):
             assert setting.read(setting.default) == setting.default, name
 
 
-def test_values_are_plain_attributes_after_the_first_look(make):
+def test_values_are_plain_attributes_after_first_access(make):
     conf = make()
     assert "task_serializer" not in vars(conf)
     assert conf.task_serializer == "json"
@@ -79,7 +78,7 @@ def test_several_security_keys_in_the_environment_are_a_json_list(make):
     assert KEY not in str(problem)
 
 
-def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
+def test_later_assignments_in_code_win(make):
     conf = make(task_default_queue="a")
     conf.load({"task_default_queue": "b"})
     assert conf.task_default_queue == "b"
@@ -232,17 +231,17 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
         ("security_key", [], "key"),
     ],
 )
-def test_wrong_values_are_refused_with_words(make, name, given, words):
+def test_invalid_values_are_refused_with_an_explanation(make, name, given, words):
     conf = make({name: given})
     (message,) = messages(conf)
     assert name in message
     assert words in message
     with pytest.raises(ConfigurationError, match=name) as caught:
-        conf.task_serializer  # noqa: B018  any look at the settings tells
+        conf.task_serializer  # noqa: B018  reading any setting validates all
     assert (caught.value.setting, caught.value.source) == (name, "QWorker(…)")
 
 
-def test_all_problems_are_told_at_once_with_their_sources(make):
+def test_all_problems_are_reported_together_with_their_sources(make):
     conf = make(
         {"worker_concurrency": 0, "task_serialiser": "json"},
         {"QWORKER_TASK_TIME_LIMIT": "x", "QWORKER_BROKR_URL": "x"},
@@ -260,7 +259,7 @@ def test_all_problems_are_told_at_once_with_their_sources(make):
     assert "environment variable QWORKER_TASK_TIME_LIMIT" in str(caught.value)
 
 
-def test_a_wrong_update_leaves_what_was_in_force(make):
+def test_invalid_update_keeps_the_previous_values(make):
     conf = make(worker_concurrency=2)
     assert conf.worker_concurrency == 2
     with pytest.raises(ConfigurationError):
@@ -293,7 +292,7 @@ def test_contradictions_are_refused(make, values, words):
     assert any(words in message for message in messages(make(values))), messages(make(values))
 
 
-def test_what_only_looks_like_a_contradiction_is_allowed(make):
+def test_consistent_settings_are_accepted(make):
     good = {
         "task_time_limit": 5,
         "task_soft_time_limit": 5,
@@ -326,10 +325,10 @@ def test_celery_settings_without_effect_are_noted_with_the_reason(make):
     conf = make(worker_state_db="x", CELERYBEAT_SYNC_EVERY=1, broker_pool_limit=3)
     assert messages(conf, "error") == messages(conf, "warning") == []
     assert len(messages(conf, "note")) == 3
-    assert conf.broker_pool_limit == 3  # and can be read, as in Celery
+    assert conf.broker_pool_limit == 3  # readable, as in Celery
 
 
-def test_what_celery_has_for_chords(make):
+def test_chord_settings_of_celery_are_noted(make):
     conf = make(result_chord_retry_interval=3, result_chord_join_timeout=5, result_chord_expires=60)
     assert messages(conf, "error") == messages(conf, "warning") == []
     assert conf.result_chord_retry_interval == 3.0
@@ -345,7 +344,7 @@ def test_one_setting_under_two_names_must_agree(make):
     assert "task_acks_late" in message
 
 
-def test_modules_and_objects(make):
+def test_settings_are_loaded_from_modules_and_objects(make):
     module = ModuleType("celeryconfig")
     vars(module).update(task_default_queue="m", BASE_DIR="/", Path=Path, helper=len, TASK_SERIALISER="json")
     conf = make()
@@ -366,27 +365,27 @@ MISSPELT = {
 }
 
 
-@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
-def test_a_misspelt_setting_is_an_error_wherever_it_is_given(make, name, meant):
+@pytest.mark.parametrize(("name", "expected"), MISSPELT.items())
+def test_misspelt_setting_is_an_error_in_every_source(make, name, expected):
     module = ModuleType("celeryconfig")
     setattr(module, name, 1)
     in_module, in_django = make(), make()
     in_module.load(module)
     in_django.load(SimpleNamespace(**{f"CELERY_{name.upper()}": 1}), namespace="CELERY")
     for conf in (make({name: 1}), make({}, {f"QWORKER_{name.upper()}": "1"}), in_module, in_django):
-        with pytest.raises(ConfigurationError, match=f"did you mean {meant}"):
+        with pytest.raises(ConfigurationError, match=f"did you mean {expected}"):
             conf.timezone  # noqa: B018
     in_project = make(pyproject=f"[tool.qworker]\n{name} = 1")
-    with pytest.raises(ConfigurationError, match=f"did you mean {meant}"):
+    with pytest.raises(ConfigurationError, match=f"did you mean {expected}"):
         in_project.timezone  # noqa: B018
 
 
-def test_no_setting_with_two_letters_exchanged_is_taken_for_one_of_celerys():
+def test_transposed_letters_are_not_taken_for_a_celery_setting():
     exchanged = {name[:-3] + name[-2] + name[-3] + name[-1] for name in SETTINGS}
     assert [name for name in exchanged - {*SETTINGS} if understand(name) is not None] == []
 
 
-def test_a_module_may_have_names_of_its_own_that_are_like_those_of_settings(make):
+def test_module_may_have_other_names_similar_to_settings(make):
     module = ModuleType("celeryconfig")
     vars(module).update(task_queue="mail", task_queues=["mail"], TIME_ZONE="UTC", TASK_QUEUE="x")
     conf = make()
@@ -394,12 +393,12 @@ def test_a_module_may_have_names_of_its_own_that_are_like_those_of_settings(make
     assert list(conf.task_queues) == ["mail"]
 
 
-def test_what_kubernetes_tells_of_a_service_named_qworker_is_no_error(make):
+def test_kubernetes_service_variables_are_ignored(make):
     names = ["PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_80_TCP", "PORT_80_TCP_PROTO", "HTTP_PORT"]
     assert messages(make({}, {f"QWORKER_{name}": "1" for name in names})) == []
 
 
-def test_namespace_takes_only_its_names(make):
+def test_namespace_selects_only_its_names(make):
     conf = make()
     django = SimpleNamespace(
         CELERY_BROKER_URL="sqlite:///d.db",
@@ -413,7 +412,7 @@ def test_namespace_takes_only_its_names(make):
     assert messages(conf, "warning") == ["unknown setting 'own'"]
 
 
-def test_a_configuration_module_that_is_missing_or_raises_is_an_error(make, tmp_path, monkeypatch):
+def test_missing_or_raising_configuration_module_is_an_error(make, tmp_path, monkeypatch):
     (tmp_path / "broken_conf_module.py").write_text("1/0")
     monkeypatch.syspath_prepend(tmp_path)
     for name, words in (
@@ -429,10 +428,10 @@ def test_a_configuration_module_that_is_missing_or_raises_is_an_error(make, tmp_
 def test_bad_pyproject_is_an_error(make):
     assert "pyproject.toml" in messages(make(pyproject="[tool.qworker]\nx = ="))[0]
     assert "table" in messages(make(pyproject="[tool]\nqworker = 5 # tool.qworker"))[0]
-    assert make(pyproject="[project]\nname = 5 5").problems() == []  # not ours to judge
+    assert make(pyproject="[project]\nname = 5 5").problems() == []  # only [tool.qworker] is read
 
 
-def test_unknown_names_can_be_read_when_given_and_are_told_when_not(make):
+def test_unknown_settings_are_readable_only_if_given(make):
     conf = make(my_own=5)
     assert (conf.my_own, "my_own" in conf, conf.get("other", 1)) == (5, True, 1)
     with pytest.raises(AttributeError, match="did you mean task_serializer"):
@@ -443,19 +442,19 @@ def test_unknown_names_can_be_read_when_given_and_are_told_when_not(make):
         conf.source("nonsense")
 
 
-def test_reading_a_setting_without_effect_says_why_there_is_none() -> None:
+def test_reading_an_unsupported_setting_explains_why() -> None:
     with pytest.raises(AttributeError, match="'broker_pool_limit' has no effect here: an app has one"):
         _ = Settings().broker_pool_limit
 
 
-def test_defaults_that_can_change_are_not_shared(make):
+def test_mutable_defaults_are_not_shared(make):
     one, other = make(), make()
     one.task_queues["x"] = {}
     assert other.task_queues == {}
     assert SETTINGS["task_queues"].default == {}
 
 
-def test_secrets_are_masked_everywhere_people_look(make):
+def test_secrets_are_masked_in_all_outputs(make):
     conf = make(
         broker_url="redis://me:hunter2@h/0",
         security_key=KEY,
@@ -486,7 +485,7 @@ def test_urls_in_text_are_masked(text, masked):
     assert mask_urls(text) == masked
 
 
-def test_names_that_hold_secrets():
+def test_values_of_secret_names_are_masked():
     assert mask("api_token", "x") == mask("secret_key", "x") == mask("PASSWORD", ["x"]) == "********"
     assert mask("sentry_dsn", "https://public@sentry.example/1") == "********"
     assert mask("routing_key", "x") == "x"
@@ -494,21 +493,21 @@ def test_names_that_hold_secrets():
     assert mask("security_key", None) is None
 
 
-def test_the_committed_reference_is_what_the_code_declares():
+def test_committed_reference_is_up_to_date():
     assert PAGE.read_text() == reference.render(), (
         "run: python -m qworker.conf.reference > docs/reference/settings.md"
     )
     assert all(f"### `{name}`" in PAGE.read_text() for name in SETTINGS)
 
 
-def test_an_option_that_a_route_does_not_have_is_told(make):
+def test_unknown_option_of_a_route_is_a_warning(make):
     conf = make(task_routes={"a.*": {"queu": "x"}, "b": {"queue": "x", "priority": 3}, "c": "x"})
     assert messages(conf, "warning") == [
         "task_routes gives 'a.*' an option 'queu', which has no effect; did you mean queue?"
     ]
 
 
-def test_that_solo_runs_one_task_at_a_time_is_told(make):
+def test_concurrency_of_the_solo_pool_is_a_warning(make):
     conf = make(worker_pool="solo")
     assert conf.problems() == []
     conf.command_line({"worker_concurrency": 1})
@@ -522,13 +521,13 @@ def test_that_solo_runs_one_task_at_a_time_is_told(make):
     assert conf.problems() == []
 
 
-def test_the_old_name_of_a_setting_leads_to_the_new_one(make):
+def test_old_name_of_a_setting_gets_the_new_one_suggested(make):
     with pytest.raises(KeyError, match="it is broker_url here"):
         make()["BROKER_URL"]
 
 
-def test_settings_are_in_force_only_when_all_are_in_place(make):
-    """Else another thread, at its first look, would be told that there is no such setting."""
+def test_resolved_settings_are_published_atomically(make):
+    """Otherwise another thread would get an AttributeError on its first access."""
     conf = make(task_default_queue="a")
     seen = []
 
@@ -537,7 +536,7 @@ def test_settings_are_in_force_only_when_all_are_in_place(make):
             announced = conf._resolution.values["task_default_queue"]
             seen.append(
                 vars(conf).get("task_default_queue") in (announced, "b")
-            )  # it may be newer, never older
+            )  # may be newer, but not older
         return look
 
     before = sys.gettrace()
@@ -567,7 +566,7 @@ def test_settings_are_in_force_only_when_all_are_in_place(make):
         ("gcs_bucket", "b"),
     ],
 )
-def test_what_has_no_effect_is_never_silent(make, setting, value):
+def test_settings_without_effect_are_always_reported(make, setting, value):
     conf = make(**{setting: value})
     (message,) = messages(conf, "note") + messages(conf, "warning")
     assert "has no effect" in message
@@ -582,16 +581,16 @@ def test_what_has_no_effect_is_never_silent(make, setting, value):
         "task_default_routing_key",
     ],
 )
-def test_a_setting_without_an_effect_promises_none(setting):
+def test_docs_of_settings_without_effect_say_so(setting):
     assert SETTINGS[setting].doc.startswith("No effect")
 
 
-def test_a_read_and_a_write_url_are_one_broker(make):
+def test_different_read_and_write_urls_are_refused(make):
     assert make(broker_read_url="redis://a").broker_url == "redis://a"
     (message,) = messages(make(broker_read_url="redis://a", broker_write_url="redis://b"))
     assert "given twice" in message
 
 
-def test_the_path_of_a_key_is_no_key(make):
+def test_path_in_place_of_a_security_key_is_refused(make):
     (message,) = messages(make(security_key="/etc/ssl/private/of-the-worker/worker.key"))
     assert "looks like the path of a key file" in message

@@ -1,5 +1,4 @@
-"""The one SQLite file: where it may be, what is wrong with it, how results replace each other, and the
-notification pipes."""
+"""The SQLite file of the embedded broker: its location, faults, result upserts, and notification pipes."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ from qworker.transports.sql.embedded import (
 from qworker.transports.sql.embedded.database import busy
 from tests.support.waiting import readable
 
-# -- where it is --
+# -- location --
 
 
 @pytest.mark.parametrize("url", [None, "", "sqlite:", "sqlite://", "sqlite:///"])
-def test_without_a_path_the_file_is_beside_the_project(url: str | None) -> None:
+def test_default_path_is_in_the_working_directory(url: str | None) -> None:
     assert database_path(url) == Path.cwd() / ".qworker" / "qworker.db"
 
 
@@ -49,13 +48,13 @@ def test_without_a_path_the_file_is_beside_the_project(url: str | None) -> None:
         ("sqlite:////var/with%20space.db", Path("/var/with space.db")),
     ],
 )
-def test_a_url_names_a_file(url: str, path: Path) -> None:
+def test_database_path_of_a_url(url: str, path: Path) -> None:
     assert database_path(url) == path
     assert database_path(url).is_absolute()
 
 
 @pytest.mark.parametrize("url", ["redis://localhost", "sqlite://host/q.db", "sqlite:q.db", "/var/q.db"])
-def test_another_url_is_refused_with_the_right_spelling(url: str) -> None:
+def test_invalid_url_is_refused_with_examples(url: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"sqlite:///relative/path\.db or sqlite:////absolute/path\.db"
     ) as caught:
@@ -84,25 +83,25 @@ MOUNTS = """\
         ("/srv/sharedness/q.db", "ext4"),
         ("/srv/shared/fast/q.db", "xfs"),
         ("/mnt/with space/q.db", "cifs"),
-        ("/data/q.db", "fuse.sshfs"),  # the later mount lies over the earlier
+        ("/data/q.db", "fuse.sshfs"),  # the later mount hides the earlier one
         ("/back\\slash/q.db", "tmpfs"),
     ],
 )
-def test_the_file_system_is_that_of_the_nearest_mount(path: str, kind: str) -> None:
+def test_file_system_is_that_of_the_nearest_mount(path: str, kind: str) -> None:
     assert file_system(Path(path), MOUNTS) == kind
 
 
-def test_an_unknown_file_system_is_not_guessed() -> None:
+def test_unknown_file_system_is_empty() -> None:
     assert file_system(Path("/anything"), "") == ""
     assert file_system(Path("/anything"), "garbage\n\n1 2 3") == ""
 
 
-def test_the_systems_own_mounts_are_read(tmp_path: Path) -> None:
+def test_file_system_reads_the_mounts_of_the_system(tmp_path: Path) -> None:
     assert file_system(tmp_path) in {"ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", ""}
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "glusterfs", "fuse.sshfs"])
-def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+def test_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
     database = Database(tmp_path / "sub" / "q.db")
     with pytest.raises(
         ConfigurationError, match=rf"q\.db is on a network file system \({kind}\).*use a local path"
@@ -111,7 +110,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "sub").exists()
 
 
-def test_a_link_does_not_hide_a_network_file_system(tmp_path: Path) -> None:
+def test_symlink_to_a_network_file_system_is_refused(tmp_path: Path) -> None:
     far = tmp_path / "far"
     far.mkdir()
     (tmp_path / "near").mkdir()
@@ -120,25 +119,25 @@ def test_a_link_does_not_hide_a_network_file_system(tmp_path: Path) -> None:
         Database(tmp_path / "near" / "q.db").prepare(f"30 22 0:26 / {far} rw - nfs4 server:/export rw\n")
 
 
-# -- what may be wrong with it --
+# -- creation, migration, faults --
 
 
-def test_a_new_file_is_made_with_its_directories(tmp_path: Path) -> None:
+def test_new_file_is_created_with_its_directories(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "q.db"
     with closing(Database(path).connect()) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    with closing(Database(path).connect()) as connection:  # and found again
+    with closing(Database(path).connect()) as connection:  # and opened again
         assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(("asked", "level"), [(None, 2), ("NORMAL", 1), ("FULL", 2)])
-def test_durability_is_as_asked(tmp_path: Path, asked: str | None, level: int) -> None:
+def test_synchronous_level_is_as_requested(tmp_path: Path, asked: str | None, level: int) -> None:
     with closing(Database(tmp_path / "q.db", "FULL").connect(asked)) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
 
 
-def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
+def test_migration_adds_missing_tables(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:
         connection.execute("INSERT INTO key_value VALUES ('kept', 'x', NULL)")
@@ -150,7 +149,7 @@ def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_a_file_from_before_there_were_joins_gets_them(tmp_path: Path) -> None:
+def test_migration_adds_joins(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:
         connection.execute("DROP TABLE joins")
@@ -161,7 +160,7 @@ def test_a_file_from_before_there_were_joins_gets_them(tmp_path: Path) -> None:
         assert connection.execute(counts).fetchone() == (0, 0)
 
 
-def test_a_file_from_before_there_was_a_presence_gets_it(tmp_path: Path) -> None:
+def test_migration_adds_the_presence_column(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:
         connection.execute("ALTER TABLE owner DROP COLUMN presence")
@@ -175,7 +174,7 @@ def test_a_file_from_before_there_was_a_presence_gets_it(tmp_path: Path) -> None
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_tags_go_on_where_an_older_qworker_stopped(tmp_path: Path) -> None:
+def test_migration_continues_the_sequence_of_tags(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:
         for thing in ("TRIGGER message_highest", "TABLE highest"):
@@ -186,7 +185,7 @@ def test_tags_go_on_where_an_older_qworker_stopped(tmp_path: Path) -> None:
         assert connection.execute(f"SELECT {NEXT_TAG}").fetchone() == (42,)
 
 
-def test_a_file_of_a_newer_qworker_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_a_newer_qworker_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -197,7 +196,7 @@ def test_a_file_of_a_newer_qworker_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"this is no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4000]
 )
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_database_is_refused_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "q.db"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"q\.db is not a sound SQLite database .*: move it aside"):
@@ -205,7 +204,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes
     assert path.read_bytes() == content
 
 
-def test_damage_found_later_is_explained(tmp_path: Path) -> None:
+def test_corruption_found_later_is_reported(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     with handle as connection, transaction(connection):
         connection.execute("CREATE TABLE filler AS SELECT randomblob(100000)")
@@ -217,12 +216,12 @@ def test_damage_found_later_is_explained(tmp_path: Path) -> None:
         connection.execute("SELECT * FROM message").fetchall()
 
 
-def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+def test_directory_in_place_of_the_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot write to .*: Is a directory"):
         Database(tmp_path).connect()
 
 
-def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ConfigurationError, match=r"cannot write to .*/file/q\.db: .* Set broker_url to sqlite:////"
@@ -231,12 +230,12 @@ def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/proc/qworker", "/sys/qworker"])
-def test_a_place_that_cannot_be_written_to_is_named(place: str) -> None:
+def test_unwritable_directory_is_reported(place: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot write to {place}/q.db: .* Set broker_url"):
         Database(Path(place) / "q.db").connect()
 
 
-def test_a_full_file_is_explained_and_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     with handle as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -253,7 +252,7 @@ def test_a_full_file_is_explained_and_loses_nothing(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_locked_file_is_explained_in_time(tmp_path: Path) -> None:
+def test_locked_file_is_reported_after_the_timeout(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     with closing(Database(tmp_path / "q.db").connect()) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -269,7 +268,7 @@ def test_a_locked_file_is_explained_in_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY, sqlite3.SQLITE_BUSY_SNAPSHOT]
 )
-def test_every_kind_of_busy_means_to_wait(code: int) -> None:
+def test_all_busy_codes_are_recognised(code: int) -> None:
     error = sqlite3.OperationalError("database is locked")
     error.sqlite_errorcode = code
     assert busy(error)
@@ -285,7 +284,7 @@ def _insert_and_fail(connection: sqlite3.Connection) -> None:
     raise ZeroDivisionError
 
 
-def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     with pytest.raises(ZeroDivisionError), handle as connection, transaction(connection):
         _insert_and_fail(connection)
@@ -295,7 +294,7 @@ def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_handle_gives_turns(tmp_path: Path) -> None:
+def test_handle_is_used_by_one_thread_at_a_time(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     inside: list[int] = []
 
@@ -315,7 +314,7 @@ def test_a_handle_gives_turns(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_closed_handle_opens_again(tmp_path: Path) -> None:
+def test_closed_handle_reopens(tmp_path: Path) -> None:
     handle = Handle(Database(tmp_path / "q.db"))
     with handle as first:
         pass
@@ -329,7 +328,7 @@ def test_a_closed_handle_opens_again(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_handle_whose_file_cannot_be_opened_keeps_no_turn(tmp_path: Path) -> None:
+def test_handle_releases_its_lock_when_opening_fails(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     path.write_bytes(b"no database" * 100)
     handle = Handle(Database(path))
@@ -343,7 +342,7 @@ def test_a_handle_whose_file_cannot_be_opened_keeps_no_turn(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_handle_goes_over_to_the_file_at_its_path(tmp_path: Path, replaced: bool) -> None:
+def test_handle_switches_to_a_new_file_at_its_path(tmp_path: Path, replaced: bool) -> None:
     path = tmp_path / "q.db"
     handle = Handle(Database(path))
     with handle as connection:
@@ -361,7 +360,7 @@ def test_a_handle_goes_over_to_the_file_at_its_path(tmp_path: Path, replaced: bo
     handle.close()
 
 
-def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
+def test_pinned_handle_refuses_another_file(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     handle = Handle(Database(path))
     with handle:
@@ -379,9 +378,8 @@ def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_file_that_is_moved_without_its_log_is_waited_for(tmp_path: Path) -> None:
-    """A new file beside the old log would take what is in it for its own, begin it anew, and so lose what was
-    committed."""
+def test_no_file_is_created_next_to_a_leftover_wal(tmp_path: Path) -> None:
+    """A new file next to the old WAL would reset it, and lose what was committed."""
     path = tmp_path / "q.db"
     handle = Handle(Database(path))
     with handle as connection:
@@ -399,13 +397,13 @@ def test_a_file_that_is_moved_without_its_log_is_waited_for(tmp_path: Path) -> N
     handle.close()
 
 
-def test_beside_an_empty_log_a_new_file_is_made(tmp_path: Path) -> None:
+def test_file_is_created_next_to_an_empty_wal(tmp_path: Path) -> None:
     (tmp_path / "q.db-wal").touch()
     with closing(Database(tmp_path / "q.db").connect()) as connection:
         assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
 
 
-def test_a_new_file_is_its_owners_alone_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+def test_new_file_is_private_and_existing_file_keeps_its_mode(tmp_path: Path) -> None:
     path, before = tmp_path / "q.db", os.umask(0o022)
     try:
         with closing(Database(path).connect()) as connection:
@@ -432,7 +430,7 @@ STATUS = st.sampled_from([*sorted(states.ALL_STATES), "PROGRESS", "x"])
 
 
 @given(old=STATUS, new=STATUS)
-def test_a_result_replaces_another_by_the_rule_of_the_states(old: str, new: str) -> None:
+def test_result_upsert_follows_state_precedence(old: str, new: str) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(
             "CREATE TABLE result (task_id TEXT PRIMARY KEY, status, payload, expires) WITHOUT ROWID"
@@ -462,16 +460,16 @@ def test_all_pipes_of_a_kind_are_notified(pipes: Path) -> None:
     assert (first.wait(0), first.clear()) == (False, b"")
 
 
-def test_a_pipe_made_later_is_found(pipes: Path) -> None:
+def test_pipe_created_later_is_notified(pipes: Path) -> None:
     notifier = Notifier(pipes, "message")
-    for _ in range(20):  # within one tick of the file system's clock
+    for _ in range(20):  # within one timestamp of the file system
         pipe = NotificationPipe(pipes, "message")
         notifier.notify()
         assert pipe.clear()
         pipe.close()
 
 
-def test_pipes_can_be_polled_beside_other_files(pipes: Path) -> None:
+def test_pipe_can_be_polled_by_file_descriptor(pipes: Path) -> None:
     pipe = NotificationPipe(pipes, "message")
     assert readable(pipe.fileno(), seconds=0) == []
     Notifier(pipes, "message").notify()
@@ -479,7 +477,7 @@ def test_pipes_can_be_polled_beside_other_files(pipes: Path) -> None:
     pipe.close()
 
 
-def test_a_closed_pipe_leaves_nothing(pipes: Path) -> None:
+def test_closed_pipe_is_removed(pipes: Path) -> None:
     notifier = Notifier(pipes, "message")
     pipe = NotificationPipe(pipes, "message")
     notifier.notify()
@@ -492,12 +490,12 @@ def test_a_closed_pipe_leaves_nothing(pipes: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
+def test_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
     notifier = Notifier(pipes, "message")
     pipe, dead = NotificationPipe(pipes, "message"), NotificationPipe(pipes, "message")
     if known:
         notifier.notify()
-    os.close(dead.fileno())  # as the kernel does for a process that is killed
+    os.close(dead.fileno())  # as when its process is killed
     notifier.notify()
     notifier.notify()
     assert [path.name for path in pipes.iterdir()] == [pipe._path.name]
@@ -505,7 +503,7 @@ def test_the_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None
     pipe.close()
 
 
-def test_a_pipe_that_nobody_reads_never_blocks(pipes: Path) -> None:
+def test_full_pipe_does_not_block_the_notifier(pipes: Path) -> None:
     pipe = NotificationPipe(pipes, "message")
     notifier = Notifier(pipes, "message")
     for _ in range(70_000):
@@ -514,7 +512,7 @@ def test_a_pipe_that_nobody_reads_never_blocks(pipes: Path) -> None:
     pipe.close()
 
 
-def test_a_closed_notifier_notifies_again(pipes: Path) -> None:
+def test_closed_notifier_reopens(pipes: Path) -> None:
     pipe, notifier = NotificationPipe(pipes, "message"), Notifier(pipes, "message")
     notifier.notify()
     notifier.close()
@@ -525,18 +523,18 @@ def test_a_closed_notifier_notifies_again(pipes: Path) -> None:
     pipe.close()
 
 
-def test_notifying_where_there_is_nothing_is_harmless(tmp_path: Path) -> None:
+def test_notifier_tolerates_a_missing_directory(tmp_path: Path) -> None:
     Notifier(tmp_path / "not there", "message").notify()
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
-def test_where_pipes_cannot_be_made_waiting_is_a_short_sleep(
+def test_wait_polls_where_pipes_are_not_supported(
     pipes: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(path: Path, mode: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "mkfifo", refuse)  # as a file system does that has no pipes
+    monkeypatch.setattr(os, "mkfifo", refuse)  # like a file system without pipes
     pipe = NotificationPipe(pipes, "message")
     assert pipe.fileno() == -1
     assert pipe.wait(0) is True

@@ -92,7 +92,7 @@ def shown(sent: Sent) -> tuple[Any, ...]:
     )
 
 
-def test_callbacks_get_the_value_put_first(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_callbacks_get_the_result_as_first_argument(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     callbacks = [
         Signature("after", (1,), options={"task_id": "settled", "celery_only": 1}),
@@ -108,7 +108,7 @@ def test_callbacks_get_the_value_put_first(app_and_store: tuple[QWorker, Keeping
     assert [child[0][0] for child in meta["children"]] == [sent.headers["id"] for sent in store.sent]
 
 
-def test_who_called_the_first_hears_of_what_follows(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_callbacks_inherit_reply_to(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     callbacks = [Signature("after", (1,)), Signature("after", (2,), options={"reply_to": "another"})]
     run(app, "five", callbacks=callbacks, reply_to="caller")
@@ -116,7 +116,7 @@ def test_who_called_the_first_hears_of_what_follows(app_and_store: tuple[QWorker
     assert answers == ["caller", "another"]
 
 
-def test_the_last_of_a_chain_comes_next_and_takes_the_rest_along(
+def test_next_call_of_a_chain_carries_the_rest(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
@@ -131,13 +131,13 @@ def test_the_last_of_a_chain_comes_next_and_takes_the_rest_along(
     assert not sent.body.embed["chain"]
 
 
-def test_stamps_are_handed_on(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_stamps_are_passed_to_callbacks(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     run(app, "five", callbacks=[Signature("after")], stamped_headers=["tenant"], stamps={"tenant": ["acme"]})
     assert store.sent[0].headers["tenant"] == ["acme"]
 
 
-def test_a_failed_task_sends_its_errbacks_and_nothing_else(
+def test_failed_task_sends_only_its_errbacks(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
@@ -152,7 +152,7 @@ def test_a_failed_task_sends_its_errbacks_and_nothing_else(
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent", 1))]
 
 
-def test_a_follow_up_that_cannot_be_sent_now_sends_the_message_back(
+def test_message_is_requeued_when_callbacks_cannot_be_sent(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
@@ -161,13 +161,13 @@ def test_a_follow_up_that_cannot_be_sent_now_sends_the_message_back(
     assert outcome.kind == REQUEUED
     assert "the store is away" in outcome.text
     assert (outcome.row, outcome.follow, outcome.parts) == (None, (), ())
-    assert app.AsyncResult("parent").state == "SUCCESS"  # which a callback may ask for
+    assert app.AsyncResult("parent").state == "SUCCESS"  # for callbacks that read it
     store.failures = 0
     assert run(app, "five", callbacks=[Signature("after")], chain=[Signature("next")]).kind == SUCCESS
     assert [shown(sent)[0] for sent in store.sent] == ["after", "next"]
 
 
-def test_a_follow_up_of_what_was_acked_before_fails_the_task_when_it_cannot_be_sent(
+def test_acked_task_fails_when_its_chain_cannot_be_sent(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
@@ -195,7 +195,7 @@ def test_a_follow_up_of_what_was_acked_before_fails_the_task_when_it_cannot_be_s
         (RuntimeError("a fault of ours"), FAILURE),
     ],
 )
-def test_what_may_be_sent_later_goes_back_and_all_else_fails_along(
+def test_publishing_error_decides_between_requeue_and_failure(
     app_and_store: tuple[QWorker, KeepingStore], error: Exception, kind: str
 ) -> None:
     app, store = app_and_store
@@ -208,16 +208,16 @@ def test_what_may_be_sent_later_goes_back_and_all_else_fails_along(
 @pytest.mark.parametrize(
     "error", [BrokerUnavailable("away"), PublishError("too large"), RuntimeError("a fault of ours")]
 )
-def test_a_success_that_was_told_stands_though_its_callbacks_can_never_be_sent(
+def test_stored_success_is_kept_when_callbacks_cannot_be_sent(
     app_and_store: tuple[QWorker, KeepingStore], error: Exception
 ) -> None:
     app, store = app_and_store
     store.failures, store.failure = 10_000, error
-    told: list[BaseException] = []
+    seen: list[BaseException] = []
 
     @app.task(name="tell")
     def tell(request: Any, exc: BaseException, traceback: str) -> None:
-        told.append(exc)
+        seen.append(exc)
 
     app.tasks["five"].acks_late = False
     callback = Signature("after", options={"task_id": "c", "chain": [Signature("later", task_id="l")]})
@@ -228,11 +228,11 @@ def test_a_success_that_was_told_stands_though_its_callbacks_can_never_be_sent(
     assert (outcome.kind, outcome.stored, result.state, result.result) == (SUCCESS, True, "SUCCESS", 5)
     assert sorted(row[0] for row, _ in outcome.follow) == ["c", "l", "n"]
     assert {row[1] for row, _ in outcome.follow} == {"FAILURE"}
-    assert [type(each) for each in told] == [type(error)]
+    assert [type(each) for each in seen] == [type(error)]
 
 
 @pytest.mark.parametrize("options", [{"retry_policy": {"max_retries": "x"}}, {"serializer": "nobody's"}])
-def test_a_follow_up_with_options_that_are_wrong_fails_the_task(
+def test_callback_with_invalid_options_fails_the_task(
     app_and_store: tuple[QWorker, KeepingStore], options: dict[str, Any]
 ) -> None:
     app, store = app_and_store
@@ -240,7 +240,7 @@ def test_a_follow_up_with_options_that_are_wrong_fails_the_task(
     assert store.sent == []
 
 
-def test_a_follow_up_that_can_never_be_sent_fails_the_task(
+def test_callback_with_an_unserialisable_argument_fails_the_task(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, _ = app_and_store
@@ -257,19 +257,17 @@ def test_a_follow_up_that_can_never_be_sent_fails_the_task(
         ("killed", "fail"),
     ],
 )
-def test_who_is_called_at_the_end_sees_the_state_and_the_worker_does_not_store_it_again(
-    where: str, name: str
-) -> None:
+def test_state_is_stored_before_callbacks_errbacks_and_hooks(where: str, name: str) -> None:
     app, store, _ = make_app()
     seen: list[str] = []
 
     def look(*_: Any, **__: Any) -> None:
         seen.append(app.AsyncResult("parent").state)
 
-    class Looking(Task[..., Any]):
+    class StateReadingTask(Task[..., Any]):
         on_success = on_failure = after_return = look
 
-    base = Looking if where == "hook" else Task
+    base = StateReadingTask if where == "hook" else Task
 
     @app.task(name="five", base=base)
     def five() -> int:
@@ -303,13 +301,13 @@ def test_who_is_called_at_the_end_sees_the_state_and_the_worker_does_not_store_i
     assert outcome.stored
 
 
-def test_a_state_that_cannot_be_stored_at_once_keeps_no_errback_and_goes_to_the_worker() -> None:
-    class Away(MemoryBackend):
+def test_errback_is_sent_when_the_state_cannot_be_stored_first() -> None:
+    class UnavailableBackend(MemoryBackend):
         def store_rows(self, rows: Any) -> None:
             raise BackendError("the result store is away")
 
     plain, store, clock = make_app()
-    backend = Away("away://", plain.conf, clock)
+    backend = UnavailableBackend("away://", plain.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
 
     @app.task(name="fail")
@@ -324,19 +322,19 @@ def test_a_state_that_cannot_be_stored_at_once_keeps_no_errback_and_goes_to_the_
     assert outcome.row is not None
 
 
-@pytest.mark.parametrize("told", [None, 0, "", [], "why"])
-def test_a_call_that_is_sent_to_fail_fails_by_a_chord_error_whatever_the_mark_says(
-    app_and_store: tuple[QWorker, KeepingStore], told: Any
+@pytest.mark.parametrize("mark", [None, 0, "", [], "why"])
+def test_call_marked_as_failed_ends_with_a_chord_error(
+    app_and_store: tuple[QWorker, KeepingStore], mark: Any
 ) -> None:
     app, _ = app_and_store
     body = Body((), {}, {})
-    context = Context.from_message({"id": "i", "task": "five", FAILED: told}, body, task=app.tasks["five"])
+    context = Context.from_message({"id": "i", "task": "five", FAILED: mark}, body, task=app.tasks["five"])
     outcome = execute(app, app.tasks["five"], context, body)
-    assert (outcome.kind, outcome.text) == (FAILURE, f"ChordError({str(told)!r})")
+    assert (outcome.kind, outcome.text) == (FAILURE, f"ChordError({str(mark)!r})")
 
 
-def test_a_store_that_hangs_keeps_the_first_task_for_a_moment_and_no_other() -> None:
-    class Hanging(MemoryBackend):
+def test_hanging_result_store_delays_only_the_first_task() -> None:
+    class HangingBackend(MemoryBackend):
         asked = 0
 
         def store_rows(self, rows: Any) -> None:
@@ -346,7 +344,7 @@ def test_a_store_that_hangs_keeps_the_first_task_for_a_moment_and_no_other() -> 
 
     answer, plain = Event(), make_app()[0]
     _, store, clock = make_app()
-    backend = Hanging("hanging://", plain.conf, clock)
+    backend = HangingBackend("hanging://", plain.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
 
     @app.task(name="five")
@@ -374,7 +372,7 @@ def test_a_store_that_hangs_keeps_the_first_task_for_a_moment_and_no_other() -> 
         answer.set()
 
 
-def test_a_task_without_hooks_and_links_leaves_its_state_to_the_worker(
+def test_state_without_hooks_and_links_is_left_to_the_worker(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, _ = app_and_store
@@ -382,14 +380,14 @@ def test_a_task_without_hooks_and_links_leaves_its_state_to_the_worker(
         assert not run(app, name, chain=chain_of).stored
 
 
-def test_an_errback_that_cannot_be_sent_now_sends_the_message_back(
+def test_message_is_requeued_when_errbacks_cannot_be_sent(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
     store.failures = 10_000
     outcome = run(app, "fail", errbacks=[Signature("tell")], chain=[Signature("next", task_id="n")])
     assert (outcome.kind, outcome.row, outcome.follow) == (REQUEUED, None, ())
-    assert app.AsyncResult("parent").state == "FAILURE"  # which an errback may ask for
+    assert app.AsyncResult("parent").state == "FAILURE"  # for errbacks that read it
     store.failures = 0
     assert run(app, "fail", errbacks=[Signature("tell")]).kind == FAILURE
     assert [shown(sent)[0] for sent in store.sent] == ["tell"]
@@ -398,7 +396,7 @@ def test_an_errback_that_cannot_be_sent_now_sends_the_message_back(
 
 @pytest.mark.parametrize("name", ["fail", "refuse"])
 @pytest.mark.parametrize("gone", [True, False], ids=["acked before", "can never be sent"])
-def test_an_errback_that_cannot_be_sent_is_logged(
+def test_unsendable_errback_is_logged(
     app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture, name: str, gone: bool
 ) -> None:
     app, store = app_and_store
@@ -418,10 +416,10 @@ def test_an_errback_that_cannot_be_sent_is_logged(
     assert app.AsyncResult("parent").state == "FAILURE"
 
 
-def test_an_errback_that_runs_here_may_raise_what_it_likes(
+def test_publishing_error_of_an_in_process_errback_is_logged(
     app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own calls that cannot be sent are its own."""
+    """Its publishing errors do not requeue the failed task."""
     app, store = app_and_store
 
     @app.task(name="log_error")
@@ -434,7 +432,7 @@ def test_an_errback_that_runs_here_may_raise_what_it_likes(
 
 
 @pytest.mark.parametrize("away", [True, False])
-def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
+def test_lost_run_is_reported_again_when_its_errback_cannot_be_sent(
     app_and_store: tuple[QWorker, KeepingStore], away: bool
 ) -> None:
     app, store = app_and_store
@@ -442,9 +440,9 @@ def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
     store.failure = BrokerUnavailable("away") if away else PublishError("too large")
     context = Context(id="parent", task="five", errbacks=[Signature("tell")])
     error = exception_to_dict(WorkerLost("gone"))
-    told = termination.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
-    assert told.kind == (UNSTARTED if away else LOST)
-    assert (told.row is None) == away
+    outcome = termination.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
+    assert outcome.kind == (UNSTARTED if away else LOST)
+    assert (outcome.row is None) == away
 
 
 @pytest.mark.parametrize("name", ["again", "other"])
@@ -456,10 +454,10 @@ def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
         (PublishError("too large"), True, FAILURE),
     ],
 )
-def test_what_a_task_sends_in_its_place_goes_the_same_way(
+def test_unsendable_retry_or_replacement_requeues_or_fails(
     app_and_store: tuple[QWorker, KeepingStore], name: str, error: Exception, late: bool, kind: str
 ) -> None:
-    """Also when the task catches what it raises, to try something else: it cannot mistake it."""
+    """The calls of retry() and replace() fail like those of callbacks."""
     app, store = app_and_store
 
     @app.task(name="again", bind=True)
@@ -486,7 +484,7 @@ def test_what_a_task_sends_in_its_place_goes_the_same_way(
     assert len(store.sent) == 1
 
 
-def test_a_chord_in_a_message_is_left_to_celery_where_the_store_has_not_its_layout(
+def test_celery_chord_is_ignored_without_a_compatible_backend(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, _ = app_and_store
@@ -494,24 +492,24 @@ def test_a_chord_in_a_message_is_left_to_celery_where_the_store_has_not_its_layo
     assert (outcome.kind, outcome.parts) == (SUCCESS, ())
 
 
-def test_links_of_an_eager_call(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_links_of_an_eager_call_are_sent(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     app.tasks["five"].apply(link=Signature("after"))
     app.tasks["fail"].apply(link_error=Signature("tell"))
     assert [sent.headers["task"] for sent in store.sent] == ["after", "tell"]
 
 
-def test_a_callback_that_does_not_take_the_value_fails_the_task(
+def test_callback_with_a_mismatching_signature_fails_the_task(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
     seen: list[str] = []
 
-    class Watched(Task[Any, Any]):
+    class RecordingTask(Task[Any, Any]):
         def on_failure(self, exc: BaseException, *rest: Any) -> None:
             seen.append(str(exc))
 
-    app.task(name="six", base=Watched)(lambda: 6)
+    app.task(name="six", base=RecordingTask)(lambda: 6)
     app.task(name="nothing")(lambda: None)
     assert run(app, "six", callbacks=[Signature("nothing")]).kind == FAILURE
     assert store.sent == []
@@ -519,7 +517,7 @@ def test_a_callback_that_does_not_take_the_value_fails_the_task(
     assert text.startswith("nothing, which follows six, was not sent: ")
 
 
-def test_an_errback_that_does_not_take_the_id_leaves_the_failure_as_it_was(
+def test_errback_with_a_mismatching_signature_keeps_the_failure(
     app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, store = app_and_store
@@ -532,7 +530,7 @@ def test_an_errback_that_does_not_take_the_id_leaves_the_failure_as_it_was(
 
 
 @pytest.mark.parametrize(("given", "sent"), [(200, 9), (-3, 0), (4, 4)])
-def test_a_priority_of_another_broker_is_cut_down(
+def test_callback_priority_is_clamped(
     app_and_store: tuple[QWorker, KeepingStore], given: int, sent: int
 ) -> None:
     app, store = app_and_store
@@ -544,9 +542,7 @@ def test_a_priority_of_another_broker_is_cut_down(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_errback_of_three_arguments_runs_at_once(
-    app_and_store: tuple[QWorker, KeepingStore], kind: str
-) -> None:
+def test_new_style_errback_runs_in_process(app_and_store: tuple[QWorker, KeepingStore], kind: str) -> None:
     app, store = app_and_store
     seen: list[Any] = []
 
@@ -564,7 +560,7 @@ def test_an_errback_of_three_arguments_runs_at_once(
     assert store.sent == []
 
 
-def test_it_runs_in_an_event_loop_too(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_async_errback_runs_within_an_event_loop(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     import asyncio
 
     app, _ = app_and_store
@@ -589,19 +585,19 @@ def test_it_runs_in_an_event_loop_too(app_and_store: tuple[QWorker, KeepingStore
         (lambda task_id, x, y: None, {}, (1, 2)),
         (lambda self, request, exc, traceback: None, {"bind": True}, ()),
     ],
-    ids=["the old style", "more of its own", "bound"],
+    ids=["old style", "with own arguments", "bound"],
 )
-def test_any_other_errback_is_sent_with_the_id(
+def test_old_style_errback_is_sent_with_the_task_id(
     app_and_store: tuple[QWorker, KeepingStore], function: Any, options: Any, call: Any
 ) -> None:
-    """Celery sends bound ones, so that they can retry."""
+    """As in Celery, bound errbacks are sent, so that they can retry."""
     app, store = app_and_store
     app.task(name="eb", typing=False, **options)(function)
     run(app, "fail", errbacks=[Signature("eb", call)])
     assert [shown(sent)[:2] for sent in store.sent] == [("eb", ("parent", *call))]
 
 
-def test_an_immutable_errback_is_sent_as_it_is(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_immutable_errback_is_sent_unchanged(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     app.task(name="eb")(lambda x, y, z: None)
     run(app, "fail", errbacks=[Signature("eb", (1, 2, 3), immutable=True)])
@@ -609,7 +605,7 @@ def test_an_immutable_errback_is_sent_as_it_is(app_and_store: tuple[QWorker, Kee
 
 
 @pytest.mark.parametrize("error", [ValueError("in it"), SystemExit(2)])
-def test_an_errback_that_raises_leaves_the_failure_and_the_others(
+def test_raising_errback_does_not_affect_the_failure_or_other_errbacks(
     app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     app, store = app_and_store
@@ -624,7 +620,7 @@ def test_an_errback_that_raises_leaves_the_failure_and_the_others(
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
 
 
-def test_errbacks_hear_of_a_message_that_is_refused(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_errbacks_are_sent_for_a_rejected_message(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
 
     @app.task(name="refuse")
@@ -637,14 +633,14 @@ def test_errbacks_hear_of_a_message_that_is_refused(app_and_store: tuple[QWorker
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
 
 
-def test_who_tells_that_a_chord_has_failed_once_more_makes_the_same_calls(
+def test_repeated_chord_failure_makes_the_same_calls(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
-    """A joiner may die once it has sent them: all have the ids of the first, and the number of their own
+    """A joiner may die after sending them. Repeated calls have the same ids, and the number of their
     publication, so that one message of each runs."""
     app, _ = app_and_store
 
-    def told(number: int) -> list[tuple[Any, ...]]:
+    def failed_chord_calls(number: int) -> list[tuple[Any, ...]]:
         after = chain(Signature("after", (1,)), Signature("after", (2,)), app=app)
         errbacks = [
             Signature("after", app=app),
@@ -658,9 +654,9 @@ def test_who_tells_that_a_chord_has_failed_once_more_makes_the_same_calls(
         assert {header[PUBLICATION] for header in headers} == {number}
         return sorted((header["id"], header["task"]) for header in headers)
 
-    first = told(1)
+    first = failed_chord_calls(1)
     assert len(set(first)) == 4
-    assert told(2) == first
+    assert failed_chord_calls(2) == first
 
 
 NEXT = {"task": "five", "args": [2], "kwargs": {"y": 1}, "subtask_type": None, "immutable": False}
@@ -679,10 +675,8 @@ SETTLED = {"task_id": "the-next"}
         ({"options": {**SETTLED, "queue": "z", "priority": 3, "of a producer": 4, "eta": None}}, {}),
     ],
 )
-def test_what_follows_is_the_same_call_by_the_short_way(
-    changes: dict[str, Any], more: dict[str, Any]
-) -> None:
-    """There is a short way for the next of a chain, which who observes what is published does not get."""
+def test_fast_path_sends_the_same_call(changes: dict[str, Any], more: dict[str, Any]) -> None:
+    """The next call of a chain takes a fast path, unless a receiver of before_task_publish is connected."""
     app, store, _ = make_app()
 
     @app.task(name="five", typing=False)

@@ -1,4 +1,4 @@
-"""Results of many calls as one: asked, waited for, kept and made again."""
+"""GroupResult and ResultSet: reading, waiting, saving and restoring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import until
 
 @pytest.fixture(params=["cache+memory://", "sqlite:///results.db"])
 def app(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QWorker]:
-    """An app on the system's clock, because here threads wait; with results in memory, and in a file."""
+    """An app on the system clock, because threads wait; with results in memory and in a file."""
     monkeypatch.chdir(tmp_path)
     app = QWorker("proj", broker=KeepingStore(), backend=request.param, set_as_current=False)
     yield app
@@ -40,7 +40,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def end(app: QWorker, **ended: Any) -> None:
-    """*ended*: the value or exception of each id."""
+    """Store the result of each id: a value or an exception."""
     for task_id, value in ended.items():
         failed = isinstance(value, BaseException)
         meta = app.backend.meta(
@@ -50,7 +50,7 @@ def end(app: QWorker, **ended: Any) -> None:
 
 
 def end_later(app: QWorker, **ended: Any) -> None:
-    """In this order, each after the one before it."""
+    """Store results from another thread, one after the other."""
 
     def run() -> None:
         for task_id, value in ended.items():
@@ -66,24 +66,24 @@ def group(app: QWorker, *ids: str, **options: Any) -> GroupResult[Any]:
 # -- waiting --
 
 
-def test_get_is_the_list_of_the_values_in_order(app: QWorker) -> None:
+def test_get_returns_the_values_in_order(app: QWorker) -> None:
     end(app, b=2)
     end_later(app, c=3, a=1)
     assert group(app, "a", "b", "c").get(timeout=10) == [1, 2, 3]
 
 
-def test_the_first_failure_is_raised_as_soon_as_it_is_known(app: QWorker) -> None:
+def test_get_raises_the_first_failure_at_once(app: QWorker) -> None:
     end_later(app, b=KeyError("no"))
     with pytest.raises(KeyError, match="no"):
         group(app, "a", "b", "c").get(timeout=10)
 
 
-def test_exceptions_stand_in_the_list_when_told_so(app: QWorker) -> None:
+def test_get_without_propagate_returns_exceptions(app: QWorker) -> None:
     end(app, a=1, b=KeyError("no"))
     assert repr(group(app, "a", "b").get(propagate=False)) == "[1, KeyError('no')]"
 
 
-def test_a_failure_before_the_group_is_raised_while_it_is_waited_for(app: QWorker) -> None:
+def test_get_raises_the_failure_of_a_parent(app: QWorker) -> None:
     before = AsyncResult("before", app=app, parent=app.AsyncResult("first"))
     end_later(app, first=KeyError("early"))
     with pytest.raises(KeyError, match="early"):
@@ -95,13 +95,13 @@ def test_a_failure_before_the_group_is_raised_while_it_is_waited_for(app: QWorke
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.02, timedelta(milliseconds=20)])
-def test_get_gives_up_when_time_is_over(app: QWorker, timeout: Any) -> None:
+def test_get_times_out(app: QWorker, timeout: Any) -> None:
     end(app, b=2)
     with pytest.raises(ResultTimeout, match=r"2 of 3 tasks .*the first is task a \(state: PENDING\).*doctor"):
         group(app, "a", "b", "c").get(timeout=timeout)
 
 
-def test_no_members_no_waiting(app: QWorker) -> None:
+def test_empty_group_is_ready(app: QWorker) -> None:
     empty = group(app)
     assert empty.get(timeout=0) == []
     assert (empty.ready(), empty.waiting(), empty.failed(), empty.completed_count()) == (
@@ -115,22 +115,22 @@ def test_no_members_no_waiting(app: QWorker) -> None:
     assert asyncio.run(_await(empty)) == []
 
 
-def test_one_that_is_there_twice_is_given_twice(app: QWorker) -> None:
+def test_duplicate_member_is_returned_twice(app: QWorker) -> None:
     end_later(app, a=1, b=2)
     assert group(app, "a", "b", "a").get(timeout=10) == [1, 2, 1]
 
 
-def test_what_has_ended_at_once_is_given_in_the_order_of_the_results(app: QWorker) -> None:
+def test_pending_results_return_ended_ones_in_order(app: QWorker) -> None:
     results = [app.AsyncResult(each) for each in ("a", "b", "c", "a")]
     pending = PendingResults(results, [before := app.AsyncResult("before")])
     metas: dict[str, Any] = {each: app.backend.meta(each, "SUCCESS", each) for each in ("before", *"cab")}
     ended = pending.take(metas)
     assert [(result, meta["result"]) for result, meta in ended] == list(zip(results, "abca", strict=True))
     assert all(results[place] is result for place, (result, _) in enumerate(ended))
-    assert all(each._meta is not None for each in (*results, before))  # nobody asks for them again
+    assert all(each._meta is not None for each in (*results, before))  # they are not read again
 
 
-def test_a_group_in_a_group_is_a_list_in_a_list(app: QWorker) -> None:
+def test_nested_group_gives_a_nested_list(app: QWorker) -> None:
     end_later(app, c=3, a=1, b=KeyError("no"))
     inner = GroupResult("inner", [app.AsyncResult("b"), app.AsyncResult("c")], app=app)
     outer: GroupResult[Any] = GroupResult("outer", [app.AsyncResult("a"), inner], app=app)  # type: ignore[list-item]
@@ -140,7 +140,7 @@ def test_a_group_in_a_group_is_a_list_in_a_list(app: QWorker) -> None:
         outer.get(timeout=10)
 
 
-def test_of_a_call_whose_result_is_ignored_there_is_nothing_to_wait_for(app: QWorker) -> None:
+def test_ignored_result_is_not_waited_for(app: QWorker) -> None:
     ignored = app.send_task("work", ignore_result=True)
     end(app, a=1)
     both: ResultSet[Any] = ResultSet([app.AsyncResult("a"), ignored])
@@ -150,22 +150,22 @@ def test_of_a_call_whose_result_is_ignored_there_is_nothing_to_wait_for(app: QWo
     assert [task_id for task_id, _ in both.iter_native()] == ["a"]
 
 
-def test_eager_results_are_there(app: QWorker) -> None:
+def test_eager_results_are_ready(app: QWorker) -> None:
     eager: ResultSet[Any] = ResultSet([EagerResult("e", 5, "SUCCESS", app=app)], app)
     assert (eager.get(), eager.ready(), eager.completed_count()) == ([5], True, 1)
 
 
-def test_callbacks_are_told_as_they_end(app: QWorker) -> None:
+def test_get_passes_results_to_callbacks(app: QWorker) -> None:
     end(app, a=1, b=2)
     seen: list[Any] = []
-    assert group(app, "a", "b").get(callback=lambda *told: seen.append(told)) == []
+    assert group(app, "a", "b").get(callback=lambda *given: seen.append(given)) == []
     assert sorted(seen) == [("a", 1), ("b", 2)]
-    told: list[Any] = []
-    group(app, "a", "b").get(on_message=told.append)
-    assert sorted((meta["task_id"], meta["status"]) for meta in told) == [("a", "SUCCESS"), ("b", "SUCCESS")]
+    metas: list[Any] = []
+    group(app, "a", "b").get(on_message=metas.append)
+    assert sorted((meta["task_id"], meta["status"]) for meta in metas) == [("a", "SUCCESS"), ("b", "SUCCESS")]
 
 
-def test_a_task_must_not_wait_for_others(app: QWorker) -> None:
+def test_waiting_inside_a_task_is_refused(app: QWorker) -> None:
     end(app, a=1)
     waits = group(app, "a")
     token = push(Context.from_message({"id": "me", "task": "t"}, ((), {}, {})))  # type: ignore[arg-type]
@@ -180,10 +180,10 @@ def test_a_task_must_not_wait_for_others(app: QWorker) -> None:
         pop(token)
 
 
-# -- as they end --
+# -- in order of completion --
 
 
-def test_they_are_given_as_they_end(app: QWorker) -> None:
+def test_as_completed_yields_results_as_they_end(app: QWorker) -> None:
     end(app, c=3)
     waits = group(app, "a", "b", "c")
     walk = waits.as_completed(timeout=10)
@@ -197,7 +197,7 @@ def test_they_are_given_as_they_end(app: QWorker) -> None:
         list(group(app, "a", "unknown").as_completed(timeout=0))
 
 
-def test_values_and_metadata_as_they_end(app: QWorker) -> None:
+def test_iterate_and_iter_native_yield_as_results_end(app: QWorker) -> None:
     end(app, a=1, b=KeyError("no"))
     assert dict(group(app, "a", "b").iter_native())["b"]["status"] == "FAILURE"
     with pytest.raises(KeyError):
@@ -236,7 +236,7 @@ def test_async_for(app: QWorker) -> None:
     assert asyncio.run(main()) == [("c", 3), ("a", 1), ("b", 2)]
 
 
-def test_who_is_cancelled_waits_for_nothing_any_more(app: QWorker) -> None:
+def test_cancelled_await_stops_waiting(app: QWorker) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_await(group(app, "a", "b")), 0.05)
@@ -245,7 +245,7 @@ def test_who_is_cancelled_waits_for_nothing_any_more(app: QWorker) -> None:
     until(lambda: not app.backend.watcher.waited_for())
 
 
-def test_who_waits_long_is_told_once_that_nobody_works(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_wait_warns_once_that_no_worker_is_running(caplog: pytest.LogCaptureFixture) -> None:
     app, store, clock = make_app()
     for alive in ([Presence("w@h", 1, ("celery",), 1, 0.0)], []):
         store.alive = alive
@@ -258,7 +258,7 @@ def test_who_waits_long_is_told_once_that_nobody_works(caplog: pytest.LogCapture
 # -- promises --
 
 
-def test_then_calls_when_all_have_a_value(app: QWorker) -> None:
+def test_then_calls_back_when_all_succeeded(app: QWorker) -> None:
     seen: list[Any] = []
     end(app, a=1)
     later, there = group(app, "a", "b", "a", "c"), group(app, "a", "a")
@@ -273,7 +273,7 @@ def test_then_calls_when_all_have_a_value(app: QWorker) -> None:
     assert len(seen) == 3
 
 
-def test_then_tells_the_first_failure_once(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
+def test_then_reports_the_first_failure_once(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
     failures: list[Any] = []
     values: list[Any] = []
     group(app, "a", "b", "c").then(values.append, failures.append)
@@ -292,10 +292,10 @@ def test_then_tells_the_first_failure_once(app: QWorker, caplog: pytest.LogCaptu
         group(app, "a").then(5)  # type: ignore[arg-type]
 
 
-# -- looking --
+# -- reading states --
 
 
-def test_a_look_is_one_look() -> None:
+def test_state_methods_read_pending_members_in_one_call() -> None:
     app, looks = counting()
     end(app, a=1, b=KeyError("no"))
     some = group(app, "a", "b", "c")
@@ -307,28 +307,28 @@ def test_a_look_is_one_look() -> None:
     with pytest.raises(KeyError):
         some.maybe_throw()
     seen: list[Any] = []
-    some.maybe_throw(lambda *told: seen.append(told), propagate=False)
+    some.maybe_throw(lambda *given: seen.append(given), propagate=False)
     assert repr(seen) == "[('a', 1), ('b', KeyError('no')), ('c', 3)]"
 
 
 def counting() -> tuple[QWorker, list[set[str]]]:
-    """An app, and what is asked of its result store from now on."""
+    """Return an app, and the list of ids of each read of its result store."""
     looks: list[set[str]] = []
 
-    class Counting(MemoryBackend):
+    class CountingBackend(MemoryBackend):
         def read_many(self, ids: Any) -> Any:
             looks.append(set(ids))
             return super().read_many(ids)
 
     app, store, clock = make_app()
-    backend = Counting("cache+memory://", app.conf, clock)
+    backend = CountingBackend("cache+memory://", app.conf, clock)
     return QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False), looks
 
 
 # -- members --
 
 
-def test_members_come_and_go() -> None:
+def test_members_can_be_added_and_removed() -> None:
     app, _, _ = make_app()
     some: ResultSet[Any] = ResultSet([app.AsyncResult("a")])
     some.add(app.AsyncResult("b"))
@@ -347,7 +347,7 @@ def test_members_come_and_go() -> None:
     assert some.results == some.children == []
 
 
-def test_it_is_its_id_and_its_members() -> None:
+def test_str_repr_and_equality() -> None:
     app, _, _ = make_app()
     one = group(app, "a", "b")
     assert (str(one), repr(one), hash(one), bool(group(app))) == (
@@ -362,17 +362,17 @@ def test_it_is_its_id_and_its_members() -> None:
         hash(app.ResultSet([]))
 
 
-# -- acting --
+# -- revoking and forgetting --
 
 
-def test_revoked_by_one_order() -> None:
+def test_revoke_sends_one_command() -> None:
     app, store, _ = make_app()
     group(app, "a", "b").revoke(terminate=True, signal="KILL")
     group(app).revoke()
     assert store.revoked == [(["a", "b"], True, "SIGKILL")]
 
 
-def test_forgotten_with_what_was_before_it(app: QWorker) -> None:
+def test_forget_includes_parents(app: QWorker) -> None:
     end(app, a=1, b=2, before=0, after=3)
     last = AsyncResult("after", app=app, parent=group(app, "a", "b", parent=app.AsyncResult("before")))
     assert last.as_list() == ["after", "g", "before"]
@@ -380,15 +380,15 @@ def test_forgotten_with_what_was_before_it(app: QWorker) -> None:
     assert app.backend.get_many(["a", "b", "before", "after"]) == {}
 
 
-def test_what_is_shared_is_forgotten_once() -> None:
+def test_forget_includes_a_shared_parent_once() -> None:
     forgotten: list[list[str]] = []
 
-    class Counting(MemoryBackend):
+    class CountingBackend(MemoryBackend):
         def forget_many(self, ids: Any) -> None:
             forgotten.append(sorted(ids))
 
     app, store, clock = make_app()
-    backend = Counting("cache+memory://", app.conf, clock)
+    backend = CountingBackend("cache+memory://", app.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
     first = app.AsyncResult("first")
     members = [AsyncResult(each, app=app, parent=first) for each in "ab"]
@@ -403,7 +403,7 @@ def chain(app: QWorker, length: int) -> AsyncResult[Any]:
     return result
 
 
-def test_a_long_chain_is_described_as_far_as_json_goes(app: QWorker) -> None:
+def test_serialised_parents_of_a_long_chain_are_limited(app: QWorker) -> None:
     last = chain(app, 5000)
     app.backend.store("caller", app.backend.meta("caller", "SUCCESS", children=[last.as_tuple()]))
     (child,) = app.AsyncResult("caller").children
@@ -416,10 +416,10 @@ def test_a_long_chain_is_described_as_far_as_json_goes(app: QWorker) -> None:
     assert app.backend.get_many(["0", "7", "4999"]) == {}
 
 
-# -- kept --
+# -- saving, restoring, pickling --
 
 
-def test_saved_restored_and_deleted(app: QWorker) -> None:
+def test_save_restore_and_delete(app: QWorker) -> None:
     saved = group(app, "a", "b", parent=AsyncResult("p", app=app, parent=app.AsyncResult("q")))
     saved.save()
     restored = app.GroupResult.restore("g")
@@ -430,7 +430,7 @@ def test_saved_restored_and_deleted(app: QWorker) -> None:
     assert app.GroupResult("g", []).app is app
 
 
-def test_described_and_made_again() -> None:
+def test_as_tuple_round_trip() -> None:
     app, _, _ = make_app()
     inner = group(app, "a", "b")
     outer: GroupResult[Any] = GroupResult("o", [inner, app.AsyncResult("c")], app.AsyncResult("p"), app)  # type: ignore[list-item]
@@ -443,7 +443,7 @@ def test_described_and_made_again() -> None:
             result_from_tuple(nonsense, app)
 
 
-def test_pickled_it_asks_the_current_app() -> None:
+def test_unpickled_result_uses_the_current_app() -> None:
     app = QWorker("proj", broker=KeepingStore(), backend="cache+memory://")
     try:
         parted = group(app, "a", parent=app.AsyncResult("p"))
@@ -457,7 +457,7 @@ def test_pickled_it_asks_the_current_app() -> None:
 # -- trees --
 
 
-def test_trees_go_through_groups() -> None:
+def test_children_include_groups() -> None:
     app, _, _ = make_app()
     members = group(app, "a", "b")
     meta = app.backend.meta("root", "SUCCESS", 0, children=[members.as_tuple()])
@@ -472,7 +472,7 @@ def test_trees_go_through_groups() -> None:
     assert root.get_leaf() == 2
 
 
-def test_a_tree_tells_what_is_known_with_one_look_for_each_level() -> None:
+def test_tree_reads_each_level_once() -> None:
     app, looks = counting()
     before = group(app, "a", "b")
     waits: GroupResult[Any] = GroupResult("w", [app.AsyncResult("x")], app=app)
@@ -502,8 +502,8 @@ def test_a_tree_tells_what_is_known_with_one_look_for_each_level() -> None:
     ]  # fmt: skip
 
 
-class HeardOfLate(MemoryBackend):
-    """Its look at results before others finds nothing; who waits hears of the last one first."""
+class LateBackend(MemoryBackend):
+    """Reads no results at first; waiting callers get those in *last* before the others."""
 
     def __init__(self, app: QWorker, last: set[str]) -> None:
         super().__init__("late://", app.conf, SYSTEM_CLOCK)
@@ -524,12 +524,12 @@ class HeardOfLate(MemoryBackend):
 
 @pytest.mark.parametrize("how", ["get", "await"])
 @pytest.mark.parametrize("what", ["one", "group"])
-@pytest.mark.parametrize("damaged", [False, True], ids=["", "beside one that cannot be read"])
-def test_what_a_failed_chord_raises_does_not_depend_on_what_is_heard_of_first(
+@pytest.mark.parametrize("damaged", [False, True], ids=["", "with an unreadable member"])
+def test_error_of_a_failed_chord_does_not_depend_on_the_order_of_results(
     how: str, what: str, damaged: bool
 ) -> None:
     plain = QWorker("proj", broker=KeepingStore(), set_as_current=False)
-    backend = HeardOfLate(plain, {"body"})
+    backend = LateBackend(plain, {"body"})
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
     header = group(app, "torn", "member") if damaged else group(app, "member")
 
@@ -555,11 +555,11 @@ def test_what_a_failed_chord_raises_does_not_depend_on_what_is_heard_of_first(
 
 @pytest.mark.parametrize("how", ["get", "await"])
 @pytest.mark.parametrize("what", ["one", "group"])
-@pytest.mark.parametrize("known", [(), ("a",), ("a", "second")], ids=["", "its own", "and one before"])
-def test_of_several_that_failed_before_it_the_first_is_raised(
+@pytest.mark.parametrize("known", [(), ("a",), ("a", "second")], ids=["", "own", "own and parent"])
+def test_earliest_failure_among_parents_is_raised(
     app: QWorker, how: str, what: str, known: tuple[str, ...]
 ) -> None:
-    """A group raised what was nearest to it, or its own failure where that was known."""
+    """Not the failure of the nearest parent, nor its own."""
     end(app, first=ValueError("early"), second=ChordError("late"), a=ChordError("latest"))
     second = AsyncResult("second", app=app, parent=app.AsyncResult("first"))
     result: Any = AsyncResult("a", app=app, parent=second)
@@ -572,8 +572,8 @@ def test_of_several_that_failed_before_it_the_first_is_raised(
         asyncio.run(_await(result)) if how == "await" else result.get(timeout=20)
 
 
-def test_nothing_is_left_in_the_loop_by_a_group_that_fails(app: QWorker) -> None:
-    """A task was, which ended the waiting: where the loop was closed at once, asyncio logged an error."""
+def test_failed_group_leaves_no_tasks_in_the_event_loop(app: QWorker) -> None:
+    """asyncio logs an error for pending tasks when the loop is closed."""
     end(app, a=ValueError("no"))
     loop = asyncio.new_event_loop()
     try:
@@ -587,11 +587,11 @@ def test_nothing_is_left_in_the_loop_by_a_group_that_fails(app: QWorker) -> None
 
 @pytest.mark.parametrize("how", ["get", "await"])
 @pytest.mark.parametrize("what", ["one", "group"])
-def test_a_store_that_is_away_is_waited_for_until_it_tells_what_failed_first(how: str, what: str) -> None:
-    """The outage was taken for no failure before it, so that what came of the failure was raised."""
+def test_unavailable_store_is_waited_for_to_find_the_first_failure(how: str, what: str) -> None:
+    """An outage must not be taken for the absence of an earlier failure."""
     outages = [BackendError("away"), BackendError("away")]
 
-    class GoesAway(MemoryBackend):
+    class UnavailableBackend(MemoryBackend):
         def read_many(self, ids: Collection[str]) -> dict[str, Found]:
             if list(ids) == ["before"] and outages and self.get("a"):
                 end(app, before=KeyError("early"))
@@ -599,7 +599,7 @@ def test_a_store_that_is_away_is_waited_for_until_it_tells_what_failed_first(how
             return super().read_many(ids)
 
     plain = QWorker("proj", broker=KeepingStore(), set_as_current=False)
-    backend = GoesAway("away://", plain.conf, SYSTEM_CLOCK)
+    backend = UnavailableBackend("away://", plain.conf, SYSTEM_CLOCK)
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
     before = app.AsyncResult("before")
     result: Any = AsyncResult("a", app=app, parent=before)

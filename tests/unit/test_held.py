@@ -30,12 +30,12 @@ from tests.support.messages import envelope, ids
 PUSH_SECONDS = 10.0
 
 
-class Memory(ServerQueue):
-    """What waits is in *texts*."""
+class MemoryQueue(ServerQueue):
+    """Keeps waiting messages in *texts*."""
 
     batch = 2
 
-    def __init__(self, server: InMemory, name: str) -> None:
+    def __init__(self, server: MemoryServer, name: str) -> None:
         self.server = server
         self.name = name
         self.texts: list[str] = []
@@ -44,7 +44,7 @@ class Memory(ServerQueue):
     def send(self, entries: Sequence[Entry]) -> None:
         taken = list(entries)
         try:
-            self.server.asked()
+            self.server.raise_failure()
         except NotAll as failure:
             taken, _ = failure.divide(entries)
             raise
@@ -55,7 +55,7 @@ class Memory(ServerQueue):
             self.texts += [entry.text for entry in taken]
 
     def take(self, count: int, seconds: float) -> list[Received]:
-        self.server.asked()
+        self.server.raise_failure()
         taken, self.texts = self.texts[:count], self.texts[count:]
         return [
             Received(self, text, id=text, receipt=text, lease_seconds=60.0, redelivered=False)
@@ -69,7 +69,7 @@ class Memory(ServerQueue):
         self.texts += [message.receipt for message in messages]
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
-        self.server.asked()
+        self.server.raise_failure()
         self.finished += len(messages)
         return []
 
@@ -80,22 +80,22 @@ class Memory(ServerQueue):
         return len(self.texts)
 
 
-class InMemory(Server):
-    """failures: what the next calls raise; None: nothing."""
+class MemoryServer(Server):
+    """failures: errors of the next calls; None: no error."""
 
     wait_seconds = None
 
     def __init__(self) -> None:
         super().__init__("memory://", 1.0)
-        self.queues: dict[str, Memory] = {}
+        self.queues: dict[str, MemoryQueue] = {}
         self.failures: list[Exception | None] = []
         self.released = 0
 
-    def asked(self) -> None:
+    def raise_failure(self) -> None:
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
 
-    def connect(self) -> InMemory:
+    def connect(self) -> MemoryServer:
         return self
 
     def release(self) -> None:
@@ -108,8 +108,8 @@ class InMemory(Server):
         except OSError as error:
             raise BrokerUnavailable(f"away: {error}") from error
 
-    def declare(self, connection: Any, queue: str) -> Memory:
-        return self.queues.setdefault(queue, Memory(self, queue))
+    def declare(self, connection: Any, queue: str) -> MemoryQueue:
+        return self.queues.setdefault(queue, MemoryQueue(self, queue))
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def server() -> InMemory:
-    return InMemory()
+def server() -> MemoryServer:
+    return MemoryServer()
 
 
 @pytest.fixture
-def store(server: InMemory, clock: FakeClock) -> Iterator[HeldBroker]:
+def store(server: MemoryServer, clock: FakeClock) -> Iterator[HeldBroker]:
     store = held_broker("memory://", server, eta_limit=1, clock=clock)
     yield store
     store.close()
@@ -136,8 +136,8 @@ def push(store: HeldBroker, *names: str, due: float | None = None) -> None:
 # -- the sender --
 
 
-def test_what_was_begun_is_tried_again_by_the_clock_of_the_app(
-    store: HeldBroker, server: InMemory, clock: FakeClock
+def test_partial_push_is_retried_with_pauses(
+    store: HeldBroker, server: MemoryServer, clock: FakeClock
 ) -> None:
     server.failures = [None, OSError("a"), NotAll([1], OSError("b"))]
     push(store, "1", "2", "3", "4")
@@ -145,15 +145,17 @@ def test_what_was_begun_is_tried_again_by_the_clock_of_the_app(
     assert clock.slept == [0.1, 0.2]
 
 
-def test_and_given_up_when_its_time_is_over(store: HeldBroker, server: InMemory, clock: FakeClock) -> None:
+def test_partial_push_gives_up_at_the_timeout(
+    store: HeldBroker, server: MemoryServer, clock: FakeClock
+) -> None:
     server.failures = [None] + 99 * [OSError("gone")]
     with pytest.raises(BrokerUnavailable, match="it had accepted 2 of 4 messages"):
         push(store, "1", "2", "3", "4")
     assert 0.5 * PUSH_SECONDS < sum(clock.slept) <= PUSH_SECONDS
 
 
-def test_what_was_not_begun_is_an_error_at_once(
-    store: HeldBroker, server: InMemory, clock: FakeClock
+def test_push_that_sent_nothing_fails_at_once(
+    store: HeldBroker, server: MemoryServer, clock: FakeClock
 ) -> None:
     server.failures = [OSError("gone")]
     with pytest.raises(BrokerUnavailable):
@@ -161,8 +163,8 @@ def test_what_was_not_begun_is_an_error_at_once(
     assert (clock.slept, server.released) == ([], 1)
 
 
-def test_a_connection_that_is_of_no_use_any_more_is_not_tried_again(
-    store: HeldBroker, server: InMemory, clock: FakeClock
+def test_push_on_a_closed_connection_is_not_retried(
+    store: HeldBroker, server: MemoryServer, clock: FakeClock
 ) -> None:
     server.failures = [None, ConnectionGone("gone")]
     with pytest.raises(BrokerUnavailable):
@@ -181,19 +183,19 @@ def dead_letters(store: HeldBroker, *bodies: str) -> HeldLetters:
     return letters
 
 
-def test_a_server_that_goes_while_letters_are_sent_again_keeps_few_that_were_sent(
-    store: HeldBroker, server: InMemory
+def test_failure_while_retrying_dead_letters_repeats_only_a_few(
+    store: HeldBroker, server: MemoryServer
 ) -> None:
     letters = dead_letters(store, *"abcdef")
-    # It reads four times, sends two and deletes them, twice, and sends one more.
+    # Four reads; two times two messages are sent and deleted; one more is sent.
     server.failures = [None] * 11 + 99 * [OSError("gone")]
     with pytest.raises(BrokerUnavailable, match="gone"):
         letters.retry()
     assert (len(server.queues["q"].texts), server.queues[DEAD].finished) == (5, 4)
 
 
-class Again(Memory):
-    """What is taken comes again at once, behind the others."""
+class ReappearingQueue(MemoryQueue):
+    """Messages that were taken reappear at once, behind the others."""
 
     def take(self, count: int, seconds: float) -> list[Received]:
         found = super().take(count, seconds)
@@ -203,11 +205,9 @@ class Again(Memory):
         return found
 
 
-def test_letters_that_come_again_while_the_others_are_read_are_taken_once(
-    store: HeldBroker, server: InMemory
-) -> None:
-    """As when reading takes longer than they are hidden."""
-    server.queues[DEAD] = Again(server, DEAD)
+def test_reappearing_dead_letters_are_read_once(store: HeldBroker, server: MemoryServer) -> None:
+    """As if reading took longer than they stay hidden."""
+    server.queues[DEAD] = ReappearingQueue(server, DEAD)
     letters = dead_letters(store, *"abc")
     assert sorted(letter.body for letter in letters.newest()) == [b"a", b"b", b"c"]
     assert letters.retry() == len(server.queues["q"].texts) == 3
@@ -216,7 +216,7 @@ def test_letters_that_come_again_while_the_others_are_read_are_taken_once(
 # -- the consumer --
 
 
-def test_who_is_full_takes_more_when_the_clock_of_the_app_says_so(
+def test_consumer_full_of_delayed_messages_fetches_again_after_a_pause(
     store: HeldBroker, clock: FakeClock
 ) -> None:
     store.consumer.register("w", ["q"], 1)
@@ -235,8 +235,8 @@ def test_who_is_full_takes_more_when_the_clock_of_the_app_says_so(
         (QueueGone("gone"), "a queue was deleted"),
     ],
 )
-def test_what_is_held_is_lost_with_the_connection_or_the_queue(
-    store: HeldBroker, server: InMemory, failure: Exception, words: str
+def test_lease_is_lost_with_the_connection_or_the_queue(
+    store: HeldBroker, server: MemoryServer, failure: Exception, words: str
 ) -> None:
     own = store.consumer.register("w", ["q"], 1)
     push(store, "a")
@@ -249,7 +249,7 @@ def test_what_is_held_is_lost_with_the_connection_or_the_queue(
         store.consumer.lease(["q"], 9)
 
 
-def test_it_is_not_lost_when_the_server_is_away_for_a_moment(store: HeldBroker, server: InMemory) -> None:
+def test_lease_survives_a_short_outage(store: HeldBroker, server: MemoryServer) -> None:
     own = store.consumer.register("w", ["q"], 1)
     push(store, "a", "b")
     first, second = store.consumer.lease(["q"], 9).messages
@@ -260,10 +260,10 @@ def test_it_is_not_lost_when_the_server_is_away_for_a_moment(store: HeldBroker, 
     assert ids(store.consumer.lease(["q"], 9).messages) == ["b"]
 
 
-def test_who_cannot_bind_its_queues_keeps_no_connection(
-    store: HeldBroker, server: InMemory, monkeypatch: pytest.MonkeyPatch
+def test_failed_registration_releases_the_connection(
+    store: HeldBroker, server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(connection: Any, queue: str) -> Memory:
+    def refuse(connection: Any, queue: str) -> MemoryQueue:
         raise OSError("no")
 
     with monkeypatch.context() as patch:
@@ -272,4 +272,4 @@ def test_who_cannot_bind_its_queues_keeps_no_connection(
             store.consumer.register("w", ["q"], 1)
     assert server.released == 1
     store.consumer.register("w", ["q"], 1)
-    assert DEAD in server.queues  # said now, and not at the first letter
+    assert DEAD in server.queues  # declared now, not with the first dead letter

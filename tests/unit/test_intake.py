@@ -1,4 +1,4 @@
-"""What the listener does with one message."""
+"""The intake: what the listener does with one message."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Revocatio
 from tests.support.rooms import Rooms
 
 
-class Desk:
-    """A Intake, and what it settles."""
+class IntakeRig:
+    """An Intake, and the settlements it makes."""
 
     def __init__(self, **settings: Any) -> None:
         self.rooms = Rooms(task_unknown_delays=(30.0, 120.0), **settings)
@@ -41,109 +41,109 @@ class Desk:
 
     @property
     def settlement(self) -> Settlement:
-        """The only one, without its row."""
+        """The only settlement, without its row."""
         (settlement,) = self.settled
         return settlement._replace(row=None) if isinstance(settlement, Ack | DeadLetter) else settlement
 
     @property
     def meta(self) -> dict[str, Any] | None:
-        """What is in that row."""
+        """The decoded result in the row of the only settlement."""
         (settlement,) = self.settled
         row = None if isinstance(settlement, Release) else settlement.row
         return None if row is None else dict(self.rooms.app.backend.decode(row[2]))
 
 
 @pytest.fixture
-def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """What the signals said, in order."""
-    said: list[tuple[str, dict[str, Any]]] = []
+def signals_sent() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The signals that were sent, in order."""
+    sent: list[tuple[str, dict[str, Any]]] = []
     observed = ("task_received", "task_revoked", "task_unknown", "task_rejected")
     receivers = []
     for name in observed:
 
-        def receiver(said_by: str = name, **fields: Any) -> None:
-            said.append((said_by, fields))
+        def receiver(signal_name: str = name, **fields: Any) -> None:
+            sent.append((signal_name, fields))
 
         getattr(signals, name).connect(receiver, weak=False)
         receivers.append((name, receiver))
-    yield said
+    yield sent
     for name, receiver in receivers:
         getattr(signals, name).disconnect(receiver)
 
 
-Heard = list[tuple[str, dict[str, Any]]]
+SignalsSent = list[tuple[str, dict[str, Any]]]
 
 
-# -- what runs --
+# -- accepted messages --
 
 
-def test_a_good_message_becomes_a_request_in_the_ledger(
-    heard: Heard, caplog: pytest.LogCaptureFixture
+def test_valid_message_becomes_a_request_in_the_ledger(
+    signals_sent: SignalsSent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk = Desk()
+    rig = IntakeRig()
     with caplog.at_level(logging.DEBUG):
-        request = desk.take(desk.rooms.leased(7, "add", 1, 2), generation=3)
+        request = rig.take(rig.rooms.leased(7, "add", 1, 2), generation=3)
     assert request is not None
     assert (request.tag, request.id, request.name, request.generation) == (7, "id-7", "add", 3)
-    assert desk.state.requests == {request.key: request}
-    assert desk.settled == []
-    assert [(name, fields["request"]) for name, fields in heard] == [("task_received", request)]
+    assert rig.state.requests == {request.key: request}
+    assert rig.settled == []
+    assert [(name, fields["request"]) for name, fields in signals_sent] == [("task_received", request)]
     assert "Task add[id-7] received" in caplog.text
 
 
-def test_receivers_of_signals_find_what_celerys_requests_have(heard: Heard) -> None:
-    desk = Desk()
-    desk.take(
-        desk.rooms.leased(
+def test_request_in_signals_has_the_attributes_of_celery(signals_sent: SignalsSent) -> None:
+    rig = IntakeRig()
+    rig.take(
+        rig.rooms.leased(
             7, parent_id="p", stamped_headers=["mine"], stamps={"mine": 1}, headers={"mine": 1, "more": 2}
         )
     )
-    ((_, fields),) = heard
+    ((_, fields),) = signals_sent
     request = fields["request"]
     names = ("root_id", "parent_id", "group", "replaced_task_nesting", "stamped_headers", "stamps", "more")
     assert [getattr(request, name) for name in names] == ["id-7", "p", None, 0, ["mine"], {"mine": 1}, 2]
     assert not hasattr(request, "nothing")
 
 
-def test_one_that_expires_later_runs() -> None:
-    desk = Desk()
-    assert desk.take(desk.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
+def test_message_that_has_not_expired_is_accepted() -> None:
+    rig = IntakeRig()
+    assert rig.take(rig.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
 
 
-def test_an_eta_that_the_broker_knows_of_is_the_schedules_affair() -> None:
-    desk = Desk()
-    later = desk.rooms.clock.now() + 1
-    request = desk.take(desk.rooms.leased(due=later, eta="2023-11-14T22:13:21+00:00"))
+def test_message_with_a_known_eta_is_accepted_for_the_schedule() -> None:
+    rig = IntakeRig()
+    later = rig.rooms.clock.now() + 1
+    request = rig.take(rig.rooms.leased(due=later, eta="2023-11-14T22:13:21+00:00"))
     assert request is not None
     assert request.eta == later
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich"])
-def test_a_naive_eta_of_a_celery_producer_is_in_the_zone_of_the_app(zone: str) -> None:
-    desk = Desk(timezone=zone)
+def test_naive_eta_is_in_the_timezone_of_the_app(zone: str) -> None:
+    rig = IntakeRig(timezone=zone)
     hours = {"UTC": 22, "Europe/Zurich": 23}[zone]
-    assert desk.take(desk.rooms.leased(7, eta=f"2023-11-14T{hours}:13:21")) is None
-    assert desk.settlement == Release(7, desk.rooms.clock.now() + 1)
+    assert rig.take(rig.rooms.leased(7, eta=f"2023-11-14T{hours}:13:21")) is None
+    assert rig.settlement == Release(7, rig.rooms.clock.now() + 1)
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago", "UTC"])
-def test_a_time_at_the_ends_of_time_stops_nobody(zone: str, text: str) -> None:
-    desk = Desk(timezone=zone)
-    desk.take(desk.rooms.leased(7, expires=text))
-    desk.take(desk.rooms.leased(8, eta=text))
+def test_times_at_the_ends_of_the_calendar_are_accepted(zone: str, text: str) -> None:
+    rig = IntakeRig(timezone=zone)
+    rig.take(rig.rooms.leased(7, expires=text))
+    rig.take(rig.rooms.leased(8, eta=text))
 
 
-# -- what does not --
+# -- messages that are settled at once --
 
 
-def test_an_eta_that_the_broker_does_not_know_of_is_told_to_it() -> None:
-    desk = Desk()
-    assert desk.take(desk.rooms.leased(7, eta="2023-11-14T22:13:21+00:00")) is None
-    assert desk.settlement == Release(7, desk.rooms.clock.now() + 1)
-    assert desk.state.requests == {}
-    desk.settled.clear()
-    assert desk.take(desk.rooms.leased(8, eta="2023-11-14T22:13:20+00:00")) is not None
+def test_message_with_an_unknown_eta_is_released_until_due() -> None:
+    rig = IntakeRig()
+    assert rig.take(rig.rooms.leased(7, eta="2023-11-14T22:13:21+00:00")) is None
+    assert rig.settlement == Release(7, rig.rooms.clock.now() + 1)
+    assert rig.state.requests == {}
+    rig.settled.clear()
+    assert rig.take(rig.rooms.leased(8, eta="2023-11-14T22:13:20+00:00")) is not None
 
 
 @pytest.mark.parametrize(
@@ -157,129 +157,129 @@ def test_an_eta_that_the_broker_does_not_know_of_is_told_to_it() -> None:
         ({"headers": "{}", "body": b"\xff"}, "InvalidTaskMessage"),
     ],
 )
-def test_what_cannot_be_read_is_a_dead_letter_with_the_reason(
-    changes: dict[str, Any], reason: str, heard: Heard
+def test_undecodable_message_is_dead_lettered_with_its_reason(
+    changes: dict[str, Any], reason: str, signals_sent: SignalsSent
 ) -> None:
-    desk = Desk()
-    assert desk.take(desk.rooms.leased(7)._replace(**changes)) is None
-    assert isinstance(desk.settlement, DeadLetter)
-    assert desk.settlement.tag == 7
-    assert desk.settlement.reason.startswith(f"{reason}: ")
-    assert [name for name, _ in heard] == ["task_rejected"]
-    assert desk.state.requests == {}
+    rig = IntakeRig()
+    assert rig.take(rig.rooms.leased(7)._replace(**changes)) is None
+    assert isinstance(rig.settlement, DeadLetter)
+    assert rig.settlement.tag == 7
+    assert rig.settlement.reason.startswith(f"{reason}: ")
+    assert [name for name, _ in signals_sent] == ["task_rejected"]
+    assert rig.state.requests == {}
 
 
-def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
+def test_unknown_task_is_released_with_growing_delays(signals_sent: SignalsSent) -> None:
     now = Rooms().clock.now()
     for requeued, delay in ((0, 30.0), (1, 120.0)):
-        desk = Desk()
-        assert desk.take(desk.rooms.leased(7, "nobody.knows", requeued=requeued)) is None
-        ahead = desk.rooms.app.conf.worker_eta_window  # so much earlier it would be fetched
-        assert desk.settlement == Release(7, now + delay + ahead, requeued=True)
-        assert desk.meta is None
-    told = [(name, fields["name"], fields["id"]) for name, fields in heard]
-    assert told == [("task_unknown", "nobody.knows", "id-7")] * 2
+        rig = IntakeRig()
+        assert rig.take(rig.rooms.leased(7, "nobody.knows", requeued=requeued)) is None
+        ahead = rig.rooms.app.conf.worker_eta_window  # messages are fetched this much earlier
+        assert rig.settlement == Release(7, now + delay + ahead, requeued=True)
+        assert rig.meta is None
+    unknown = [(name, fields["name"], fields["id"]) for name, fields in signals_sent]
+    assert unknown == [("task_unknown", "nobody.knows", "id-7")] * 2
 
 
-def test_an_unknown_task_that_stays_unknown_is_a_dead_letter_and_a_failure() -> None:
-    desk = Desk()
-    desk.take(desk.rooms.leased(7, "ad", requeued=2))
-    assert isinstance(desk.settlement, DeadLetter)
-    assert "no task named 'ad' is registered; did you mean 'add'?" in desk.settlement.reason
-    assert desk.meta is not None
-    assert (desk.meta["status"], desk.meta["task_id"]) == ("FAILURE", "id-7")
-    assert desk.meta["result"]["exc_type"] == "NotRegistered"
+def test_unknown_task_is_finally_dead_lettered_as_a_failure() -> None:
+    rig = IntakeRig()
+    rig.take(rig.rooms.leased(7, "ad", requeued=2))
+    assert isinstance(rig.settlement, DeadLetter)
+    assert "no task named 'ad' is registered; did you mean 'add'?" in rig.settlement.reason
+    assert rig.meta is not None
+    assert (rig.meta["status"], rig.meta["task_id"]) == ("FAILURE", "id-7")
+    assert rig.meta["result"]["exc_type"] == "NotRegistered"
 
 
-def test_a_revoked_task_is_acked_and_stored_as_revoked(heard: Heard) -> None:
-    desk = Desk()
-    desk.state.revoke(Revocation("id-7", False, "SIGTERM"))
-    assert desk.take(desk.rooms.leased(7)) is None
-    assert desk.settlement == Ack(7)
-    assert desk.meta is not None
-    assert (desk.meta["status"], desk.meta["result"]["exc_type"]) == ("REVOKED", "TaskRevokedError")
-    assert [(name, fields["expired"]) for name, fields in heard] == [("task_revoked", False)]
+def test_revoked_task_is_acked_and_stored_as_revoked(signals_sent: SignalsSent) -> None:
+    rig = IntakeRig()
+    rig.state.revoke(Revocation("id-7", False, "SIGTERM"))
+    assert rig.take(rig.rooms.leased(7)) is None
+    assert rig.settlement == Ack(7)
+    assert rig.meta is not None
+    assert (rig.meta["status"], rig.meta["result"]["exc_type"]) == ("REVOKED", "TaskRevokedError")
+    assert [(name, fields["expired"]) for name, fields in signals_sent] == [("task_revoked", False)]
 
 
-def test_an_expired_task_is_acked_and_stored_as_revoked(heard: Heard) -> None:
-    desk = Desk()
-    assert desk.take(desk.rooms.leased(7, expires="2023-11-14T22:13:20+00:00")) is None
-    assert desk.settlement == Ack(7)
-    assert desk.meta is not None
-    assert (desk.meta["status"], desk.meta["result"]["exc_message"]) == ("REVOKED", ["expired"])
-    assert [(name, fields["expired"]) for name, fields in heard] == [("task_revoked", True)]
+def test_expired_task_is_acked_and_stored_as_revoked(signals_sent: SignalsSent) -> None:
+    rig = IntakeRig()
+    assert rig.take(rig.rooms.leased(7, expires="2023-11-14T22:13:20+00:00")) is None
+    assert rig.settlement == Ack(7)
+    assert rig.meta is not None
+    assert (rig.meta["status"], rig.meta["result"]["exc_message"]) == ("REVOKED", ["expired"])
+    assert [(name, fields["expired"]) for name, fields in signals_sent] == [("task_revoked", True)]
 
 
-def test_a_message_that_met_with_too_many_deaths_is_a_dead_letter_and_a_failure() -> None:
-    desk = Desk(task_max_deliveries=3)
-    assert desk.take(desk.rooms.leased(7, deliveries=2)) is not None
-    assert desk.take(desk.rooms.leased(8, deliveries=3)) is None
-    assert isinstance(desk.settlement, DeadLetter)
-    assert "3 deaths" in desk.settlement.reason
-    assert desk.meta is not None
-    assert (desk.meta["status"], desk.meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")
+def test_message_with_too_many_deaths_is_dead_lettered_as_a_failure() -> None:
+    rig = IntakeRig(task_max_deliveries=3)
+    assert rig.take(rig.rooms.leased(7, deliveries=2)) is not None
+    assert rig.take(rig.rooms.leased(8, deliveries=3)) is None
+    assert isinstance(rig.settlement, DeadLetter)
+    assert "3 deaths" in rig.settlement.reason
+    assert rig.meta is not None
+    assert (rig.meta["status"], rig.meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")
 
 
-def test_one_death_is_no_deaths(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(task_max_deliveries=2)
-    desk.take(desk.rooms.leased(7, deliveries=1))
+def test_texts_about_deaths_use_singular_and_plural(caplog: pytest.LogCaptureFixture) -> None:
+    rig = IntakeRig(task_max_deliveries=2)
+    rig.take(rig.rooms.leased(7, deliveries=1))
     assert "was involved in 1 death, so it runs separately from other tasks" in caplog.text
-    desk = Desk(task_max_deliveries=1)
-    desk.take(desk.rooms.leased(8, deliveries=1))
-    assert isinstance(desk.settlement, DeadLetter)
-    assert "it was running at the death of its process or worker" in desk.settlement.reason
-    desk = Desk(task_max_deliveries=5)
-    desk.take(desk.rooms.leased(9, deliveries=2))
+    rig = IntakeRig(task_max_deliveries=1)
+    rig.take(rig.rooms.leased(8, deliveries=1))
+    assert isinstance(rig.settlement, DeadLetter)
+    assert "it was running at the death of its process or worker" in rig.settlement.reason
+    rig = IntakeRig(task_max_deliveries=5)
+    rig.take(rig.rooms.leased(9, deliveries=2))
     assert "was involved in 2 deaths, so" in caplog.text
 
 
-def test_a_result_that_is_ignored_is_not_stored() -> None:
-    desk = Desk()
-    desk.take(desk.rooms.leased(7, ignore_result=True, expires="2023-11-14T22:13:20+00:00"))
-    assert (desk.settlement, desk.meta) == (Ack(7), None)
+def test_ignored_result_is_not_stored() -> None:
+    rig = IntakeRig()
+    rig.take(rig.rooms.leased(7, ignore_result=True, expires="2023-11-14T22:13:20+00:00"))
+    assert (rig.settlement, rig.meta) == (Ack(7), None)
 
 
-def test_what_is_stored_names_its_group_and_parent() -> None:
-    desk = Desk()
-    desk.take(desk.rooms.leased(7, expires="2023-11-14T22:13:20+00:00", group="g", parent_id="p"))
-    assert desk.meta is not None
-    assert (desk.meta["group_id"], desk.meta["parent_id"]) == ("g", "p")
+def test_stored_result_has_group_and_parent() -> None:
+    rig = IntakeRig()
+    rig.take(rig.rooms.leased(7, expires="2023-11-14T22:13:20+00:00", group="g", parent_id="p"))
+    assert rig.meta is not None
+    assert (rig.meta["group_id"], rig.meta["parent_id"]) == ("g", "p")
 
 
-# -- what was here before --
+# -- redelivered messages --
 
 
-def test_one_that_is_still_running_here_is_left_to_that_run() -> None:
-    desk = Desk()
-    request = desk.take(desk.rooms.leased(7), generation=1)
+def test_redelivered_message_is_left_to_its_current_run() -> None:
+    rig = IntakeRig()
+    request = rig.take(rig.rooms.leased(7), generation=1)
     assert request is not None
-    assert desk.take(desk.rooms.leased(7, redelivered=True), generation=2) is None
-    assert desk.settled == []
-    assert request.generation == 2  # so that its ack holds under the new lease
-    assert desk.state.requests == {request.key: request}
+    assert rig.take(rig.rooms.leased(7, redelivered=True), generation=2) is None
+    assert rig.settled == []
+    assert request.generation == 2  # so that its ack is valid under the new lease
+    assert rig.state.requests == {request.key: request}
 
 
-def test_one_that_ended_here_under_a_lost_lease_is_settled_as_it_ended() -> None:
-    desk = Desk()
+def test_redelivered_message_of_a_finished_run_is_settled() -> None:
+    rig = IntakeRig()
     ack = Ack(7, ("id-7", "SUCCESS", b"{}", None))
-    desk.state.finished_elsewhere(desk.rooms.request(7), ack)
-    assert desk.take(desk.rooms.leased(7, redelivered=True)) is None
-    assert desk.settled == [ack]
-    assert desk.take(desk.rooms.leased(7)) is not None  # once: the next one of that tag is another matter
+    rig.state.finished_elsewhere(rig.rooms.request(7), ack)
+    assert rig.take(rig.rooms.leased(7, redelivered=True)) is None
+    assert rig.settled == [ack]
+    assert rig.take(rig.rooms.leased(7)) is not None  # only once
 
 
 @pytest.mark.parametrize("changes", [{"id": "another"}, {"retries": 1}], ids=["other task", "next attempt"])
-def test_a_tag_that_comes_again_in_a_new_store_is_another_message(changes: dict[str, Any]) -> None:
-    """Tables that are made anew count from one again."""
-    desk = Desk()
-    old = desk.take(desk.rooms.leased(7), generation=1)
-    new = desk.take(desk.rooms.leased(7, **changes), generation=2)
+def test_reused_tag_is_recognised_as_another_message(changes: dict[str, Any]) -> None:
+    """Recreated tables start again at tag 1."""
+    rig = IntakeRig()
+    old = rig.take(rig.rooms.leased(7), generation=1)
+    new = rig.take(rig.rooms.leased(7, **changes), generation=2)
     assert old is not None
     assert new is not None
     assert (old.generation, new.generation) == (1, 2)
-    desk.state.leave(old)
-    assert list(desk.state.requests.values()) == [new]
-    desk.state.finished_elsewhere(old, Ack(7))
-    desk.state.leave(new)
-    assert desk.take(desk.rooms.leased(7, **changes), generation=2) is not None
-    assert desk.settled == []
+    rig.state.leave(old)
+    assert list(rig.state.requests.values()) == [new]
+    rig.state.finished_elsewhere(old, Ack(7))
+    rig.state.leave(new)
+    assert rig.take(rig.rooms.leased(7, **changes), generation=2) is not None
+    assert rig.settled == []

@@ -1,4 +1,4 @@
-"""Leadership: who of several looks after the schedules, at times that are made by hand."""
+"""Leadership: which of several beat processes leads, with instants given by the tests."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ def store() -> MemoryScheduleStore:
     return MemoryScheduleStore(FakeClock(), shared=True)
 
 
-def leads(store: ScheduleStore, who: Leadership) -> bool:
-    """Whether the store lets it do something."""
+def may_write(store: ScheduleStore, candidate: Leadership) -> bool:
+    """Return whether the store accepts a write under its lease."""
     try:
-        store.note(who.lease or Lease("nobody"), {})
+        store.note(candidate.lease or Lease("nobody"), {})
     except LeaseLost:
         return False
     return True
 
 
-def waited(who: Leadership, start: float, most: float = 10.0) -> float:
-    """Seconds from *start* until it leads, looking as often as it is told to."""
+def seconds_until_leading(candidate: Leadership, start: float, most: float = 10.0) -> float:
+    """Return the seconds from *start* until it leads, if it checks every LOOK_SECONDS."""
     now = start
-    while who.step(now) is None:
+    while candidate.step(now) is None:
         now += LOOK_SECONDS
         assert now - start < most
     return now - start
 
 
-def test_the_first_leads_at_once(store: MemoryScheduleStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_first_candidate_leads_at_once(store: MemoryScheduleStore, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one = Leadership(store, "one", "about one")
     assert one.step(0.0) == Lease("one", 1, 1, 0, "about one")
     assert logged(caplog) == ["beat-leads"]
 
 
-def test_it_renews_when_it_is_time(store: MemoryScheduleStore) -> None:
+def test_leader_renews_at_the_renewal_interval(store: MemoryScheduleStore) -> None:
     one = Leadership(store, "one")
     one.step(10.0)
     assert one.rest(10.1) == pytest.approx(RENEW_SECONDS - 0.1)
@@ -56,7 +56,7 @@ def test_it_renews_when_it_is_time(store: MemoryScheduleStore) -> None:
     assert one.rest(99.0) == 0.0
 
 
-def test_an_edit_is_seen_when_it_renews(store: MemoryScheduleStore) -> None:
+def test_leader_sees_edits_when_it_renews(store: MemoryScheduleStore) -> None:
     one = Leadership(store, "one")
     one.step(0.0)
     store.edit("a", b"{}", 0)
@@ -65,7 +65,7 @@ def test_an_edit_is_seen_when_it_renews(store: MemoryScheduleStore) -> None:
     assert lease.version == 1
 
 
-def test_who_renews_keeps_the_lease(store: MemoryScheduleStore) -> None:
+def test_renewing_leader_keeps_the_lease(store: MemoryScheduleStore) -> None:
     one, other = Leadership(store, "one"), Leadership(store, "other")
     for number in range(200):
         now = number * LOOK_SECONDS
@@ -73,7 +73,7 @@ def test_who_renews_keeps_the_lease(store: MemoryScheduleStore) -> None:
         assert other.step(now) is None
 
 
-def test_another_takes_over_when_it_has_stood_still_and_not_before(
+def test_follower_takes_over_only_after_the_lease_expired(
     store: MemoryScheduleStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -85,18 +85,18 @@ def test_another_takes_over_when_it_has_stood_still_and_not_before(
     lease = other.step(100.25 + LEASE_SECONDS)
     assert lease is not None
     assert lease.generation == 2
-    assert one.step(50.0) is None, "a frozen one notices"
+    assert one.step(50.0) is None, "the frozen leader notices"
     assert logged(caplog) == ["beat-leads", "beat-follows", "beat-leads", "beat-follows"]
     assert one.step(50.25) is None
-    assert not leads(store, one)
+    assert not may_write(store, one)
 
 
-def test_it_takes_over_soon(store: MemoryScheduleStore) -> None:
+def test_follower_takes_over_soon_after_expiry(store: MemoryScheduleStore) -> None:
     Leadership(store, "one").step(0.0)
-    assert waited(Leadership(store, "other"), 0.0) <= LEASE_SECONDS + 2 * LOOK_SECONDS
+    assert seconds_until_leading(Leadership(store, "other"), 0.0) <= LEASE_SECONDS + 2 * LOOK_SECONDS
 
 
-def test_who_resigns_is_followed_at_once(store: MemoryScheduleStore) -> None:
+def test_follower_leads_at_once_after_a_resignation(store: MemoryScheduleStore) -> None:
     one, other = Leadership(store, "one"), Leadership(store, "other")
     one.step(0.0)
     assert other.step(0.0) is None
@@ -106,24 +106,24 @@ def test_who_resigns_is_followed_at_once(store: MemoryScheduleStore) -> None:
     assert other.step(0.1) is not None
 
 
-def test_resigning_takes_nothing_from_who_came_after(store: MemoryScheduleStore) -> None:
+def test_late_resignation_does_not_affect_the_next_leader(store: MemoryScheduleStore) -> None:
     one, other = Leadership(store, "one"), Leadership(store, "other")
     one.step(0.0)
-    waited(other, 0.0)
+    seconds_until_leading(other, 0.0)
     one.resign()
     assert store.look().holder == "other"
 
 
-def test_who_has_lost_it_waits_as_anybody(store: MemoryScheduleStore) -> None:
+def test_former_leader_waits_for_the_lease_to_expire(store: MemoryScheduleStore) -> None:
     one, other = Leadership(store, "one"), Leadership(store, "other")
     one.step(0.0)
-    waited(other, 0.0)
+    seconds_until_leading(other, 0.0)
     assert one.step(5.0) is None
-    assert LEASE_SECONDS <= waited(one, 5.25) <= LEASE_SECONDS + 2 * LOOK_SECONDS
+    assert LEASE_SECONDS <= seconds_until_leading(one, 5.25) <= LEASE_SECONDS + 2 * LOOK_SECONDS
 
 
-class Slow(MemoryScheduleStore):
-    """While it answers, *meanwhile* happens."""
+class FaultyScheduleStore(MemoryScheduleStore):
+    """away: look() raises. renewals: renew while look() is answering."""
 
     def __init__(self) -> None:
         super().__init__(FakeClock(), shared=True)
@@ -139,19 +139,19 @@ class Slow(MemoryScheduleStore):
         return super().look()
 
 
-def test_a_look_that_takes_long_does_not_make_a_leader_seem_still() -> None:
-    """It was asked at 0 s, and answered with what was so at 5 s."""
-    store = Slow()
+def test_slow_read_does_not_make_a_leader_look_dead() -> None:
+    """The read began at 0 s, and returned the state of 5 s."""
+    store = FaultyScheduleStore()
     one, other = Leadership(store, "one"), Leadership(store, "other")
     one.step(0.0)
     store.renewals = [one]
     assert other.step(0.0) is None
-    assert other.step(5.0) is None, "which is nothing before that"
+    assert other.step(5.0) is None, "the leader counts as unchanged from 5 s on"
     assert other.step(5.0 + LEASE_SECONDS) is not None
 
 
-def test_a_store_that_is_away_takes_no_lease() -> None:
-    store = Slow()
+def test_unavailable_store_grants_no_lease() -> None:
+    store = FaultyScheduleStore()
     one = Leadership(store, "one")
     store.away = True
     with pytest.raises(BackendError):
@@ -167,28 +167,28 @@ def test_a_store_that_is_away_takes_no_lease() -> None:
         max_size=80,
     )
 )
-def test_two_never_lead_at_once(turns: list[tuple[int, str, float]]) -> None:
-    """However their turns fall, and however far their clocks are apart."""
+def test_at_most_one_candidate_leads(steps: list[tuple[int, str, float]]) -> None:
+    """For any order of steps and any difference of clocks."""
     store = MemoryScheduleStore(FakeClock(), shared=True)
     some = [Leadership(store, f"w{number}") for number in range(4)]
     now, generation, renewed = 0.0, 0, {}
-    for number, what, seconds in turns:
+    for number, what, seconds in steps:
         now += seconds
-        who = some[number]
+        candidate = some[number]
         before = store.look()
         if what == "edit":
             row = store.row("a")
             store.edit("a", b"{}", row.version if row else 0)
         elif what == "resign":
-            who.resign()
+            candidate.resign()
         else:
-            who.step(now + number * 1000)
+            candidate.step(now + number * 1000)
         after = store.look()
         if after[:3] != before[:3]:
             renewed[after.holder] = now
         if after.generation != before.generation:
-            stood = now - renewed.get(before.holder, -1e9)
-            assert not before.holder or stood >= LEASE_SECONDS, "it was taken from one that lived"
+            silent = now - renewed.get(before.holder, -1e9)
+            assert not before.holder or silent >= LEASE_SECONDS, "the lease was taken from a live leader"
         assert after.generation >= generation
         generation = after.generation
-        assert sum(leads(store, each) for each in some) <= 1
+        assert sum(may_write(store, each) for each in some) <= 1
