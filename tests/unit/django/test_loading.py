@@ -28,13 +28,17 @@ django.setup()
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _thawed() -> Iterator[None]:
-    """What a test has frozen must not stay so in this process."""
+    """What a test has frozen must not stay so in this process; what is not garbage was frozen before, see
+    tests/conftest.py."""
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
+@pytest.mark.usefixtures("_thawed")
 def test_nothing_is_collected_meanwhile_nor_looked_at_again() -> None:
     gc.unfreeze()
     assert gc.isenabled()
@@ -44,6 +48,7 @@ def test_nothing_is_collected_meanwhile_nor_looked_at_again() -> None:
     assert gc.get_freeze_count() > 0
 
 
+@pytest.mark.usefixtures("_thawed")
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
