@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.components.receiving.ledger import MOST_UNREAD, UNREAD_SECONDS, WorkerState
+from qworker.components.receiving.ledger import UNREAD_SECONDS, WorkerState
 from qworker.transports.lease import Ack, Revocation
 from tests.support.rooms import Rooms
 
@@ -74,9 +74,9 @@ def test_what_could_not_be_read_is_known_when_it_returns() -> None:
 
 
 def test_what_could_not_be_read_is_forgotten_when_another_worker_has_it() -> None:
-    rooms, state = Rooms(), WorkerState()
+    rooms, state = Rooms(), WorkerState(max_unread=500)
     one, last = rooms.requests(2)
-    for number in range(MOST_UNREAD):
+    for number in range(500):
         one.key = 1, f"other-{number}", 0
         state.sent_unread(one, 0.0)
     state.sent_unread(last, 0.0)

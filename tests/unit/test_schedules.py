@@ -109,6 +109,11 @@ RULES = [
     "FREQ=DAILY;COUNT=10",
     "FREQ=DAILY;UNTIL=20260201T000000",
 ]
+STEPS = {
+    "FREQ=MINUTELY;INTERVAL=7": timedelta(minutes=7),
+    "FREQ=SECONDLY;INTERVAL=40": timedelta(seconds=40),
+}
+"""Rules that say the same from any of their instants on. (dateutil goes through all instants.)"""
 
 
 @pytest.mark.parametrize("text", RULES)
@@ -116,9 +121,10 @@ RULES = [
 def test_a_rule_says_what_dateutil_says(text: str, days: float) -> None:
     begin = datetime(2026, 1, 1, 6, 20)
     after = begin + timedelta(days=days)
-    theirs = rrulestr(text, dtstart=begin)
-    if "SECONDLY" in text and days > 100:
-        after = begin + timedelta(days=20)
+    since = begin
+    if days > 1 and (step := STEPS.get(text)):
+        since += (after - timedelta(days=1) - begin) // step * step
+    theirs = rrulestr(text, dtstart=since)
     expected = [each.replace(tzinfo=UTC) for each in islice(theirs.xafter(after), 4)]
     ours = rrule(text, begin)
     assert times(ours, after.replace(tzinfo=UTC), 4) == expected

@@ -24,9 +24,11 @@ UNREAD_SECONDS = 3600.0
 
 class WorkerState:
     """max_revoked: the number of revocations kept; the oldest are dropped first. replays: None if messages
-    are not signed."""
+    are not signed. max_unread: the number of messages remembered that could not be read."""
 
-    def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
+    def __init__(
+        self, max_revoked: int = 50_000, replays: Replays | None = None, max_unread: int = MOST_UNREAD
+    ) -> None:
         self._replays = replays
         self.requests: dict[Key, Request] = {}
         """The requests from receipt to settlement."""
@@ -37,6 +39,7 @@ class WorkerState:
         """When messages were sent again that could not be read; another worker may have got them since."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
+        self._max_unread = max_unread
 
     def is_copy(self, request: Request) -> bool:
         """Whether *request* has the signature of a message that was finished here or is held under another
@@ -78,7 +81,7 @@ class WorkerState:
         unread = self._unread
         while unread and unread[first := next(iter(unread))] < now - UNREAD_SECONDS:
             del unread[first]
-        if len(unread) < MOST_UNREAD:  # replacing the oldest could go on for ever, if more come in turn
+        if len(unread) < self._max_unread:  # replacing the oldest could go on for ever, if more come in turn
             unread[_message(request)] = now
 
     def was_unread(self, request: Request) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gettext
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ PACKAGE = REPOSITORY / "qworker" / "django"
 CATALOGS = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.mo"))
 
 
+@cache
 def texts() -> set[str]:
     found = set()
     for path in PACKAGE.rglob("*.py"):
