@@ -81,7 +81,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`group.apply_async(link=…)` and `link_error=`",
                 "as Celery: TypeError",
-                "unit/test_canvas.py::test_a_group_takes_no_link",
+                "unit/test_canvas.py::test_link_on_a_group_is_refused",
             ),
             (
                 "`.set(link=…)` and `.set(link_error=…)` on a group or chord, at any position",
@@ -98,12 +98,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a chord without a body",
                 "refused",
-                "unit/test_canvas.py::test_a_chord_without_a_body_says_so",
+                "unit/test_canvas.py::test_chord_without_a_body_is_refused",
             ),
             (
                 "an empty chain and an empty group are called",
                 "as Celery",
-                "unit/test_canvas.py::test_an_empty_group_and_an_empty_chain_send_nothing",
+                "unit/test_canvas.py::test_empty_group_and_chain_send_nothing",
             ),
         ],
     ),
@@ -118,7 +118,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`freeze()`, and ids that are settled before",
                 "as Celery",
-                "unit/test_canvas.py::test_a_frozen_workflow_keeps_its_ids",
+                "unit/test_canvas.py::test_frozen_workflow_keeps_its_ids",
             ),
             (
                 "a call with a settled id, or with a frozen workflow in its links, that is made again",
@@ -143,7 +143,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`result.parent` with `task_always_eager`",
                 "as Celery",
-                "unit/test_canvas.py::test_results_run_here_have_their_parents",
+                "unit/test_canvas.py::test_eager_results_have_parents",
             ),
             (
                 "`result.children` of a task that calls a group",

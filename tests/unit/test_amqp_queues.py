@@ -1,4 +1,4 @@
-"""Queues of RabbitMQ that are there, are not there, and are not served."""
+"""Queues of RabbitMQ that exist, are missing, or are not served by any node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.amqp.queues import NotServed, Queues
 
-DOWN = "NOT_FOUND - home node 'rabbit@a' of durable queue 'q' in vhost '/' is down or inaccessible"
-NONE = "NOT_FOUND - no queue 'q' in vhost '/'"
+HOME_NODE_DOWN = "NOT_FOUND - home node 'rabbit@a' of durable queue 'q' in vhost '/' is down or inaccessible"
+NO_QUEUE = "NOT_FOUND - no queue 'q' in vhost '/'"
 
 
 class FakeLink:
-    """Answers each declaration, passive or not, with what the test has laid down."""
+    """Answers passive and active declarations as the test says: a number of messages, or an error."""
 
     address = SimpleNamespace(shown="amqp://here", user="guest")
 
@@ -30,7 +30,7 @@ class FakeLink:
         pass
 
     def queue_bind(self, *words: Any) -> None:
-        raise NotFound("NOT_FOUND - no exchange")  # nothing waits in this server
+        raise NotFound("NOT_FOUND - no exchange")  # no delays in this server
 
     def queue_declare(self, queue: str, passive: bool = False, **options: Any) -> Any:
         answer = self._answers[passive]
@@ -46,25 +46,27 @@ def link(passive: AMQPError | int, active: AMQPError | int = 0) -> Any:
     return FakeLink(passive, active)
 
 
-def test_a_queue_that_is_not_there_is_made() -> None:
-    assert Queues().look(link(NotFound(NONE)), "q") is None
-    assert Queues().declare(link(NotFound(NONE), 3), "q") == 3
+def test_missing_queue_is_declared() -> None:
+    assert Queues().look(link(NotFound(NO_QUEUE)), "q") is None
+    assert Queues().declare(link(NotFound(NO_QUEUE), 3), "q") == 3
     assert Queues().declare(link(5), "q") == 5
 
 
 @pytest.mark.parametrize("what", ["look", "declare"])
-def test_one_that_is_there_and_not_served_is_no_missing_one(what: str) -> None:
-    """Nor a mistake in the configuration, which would end a worker that starts beside its server."""
+def test_unserved_queue_is_not_reported_as_missing(what: str) -> None:
+    """Nor a configuration error, which would end a worker that starts together with its server."""
     with pytest.raises(NotServed, match=r"'x\.q' but does not serve it .*home node") as raised:
-        getattr(Queues(prefix="x."), what)(link(NotFound(DOWN)), "q")
+        getattr(Queues(prefix="x."), what)(link(NotFound(HOME_NODE_DOWN)), "q")
     assert isinstance(raised.value, BrokerUnavailable)
 
 
-def test_one_that_stops_being_served_meanwhile() -> None:
+def test_queue_that_becomes_unserved_while_it_is_declared() -> None:
     with pytest.raises(NotServed):
-        Queues().declare(link(NotFound(NONE), NotFound(DOWN)), "q")
+        Queues().declare(link(NotFound(NO_QUEUE), NotFound(HOME_NODE_DOWN)), "q")
 
 
-def test_one_that_cannot_be_made_is_a_mistake() -> None:
+def test_refused_declaration_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="cannot be created"):
-        Queues().declare(link(NotFound(NONE), PreconditionFailed("PRECONDITION_FAILED - invalid arg")), "q")
+        Queues().declare(
+            link(NotFound(NO_QUEUE), PreconditionFailed("PRECONDITION_FAILED - invalid arg")), "q"
+        )

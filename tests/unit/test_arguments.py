@@ -1,4 +1,4 @@
-"""Argument checks: the same TypeError as calling the function, without calling it."""
+"""Argument checks: the same TypeError as a call of the function, without calling it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def error_of(call: Callable[..., Any], args: list[int], kwargs: dict[str, int]) 
     st.lists(st.integers(), max_size=4),
     st.dictionaries(st.sampled_from("xyzwq"), st.integers(), max_size=3),
 )
-def test_the_check_says_what_the_call_would(
+def test_check_raises_the_same_error_as_a_call(
     function: Callable[..., Any], args: list[int], kwargs: dict[str, int]
 ) -> None:
     check = argument_checker(function)
@@ -52,7 +52,7 @@ def test_the_check_says_what_the_call_would(
     assert error_of(check, args, kwargs) == error_of(function, args, kwargs)
 
 
-def test_the_task_itself_is_no_argument_of_a_bound_one() -> None:
+def test_self_of_a_bound_task_is_not_counted_as_an_argument() -> None:
     def bound(self: Any, x: int) -> None: ...
 
     check = argument_checker(bound, bound=True)
@@ -62,7 +62,7 @@ def test_the_task_itself_is_no_argument_of_a_bound_one() -> None:
         check(1, 2)
 
 
-def test_the_function_is_not_run() -> None:
+def test_check_does_not_run_the_function() -> None:
     def fails() -> None:
         raise AssertionError("it was run")
 
@@ -77,7 +77,7 @@ def test_the_function_is_not_run() -> None:
 @pytest.mark.parametrize(
     "function", [len, functools.partial(plain, 1), type("Callable", (), {"__call__": plain})()]
 )
-def test_what_is_no_plain_function_is_not_checked(function: Any) -> None:
+def test_callables_other_than_functions_are_not_checked(function: Any) -> None:
     assert argument_checker(function) is None
 
 
@@ -102,28 +102,28 @@ class Asynchronous:
         (functools.partial(plain, 1), False),
     ],
 )
-def test_coroutine_functions_are_known(function: Any, expected: bool) -> None:
+def test_coroutine_functions_are_recognised(function: Any, expected: bool) -> None:
     assert is_coroutine_function(function) is expected
 
 
 @pytest.mark.parametrize("value", ["ab", b"ab", {"x": 1}, 5], ids=repr)
-def test_what_is_no_row_of_arguments_is_refused(value: Any) -> None:
+def test_args_must_be_a_tuple_or_list(value: Any) -> None:
     with pytest.raises(TypeError, match=r"calling proj.add: args=.* must be a tuple or list"):
         positional("proj.add", value)
 
 
-def test_rows_of_arguments() -> None:
+def test_args_are_converted_to_a_tuple() -> None:
     assert positional("proj.add", None) == ()
     assert positional("proj.add", [1, 2]) == positional("proj.add", (n for n in (1, 2))) == (1, 2)
 
 
 @pytest.mark.parametrize("value", [[1], "ab", 5, {1: 2}], ids=repr)
-def test_what_is_no_mapping_of_names_is_refused(value: Any) -> None:
+def test_kwargs_must_be_a_mapping(value: Any) -> None:
     with pytest.raises(TypeError, match=r"calling proj.add: kwargs=.* must be a mapping"):
         keywords("proj.add", value)
 
 
-def test_keyword_arguments_are_copied() -> None:
+def test_kwargs_are_copied() -> None:
     value = {"x": 1}
     assert keywords("proj.add", value) == value
     assert keywords("proj.add", value) is not value

@@ -1,4 +1,4 @@
-"""Workflows as they are made, planned, and run in the caller: what becomes of what, and what is published."""
+"""Workflows: construction, plans, eager runs, and published messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def summed(values: Any) -> int:
     return sum(map(summed, values)) if isinstance(values, list) else int(values)
 
 
-# -- what becomes of what --
+# -- construction --
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def summed(values: Any) -> int:
         (lambda: chain(), "chain()"),
     ],
 )
-def test_what_becomes_of_what(made: Callable[[], Any], shown: str) -> None:
+def test_operators_build_the_expected_workflow(made: Callable[[], Any], shown: str) -> None:
     assert repr(made()) == shown
 
 
 @pytest.mark.parametrize(
     "flow", [A | B, group(A, B), chord([A, B], C), chain(A, group(B, C), D)], ids=lambda flow: repr(flow)
 )
-def test_its_dict_is_all_of_it(flow: Any) -> None:
+def test_workflow_survives_copying_json_and_pickle(flow: Any) -> None:
     for copy in (
         signature(json.loads(json.dumps(flow))),
         maybe_signature(dict(flow)),
@@ -104,7 +104,7 @@ def test_its_dict_is_all_of_it(flow: Any) -> None:
         assert json.dumps(copy) == json.dumps(flow)
 
 
-def test_links_go_where_the_value_is() -> None:
+def test_link_applies_to_the_last_step_or_the_chord_body() -> None:
     one, other = A | B, chord([A, B], C)
     one.link(D)
     other.link(D)
@@ -113,20 +113,20 @@ def test_links_go_where_the_value_is() -> None:
     assert "link" not in C.options
 
 
-def test_errbacks_of_a_chain_are_for_each_step() -> None:
+def test_link_error_of_a_chain_applies_to_each_step() -> None:
     flow = A | B
     flow.link_error(D)
     assert [step.options.get("link_error") for step in flow.steps()] == [[D], [D]]
     assert A.options == {}
 
 
-def test_a_chain_of_a_chain_keeps_its_errbacks() -> None:
+def test_nested_chain_keeps_its_errbacks() -> None:
     inner = chain(A, B)
     inner.link_error(C)
     assert [step.options for step in chain(inner).steps()] == [{"link_error": [C]}] * 2
 
 
-def test_a_frozen_workflow_keeps_its_ids(sending: tuple[Any, KeepingStore]) -> None:
+def test_frozen_workflow_keeps_its_ids(sending: tuple[Any, KeepingStore]) -> None:
     add, store = sending
     flow = add.s(1, 1) | add.s(2)
     result = flow.freeze()
@@ -136,7 +136,7 @@ def test_a_frozen_workflow_keeps_its_ids(sending: tuple[Any, KeepingStore]) -> N
     assert [call["options"]["task_id"] for call in sent.body.embed["chain"]] == [result.id]
 
 
-def test_the_id_of_a_workflow_is_that_of_its_last_call(sending: tuple[Any, KeepingStore]) -> None:
+def test_task_id_of_a_workflow_is_that_of_its_last_call(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     assert (add.s(1, 1) | add.s(2)).apply_async(task_id="mine").id == "mine"
     for body in (
@@ -151,7 +151,7 @@ def test_the_id_of_a_workflow_is_that_of_its_last_call(sending: tuple[Any, Keepi
 # -- plans --
 
 
-def test_a_plan_of_a_chain_is_its_first_call_with_the_rest_in_reverse() -> None:
+def test_plan_of_a_chain_is_its_first_call_with_the_reversed_rest() -> None:
     made = plan(chain(A, B, C), (1,), {"x": 2}, {"queue": "far", "task_id": "last"}, shared=True)
     (call,) = made.calls
     assert (call.args, call.kwargs, call.options["queue"]) == ((1,), {"x": 2}, "far")
@@ -161,12 +161,12 @@ def test_a_plan_of_a_chain_is_its_first_call_with_the_rest_in_reverse() -> None:
     assert not made.joins
 
 
-def test_an_immutable_chain_takes_no_arguments() -> None:
+def test_immutable_chain_ignores_arguments() -> None:
     (call,) = plan(chain(A, B).set(immutable=True), (1,), {"x": 2}, shared=True).calls
     assert (call.args, call.kwargs) == ((), {})
 
 
-def test_a_plan_of_a_chord_opens_one_join() -> None:
+def test_plan_of_a_chord_opens_one_join() -> None:
     made = plan(group(A, B | C) | D, shared=True)
     (join,) = made.joins
     first, second = made.calls
@@ -183,7 +183,7 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
     assert not made.sizes
 
 
-def test_a_chord_in_a_chord_is_a_part_by_its_body() -> None:
+def test_nested_chord_is_a_member_through_its_body() -> None:
     made = plan(chord([chord([A, B], C), D], A), shared=True)
     inner, outer = sorted(made.joins, key=lambda join: join.body.call["task"], reverse=True)
     assert inner.body.call["options"]["headers"] == {JOINS: ((outer.id, 0),)}
@@ -194,7 +194,7 @@ def test_a_chord_in_a_chord_is_a_part_by_its_body() -> None:
     ]
 
 
-def test_celerys_format_has_the_body_in_each_message_and_no_join() -> None:
+def test_celery_format_puts_the_body_into_each_message() -> None:
     made = plan(group(A, B) | C, shared=False)
     assert not made.joins
     assert made.sizes == {made.result.parent.id: 2}
@@ -202,22 +202,22 @@ def test_celerys_format_has_the_body_in_each_message_and_no_join() -> None:
     assert [call.options["group_index"] for call in made.calls] == [0, 1]
 
 
-def test_a_chord_of_nothing_calls_its_body() -> None:
+def test_empty_chord_calls_its_body() -> None:
     made = plan(chord([], A), shared=True)
     assert [(call.task, call.args) for call in made.calls] == [("a", ([],))]
     assert not made.joins
 
 
-def test_what_follows_a_chord_of_nothing_follows_its_body() -> None:
-    """And where that body is a chord, the body of that."""
+def test_calls_after_an_empty_chord_follow_its_body() -> None:
+    """If that body is a chord, they follow its body."""
     made = plan(chord([], group(A, B) | C) | group(A, B) | D, shared=True)
     assert [call.task for call in made.calls] == ["a", "b"]
     (join,) = made.joins
     assert [call["subtask_type"] for call in join.body.call.options["chain"]] == ["chord"]
 
 
-def test_a_chord_in_a_header_is_a_part_by_what_runs_last_in_it() -> None:
-    """Celery's format: its body is planned later, and must still know of which group it is a part."""
+def test_chord_in_a_header_is_a_member_through_its_last_call() -> None:
+    """In Celery's format, its body is planned later, and must keep its place in the outer group."""
     outer = plan(chord([chord([A], group(B))], C), shared=False)
     (call,) = outer.calls
     inner = plan(call.options["chord"], ([1],), shared=False)
@@ -231,12 +231,12 @@ def test_a_chord_in_a_header_is_a_part_by_what_runs_last_in_it() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_chord_that_comes_later_is_known_to_wait_too(shared: bool) -> None:
+def test_plan_lists_members_of_later_chords(shared: bool) -> None:
     flow = chain(A, group(B, C | D), A, group(B, C))
     assert sorted(call["task"] for call in plan(flow, shared=shared).joined) == ["b", "d"]
 
 
-def test_the_first_calls_of_a_body_are_those_that_fail_when_it_does() -> None:
+def test_first_calls_of_a_body() -> None:
     body = chord([A | B, A], C | D).set(chain=[dict(B)])
     found = [(call.task, [each["task"] for each in rest]) for call, rest in first_calls(body)]
     assert sorted(found) == [("a", []), ("a", ["b"]), ("c", ["b", "d"])]
@@ -244,27 +244,27 @@ def test_the_first_calls_of_a_body_are_those_that_fail_when_it_does() -> None:
     assert list(first_calls(7)) == []
 
 
-def test_the_app_is_that_of_the_first_call_that_has_one(sending: tuple[Any, KeepingStore]) -> None:
+def test_app_of_a_workflow_is_that_of_the_first_bound_call(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     flow = chord([group([]), chord([], chain(A, add.s(1)))], B)
     assert group(group(), flow).app is add.app
 
 
-def test_a_result_that_nobody_keeps_is_not_waited_for(sending: tuple[Any, KeepingStore]) -> None:
+def test_ignored_result_of_a_chain_is_marked_as_ignored(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     result = (add.s(1, 1) | add.s(2).set(ignore_result=True)).delay()
     assert result.ignored
     assert not result.parent.ignored
 
 
-def test_an_empty_group_and_an_empty_chain_send_nothing(sending: tuple[Any, KeepingStore]) -> None:
+def test_empty_group_and_chain_send_nothing(sending: tuple[Any, KeepingStore]) -> None:
     add, store = sending
     assert group([], app=add.app).apply_async().get() == []
     assert chain([], app=add.app).apply_async() is None
     assert not store.sent
 
 
-def test_the_stages_of_a_long_pipeline_do_not_nest() -> None:
+def test_stages_of_a_long_pipeline_are_not_nested() -> None:
     flow: Any = group(A, B) | C
     for _ in range(500):
         flow = flow | group(A, B) | C
@@ -275,27 +275,27 @@ def test_the_stages_of_a_long_pipeline_do_not_nest() -> None:
     assert first.task == "a"
 
 
-def test_a_group_is_one_push(sending: tuple[Any, KeepingStore]) -> None:
+def test_group_is_published_in_one_push(sending: tuple[Any, KeepingStore]) -> None:
     add, store = sending
     group(add.s(number, number) | add.s(1) for number in range(50))()
     assert [len(push) for push in store.pushes] == [50]
     assert {sent.headers["group_index"] for sent in store.sent} == {None} or len(store.sent) == 50
 
 
-def test_a_group_takes_no_link(sending: tuple[Any, KeepingStore]) -> None:
+def test_link_on_a_group_is_refused(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     for option in ("link", "link_error"):
         with pytest.raises(TypeError, match="a group takes no"):
             group(add.s(1, 1)).apply_async(**{option: add.s(1)})
 
 
-def test_a_chord_without_a_body_says_so(sending: tuple[Any, KeepingStore]) -> None:
+def test_chord_without_a_body_is_refused(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     with pytest.raises(PublishError, match="the chord has no body"):
         chord([add.s(1, 1)]).delay()
 
 
-def test_celerys_format_needs_a_store_that_has_it(sending: tuple[Any, KeepingStore]) -> None:
+def test_celery_format_needs_a_supporting_result_store(sending: tuple[Any, KeepingStore]) -> None:
     add, store = sending
     add.app.conf.update(canvas_format="celery")
     with pytest.raises(NotSupported):
@@ -303,11 +303,11 @@ def test_celerys_format_needs_a_store_that_has_it(sending: tuple[Any, KeepingSto
     assert not store.sent
 
 
-# -- against plain Python --
+# -- compared with plain Python --
 
 
 class Flow:
-    """A workflow with what it returns for an input, in plain Python. values: it gives a list."""
+    """A workflow, and what it returns for an input, in plain Python. list_given: it returns a list."""
 
     def __init__(self, build: Callable[[Any], Any], value: Callable[[Any], Any], list_given: bool) -> None:
         self.build, self.value, self.list_given = build, value, list_given
@@ -323,7 +323,7 @@ def fixed(number: int) -> Flow:
     return Flow(lambda tasks: tasks["add"].si(number, 1), lambda x: number + 1, False)
 
 
-def in_a_row(flows: list[Flow]) -> Flow:
+def chained(flows: list[Flow]) -> Flow:
     def value(x: Any) -> Any:
         for flow in flows:
             x = flow.value(x)
@@ -332,7 +332,7 @@ def in_a_row(flows: list[Flow]) -> Flow:
     return Flow(lambda tasks: chain(*(flow.build(tasks) for flow in flows)), value, flows[-1].list_given)
 
 
-def beside(flows: list[Flow]) -> Flow:
+def grouped(flows: list[Flow]) -> Flow:
     return Flow(
         lambda tasks: group(flow.build(tasks) for flow in flows),
         lambda x: [flow.value(x) for flow in flows],
@@ -352,8 +352,8 @@ def joined(flows: list[Flow]) -> Flow:
 FLOWS = st.recursive(
     st.integers(0, 9).map(call) | st.integers(0, 9).map(fixed),
     lambda inner: (
-        st.lists(inner, min_size=1, max_size=3).map(in_a_row)
-        | st.lists(inner, min_size=2, max_size=3).map(beside)
+        st.lists(inner, min_size=1, max_size=3).map(chained)
+        | st.lists(inner, min_size=2, max_size=3).map(grouped)
         | st.lists(inner, min_size=2, max_size=4).map(joined)
     ),
     max_leaves=10,
@@ -363,13 +363,13 @@ TASKS = eager_app()
 
 @settings(deadline=None)
 @given(FLOWS)
-def test_the_value_is_that_of_plain_python(flow: Flow) -> None:
+def test_value_equals_that_of_plain_python(flow: Flow) -> None:
     result = flow.build(TASKS).apply(([1, 2],))
-    # A group in a group is flattened, and a group of one is its member: what counts is the sum.
+    # A nested group is flattened, and a group of one is its member: only the sum is compared.
     assert summed(result.get()) == summed(flow.value([1, 2]))
 
 
-def test_an_error_is_raised_where_its_value_is_needed(eager: Any) -> None:
+def test_eager_error_is_raised_where_the_value_is_needed(eager: Any) -> None:
     with pytest.raises(ValueError, match="no"):
         (eager["fail"].s() | eager["add"].s(1)).apply()
     with pytest.raises(ValueError, match="no"):
@@ -378,7 +378,7 @@ def test_an_error_is_raised_where_its_value_is_needed(eager: Any) -> None:
     assert [each.state for each in result.results] == ["FAILURE", "SUCCESS"]
 
 
-def test_results_run_here_have_their_parents(eager: Any) -> None:
+def test_eager_results_have_parents(eager: Any) -> None:
     add, total = eager["add"], eager["total"]
     result = chain(add.s(1, 1), group(add.s(1), add.s(2)), total.s(), add.s(1)).apply()
     assert result.get() == 8
@@ -388,10 +388,10 @@ def test_results_run_here_have_their_parents(eager: Any) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_member_is_written_the_short_way_as_the_long_way(
+def test_member_is_the_same_on_the_fast_and_slow_path(
     sending: tuple[Any, KeepingStore], shared: bool
 ) -> None:
-    """It has few options, and is written from the template of its task unless it is observed."""
+    """Members with few options are written from a template, unless before_task_publish has receivers."""
     add, store = sending
     flow = plan(group(add.s(1, y="ü"), add.s(2, 2), add.s(5, 6) | add.s(7)) | add.s(3), shared=shared)
     publisher = add.app.publisher
@@ -414,7 +414,7 @@ def test_a_member_is_written_the_short_way_as_the_long_way(
         before_task_publish.disconnect(observe)
 
 
-def test_the_options_of_a_chain_are_those_of_the_step_that_they_are_for() -> None:
+def test_options_of_a_chain_go_to_the_first_or_last_step() -> None:
     steps = [Signature("a"), Signature("b", options={"group_id": "mine"})]
     made = chain(*steps).set(headers={"h": 1}, group_id="given", group_index=2, countdown=3)
     first, last = made.unchained()
@@ -423,7 +423,7 @@ def test_the_options_of_a_chain_are_those_of_the_step_that_they_are_for() -> Non
     assert [each.options for each in steps] == [{}, {"group_id": "mine"}]
 
 
-def test_a_member_that_has_a_group_id_keeps_it() -> None:
+def test_member_keeps_its_own_group_id() -> None:
     members = [Signature("a", options={"group_id": "mine"}), Signature("b")]
     calls = plan(group(members).set(task_id="all"), shared=True).calls
     assert [(call.options["group_id"], call.options["group_index"]) for call in calls] == [

@@ -1,4 +1,4 @@
-"""Capabilities: what the rows of brokers say of them."""
+"""Capabilities: the rows of the table of brokers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OPENED = {
     "ironmq": "ironmq://project:token@h",
     "spool": "spool:///var/spool/jobs",
 }
-"""URLs of those that the usual form does not fit."""
+"""URLs of schemes that need more than a host."""
 
 
 @pytest.mark.parametrize("row", [*rows(), *PLAIN, OTHER], ids=lambda row: row.name)
-def test_what_is_there_in_part_counts_as_lacking(row: Capabilities) -> None:
+def test_partial_capabilities_count_as_lacking(row: Capabilities) -> None:
     assert set(row.in_part) <= row.lacks
     assert all(row.in_part.values())
 
 
 @pytest.mark.parametrize("scheme", [*sorted({*SCHEMES} - {"sentinel"}), "nats", "memory"])
-def test_the_row_says_what_the_broker_has_no_part_for(scheme: str) -> None:
+def test_row_lists_what_the_opened_broker_lacks(scheme: str) -> None:
     url = OPENED.get(scheme, f"{scheme}://h")
     assert open_broker(url, Settings({})).lacks == capabilities_of(url).lacks

@@ -1,4 +1,4 @@
-"""The rest of a chain, cut out of the body that it came in."""
+"""The rest of a chain, cut out of the body of its message without decoding it."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ ACCEPT = frozenset({"json"})
 
 
 def whole(body: Body) -> Body:
-    """*body* with its chain read."""
+    """Return *body* with its chain decoded."""
     chain = body.embed["chain"]
     return body._replace(embed={**body.embed, "chain": chain.read()}) if type(chain) is CarriedChain else body
 
 
 @given(st.lists(values, max_size=2), st.dictionaries(st.text(max_size=4), values, max_size=2), embeds)
-def test_a_chain_that_is_read_later_is_the_same(
+def test_lazily_read_chain_equals_the_decoded_chain(
     args: list[Any], kwargs: dict[str, Any], embed: dict[str, Any]
 ) -> None:
     body = dumps([args, kwargs, {**NO_EMBED, **embed}]).encode()
     try:
         expected = decode_body(body, {}, PROPERTIES, ACCEPT)
-    except InvalidTaskMessage:  # a name that cannot be printed
+    except InvalidTaskMessage:  # a task name with unprintable characters
         return
     made = decode_carrier(body, {}, PROPERTIES, ACCEPT)
     assert whole(made) == expected
@@ -74,7 +74,7 @@ def test_a_chain_that_is_read_later_is_the_same(
 
 
 @given(st.lists(plain_calls, min_size=2, max_size=4))
-def test_of_a_chain_of_ours_one_call_is_read(chain: list[dict[str, Any]]) -> None:
+def test_only_the_next_call_of_a_chain_is_decoded(chain: list[dict[str, Any]]) -> None:
     body = dumps([[1], {}, {**NO_EMBED, "chain": chain}]).encode()
     made = decode_carrier(body, {}, PROPERTIES, ACCEPT).embed["chain"]
     assert made == CarriedChain(chain[-1], WrittenCalls(dumps(chain[:-1])[1:-1]))
@@ -86,7 +86,7 @@ CHAIN = [{"task": "last", "args": [1]}, {"task": "next", "args": []}]
 @pytest.mark.parametrize(
     "body",
     [
-        json.dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]),  # Celery's spelling
+        json.dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]),  # spaces as in Celery's JSON
         dumps([[1], {}, {"chain": CHAIN, "callbacks": None, "errbacks": None, "chord": None}]),
         dumps([[1], {}, {**NO_EMBED, "chain": CHAIN, "more": 1}]),
         dumps([["x" * 5000], {}, {**NO_EMBED, "chain": CHAIN}]),
@@ -98,7 +98,7 @@ CHAIN = [{"task": "last", "args": [1]}, {"task": "next", "args": []}]
         dumps([[1], {}, {**NO_EMBED, "chain": [CHAIN[0], {"task": "next", "link": CHAIN}]}]),
     ],
 )
-def test_what_is_written_otherwise_is_read_as_a_whole(body: str) -> None:
+def test_body_in_another_format_is_decoded_completely(body: str) -> None:
     made = decode_carrier(body.encode(), {}, PROPERTIES, ACCEPT)
     assert type(made.embed["chain"]) is list
     assert made == decode_body(body.encode(), {}, PROPERTIES, ACCEPT)
@@ -118,7 +118,7 @@ OURS = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}])
         OURS.replace('"args":[]', f'"args":{"[" * MAX_DEPTH}{"]" * MAX_DEPTH}'),
     ],
 )
-def test_what_is_wrong_with_the_next_call_refuses_the_message(body: str) -> None:
+def test_invalid_next_call_refuses_the_message(body: str) -> None:
     with pytest.raises(InvalidTaskMessage) as expected:
         decode_body(body.encode(), {}, PROPERTIES, ACCEPT)
     with pytest.raises(InvalidTaskMessage) as raised:
@@ -126,11 +126,11 @@ def test_what_is_wrong_with_the_next_call_refuses_the_message(body: str) -> None
     assert str(raised.value) == str(expected.value)
 
 
-def test_other_limits_hold_as_for_any_body() -> None:
+def test_size_limit_and_encodings_apply() -> None:
     body = OURS.encode()
     with pytest.raises(InvalidTaskMessage, match="over the limit"):
         decode_carrier(body, {}, PROPERTIES, ACCEPT, limit=len(body) - 1)
-    for kind in (bytearray, memoryview, bytes.decode):  # some brokers give text
+    for kind in (bytearray, memoryview, bytes.decode):  # some brokers return text
         given: Any = kind(body)
         assert decode_carrier(given, {}, PROPERTIES, ACCEPT).embed["chain"] == CHAIN
     wide = {**PROPERTIES, "content_encoding": "utf-16"}
@@ -144,19 +144,19 @@ DAMAGED = ['{"task":5}', '{"a":}', "[" * 5000 + "{}", "5,{}", '{"task":"a"}],"mo
 
 
 @pytest.mark.parametrize("rest", DAMAGED)
-def test_a_rest_that_is_none_is_told_when_it_is_read(rest: str) -> None:
+def test_damaged_rest_is_reported_when_it_is_read(rest: str) -> None:
     with pytest.raises(InvalidTaskMessage):
         WrittenCalls(rest).read()
 
 
 def _end(app: QWorker, prepared: Prepared) -> Outcome:
-    """As of a task that is never to run."""
+    """End the task without a run."""
     error = exception_to_dict(KeyError("why"))
     return termination.tell(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
 
 
 def first_of(chain: str, how: str = "leaves") -> tuple[Outcome, list[Envelope]]:
-    """How a task ends whose message carries a *chain*, and what it sent."""
+    """Run a task whose message has *chain*; return its outcome, and what it sent."""
     app, store, _ = make_app()
 
     @app.task(bind=True, name="first")
@@ -196,7 +196,7 @@ LAST, NEXT = map(dumps, STEPS)
 
 
 @pytest.mark.parametrize("how", ["leaves", "reads", "changes", "empties"])
-def test_a_task_may_change_its_chain(how: str) -> None:
+def test_task_can_change_its_chain(how: str) -> None:
     outcome, sent = first_of(f"{LAST},{NEXT}", how)
     assert outcome.kind == "success"
     if how == "empties":
@@ -209,8 +209,8 @@ def test_a_task_may_change_its_chain(how: str) -> None:
 
 @pytest.mark.parametrize("rest", DAMAGED[:-1])
 @pytest.mark.parametrize("how", ["leaves", "reads", "fails", "ended"])
-def test_a_damaged_rest_of_a_chain_ends_no_process(how: str, rest: str) -> None:
-    """Its own message is refused, when the turn is at it."""
+def test_damaged_rest_of_a_chain_raises_no_unexpected_error(how: str, rest: str) -> None:
+    """The message with the damaged call is refused when it is received."""
     outcome, sent = first_of(f"{rest},{NEXT}", how)
     if how == "leaves":
         assert (outcome.kind, len(sent)) == ("success", 1)

@@ -1,4 +1,4 @@
-"""What strangers say is a signature: it is refused in one message, or is one."""
+"""Signatures from untrusted messages: valid, or refused with one clear error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nested(depth: int, kind: str = "group") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["chain", "group", "chord"])
-def test_what_nests_too_deep_is_refused_in_one_message(kind: str) -> None:
+def test_too_deep_nesting_is_refused(kind: str) -> None:
     plan(nested(MAX_NESTING, kind), shared=True)
     for depth in (MAX_NESTING + 1, 10_000):
         with pytest.raises(PublishError, match=f"more than {MAX_NESTING} deep"):
@@ -35,7 +35,7 @@ def test_what_nests_too_deep_is_refused_in_one_message(kind: str) -> None:
 @pytest.mark.parametrize(
     "value", [1, "text", [1], [None], {"a": 1}, [{"task": 5}], [{"task": ""}], {"task": []}]
 )
-def test_a_member_that_is_no_signature_is_refused(place: str, value: Any) -> None:
+def test_member_that_is_not_a_signature_is_refused(place: str, value: Any) -> None:
     kwargs: dict[str, Any] = {"tasks": [], "header": [], "body": {"task": "b"}, place: value}
     for kind in ("chain", "group") if place == "tasks" else ("chord",):
         with pytest.raises(PublishError, match="not a signature"):
@@ -47,7 +47,7 @@ def test_a_member_that_is_no_signature_is_refused(place: str, value: Any) -> Non
     [{"args": 5}, {"kwargs": [1]}, {"options": "x"}, {"subtask_type": {}}, {"args": "text"}]
     + [{"options": {name: True}} for name in ("chain", "headers", "task_id", "group_id")],
 )
-def test_a_part_of_the_wrong_type_is_refused(fields: dict[str, Any]) -> None:
+def test_field_of_the_wrong_type_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PublishError, match=r"in the signature of a is"):
         signature({"task": "a", **fields})
 
@@ -88,6 +88,6 @@ HOSTILE = st.recursive(
 
 
 @given(HOSTILE)
-def test_any_dict_is_planned_or_refused(fields: Any) -> None:
+def test_arbitrary_dict_is_planned_or_refused(fields: Any) -> None:
     with suppress(PublishError):
         plan(fields, ([1],), shared=True)

@@ -1,4 +1,4 @@
-"""Codecs: what an annotation makes of a value and of plain data, and what it refuses."""
+"""Codecs: values to plain data and back, by annotation, and what is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Day(Enum):
     NONE = None
 
 
-class Odd(Enum):
+class TupleValued(Enum):
     PAIR = (1, 2)
 
 
@@ -85,7 +85,7 @@ class Express(Order):
 class Node:
     name: str
     children: list[Node] = field(default_factory=list)
-    parent: Optional[Node] = None  # noqa: UP045 - one of the ways to write it
+    parent: Optional[Node] = None  # noqa: UP045 - the older spelling is tested
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Even:
 
 
 @dataclass
-class Wants:
+class WithInitVar:
     number: int
     more: InitVar[int]
 
@@ -112,7 +112,7 @@ class Codec:
 
 
 @dataclass
-class Half:
+class PartlyAnnotated:
     known: timedelta
     unknown: Unknown
 
@@ -162,7 +162,7 @@ def over_the_wire(annotation: Any, value: Any) -> Any:
     return codec.load(loads(dumps(codec.dump(value))))
 
 
-# -- there and back --
+# -- round trips --
 
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(),
@@ -195,7 +195,7 @@ KEYS = {str: st.text(), int: st.integers(), UUID: st.uuids(), Color: st.sampled_
 
 @st.composite
 def annotated(draw: st.DrawFn, depth: int = 3) -> tuple[Any, st.SearchStrategy[Any]]:
-    """An annotation, and what makes values of it."""
+    """Draw an annotation, and a strategy for its values."""
     how = draw(st.sampled_from(["leaf", "list", "tuple", "pair", "set", "dict", "optional", "dataclass"]))
     if how == "leaf" or depth == 0:
         return draw(st.sampled_from(list(LEAVES.items())))
@@ -216,16 +216,14 @@ def annotated(draw: st.DrawFn, depth: int = 3) -> tuple[Any, st.SearchStrategy[A
         return list[kind], st.lists(values, max_size=3)
     if how == "tuple":
         return tuple[kind, ...], st.lists(values, max_size=3).map(tuple)
-    if how == "optional" and kind is not Day:  # of which a member is None, too
-        return Optional[kind], st.none() | values  # noqa: UP045 - not of a text
+    if how == "optional" and kind is not Day:  # a member of Day is None, too
+        return Optional[kind], st.none() | values  # noqa: UP045 - `|` would fail for strings
     key, keys = draw(st.sampled_from(list(KEYS.items())))
     return dict[key, kind], st.dictionaries(keys, values, max_size=3)
 
 
 @given(annotated(), st.data())
-def test_everything_comes_out_as_it_went_in(
-    made: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject
-) -> None:
+def test_values_survive_a_round_trip(made: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject) -> None:
     annotation, values = made
     value = data.draw(values)
     found = over_the_wire(annotation, value)
@@ -233,19 +231,19 @@ def test_everything_comes_out_as_it_went_in(
     assert type(found) is type(value)
     codec = Codecs().of(annotation)
     plain = codec.dump(value)
-    assert codec.dump(plain) == plain  # what is plain stays, so that who dumps twice has dumped once
-    assert codec.load(value) == value  # and what is made stays: of a call here and now
+    assert codec.dump(plain) == plain  # dumping twice is harmless
+    assert codec.load(value) == value  # loading a loaded value is harmless, as in eager calls
 
 
 @given(annotated(), st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4))
-def test_whatever_comes_it_fits_or_is_refused(made: tuple[Any, st.SearchStrategy[Any]], plain: Any) -> None:
+def test_arbitrary_values_are_loaded_or_refused(made: tuple[Any, st.SearchStrategy[Any]], plain: Any) -> None:
     codec = Codecs().of(made[0])
     assert codec.dump(plain) == plain
     with suppress(ConversionError):
         codec.load(plain)
 
 
-def test_a_whole_order() -> None:
+def test_nested_dataclass_round_trip() -> None:
     order = Order(
         1,
         [Line(ID, Decimal("9.90"), 3)],
@@ -265,7 +263,7 @@ def test_a_whole_order() -> None:
     assert over_the_wire(Order, order) == order
 
 
-def test_plain_json_of_a_stranger_will_do() -> None:
+def test_plain_json_of_other_producers_is_loaded() -> None:
     plain = {
         "number": 1,
         "lines": [{"product": str(ID), "price": 9.9}, {"product": ID.hex, "price": "1.10", "count": 2}],
@@ -281,7 +279,7 @@ def test_plain_json_of_a_stranger_will_do() -> None:
     )
 
 
-# -- what does not fit --
+# -- conversion errors --
 
 
 EXPECTED = "expected a value of Color, one of ['red', 'blue'], not "
@@ -312,13 +310,13 @@ EXPECTED = "expected a value of Color, one of ['red', 'blue'], not "
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_refused_and_where(annotation: Any, plain: Any, path: str, reason: str) -> None:
+def test_conversion_error_has_path_and_reason(annotation: Any, plain: Any, path: str, reason: str) -> None:
     with pytest.raises(ConversionError) as refused:
         Codecs().of(annotation).load(plain)
     assert (refused.value.path, refused.value.reason) == (path, reason)
 
 
-def test_of_a_model_it_is_told_what_pydantic_says_without_the_values() -> None:
+def test_pydantic_errors_are_reported_without_values() -> None:
     plain = {"born": "yesterday", "waits": [1, "secret", "secret", "secret"]}
     with pytest.raises(ConversionError) as refused:
         Codecs().of(Person).load(plain)
@@ -333,13 +331,13 @@ def test_of_a_model_it_is_told_what_pydantic_says_without_the_values() -> None:
     [(date, "2030-01-02T00:00"), (date, NOW), (datetime, date(2030, 1, 1)), (time, "25:00"), (bytes, "text"),
      (float, "1"), (float, 10**400), (type(None), 0), (bool, 1)],
 )  # fmt: skip
-def test_what_json_carries_is_checked_within_a_dataclass(kind: Any, plain: Any) -> None:
+def test_plain_json_types_are_checked_in_a_dataclass(kind: Any, plain: Any) -> None:
     made = dataclasses.make_dataclass("Made", [("it", kind)])
     with pytest.raises(ConversionError, match="expected"):
         Codecs().of(made).load({"it": plain})
 
 
-def test_a_subclass_would_lose_what_it_adds() -> None:
+def test_argument_of_a_subclass_is_refused() -> None:
     with pytest.raises(ConversionError, match="expected Order, and this Express would come out as one"):
         Codecs().of(Order).dump(Express(1, []))
     with pytest.raises(ConversionError) as refused:
@@ -347,7 +345,7 @@ def test_a_subclass_would_lose_what_it_adds() -> None:
     assert refused.value.path == "['a'][1]"
 
 
-def test_a_result_may_be_of_a_subclass() -> None:
+def test_result_may_be_of_a_subclass() -> None:
     codecs = Codecs(exact=False)
     assert codecs.of(Order).dump(Express(1, [], hours=3))["hours"] == 3
     assert codecs.of(Person).dump(Boss(name="b")) == {"name": "b", "born": None, "waits": [], "rank": 1}
@@ -357,41 +355,41 @@ def test_a_result_may_be_of_a_subclass() -> None:
 # -- models --
 
 
-def test_models_are_sent_under_the_names_that_they_are_read_by() -> None:
+def test_models_are_dumped_by_alias() -> None:
     assert Codecs().of(Renamed).dump(Renamed(theNumber=1)) == {"theNumber": 1}
     assert over_the_wire(list[Renamed], [Renamed(theNumber=1)]) == [Renamed(theNumber=1)]
 
 
-def test_a_model_that_hides_something_is_refused_where_it_does() -> None:
+def test_model_with_a_changed_excluded_field_is_refused() -> None:
     assert over_the_wire(Lossy, Lossy(kept=1)) == Lossy(kept=1)
     with pytest.raises(ConversionError, match="not equal to this Lossy"):
         Codecs().of(Lossy).dump(Lossy(kept=1, dropped=2))
 
 
-def test_models_get_options() -> None:
+def test_model_options_are_passed_to_pydantic() -> None:
     strict = Codecs(ModelOptions(strict=True, dump={"exclude_unset": True})).of(Person)
     assert strict.dump(Person(name="p")) == {"name": "p"}
     with pytest.raises(ConversionError):
         strict.load({"name": "p", "born": "2030-01-01"})
 
 
-def test_pydantics_dataclasses_are_dataclasses() -> None:
+def test_pydantic_dataclasses_are_converted() -> None:
     assert over_the_wire(Checked, Checked(1, timedelta(1))) == Checked(1, timedelta(1))
 
 
-# -- what is left alone --
+# -- unconverted annotations --
 
 
 @pytest.mark.parametrize(
     "annotation",
     [
-        Any, object, T, complex, Odd, Enum, Wants, Codec, pydantic.BaseModel, Order | Line,
+        Any, object, T, complex, TupleValued, Enum, WithInitVar, Codec, pydantic.BaseModel, Order | Line,
         Color | Level | None, Order | str, Day | None, list, tuple, dict, dict[float, Order],
         dict[Level, Order], "Order",
     ],
     ids=repr,
 )  # fmt: skip
-def test_other_annotations_are_as_good_as_none(annotation: Any) -> None:
+def test_unsupported_annotations_are_ignored(annotation: Any) -> None:
     codec = Codecs().of(annotation)
     value = object()
     assert not codec.typed
@@ -414,7 +412,7 @@ def test_other_annotations_are_as_good_as_none(annotation: Any) -> None:
     ],
     ids=repr,
 )
-def test_ways_to_write_it(annotation: Any, value: Any) -> None:
+def test_equivalent_annotations_are_supported(annotation: Any, value: Any) -> None:
     assert Codecs().of(annotation).typed
     assert over_the_wire(annotation, value) == value
 
@@ -427,11 +425,11 @@ def test_ways_to_write_it(annotation: Any, value: Any) -> None:
         (tuple[int, timedelta], True), (Color | None, True),
     ],
 )  # fmt: skip
-def test_what_json_carries_alone_is_not_looked_at(annotation: Any, typed: bool) -> None:
+def test_plain_json_types_need_no_conversion(annotation: Any, typed: bool) -> None:
     assert Codecs().of(annotation).typed is typed
 
 
-def test_what_was_registered_with_kombu_goes_its_own_way() -> None:
+def test_type_registered_with_kombu_is_left_to_kombu() -> None:
     @dataclass
     class Span:
         days: int
@@ -442,24 +440,24 @@ def test_what_was_registered_with_kombu_goes_its_own_way() -> None:
     assert over_the_wire(Span, Span(2)) == Span(2)
 
 
-def test_a_union_of_several_has_values_of_each_as_they_are() -> None:
+def test_values_of_a_union_are_left_unchanged() -> None:
     order = Order(1, [])
     assert Codecs().of(list[Order | Line]).dump([order])[0] is order
 
 
-def test_names_that_cannot_be_evaluated_leave_the_others() -> None:
-    codec = Codecs().of(Half)
-    assert codec.dump(Half(timedelta(1), {"a": 1})) == {"known": 86400, "unknown": {"a": 1}}
-    assert codec.load({"known": 1, "unknown": [1]}) == Half(timedelta(seconds=1), [1])
+def test_unresolvable_annotation_does_not_affect_other_fields() -> None:
+    codec = Codecs().of(PartlyAnnotated)
+    assert codec.dump(PartlyAnnotated(timedelta(1), {"a": 1})) == {"known": 86400, "unknown": {"a": 1}}
+    assert codec.load({"known": 1, "unknown": [1]}) == PartlyAnnotated(timedelta(seconds=1), [1])
 
 
-def test_without_pydantic_there_are_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_not_converted_without_pydantic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pydantic")
     assert Codecs().of(Person) is ANYTHING
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has the statement `type`")
-def test_aliases_are_what_they_stand_for() -> None:
+def test_type_aliases_are_resolved() -> None:
     names: dict[str, Any] = {"Color": Color}
     exec("type Colors = list[Color]\ntype Tree = list[Tree] | None\ntype Wrong = list[Nobody]", names)
     assert over_the_wire(names["Colors"], [Color.RED]) == [Color.RED]

@@ -1,4 +1,4 @@
-"""How an app is configured, tells of it, and is its own program."""
+"""Configuration of an app: signals, precedence of sources, unsupported names, its command line."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ def make(**options: Any) -> QWorker:
     return QWorker("proj", broker=KeepingStore(), **options)
 
 
-# -- what is told --
+# -- signals --
 
 
-def test_configuring_is_told_once_before_and_once_after() -> None:
+def test_configure_signals_are_sent_once() -> None:
     app = make(timezone="Europe/Berlin")
-    told: list[Any] = []
+    events: list[Any] = []
 
     @app.on_configure.connect
     def before(sender: QWorker, **kwargs: Any) -> None:
-        told.append("before")
+        events.append("before")
         sender.conf.update(task_default_queue="early")
 
     @app.on_after_configure.connect
     def after(sender: QWorker, source: Any, **kwargs: Any) -> None:
-        told.append((sender, source, source.timezone, source.task_default_queue))
+        events.append((sender, source, source.timezone, source.task_default_queue))
         sender.conf.update(task_track_started=True)
 
-    assert not told
+    assert not events
     assert app.conf.task_default_queue == "early"
-    assert told == ["before", (app, app.conf, "Europe/Berlin", "early")]
+    assert events == ["before", (app, app.conf, "Europe/Berlin", "early")]
     assert app.conf.task_track_started is True
     app.conf.update(timezone="UTC")
-    assert len(told) == 2
+    assert len(events) == 2
 
 
-def test_a_receiver_may_ask_for_the_tasks_while_they_are_finalized() -> None:
+def test_on_after_configure_receiver_can_read_the_tasks() -> None:
     app = make()
-    told: list[Any] = []
+    events: list[Any] = []
 
     @app.task
     def add(x: int, y: int) -> int:
         return x + y
 
-    app.on_after_configure.connect(lambda sender, **kwargs: told.append(add.name in sender.tasks))
-    app.on_after_finalize.connect(lambda sender, **kwargs: told.append("finalized"))
+    app.on_after_configure.connect(lambda sender, **kwargs: events.append(add.name in sender.tasks))
+    app.on_after_finalize.connect(lambda sender, **kwargs: events.append("finalized"))
     app.finalize()
-    assert told == ["finalized", True]
+    assert events == ["finalized", True]
 
 
-def test_periodic_tasks_are_declared_where_the_app_is_set_up() -> None:
+def test_periodic_tasks_are_added_in_on_after_configure() -> None:
     app = make()
 
     @app.task(name="work")
@@ -100,7 +100,7 @@ def test_periodic_tasks_are_declared_where_the_app_is_set_up() -> None:
     }
 
 
-def test_what_is_not_here_is_an_error_where_the_app_is_set_up() -> None:
+def test_unsupported_method_in_a_receiver_is_raised() -> None:
     app = make()
 
     @app.on_after_configure.connect
@@ -111,7 +111,7 @@ def test_what_is_not_here_is_an_error_where_the_app_is_set_up() -> None:
         app.finalize()
 
 
-def test_another_fault_of_a_receiver_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_errors_of_a_receiver_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = make()
     app.on_after_configure.connect(lambda **kwargs: 1 / 0)
     with caplog.at_level(logging.ERROR):
@@ -120,7 +120,7 @@ def test_another_fault_of_a_receiver_is_logged_and_changes_nothing(caplog: pytes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
-def test_a_forked_process_is_told() -> None:
+def test_on_after_fork_is_sent_in_the_child() -> None:
     app = make()
     readable, writable = os.pipe()
     app.on_after_fork.connect(lambda sender, **kwargs: os.write(writable, b"told"))
@@ -133,10 +133,10 @@ def test_a_forked_process_is_told() -> None:
     os.close(readable)
 
 
-# -- where values come from --
+# -- sources of values --
 
 
-def test_defaults_of_ones_own_lose_to_every_source(project: Callable[..., Path]) -> None:
+def test_add_defaults_has_the_lowest_precedence(project: Callable[..., Path]) -> None:
     project(**{"celeryconfig.py": "timezone = 'Europe/London'\n"})
     app = make(task_default_queue="said")
     asked: list[str] = []
@@ -158,14 +158,14 @@ def test_defaults_of_ones_own_lose_to_every_source(project: Callable[..., Path])
     assert app.conf.worker_concurrency == 3
 
 
-def test_setdefault_leaves_what_was_given() -> None:
+def test_setdefault_keeps_given_values() -> None:
     app = make(worker_concurrency=2)
     assert app.conf.setdefault("worker_concurrency", 9) == 2
     assert app.conf.setdefault("worker_max_tasks_per_child", 9) == 9
     assert app.conf.worker_max_tasks_per_child == 9
 
 
-def test_a_silent_source_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_silent_source_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     app = make()
     app.config_from_object("nowhere_at_all", silent=True)
     assert app.config_from_envvar("NO_SUCH_VARIABLE", silent=True) is False
@@ -178,19 +178,19 @@ def test_a_silent_source_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None
         app.config_from_object("nowhere_at_all")
 
 
-def test_force_reads_at_once(project: Callable[..., Path]) -> None:
+def test_force_reads_the_settings_at_once(project: Callable[..., Path]) -> None:
     project(**{"celeryconfig.py": "timezone = 'Nowhere/Else'\n"})
     with pytest.raises(ConfigurationError, match="timezone"):
         make().config_from_object("celeryconfig", force=True)
 
 
-def test_the_namespace_of_the_app_is_that_of_its_source() -> None:
+def test_namespace_argument_applies_to_the_config_source() -> None:
     app = make(config_source={"CELERY_TIMEZONE": "Asia/Tokyo", "DEBUG": True}, namespace="CELERY")
     assert app.conf.timezone == "Asia/Tokyo"
     assert make(changes={"timezone": "Asia/Tokyo"}).conf.timezone == "Asia/Tokyo"
 
 
-def test_the_settings_as_a_table_and_as_text() -> None:
+def test_settings_as_table_and_text() -> None:
     app = QWorker("proj", broker="redis://:secret@host/1", timezone="Asia/Tokyo")
     table = app.conf.table()
     assert table == {"broker_url": "redis://:********@host/1", "timezone": "Asia/Tokyo"}
@@ -202,16 +202,16 @@ def test_the_settings_as_a_table_and_as_text() -> None:
     assert "Asia/Tokyo" in app.conf.values()
 
 
-# -- what an app does not take --
+# -- unsupported arguments --
 
 
 @pytest.mark.parametrize("argument", ["loader", "fixups", "autofinalize", "strict_typing", "amqp", "tasks"])
-def test_arguments_that_only_celerys_app_has_are_refused(argument: str) -> None:
+def test_app_arguments_only_known_to_celery_are_refused(argument: str) -> None:
     with pytest.raises(NotAvailable, match=rf"QWorker\(…\): {argument} is not in qworker: "):
         make(**{argument: None})
 
 
-def test_arguments_that_only_celerys_worker_has_are_refused() -> None:
+def test_worker_arguments_only_known_to_celery_are_refused() -> None:
     with pytest.raises(NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program logs"):
         make().Worker(loglevel="INFO")  # type: ignore[call-arg]
     with pytest.raises(
@@ -221,21 +221,21 @@ def test_arguments_that_only_celerys_worker_has_are_refused() -> None:
     assert WorkerOptions.__annotations__.keys() == OPTIONS.keys()
 
 
-def test_a_store_that_is_none_is_refused_and_not_forgotten() -> None:
+def test_invalid_backend_class_is_refused() -> None:
     app = QWorker("proj", backend=dict)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="result_backend"):
         app.conf.resolve()
 
 
-def test_parts_of_the_app_cannot_be_exchanged_by_a_subclass() -> None:
+def test_subclass_with_loader_cls_is_refused() -> None:
     with pytest.raises(NotAvailable, match="class Other: loader_cls is not in qworker"):
 
         class Other(QWorker):
             loader_cls = "proj:Loader"
 
 
-def test_a_subclass_may_name_tasks_and_be_told_when_it_is_made() -> None:
-    class Short(QWorker):
+def test_subclass_can_override_on_init_and_gen_task_name() -> None:
+    class ShortNames(QWorker):
         made = False
 
         def on_init(self) -> None:
@@ -244,7 +244,7 @@ def test_a_subclass_may_name_tasks_and_be_told_when_it_is_made() -> None:
         def gen_task_name(self, name: str, module: str) -> str:
             return super().gen_task_name(name, module.removesuffix(".tasks"))
 
-    app = Short("proj", broker=KeepingStore())
+    app = ShortNames("proj", broker=KeepingStore())
 
     def add(x: int) -> int:
         return x
@@ -254,7 +254,7 @@ def test_a_subclass_may_name_tasks_and_be_told_when_it_is_made() -> None:
     assert app.task(add).name == "shop.add"
 
 
-def test_force_imports_the_discovered_modules_at_once(project: Callable[..., Path]) -> None:
+def test_autodiscover_with_force_imports_at_once(project: Callable[..., Path]) -> None:
     project(
         **{
             "shop/__init__.py": "",
@@ -266,13 +266,13 @@ def test_force_imports_the_discovered_modules_at_once(project: Callable[..., Pat
     assert [name for name in app.tasks if not name.startswith(("celery.", "qworker."))] == ["j"]
 
 
-# -- names that are not there --
+# -- unsupported names --
 
 
 @pytest.mark.parametrize(
     "name", ["steps", "amqp", "events", "WorkController", "log", "loader", "canvas", "setup_security"]
 )
-def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
+def test_unsupported_attribute_is_refused_with_advice(name: str) -> None:
     app = make()
     assert not hasattr(app, name)
     with pytest.raises(NotAvailable, match=rf"app\.{name} is not in qworker: \w+"):
@@ -281,14 +281,14 @@ def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
         _ = app.nonsense  # type: ignore[attr-defined]
 
 
-def test_signals_that_nobody_sends_cannot_be_imported() -> None:
+def test_unsupported_signals_cannot_be_imported() -> None:
     with pytest.raises(ImportError, match="no signal heartbeat_sent: `qworker health` says"):
         exec("from qworker.signals import heartbeat_sent")
     with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
         exec("from qworker.signals import nonsense")
 
 
-# -- the program --
+# -- the command line --
 
 
 def run(path: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -299,12 +299,12 @@ def run(path: Path, code: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_app_is_the_one_that_its_own_program_is_about(tmp_path: Path) -> None:
+def test_app_start_runs_the_command_line_for_this_app(tmp_path: Path) -> None:
     done = run(tmp_path, "app.conf.task_default_queue = 'mine'\napp.start(['config', 'show', '--changed'])")
     assert "mine" in done.stdout, done
     assert done.returncode == 0
 
 
-def test_worker_main_needs_its_command() -> None:
+def test_worker_main_requires_the_worker_command() -> None:
     with pytest.raises(ValueError, match=r'\["worker", "--loglevel=INFO"\]'):
         make().worker_main(["--loglevel=INFO"])

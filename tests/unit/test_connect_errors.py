@@ -1,4 +1,4 @@
-"""What servers say of logins, in words that tell what to do."""
+"""Explanations of connection errors of servers: what to do about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOWHERE = "there is no such database for this user"
 
 
 @pytest.mark.parametrize(
-    ("said", "spelling", "meant"),
+    ("message", "spelling", "expected"),
     [
         ("ERR Protocol error: unauthenticated multibulk length", REDIS, MISSING),
         ("Protocol error: unauthenticated bulk length", REDIS, MISSING),
@@ -37,15 +37,15 @@ NOWHERE = "there is no such database for this user"
         ("Unknown database 'nosuch'", MYSQL, NOWHERE),
     ],
 )
-def test_a_refused_login_says_what_to_write_where(said: str, spelling: Spelling, meant: str) -> None:
-    text = explained(said, spelling)
-    assert meant in text
-    assert text.endswith(f"({' '.join(said.split())})")
-    assert meant in (NOWHERE, "leave it out") or spelling.login in text
+def test_refused_login_is_explained(message: str, spelling: Spelling, expected: str) -> None:
+    text = explained(message, spelling)
+    assert expected in text
+    assert text.endswith(f"({' '.join(message.split())})")
+    assert expected in (NOWHERE, "leave it out") or spelling.login in text
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("message", "expected"),
     [
         ("Error 111 connecting to 127.0.0.1:1. Connection refused.", "start the server"),
         ("ConnectionRefusedError: [Errno 111] Connection refused", "start the server"),
@@ -57,11 +57,11 @@ def test_a_refused_login_says_what_to_write_where(said: str, spelling: Spelling,
         ("Error -2 connecting to x:6379. Name or service not known.", "check the URL for mistakes"),
     ],
 )
-def test_a_server_that_cannot_be_reached_comes_with_the_next_step(said: str, meant: str) -> None:
+def test_unreachable_server_is_explained_with_the_next_step(message: str, expected: str) -> None:
     for spelling in (None, REDIS, RABBITMQ):
-        assert meant in explained(said, spelling)
-        assert said in explained(said, spelling)
+        assert expected in explained(message, spelling)
+        assert message in explained(message, spelling)
 
 
-def test_what_needs_a_spelling_is_not_explained_without() -> None:
+def test_login_errors_are_only_explained_with_a_spelling() -> None:
     assert explained("WRONGPASS invalid username-password pair") == "WRONGPASS invalid username-password pair"

@@ -1,4 +1,4 @@
-"""What stands for a connection: with blocks, probes, and what is handed in with a call."""
+"""Connection and producer objects: with blocks, ensure_connection, and arguments of calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qworker.transports.lease import QueueInfo
 from tests.support.stores import KeepingStore, make_app
 
 
-class AskedStore(KeepingStore):
-    """Answers depths() after it was away so many times."""
+class UnavailableStore(KeepingStore):
+    """Fails the first *away* calls of depths()."""
 
     url = "keeping://user:secret@host"
 
@@ -32,10 +32,10 @@ class AskedStore(KeepingStore):
 
 
 def make(away: int = 0) -> QWorker:
-    return QWorker("proj", broker=AskedStore(away), clock=FakeClock(), set_as_current=False)
+    return QWorker("proj", broker=UnavailableStore(away), clock=FakeClock(), set_as_current=False)
 
 
-def test_a_connection_is_for_with_blocks() -> None:
+def test_connection_as_a_context_manager() -> None:
     app = make()
     with app.connection_for_write() as connection, app.connection_for_read() as other, app.connection():
         assert connection.as_uri() == other.as_uri() == "keeping://user:********@host"
@@ -45,17 +45,19 @@ def test_a_connection_is_for_with_blocks() -> None:
     assert not make(1).connection().connected
 
 
-def test_it_waits_for_the_broker_as_often_as_it_is_told() -> None:
-    told: list[Any] = []
+def test_ensure_connection_retries_up_to_max_retries() -> None:
+    attempts: list[Any] = []
     app = make(2)
     connection = app.connection_for_write()
-    assert connection.ensure_connection(lambda error, pause: told.append((str(error), pause))) is connection
-    assert told == [("the store is away", 2), ("the store is away", 4)]
+    assert (
+        connection.ensure_connection(lambda error, pause: attempts.append((str(error), pause))) is connection
+    )
+    assert attempts == [("the store is away", 2), ("the store is away", 4)]
     with pytest.raises(BrokerUnavailable):
         make(2).connection().ensure_connection(max_retries=1)
 
 
-def test_pools_give_connections_and_producers() -> None:
+def test_pools_provide_connections_and_producers() -> None:
     app, store, _ = make_app()
     add = app.task(name="add")(lambda x, y: x + y)
     with app.pool.acquire(block=True) as connection:
@@ -68,7 +70,7 @@ def test_pools_give_connections_and_producers() -> None:
 
 
 @pytest.mark.parametrize("option", ["connection", "producer", "publisher"])
-def test_a_connection_of_another_broker_is_refused_and_not_forgotten(option: str) -> None:
+def test_connection_of_another_app_is_refused(option: str) -> None:
     app, store, _ = make_app()
     add = app.task(name="add")(lambda x, y: x + y)
     for given in (object(), Connection(make())):
@@ -77,7 +79,7 @@ def test_a_connection_of_another_broker_is_refused_and_not_forgotten(option: str
     assert not store.sent
 
 
-def test_what_kombu_alone_can_do_is_said() -> None:
+def test_features_of_kombu_connections_are_refused_with_advice() -> None:
     app = make()
     with pytest.raises(NotAvailable, match=r"app\.connection\(url\): an app has one broker"):
         app.connection("redis://elsewhere")

@@ -39,7 +39,7 @@ def received(**fields: Any) -> Context:
     )
 
 
-def test_a_received_request_has_every_field_of_celerys() -> None:
+def test_received_request_has_every_field_of_celery() -> None:
     context = received(
         retries=3, eta="2030-01-01T00:00:00+00:00", group="g", group_index=4, shadow="alias", parent_id="p",
         timelimit=(9, 8), callbacks=[{"task": "t"}], headers={"trace": "abc"},
@@ -66,7 +66,7 @@ def test_a_received_request_has_every_field_of_celerys() -> None:
     assert context.children == []
 
 
-def test_custom_headers_are_fields_too() -> None:
+def test_custom_headers_are_attributes() -> None:
     context = received(headers={"trace": "abc"})
     assert context.trace == "abc"
     assert context.get("trace") == "abc"
@@ -75,30 +75,30 @@ def test_custom_headers_are_fields_too() -> None:
         _ = context.nothing
 
 
-def test_fields_may_be_set_and_added() -> None:
+def test_fields_can_be_set_and_added() -> None:
     context = received()
     context.update({"retries": 1}, mine=2)
     context.other = 3
     assert (context.retries, context.mine, context.other) == (1, 2, 3)
 
 
-def test_without_custom_headers_there_are_none() -> None:
+def test_headers_are_none_without_custom_headers() -> None:
     assert received().headers is None
 
 
-def test_an_empty_request_was_called_directly() -> None:
+def test_empty_request_counts_as_called_directly() -> None:
     context = Context(task="t")
     assert context.called_directly
     assert (context.id, context.retries, context.args, context.delivery_info) == (None, 0, (), None)
 
 
-def test_each_context_has_children_of_its_own() -> None:
+def test_each_context_has_its_own_children() -> None:
     first, second = Context(), Context()
     first.children.append("x")
     assert second.children == []
 
 
-def test_a_context_can_be_pickled() -> None:
+def test_context_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(received(headers={"trace": "abc"})))
     assert (copy.id, copy.trace, copy.kwargs) == ("i1", "abc", {"y": 2})
 
@@ -115,7 +115,7 @@ def test_contexts_nest() -> None:
     assert current_context() is None
 
 
-def test_threads_and_asyncio_tasks_see_their_own() -> None:
+def test_threads_and_asyncio_tasks_have_their_own_context() -> None:
     seen: dict[str, Any] = {}
 
     async def one(name: str) -> None:
@@ -137,8 +137,8 @@ def test_threads_and_asyncio_tasks_see_their_own() -> None:
     assert seen == {"a": "a", "b": "b", "thread": None}
 
 
-def test_current_app_is_the_last_made_or_that_of_the_running_task() -> None:
-    set_default_maker(None)  # other tests of this process may be a Django project
+def test_current_app_is_the_latest_or_that_of_the_running_task() -> None:
+    set_default_maker(None)  # other tests may set up Django
     with pytest.raises(ConfigurationError, match="no app has been made"):
         _ = current_app.conf
     first = QWorker("first")
@@ -155,7 +155,7 @@ def test_current_app_is_the_last_made_or_that_of_the_running_task() -> None:
     assert quiet != current_app
 
 
-def test_current_task_is_false_outside_of_one() -> None:
+def test_current_task_is_false_outside_a_task() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -167,7 +167,7 @@ def test_current_task_is_false_outside_of_one() -> None:
     assert not current_task
 
 
-def test_a_proxy_is_what_it_stands_for() -> None:
+def test_proxy_forwards_to_its_target() -> None:
     target = Context(id="1")
     proxy = Proxy(lambda: target)
     assert isinstance(proxy, Context)

@@ -1,5 +1,4 @@
-"""Which app a command is about: every place it is looked for, in order, and what is said when there is
-none."""
+"""How a command finds its app: every place in order, and the errors when there is none."""
 
 import pytest
 
@@ -19,14 +18,14 @@ def app(name):
     return APP.format(name=name)
 
 
-def test_the_option_wins_over_everything(project, monkeypatch):
+def test_option_takes_precedence(project, monkeypatch):
     project(**{"tasks.py": app("file"), "named.py": app("option")})
     monkeypatch.setenv("QWORKER_APP", "tasks")
     found = find_app("named")
     assert (found.app.main, found.target, found.how) == ("option", "named:app", "given on the command line")
 
 
-def test_then_the_environment_then_pyproject_then_django_then_files(project, monkeypatch):
+def test_order_of_environment_pyproject_django_and_files(project, monkeypatch):
     project(
         **{
             "in_environment.py": app("environment"),
@@ -51,29 +50,29 @@ def test_then_the_environment_then_pyproject_then_django_then_files(project, mon
 
 
 @pytest.mark.parametrize("file", ["qworker_app.py", "tasks.py", "app.py"])
-def test_a_single_file(project, file):
+def test_app_in_a_single_file(project, file):
     project(**{file: app("it"), "other.py": "1 / 0"})
     assert find_app().app.main == "it"
 
 
-def test_a_file_that_makes_no_app_is_not_even_imported(project):
+def test_file_without_an_app_is_not_imported(project):
     project(**{"tasks.py": "raise SystemExit", "app.py": app("it")})
     assert find_app().app.main == "it"
 
 
 @pytest.mark.parametrize("module", ["__init__", "tasks", "app", "celery"])
-def test_a_single_package(project, module):
+def test_app_in_a_single_package(project, module):
     project(**{"shop/__init__.py": "", f"shop/{module}.py": app("it")})
     assert find_app().app.main == "it"
 
 
-def test_several_packages_are_for_people_to_choose_from(project):
+def test_several_packages_are_ambiguous(project):
     project(**{"a/__init__.py": app("a"), "b/__init__.py": "", "b/tasks.py": app("b")})
     with pytest.raises(ConfigurationError, match=r"a, b\.tasks"):
         find_app()
 
 
-def test_nothing_at_all_says_what_to_do(project):
+def test_missing_app_is_reported_with_advice(project):
     project(README="")
     with pytest.raises(ConfigurationError, match=r"-A proj\.tasks"):
         find_app()
@@ -86,23 +85,23 @@ def test_nothing_at_all_says_what_to_do(project):
         *("shop/tasks.py", "./shop/tasks.py:app", "shop/__init__.py"),
     ],
 )
-def test_ways_to_name_it(project, option):
+def test_spellings_of_the_option(project, option):
     project(**{"shop/__init__.py": "", "shop/tasks.py": app("it")})
     assert find_app(option).app.main == "it"
 
 
-def test_a_module_goes_before_a_name(project):
+def test_module_takes_precedence_over_an_attribute(project):
     project(**{"shop/__init__.py": app("package"), "shop/app.py": app("module")})
     assert find_app("shop.app").target == "shop.app:app"
 
 
-def test_a_file_elsewhere_is_imported_by_its_own_name(project, tmp_path, monkeypatch):
+def test_file_in_another_directory_is_imported_by_its_package_name(project, tmp_path, monkeypatch):
     project(**{"else/where/pack/__init__.py": "", "else/where/pack/mine.py": app("it") + "name = __name__"})
     found = find_app("else/where/pack/mine.py")
     assert found.target == "pack.mine:app"
 
 
-def test_the_stand_in_for_the_current_app_is_not_an_app(project):
+def test_current_app_proxy_is_not_taken_for_an_app(project):
     project(**{"tasks.py": app("it") + "from qworker import current_app\n"})
     assert find_app("tasks").target == "tasks:app"
 
@@ -125,7 +124,7 @@ def test_the_stand_in_for_the_current_app_is_not_an_app(project):
         ("two", "-A two:one or -A two:other"),
     ],
 )
-def test_mistakes_in_the_name(project, option, words):
+def test_invalid_option_is_explained(project, option, words):
     project(
         **{
             "tasks.py": app("it") + "number = 5",
@@ -138,7 +137,7 @@ def test_mistakes_in_the_name(project, option, words):
         find_app(option)
 
 
-def test_an_error_on_import_shows_only_the_users_own_lines(project):
+def test_import_error_shows_only_lines_of_the_user(project):
     project(**{"tasks.py": "import helper\n", "helper.py": "def fail():\n    return 1 / 0\n\nfail()\n"})
     with pytest.raises(ConfigurationError) as caught:
         find_app("tasks")
@@ -170,14 +169,14 @@ def test_modules_that_cannot_be_imported(project, source, words):
         find_app("tasks")
 
 
-def test_modules_the_settings_name_are_imported_and_their_errors_told(project):
+def test_import_error_in_a_module_from_settings_is_reported(project):
     project(**{"tasks.py": app("it") + "app.conf.imports = ['more']", "more.py": "1 / 0"})
     found = find_app("tasks")
     with pytest.raises(ConfigurationError, match="ZeroDivisionError"):
         discovery.load_tasks(found.app)
 
 
-def test_bad_pyproject(project):
+def test_invalid_pyproject_is_refused(project):
     project(**{"pyproject.toml": "[tool.qworker]\napp = 5"})
     with pytest.raises(ConfigurationError, match="must be text"):
         find_app()
@@ -186,7 +185,7 @@ def test_bad_pyproject(project):
         find_app()
 
 
-def test_a_celery_app_is_recognised(project):
+def test_celery_app_is_recognised(project):
     project(
         **{
             "tasks.py": "class Celery: ...\nCelery.__module__ = 'celery.app.base'\ncelery_app = Celery()  # "

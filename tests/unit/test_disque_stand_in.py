@@ -1,4 +1,4 @@
-"""The stand-in for Disque answers as Disque's transcripts say, but for ids and times."""
+"""The stand-in for Disque replies as in transcripts of Disque, except for ids and times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOLATILE = frozenset({"ttl", "ctime", "next-requeue-within", "next-awake-within"
 
 
 class Replay:
-    """A transcript, asked of nodes whose clock stands still but where the transcript waited."""
+    """A transcript, replayed on nodes whose clock only moves where the transcript waited."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.now = 1_795_233_097.705
@@ -61,13 +61,13 @@ class Replay:
         raise AssertionError("waited in vain")
 
     def learn(self, recorded: str, ours: str) -> None:
-        """Know the ids of the transcript by ours."""
+        """Map the ids in the transcript to ours."""
         pattern = r"D-[0-9a-f]{8}-[A-Za-z0-9+/]{24}-[0-9a-f]{4}|\b[0-9a-f]{40}\b"
         self.ids.update(zip(re.findall(pattern, recorded), re.findall(pattern, ours), strict=False))
 
 
 def plain(text: str) -> list[str]:
-    """The lines of a reply without what changes from one to the next."""
+    """Return the lines of a reply without ids and times."""
     text = re.sub(r"D-[0-9a-f]{8}-[A-Za-z0-9+/]{24}-", "D-ID-", text)
     text = re.sub(r"\b[0-9a-f]{40}\b", "NODE", text)
     lines = text.split("\r\n")
@@ -78,7 +78,7 @@ def plain(text: str) -> list[str]:
 
 
 BY_FORM = frozenset({"TIME", "INFO", "CLUSTER", "CLIENT", "JSCAN", "CONFIG"})
-"""What is told of a process, or in no order."""
+"""Commands whose replies are about the process, or unordered."""
 
 
 def cases() -> list[str]:
@@ -86,7 +86,7 @@ def cases() -> list[str]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_each_request_gives_the_recorded_reply(name: str, tmp_path: Path) -> None:
+def test_replies_equal_the_recorded_ones(name: str, tmp_path: Path) -> None:
     replay = Replay(name, tmp_path)
     steps = json.loads((DATA / name).read_text())["steps"]
     for number, step in enumerate(steps):
@@ -99,7 +99,7 @@ def test_each_request_gives_the_recorded_reply(name: str, tmp_path: Path) -> Non
         replay.now += PAUSES.get(note, 0.0)
         request = step["request"]
         if request[:2] == ["QSTAT", "blk"]:
-            continue  # another connection waits meanwhile: test_who_waits_is_served
+            continue  # needs a waiting connection: test_blocked_getjob_is_served
         ours = replay.ask(step).decode("latin-1")
         recorded = step["raw"]
         replay.learn(recorded, ours)
@@ -114,7 +114,7 @@ def test_each_request_gives_the_recorded_reply(name: str, tmp_path: Path) -> Non
             assert plain(ours) == plain(recorded), where
 
 
-def test_who_waits_is_served() -> None:
+def test_blocked_getjob_is_served() -> None:
     now = [1000.0]
     cluster = Cluster(lambda: now[0])
     node = Node(cluster, 1)
@@ -129,8 +129,8 @@ def test_who_waits_is_served() -> None:
     assert reply[0][2] == b"wake"
 
 
-def test_a_job_that_was_queued_for_longer_than_its_retry_comes_back() -> None:
-    """Its retry runs on while it is queued, and who gets it then has what is left."""
+def test_retry_time_continues_while_a_job_is_queued() -> None:
+    """The retry time goes on while the job is queued; whoever gets the job has only the rest."""
     now = [1000.0]
     cluster = Cluster(lambda: now[0])
     node = Node(cluster, 1)
