@@ -1,4 +1,4 @@
-"""The parts of a worker, and the orders in which they start, go quiet and stop."""
+"""The components of a worker, and the order in which they start, go quiet and stop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from qworker.worker import Worker
 from tests.support.logging_events import logged
 
 
-class House:
-    """A worker without threads, whose tasks run when a test says so."""
+class WorkerRig:
+    """A worker without threads, whose tasks run when a test calls for it."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -43,36 +43,36 @@ def names(parts: Any) -> list[str]:
     return [part.name for part in parts]
 
 
-def test_who_receives_starts_before_who_sends_and_the_source_is_the_last(tmp_path: Path) -> None:
+def test_components_start_before_those_that_send_to_them(tmp_path: Path) -> None:
     results = f"sqlite:///{tmp_path}/results.db"
-    parts = House(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
+    parts = WorkerRig(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
     assert names(parts.start_order) == [
         "http", "pool", "result writer", "joiner", "schedule", "mediator", "listener",
     ]  # fmt: skip
 
 
-def test_who_sends_stops_before_who_receives_and_who_settles_is_the_last_but_the_probes(
+def test_components_stop_before_those_that_they_send_to(
     tmp_path: Path,
 ) -> None:
     results = f"sqlite:///{tmp_path}/results.db"
-    parts = House(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
+    parts = WorkerRig(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
     assert names(parts.quiet_order) == ["listener", "mediator", "pool"]
     assert names(stop.part for stop in parts.stop_order) == [
         "mediator", "schedule", "pool", "result writer", "listener", "joiner", "http",
     ]  # fmt: skip
 
 
-def test_a_part_that_is_not_wanted_is_not_there() -> None:
-    parts = House().step_worker().parts
+def test_unneeded_component_is_not_made() -> None:
+    parts = WorkerRig().step_worker().parts
     assert parts.http is None
     assert "http" not in names(parts.start_order)
 
 
 @pytest.mark.parametrize("part", ["http", "pool", "result writer", "schedule", "mediator", "listener"])
-def test_each_part_starts_goes_quiet_and_stops_in_any_order_and_twice(part: str) -> None:
+def test_start_quiet_and_stop_may_be_called_in_any_order_and_twice(part: str) -> None:
     for order in itertools.permutations(["start", "quiet", "stop"]):
         http = {"worker_http_address": "127.0.0.1:0"} if part == "http" else {}
-        worker = Worker(House(worker_pool="threads", worker_concurrency=1, **http).app)
+        worker = Worker(WorkerRig(worker_pool="threads", worker_concurrency=1, **http).app)
         worker._build()
         (one,) = [each for each in worker.parts.start_order if each.name == part]
         for name in (*order, *order):
@@ -85,13 +85,13 @@ def test_each_part_starts_goes_quiet_and_stops_in_any_order_and_twice(part: str)
             assert stop.part.join(30)
 
 
-def test_a_part_that_fails_to_stop_keeps_no_other_from_it(
+def test_failing_component_does_not_prevent_others_from_stopping(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house = House()
-    worker = house.step_worker()
-    house.add.delay(1)
-    house.add.delay(2)
+    rig = WorkerRig()
+    worker = rig.step_worker()
+    rig.add.delay(1)
+    rig.add.delay(2)
     worker.run()
     worker.pool.run(1)
     stopped: list[str] = []
@@ -112,26 +112,26 @@ def failing(part: Component, called: list[str]) -> Any:
     return act
 
 
-def test_what_the_pool_has_not_begun_goes_back_when_it_goes_quiet() -> None:
-    house = House()
-    worker = house.step_worker()
+def test_requests_not_started_by_a_quiet_pool_are_released() -> None:
+    rig = WorkerRig()
+    worker = rig.step_worker()
     for number in range(3):
-        house.add.delay(number)
+        rig.add.delay(number)
     worker.run()
     begun = worker.pool.held[:1]
     worker.pool.started = [*begun]
     for part in worker.parts.quiet_order:
         part.quiet()
-    worker.parts.listener.step(house.clock.monotonic())
-    worker.parts.listener.step(house.clock.monotonic())
-    assert house.store.held == {request.tag for request in begun}
+    worker.parts.listener.step(rig.clock.monotonic())
+    worker.parts.listener.step(rig.clock.monotonic())
+    assert rig.store.held == {request.tag for request in begun}
     assert worker.pool.held == begun
 
 
-def test_a_run_that_the_stop_cuts_short_is_counted_and_comes_again() -> None:
-    house = House()
-    worker = house.step_worker()
-    house.add.delay(1)
+def test_run_cut_short_by_a_stop_is_counted_and_released() -> None:
+    rig = WorkerRig()
+    worker = rig.step_worker()
+    rig.add.delay(1)
     worker.run()
     assert worker.pool.in_flight() == 1
     worker.parts.listener.quiet()
@@ -139,13 +139,13 @@ def test_a_run_that_the_stop_cuts_short_is_counted_and_comes_again() -> None:
     worker.parts.running.stop()
     assert worker.parts.running.cut == 1
     worker.run()
-    assert (house.store.held, house.store.messages, house.ran) == (set(), 1, [])
+    assert (rig.store.held, rig.store.messages, rig.ran) == (set(), 1, [])
 
 
-def test_a_run_that_another_ones_end_interrupts_is_not_counted_as_cut_short_by_the_stop() -> None:
-    house = House()
-    worker = house.step_worker()
-    house.add.delay(1)
+def test_run_interrupted_before_the_stop_is_not_counted_as_cut_short() -> None:
+    rig = WorkerRig()
+    worker = rig.step_worker()
+    rig.add.delay(1)
     worker.run()
     (request,) = worker.pool.held
     worker.pool.end(request, INTERRUPTED)
@@ -155,16 +155,18 @@ def test_a_run_that_another_ones_end_interrupts_is_not_counted_as_cut_short_by_t
     assert worker.parts.running.cut == 0
 
 
-def test_no_part_waits_for_another_to_be_made() -> None:
-    """Whatever a part is given is there: the assembly sets nothing on it afterwards."""
+def test_assembly_sets_each_attribute_once() -> None:
+    """Each attribute of the assembly is set only once."""
     made: list[str] = []
 
-    class Watching(Assembly):
+    class RecordingAssembly(Assembly):
         def __setattr__(self, name: str, value: object) -> None:
             made.append(name)
             super().__setattr__(name, value)
 
-    house = House(worker_pool="threads", worker_concurrency=1)
-    worker = Worker(house.app)
-    parts = Watching(house.app, worker.registration, worker._crashed, lambda: worker.phase, worker._make_pool)
+    rig = WorkerRig(worker_pool="threads", worker_concurrency=1)
+    worker = Worker(rig.app)
+    parts = RecordingAssembly(
+        rig.app, worker.registration, worker._crashed, lambda: worker.phase, worker._make_pool
+    )
     assert len(made) == len(set(made)) == len(vars(parts))

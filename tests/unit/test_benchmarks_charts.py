@@ -1,4 +1,4 @@
-"""The benchmarks' page and its charts, of made-up figures."""
+"""The page of the benchmarks and its charts, of made-up figures."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -18,7 +18,7 @@ from benchmarks import charts, page
 pytestmark = pytest.mark.one_python
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
+def test_page_is_well_formed_and_self_contained() -> None:
     found = outcome(**FULL)
     found.peers["qworker"]["note"] = "a <b> & 'c'"
     html = page.document(found)
@@ -35,24 +35,24 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     assert "miss" in html
 
 
-def test_far_apart_figures_are_drawn_on_a_logarithmic_scale() -> None:
+def test_widely_spread_figures_use_a_logarithmic_scale() -> None:
     near = charts.peers(METRICS["noop_rate"], {"qworker": Spread(3, 3, 3), "x": Spread(1, 1, 1)}, None)
     far = charts.peers(
         METRICS["noop_rate"], {"qworker": Spread(3000, 3000, 3000), "x": Spread(1, 1, 1)}, None
     )
     assert "logarithmic" not in near
     assert "logarithmic" in far
-    assert far.count("<use") == 2  # a dot for each
+    assert far.count("<use") == 2  # one dot each
 
 
 @pytest.mark.parametrize("value", [0.0, -5.0])
-def test_figures_of_zero_and_below_can_be_drawn(value: float) -> None:
+def test_zero_and_negative_figures_can_be_drawn(value: float) -> None:
     drawn = charts.peers(METRICS["eta_pss_growth"], {"qworker": Spread(value, value, value)}, 10.0)
     ElementTree.fromstring(drawn)
     assert "goal 10.0" in drawn
 
 
-def test_both_reports_are_written_and_can_be_written_again(
+def test_reports_can_be_written_again_from_saved_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = outcome(**FULL)
@@ -67,7 +67,7 @@ def test_one_point_and_equal_costs_can_be_drawn() -> None:
     ElementTree.fromstring(charts.lines("run one", {"qworker": [(10.0, 3.0)], "huey": [(10.0, 3.0)]}))
 
 
-def test_several_runs_make_one_report(tmp_path: Path) -> None:
+def test_several_runs_are_merged_into_one_report(tmp_path: Path) -> None:
     first = outcome(noop_rate={"qworker": 10.0, "huey-sqlite": 5.0})
     first.skipped = {"huey-redis": "no Redis answers"}
     first.cells[1].error = "no task ran"
@@ -96,9 +96,9 @@ def test_growth_has_a_chart_for_each_figure() -> None:
     assert "qworker: 50.0 → 60.0 µs" in drawn[0]
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_chart_without_figures_is_empty() -> None:
     assert charts.against_best([]) == ""
 
 
-def test_the_same_figures_make_the_same_page() -> None:
+def test_page_is_reproducible() -> None:
     assert page.document(outcome(**FULL)) == page.document(outcome(**FULL))

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic and report, on made-up figures: nothing is measured here."""
+"""The arithmetic and the report of the benchmarks, on made-up figures."""
 
 import re
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_percentile_of_one_value_is_that_value() -> None:
     assert [percentile([7.0], rank) for rank in (0, 50, 99)] == [7.0, 7.0, 7.0]
 
 
-def test_statistics_of_nothing_are_refused() -> None:
+def test_statistics_of_no_values_are_refused() -> None:
     with pytest.raises(ValueError, match="percentile"):
         percentile([], 50)
     with pytest.raises(ValueError, match="median"):
@@ -76,7 +76,7 @@ def test_statistics_of_nothing_are_refused() -> None:
 # --- records
 
 
-def test_records_are_read_and_losses_and_repeats_counted(tmp_path: Path) -> None:
+def test_tally_counts_lost_and_repeated_records(tmp_path: Path) -> None:
     path = tmp_path / "records"
     begun = RECORD.pack(12, 1, 5, 0)
     runs = [RECORD.pack(task, 1, 5, 9) for task in (10, 11, 11, 12, 99)]
@@ -87,38 +87,38 @@ def test_records_are_read_and_losses_and_repeats_counted(tmp_path: Path) -> None
     assert records.tally(found, 4) == records.Tally(expected=4, lost=1, repeated=1)
 
 
-def test_no_file_means_no_records(tmp_path: Path) -> None:
+def test_missing_file_has_no_records(tmp_path: Path) -> None:
     assert records.read(tmp_path / "none") == []
     assert records.count(tmp_path / "none") == 0
 
 
-def test_a_record_is_24_bytes() -> None:
+def test_record_is_24_bytes() -> None:
     assert RECORD.size == 24
 
 
 # --- results
 
 
-def test_results_survive_the_file(tmp_path: Path) -> None:
+def test_results_survive_saving_and_loading(tmp_path: Path) -> None:
     before = outcome(noop_rate={"qworker": [1.0, 3.0], "huey-sqlite": 2.0})
     before.cells[0].error = "it said no"
     before.save(tmp_path / "results.json")
     assert results.load(tmp_path / "results.json") == before
 
 
-def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_schema_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text('{"schema": 0}')
     with pytest.raises(ValueError, match="schema 0"):
         results.load(tmp_path / "old.json")
 
 
-def test_a_figure_is_the_median_of_its_rounds() -> None:
+def test_figure_is_the_median_of_its_rounds() -> None:
     found = outcome(noop_rate={"qworker": [10.0, 40.0, 20.0]})
     assert found.figure("noop_rate", "qworker") == Spread(median=20.0, least=10.0, most=40.0)
     assert found.figure("noop_rate", "huey-sqlite") is None
 
 
-def test_cells_on_a_busy_machine_are_named() -> None:
+def test_cells_on_a_busy_machine_are_listed() -> None:
     found = outcome(noop_rate={"qworker": [1.0, 2.0, 3.0]})
     found.cells[1].noise = 13.0
     assert found.noisy() == [found.cells[1]]
@@ -128,7 +128,7 @@ def test_cells_on_a_busy_machine_are_named() -> None:
 # --- judgement
 
 
-def test_a_target_relative_to_two_peers_takes_both() -> None:
+def test_target_relative_to_two_peers_requires_both() -> None:
     peers = {"huey-sqlite": 4_000.0, "celery-sqlalchemy": 300.0}
     assert judge(outcome(noop_rate={"qworker": 10_000.0, **peers}), target("noop_rate")).verdict == PASS
     assert judge(outcome(noop_rate={"qworker": 9_999.0, **peers}), target("noop_rate")).verdict == MISS
@@ -137,7 +137,7 @@ def test_a_target_relative_to_two_peers_takes_both() -> None:
     assert (row.verdict, row.required) == (MISS, 12_000.0)
 
 
-def test_a_target_whose_peer_is_missing_is_not_met_but_can_be_missed() -> None:
+def test_target_with_a_missing_peer_is_unknown_or_missed() -> None:
     only_huey = {"huey-sqlite": 4_000.0}
     assert (
         judge(outcome(noop_rate={"qworker": 20_000.0, **only_huey}), target("noop_rate")).verdict == UNKNOWN
@@ -166,7 +166,7 @@ def test_only_peers_on_the_same_broker_are_compared() -> None:
     assert found.groups() == ["embedded", "Redis"]
 
 
-def test_a_figure_is_shown_beside_what_the_server_allows() -> None:
+def test_figure_is_compared_with_the_limit_of_the_server() -> None:
     found = outcome(enqueue_rate={"qworker-redis": 8_000.0}, latency_p50={"qworker-redis": 0.4})
     found.limits = {"Redis LPUSH, one at a time": 32_000.0, "Redis PING, a round trip": 20_000.0}
     assert formats.limit(judge(found, target("enqueue_rate", "qworker-redis"))) == "25% of 32,000 calls/s"
@@ -176,12 +176,12 @@ def test_a_figure_is_shown_beside_what_the_server_allows() -> None:
     assert judge(found, target("enqueue_rate", "qworker-redis")).limit is None
 
 
-def test_an_early_task_misses_its_target() -> None:
+def test_early_task_misses_its_target() -> None:
     assert judge(outcome(eta_earliest={"qworker": -0.1}), target("eta_earliest")).verdict == MISS
     assert judge(outcome(eta_earliest={"qworker": 0.0}), target("eta_earliest")).verdict == PASS
 
 
-def test_a_variant_is_judged_by_its_own_figure_and_is_no_peer() -> None:
+def test_variant_is_judged_by_its_own_figure_and_is_not_a_peer() -> None:
     found = outcome(enqueue_rate={"qworker": 5_000.0, "qworker-normal": 16_000.0, "huey-sqlite": 5_000.0})
     assert judge(found, target("enqueue_rate", "qworker-normal")).verdict == PASS
     assert best_peer(found, METRICS["enqueue_rate"], "embedded") == (
@@ -200,10 +200,10 @@ def test_only_targets_of_the_workloads_run_are_judged() -> None:
     assert [row.metric.name for row in rows] == ["latency_p50", "latency_p99"]
 
 
-# --- the tables agree with each other
+# --- consistency of the tables
 
 
-def test_every_target_and_metric_names_what_exists() -> None:
+def test_targets_and_metrics_refer_to_existing_names() -> None:
     assert (
         {metric.workload for metric in METRICS.values()}
         == set(WORKLOADS)
@@ -226,14 +226,14 @@ def test_every_peer_has_its_adapter_and_known_workloads() -> None:
         assert not peer.server or peer.server in SERVERS
 
 
-def test_every_limit_bounds_what_exists() -> None:
+def test_limits_refer_to_existing_metrics_and_groups() -> None:
     assert len({limit.title for limit in limits.LIMITS}) == len(limits.LIMITS)
     for limit in limits.LIMITS:
         assert set(limit.bounds) <= set(METRICS)
         assert limit.group == "machine" or limit.group in {peer.group for peer in PEERS.values()}
 
 
-def test_growth_needs_the_adapter_to_know_how() -> None:
+def test_growth_needs_support_by_the_adapter() -> None:
     assert growth.has("qworker-redis", CURVES["queues"])
     assert not growth.has("huey-redis", CURVES["queues"])
     assert growth.has("huey-redis", CURVES["children"])
@@ -249,7 +249,7 @@ def test_rounds_go_over_all_peers_of_a_workload_before_the_next() -> None:
     assert cells == [(number, *cell) for number in (1, 2) for cell in once]
 
 
-# --- how it reads
+# --- formatting
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_rounds_go_over_all_peers_of_a_workload_before_the_next() -> None:
         ("eta_pss_growth", -0.00001, "0.0"),
     ],
 )
-def test_numbers(metric: str, value: float, expected: str) -> None:
+def test_number_formatting(metric: str, value: float, expected: str) -> None:
     assert formats.number(METRICS[metric], value) == expected
 
 
@@ -273,13 +273,13 @@ def test_figures_show_the_spread_of_the_rounds() -> None:
     assert formats.figure(METRICS["noop_rate"], None) == "–"
 
 
-def test_goals_in_words() -> None:
+def test_goal_formatting() -> None:
     assert formats.goals(target("noop_rate")) == "≥ 2.5 × huey-sqlite, ≥ 30 × celery-sqlalchemy"
     assert formats.goals(target("latency_p50")) == "≤ 1.00 ms"
     assert formats.goal(target("eta_earliest"), Goal(0)) == "≥ 0.00 ms"
 
 
-def test_a_cell_tells_its_losses_and_its_failure() -> None:
+def test_description_of_a_cell_has_losses_and_failure() -> None:
     cell = CellResult("arq", "noop", 1, {"noop_rate": 12_345.678}, lost=3, repeated=1)
     assert "noop_rate 12,345.7" in describe(cell)
     assert "LOST 3 REPEATED 1" in describe(cell)
@@ -294,7 +294,7 @@ FULL = {
 }
 
 
-def test_the_markdown_has_figure_ratio_target_and_mark() -> None:
+def test_markdown_row_has_figure_ratio_target_and_mark() -> None:
     text = markdown.document(outcome(**FULL))
     line = next(line for line in text.splitlines() if line.startswith("| drain no-op tasks ") and "≥" in line)
     assert "| drain no-op tasks, tasks/s | 18,000 (3.60× ✔) |" in re.sub(" +", " ", text)
@@ -312,7 +312,7 @@ def test_the_markdown_has_figure_ratio_target_and_mark() -> None:
     assert "none lost, none run twice" in text
 
 
-def test_the_text_plot_grows_to_the_better_side() -> None:
+def test_text_plot_grows_to_the_better_side() -> None:
     lines = markdown.plot(judge_all(outcome(**FULL))).splitlines()
     better = next(line for line in lines if line.startswith("drain no-op"))
     worse = next(line for line in lines if line.startswith("idle latency, p50"))
@@ -320,7 +320,7 @@ def test_the_text_plot_grows_to_the_better_side() -> None:
     assert re.search(r"█+│ ", worse)
 
 
-def test_a_plot_of_nothing_says_so() -> None:
+def test_empty_plot_says_that_it_has_no_figures() -> None:
     assert "no figure" in markdown.plot([])
 
 
@@ -328,13 +328,13 @@ def test_table_cells_cannot_break_the_table() -> None:
     assert markdown.table(["a"], [["x|y\nz"]]).splitlines()[-1] == "| x\\|y z |"
 
 
-def test_losses_are_shown() -> None:
+def test_losses_are_in_the_report() -> None:
     found = outcome(noop_rate={"qworker": 1.0})
     found.cells[0].lost = 2
     assert "| qworker | noop     | 1     | 100   | 2    | 0         |" in markdown.document(found)
 
 
-def test_failures_and_trials_are_warned_of() -> None:
+def test_failures_and_partial_runs_are_warned_about() -> None:
     found = outcome(noop_rate={"qworker": 1.0})
     found.scale = 0.1
     found.cells[0].error = "no task ran"
@@ -355,7 +355,7 @@ def grown(peer: str = "qworker") -> Results:
     return found
 
 
-def test_growth_is_a_table() -> None:
+def test_growth_is_reported_as_a_table() -> None:
     found = grown()
     found.growth[0].error = "it stopped\nhere"
     text = markdown.document(found)
@@ -366,7 +366,7 @@ def test_growth_is_a_table() -> None:
     assert "Losses" not in text
 
 
-def test_a_file_that_names_no_brokers_is_understood(tmp_path: Path) -> None:
+def test_file_without_groups_is_loaded(tmp_path: Path) -> None:
     found = outcome(noop_rate={"huey-redis": 1.0, "gone": 1.0})
     for peer in found.peers.values():
         del peer["group"]
@@ -375,37 +375,37 @@ def test_a_file_that_names_no_brokers_is_understood(tmp_path: Path) -> None:
     assert [again.group(peer) for peer in again.peers] == ["Redis", "embedded"]
 
 
-def test_brokers_and_names_choose_peers_together() -> None:
+def test_groups_and_peers_options_are_combined() -> None:
     parse = _parser().parse_args
     assert _chosen(parse(["run", "--groups", "mariadb", "--peers", "rq"]), []) == ["rq", "qworker-mariadb"]
     assert _chosen(parse(["run"]), ["qworker"]) == ["qworker"]
 
 
-def test_an_unknown_peer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_peer_is_refused_with_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["run", "--peers", "huey-sqlite,rabbit"])
     assert stopped.value.code == 2
     assert "unknown: rabbit; choose from qworker" in capsys.readouterr().err
 
 
-def test_the_page_names_every_group() -> None:
+def test_page_lists_every_group() -> None:
     page = (REPOSITORY / "docs/explanation/benchmarks.md").read_text(encoding="utf-8")
     named = re.search(r"`--groups` takes brokers \(([^)]*)\)", page)
     assert named
     assert set(re.findall(r"`(\w+)`", named[1])) == set(GROUPS)
 
 
-def test_what_draws_is_asked_for_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    def nowhere(name: str) -> None:
+def test_missing_plot_packages_are_reported_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    def find_nothing(name: str) -> None:
         """No package is installed."""
 
     for command in (["run"], ["growth"], ["schedulers"], ["report", "none.json"]):
-        assert main(command, find=nowhere) == 2
+        assert main(command, find=find_nothing) == 2
         assert 'pip install -e ".[bench]"' in capsys.readouterr().err
-    assert main(["list"], find=nowhere) == 0
+    assert main(["list"], find=find_nothing) == 0
 
 
-def test_the_page_of_faults_begins_as_the_program_writes_it() -> None:
+def test_head_of_the_faults_page_is_up_to_date() -> None:
     written = (REPOSITORY / "docs/explanation/faults.md").read_text(encoding="utf-8").split("\n## ")[0]
     run = re.search(r"run on (\S+) \(([^)]*)\)", written)
     assert run

@@ -1,4 +1,4 @@
-"""The benchmark of schedulers: its entries, how calls are seen, and its report, of made-up figures."""
+"""The benchmark of schedulers: entries, arrivals of calls, and the report, of made-up figures."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from benchmarks import scheduler_page
 pytestmark = pytest.mark.one_python
 
 
-def test_some_entries_are_due_every_minute_and_the_others_far_from_now() -> None:
+def test_some_entries_are_due_every_minute_and_others_far_ahead() -> None:
     found = list(scheduler_app.crontabs(50_000, 100))
     assert len({name for name, _ in found}) == 50_000
     kinds = Counter(tuple(fields.values()) for _, fields in found)
     assert kinds.pop(("*",) * 4) == 100
-    assert set(kinds.values()) == {1}  # each has an instant of its own
+    assert set(kinds.values()) == {1}  # each has its own instant
     month = datetime.now(UTC).month
     near = {month, month % 12 + 1}
     assert near.isdisjoint(int(each[3]) for each in kinds)
     assert crontab(**found[-1][1]).words()
 
 
-def test_an_arrival_is_the_instant_at_which_it_was_seen() -> None:
+def test_arrival_is_the_instant_of_the_read_that_found_it() -> None:
     counts, instants = iter([5, 5, 7, 7, 8]), iter([1.0, 2.0, 3.0, 4.0])
     seen = schedulers.arrivals(lambda: next(counts), 3, 9.0, lambda: next(instants))
     assert seen == [2.0, 2.0, 4.0]
 
 
-def test_what_does_not_arrive_is_not_waited_for_for_ever() -> None:
+def test_waiting_for_arrivals_ends_at_the_timeout() -> None:
     instants = iter([1.0, 2.0])
     counts = iter([0, 1, 1])
     assert schedulers.arrivals(lambda: next(counts), 2, 2.0, lambda: next(instants)) == [1.0]
@@ -56,7 +56,7 @@ def found() -> Found:
     return Found("2026-01-01T00:00:00+00:00", {"processor": "2"}, versions, {}, points)
 
 
-def test_the_report_has_ratios_and_says_what_is_missing() -> None:
+def test_report_has_ratios_and_lists_missing_figures() -> None:
     text = scheduler_page.document(found())
     assert "| Celery beat, Redis | 0.80 (4.00×) | –" in text
     assert "| over 50,000" in text
@@ -65,13 +65,13 @@ def test_the_report_has_ratios_and_says_what_is_missing() -> None:
     assert "busy with other work during: qworker, Redis, 100." in text
 
 
-def test_the_plot_is_well_formed_and_stays_the_same() -> None:
+def test_plot_is_well_formed_and_reproducible() -> None:
     drawn = scheduler_page.plot(found())
     ElementTree.fromstring(drawn)
     assert drawn == scheduler_page.plot(found())
 
 
-def test_of_several_runs_the_least_figures_count(tmp_path: Path) -> None:
+def test_merged_runs_keep_the_lowest_figures(tmp_path: Path) -> None:
     first, second = found(), found()
     second.points = [
         Scheduled("qworker-redis", 100, {"start": 0.1, "memory": 90.0}),

@@ -1,4 +1,4 @@
-"""The benchmark of spoolers: its ratios and its report, of made-up figures."""
+"""The benchmark of spoolers: ratios and report, of made-up figures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def sides(figure: str, theirs: list[float], ours: list[float], place: str = "mem
         ("enqueue", [1.0], [], None),
     ],
 )
-def test_the_ratio_says_how_many_times_as_good_ours_is(
-    figure: str, theirs: list[float], ours: list[float], ratio: float | None
-) -> None:
+def test_ratio_of_medians(figure: str, theirs: list[float], ours: list[float], ratio: float | None) -> None:
     assert spooler.ratio(found(*sides(figure, theirs, ours)), "memory", figure) == ratio
 
 
-def test_the_page_has_what_was_measured_and_what_failed() -> None:
+def test_page_has_figures_and_failures() -> None:
     page = spooler_page.document(
         found(
             *sides("work_off", [50_000.0], [40_000.0]),
@@ -54,7 +52,7 @@ def test_the_page_has_what_was_measured_and_what_failed() -> None:
     assert "- qworker, disk, enqueue: no space left" in page
 
 
-def test_several_runs_are_read_as_one(tmp_path: Path) -> None:
+def test_several_runs_are_loaded_as_one(tmp_path: Path) -> None:
     for number in (1, 2):
         found(*sides("enqueue", [float(number)], [])).save(tmp_path / f"{number}.json")
     whole = spooler.load([tmp_path / "1.json", tmp_path / "2.json"])

@@ -1,4 +1,4 @@
-"""What the parent sends to a child, and how much at a time."""
+"""ChildHandle: what the parent sends to a child, and how much at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.rooms import Rooms
 
 
 def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
-    """Assign jobs with arguments of such sizes, and read as a slow child does. Returns the sequences in each
-    frame that it got, and what flush() answered each time."""
+    """Assign jobs with arguments of these sizes, and read them like a slow child. Return the sequence numbers
+    in each frame, and the results of flush()."""
     rooms, child = Rooms(), ChildHandle(0)
     theirs, buffer = child.channel.their_socket, FrameBuffer()
     theirs.setblocking(False)
@@ -42,7 +42,7 @@ def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
 
 
 @pytest.mark.parametrize(("limit", "seconds"), [(3, TELL_SECONDS), (2 * TELL_SECONDS, 2 * TELL_SECONDS)])
-def test_the_end_of_a_task_has_time_to_be_told(limit: float, seconds: float) -> None:
+def test_child_has_time_to_report_an_overdue_task(limit: float, seconds: float) -> None:
     rooms, child = Rooms(), ChildHandle(0)
     try:
         request = rooms.request(1, timelimit=[limit, None])
@@ -63,13 +63,13 @@ def test_short_jobs_share_a_frame() -> None:
     assert flushed == [True]
 
 
-def test_large_jobs_come_in_frames_of_their_own_so_that_the_first_can_begin() -> None:
+def test_large_jobs_are_sent_in_separate_frames() -> None:
     frames, _ = exchange([FRAME_BYTES, 10, 10, FRAME_BYTES, 10])
     assert frames == [[1], [2, 3, 4], [5]]
 
 
 @pytest.mark.parametrize("size", [3_000_000, 300_000])
-def test_what_does_not_fit_into_the_socket_follows_when_there_is_room(size: int) -> None:
+def test_rest_of_a_full_socket_is_sent_when_there_is_room(size: int) -> None:
     frames, flushed = exchange([size] * 10)
     assert frames == [[number] for number in range(1, 11)]
     assert flushed[0] is False
@@ -77,7 +77,7 @@ def test_what_does_not_fit_into_the_socket_follows_when_there_is_room(size: int)
 
 
 @pytest.mark.parametrize("body", [None, 7, 1.5, "text"])
-def test_a_body_that_is_none_goes_to_the_child_which_says_what_is_wrong_with_it(body: Any) -> None:
+def test_invalid_body_is_passed_to_the_child(body: Any) -> None:
     rooms, child = Rooms(), ChildHandle(0)
     try:
         request = rooms.request(1)
@@ -91,8 +91,8 @@ def test_a_body_that_is_none_goes_to_the_child_which_says_what_is_wrong_with_it(
 
 
 @pytest.mark.parametrize("written", [b"\xff" * 8, LENGTH.pack(5) + b"hello", LENGTH.pack(1) + b"("])
-def test_who_writes_what_no_child_does_is_killed(written: bytes) -> None:
-    """By whatever a task writes into the files of its process. What it said before that counts."""
+def test_child_that_writes_invalid_frames_is_killed(written: bytes) -> None:
+    """A task may write to any file descriptor of its process. Earlier frames are kept."""
     signals: list[tuple[int, int]] = []
     child = ChildHandle(0, send_signal=lambda pid, number: signals.append((pid, number)))
     child.started_as(4321)
@@ -106,8 +106,8 @@ def test_who_writes_what_no_child_does_is_killed(written: bytes) -> None:
         child.channel.close()
 
 
-def test_what_was_given_before_its_process_is_known_is_told_of_it() -> None:
-    """Presence and the log name the process that runs a task."""
+def test_requests_assigned_before_the_start_get_the_pid() -> None:
+    """Presence and log lines show the process that runs a task."""
     child = ChildHandle(0, send_signal=lambda pid, number: None)
     try:
         early, late = Rooms().request(1), Rooms().request(2)

@@ -1,4 +1,4 @@
-"""Instants and durations at the edges, and the clock of tests."""
+"""Parsing of instants and durations, and the fake clock."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
         int(NOON.timestamp()),
     ],
 )
-def test_one_instant_in_every_spelling(value: object) -> None:
+def test_instant_in_all_notations(value: object) -> None:
     assert clock.to_epoch(value) == NOON.timestamp()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "value", ["soon", "", "x" * 10_000, "NaN", math.nan, math.inf, -math.inf, 10**400, "12:00"]
 )
-def test_what_is_no_time_is_a_value_error(value: object) -> None:
+def test_invalid_time_raises_value_error(value: object) -> None:
     with pytest.raises(ValueError, match="not a"):
         clock.to_epoch(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [None, True, date(2030, 1, 31), [], b"2030-01-31"])
-def test_what_is_of_another_kind_is_a_type_error(value: object) -> None:
+def test_time_of_another_type_raises_type_error(value: object) -> None:
     with pytest.raises(TypeError, match="expected a datetime"):
         clock.to_epoch(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("epoch", [1e30, -1e30, math.inf, math.nan, 253402300800.0])
-def test_no_datetime_outside_the_calendar(epoch: float) -> None:
+def test_instants_outside_the_calendar_are_refused(epoch: float) -> None:
     with pytest.raises(ValueError, match="years 1 and 9999"):
         clock.from_epoch(epoch)
 
 
 @given(st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(9999, 1, 1), timezones=st.timezones()))
-def test_text_and_back_is_the_same_instant(moment: datetime) -> None:
+def test_instant_survives_a_round_trip_through_text(moment: datetime) -> None:
     epoch = clock.to_epoch(moment)
     assert clock.to_epoch(clock.isoformat(epoch)) == pytest.approx(epoch, abs=1e-3)
     assert clock.from_epoch(epoch).utcoffset() == timedelta(0)
@@ -79,25 +79,25 @@ def test_text_and_back_is_the_same_instant(moment: datetime) -> None:
         (".5s", 0.5),
     ],
 )
-def test_durations(given_: float | timedelta | str, expected: float) -> None:
+def test_durations_are_parsed(given_: float | timedelta | str, expected: float) -> None:
     assert clock.seconds(given_) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     "value", ["", "  ", "soon", "10x", "1h30", "-1s", -1, "-5", "nan", "inf", math.nan, timedelta(-1)]
 )
-def test_what_is_no_duration(value: float | timedelta | str) -> None:
+def test_invalid_durations_are_rejected(value: float | timedelta | str) -> None:
     with pytest.raises(ValueError, match=r"not a|negative"):
         clock.seconds(value)
 
 
 @pytest.mark.parametrize("value", [None, True, [1]])
-def test_a_duration_of_another_kind(value: object) -> None:
+def test_durations_of_other_types_are_rejected(value: object) -> None:
     with pytest.raises(TypeError, match="expected seconds"):
         clock.seconds(value)  # type: ignore[arg-type]
 
 
-def test_the_system_clock_tells_the_systems_time() -> None:
+def test_system_clock() -> None:
     before = time.time()
     assert before <= clock.SYSTEM_CLOCK.now() <= before + 5
     first = clock.SYSTEM_CLOCK.monotonic()
@@ -106,7 +106,7 @@ def test_the_system_clock_tells_the_systems_time() -> None:
     assert clock.boottime() > 0
 
 
-def test_the_fake_clock_moves_only_when_told() -> None:
+def test_fake_clock_moves_only_on_request() -> None:
     fake = FakeClock(now=100.0, monotonic=5.0)
     assert (fake.now(), fake.monotonic()) == (100.0, 5.0)
     fake.sleep(2.5)

@@ -1,4 +1,4 @@
-"""The shell in which every component's thread runs."""
+"""ThreadComponent: the thread of a component."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = 30.0
 
 
 class Component(ThreadComponent):
-    """Counts its turns; rests as long as it is told."""
+    """Records its steps; each returns *rest*."""
 
     name = "counted"
 
@@ -23,8 +23,8 @@ class Component(ThreadComponent):
         self.crashed = threading.Event()
         super().__init__(FakeClock(monotonic=5.0), self._note)
         self.rest = rest
-        self.turns: list[float] = []
-        self.turned = threading.Semaphore(0)
+        self.steps: list[float] = []
+        self.stepped = threading.Semaphore(0)
         self.events: list[str] = []
         self.error: BaseException | None = None
 
@@ -36,8 +36,8 @@ class Component(ThreadComponent):
         self.events.append("opened")
 
     def step(self, now: float) -> float | None:
-        self.turns.append(now)
-        self.turned.release()
+        self.steps.append(now)
+        self.stepped.release()
         if self.error is not None:
             raise self.error
         return self.rest
@@ -46,23 +46,23 @@ class Component(ThreadComponent):
         self.events.append("closed")
 
 
-def test_its_life() -> None:
+def test_life_of_a_component() -> None:
     component = Component()
     assert not component.alive
     component.start()
-    assert component.turned.acquire(timeout=LONG)
+    assert component.stepped.acquire(timeout=LONG)
     assert component.alive
     component.stop()
     assert component.join(LONG)
     assert not component.alive
     assert component.events == ["opened", "closed"]
-    assert component.turns[0] == 5.0  # of the clock that it was given
+    assert component.steps[0] == 5.0  # the time of its clock
 
 
 @pytest.mark.parametrize(
     "order", sorted(set(itertools.permutations(["start", "quiet", "stop", "start", "stop"])))
 )
-def test_its_methods_may_be_called_in_any_order_and_twice(order: tuple[str, ...]) -> None:
+def test_methods_may_be_called_in_any_order_and_twice(order: tuple[str, ...]) -> None:
     component = Component()
     for name in order:
         getattr(component, name)()
@@ -75,14 +75,14 @@ def test_its_methods_may_be_called_in_any_order_and_twice(order: tuple[str, ...]
         assert component.events == ["opened", "closed"]
 
 
-def test_one_that_was_stopped_does_not_start() -> None:
+def test_stopped_component_does_not_start() -> None:
     component = Component()
     component.stop()
     component.start()
     assert not component.alive
 
 
-def test_starting_twice_makes_one_thread() -> None:
+def test_second_start_makes_no_second_thread() -> None:
     component = Component()
     component.start()
     first = component._thread
@@ -92,27 +92,27 @@ def test_starting_twice_makes_one_thread() -> None:
     assert component.join(LONG)
 
 
-def test_wake_ends_a_rest() -> None:
+def test_wake_ends_a_wait() -> None:
     component = Component(rest=None)  # until woken
     component.start()
-    assert component.turned.acquire(timeout=LONG)
+    assert component.stepped.acquire(timeout=LONG)
     component.wake()
-    assert component.turned.acquire(timeout=LONG)
+    assert component.stepped.acquire(timeout=LONG)
     component.stop()
     assert component.join(LONG)
 
 
-def test_one_that_has_more_to_do_does_not_rest() -> None:
+def test_component_with_more_work_does_not_wait() -> None:
     component = Component(rest=0)
     component.start()
     for _ in range(10):
-        assert component.turned.acquire(timeout=LONG)
+        assert component.stepped.acquire(timeout=LONG)
     component.stop()
     assert component.join(LONG)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
-def test_a_crash_is_reported_with_its_reason_and_closes(error: BaseException) -> None:
+def test_crash_is_reported_and_closes_the_component(error: BaseException) -> None:
     component = Component()
     component.error = error
     component.start()
@@ -123,17 +123,17 @@ def test_a_crash_is_reported_with_its_reason_and_closes(error: BaseException) ->
     assert component.events == ["opened", "closed"]
 
 
-def test_it_may_stop_itself() -> None:
-    class Stopping(Component):
+def test_component_can_stop_itself() -> None:
+    class SelfStopping(Component):
         def step(self, now: float) -> float | None:
             self.stop()
-            assert not self.join(LONG), "it does not wait for itself"
+            assert not self.join(LONG), "a thread cannot join itself"
             return super().step(now)
 
-    component = Stopping(rest=0)
+    component = SelfStopping(rest=0)
     component.start()
-    assert component.turned.acquire(timeout=LONG)
+    assert component.stepped.acquire(timeout=LONG)
     component.stop()
     assert component.join(LONG)
     assert component.events == ["opened", "closed"]
-    assert len(component.turns) == 1
+    assert len(component.steps) == 1

@@ -1,4 +1,4 @@
-"""crontab, held against a walker that looks at every minute, and against another library's cron."""
+"""crontab, compared with a walk through all minutes, and with another library."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def times(given: crontab, after: datetime, count: int) -> list[str]:
         ({7}, [7]),
     ],
 )
-def test_a_field_matches_numbers(value: Any, numbers: Any) -> None:
+def test_minute_field_is_parsed(value: Any, numbers: Any) -> None:
     assert crontab(minute=value).minute == frozenset(numbers)
 
 
@@ -72,11 +72,11 @@ def test_a_field_matches_numbers(value: Any, numbers: Any) -> None:
         ("sat,sun", [6, 0]),
     ],
 )
-def test_days_of_the_week_have_names_and_sunday_two_numbers(value: Any, numbers: Any) -> None:
+def test_day_of_week_has_names_and_two_numbers_for_sunday(value: Any, numbers: Any) -> None:
     assert crontab(day_of_week=value).day_of_week == frozenset(numbers)
 
 
-def test_months_have_names() -> None:
+def test_month_has_names() -> None:
     assert crontab(month_of_year="jan,Mar-may,december").month_of_year == {1, 3, 4, 5, 12}
 
 
@@ -104,7 +104,7 @@ def test_months_have_names() -> None:
         "9" * 5,
     ],
 )
-def test_what_is_no_minute_is_refused_with_what_may_stand_there(value: Any) -> None:
+def test_invalid_minute_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSchedule, match=r"minute=.*numbers from 0 to 59"):
         crontab(minute=value)
 
@@ -116,18 +116,18 @@ def test_what_is_no_minute_is_refused_with_what_may_stand_there(value: Any) -> N
         {"day_of_month": "30,31", "month_of_year": 2},
     ],
 )
-def test_a_date_that_never_comes_is_refused(fields: dict[str, Any]) -> None:
+def test_date_that_never_occurs_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule, match="never matches"):
         crontab(**fields)
 
 
 @pytest.mark.parametrize("text", ["* * * *", "* * * * * *", "@never", "", "a b c d e", 5, None])
-def test_what_is_no_text_of_a_crontab_is_refused(text: Any) -> None:
+def test_invalid_crontab_text_is_refused(text: Any) -> None:
     with pytest.raises(InvalidSchedule):
         crontab.from_text(text)
 
 
-# -- when --
+# -- due times --
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_what_is_no_text_of_a_crontab_is_refused(text: Any) -> None:
         ("30 12 * * mon", "2026-01-05 12:30+00:00"),
     ],
 )
-def test_the_next_time_of(text: str, expected: str) -> None:
+def test_next_time(text: str, expected: str) -> None:
     assert times(crontab.from_text(text), at("2026-01-01"), 1) == [expected]
 
 
-def test_of_two_day_fields_text_wants_one_and_celerys_fields_want_both() -> None:
+def test_day_fields_are_alternatives_in_text_but_not_in_celery() -> None:
     start = at("2026-11-01")
     assert times(crontab.from_text("0 0 13 * fri"), start, 2) == [
         "2026-11-06 00:00+00:00",
@@ -158,7 +158,7 @@ def test_of_two_day_fields_text_wants_one_and_celerys_fields_want_both() -> None
         assert times(both, start, 2) == ["2026-11-13 00:00+00:00", "2027-08-13 00:00+00:00"]
 
 
-def test_a_time_that_is_left_out_comes_at_the_end_of_the_gap() -> None:
+def test_skipped_time_is_due_at_the_end_of_the_gap() -> None:
     night = at("2026-03-28 12:00", BERLIN)
     assert times(crontab(30, 2, tz="Europe/Berlin"), night, 2) == [
         "2026-03-29 03:00+02:00",
@@ -170,7 +170,7 @@ def test_a_time_that_is_left_out_comes_at_the_end_of_the_gap() -> None:
     ]
 
 
-def test_a_time_that_comes_twice_counts_once() -> None:
+def test_repeated_time_is_due_once() -> None:
     night = at("2026-10-24 12:00", BERLIN)
     assert times(crontab(30, 2, tz=BERLIN), night, 2) == ["2026-10-25 02:30+02:00", "2026-10-26 02:30+01:00"]
 
@@ -187,22 +187,22 @@ def test_intervals_follow_the_clock() -> None:
             instant = following
 
 
-def test_an_instant_without_a_time_zone_is_refused() -> None:
+def test_naive_instant_is_refused() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         crontab().next(datetime(2026, 1, 1))
 
 
-def test_a_zone_that_nobody_knows_is_refused() -> None:
+def test_unknown_time_zone_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="no time zone"):
         crontab(tz="Mars/Olympus")
 
 
-def test_it_ends_with_the_calendar() -> None:
+def test_next_and_previous_end_with_the_calendar() -> None:
     assert crontab(0, 0, "*", 29, 2).next(at("9996-03-01")) is None
     assert crontab().previous(datetime(1, 1, 1, 5, tzinfo=UTC)) is None
 
 
-# -- held against others --
+# -- comparisons --
 
 STARS = ["*", "*/7", "*/15", "0", "30", "1,59", "10-20/5"]
 HOURS = ["*", "*/2", "*/5", "0", "1", "2", "3", "23", "0,2", "1-3"]
@@ -215,8 +215,8 @@ crontabs = st.builds(
 ).filter(lambda text: "31 2 *" not in text)
 
 
-def moves(zone: tzinfo, year: int) -> list[datetime]:
-    """The instants of *year* by which the clock of *zone* has been moved, to the hour."""
+def clock_changes(zone: tzinfo, year: int) -> list[datetime]:
+    """Return the midnights (UTC) in *year* that follow a change of the UTC offset of *zone*."""
     start = datetime(year, 1, 1, tzinfo=UTC)
     hours = [start + timedelta(days=day) for day in range(366)]
     return [
@@ -227,8 +227,8 @@ def moves(zone: tzinfo, year: int) -> list[datetime]:
 
 
 def walked(schedule: crontab, zone: tzinfo, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Every due instant, by a look at every minute: of what is due by the clock on the wall, and, for fixed
-    times, of what that clock has left out since the minute before."""
+    """Yield every due instant, by checking every minute: times that match the local time, and, for fixed
+    times, those that the local time has skipped since the minute before."""
     fixed = not schedule._follows
     fired: set[datetime] = set()
     wall = start.astimezone(zone).replace(tzinfo=None) - MINUTE
@@ -251,12 +251,12 @@ def walked(schedule: crontab, zone: tzinfo, start: datetime, end: datetime) -> I
 
 
 @given(text=crontabs, name=st.sampled_from(ZONES), year=st.integers(1975, 2075), data=st.data())
-def test_every_time_is_what_a_walk_through_the_minutes_finds(
+def test_due_times_equal_those_of_a_walk_through_all_minutes(
     text: str, name: str, year: int, data: st.DataObject
 ) -> None:
     zone = ZoneInfo(name)
     schedule = crontab.from_text(text, zone)
-    nights = moves(zone, year) or [datetime(year, 6, 1, tzinfo=UTC)]
+    nights = clock_changes(zone, year) or [datetime(year, 6, 1, tzinfo=UTC)]
     night = data.draw(st.sampled_from(nights))
     start, end = night - timedelta(hours=30), night + timedelta(hours=12)
     expected = list(walked(schedule, zone, start, end))
@@ -279,7 +279,7 @@ def test_every_time_is_what_a_walk_through_the_minutes_finds(
     name=st.sampled_from([name for name in ZONES if name != "UTC"]),
     start=st.datetimes(datetime(1975, 1, 1), datetime(2075, 1, 1)),
 )
-def test_every_time_is_what_another_cron_says(text: str, name: str, start: datetime) -> None:
+def test_due_times_equal_those_of_cronsim(text: str, name: str, start: datetime) -> None:
     zone = ZoneInfo(name)
     start = start.replace(tzinfo=UTC).astimezone(zone)
     schedule, other = crontab.from_text(text, zone), CronSim(text, start)
@@ -292,7 +292,7 @@ def test_every_time_is_what_another_cron_says(text: str, name: str, start: datet
         instant = schedule.next(instant)
         assert instant is not None
         if _begins_with_a_gap(min(instant, expected), zone):
-            return  # such a day it takes for one that has a midnight, and misses times of it
+            return  # cronsim misses times of days without midnight
         assert instant == expected
 
 
@@ -301,10 +301,10 @@ def _begins_with_a_gap(instant: datetime, zone: tzinfo) -> bool:
     return midnight.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != midnight.replace(tzinfo=None)
 
 
-# -- being a value --
+# -- equality, hashing, text --
 
 
-def test_it_is_a_value() -> None:
+def test_equality_hash_pickle_and_repr() -> None:
     one, same, other = crontab("*/5", tz="Europe/Berlin"), crontab("*/5", tz=BERLIN), crontab("*/5")
     assert one == same
     assert hash(one) == hash(same)
@@ -334,40 +334,39 @@ def test_it_is_a_value() -> None:
         ("@yearly", "at 00:00 on the 1st in January"),
     ],
 )  # fmt: skip
-def test_it_says_when_in_words(text: str, words: str) -> None:
+def test_words(text: str, words: str) -> None:
     assert crontab.from_text(text).words() == words
 
 
-def test_words_tell_both_days_from_either() -> None:
+def test_words_distinguish_both_days_from_either_day() -> None:
     assert crontab(0, 4, "fri", 13).words() == "at 04:00 on the 13th if that is on Friday"
 
 
-class Counted(crontab):
-    """Counts how often it is gone through."""
+class CountingCrontab(crontab):
+    """Counts computations of next times."""
 
     count = 0
 
     def _next_of_the_day(self, after: datetime, zone: tzinfo) -> datetime | None:
-        Counted.count += 1
+        CountingCrontab.count += 1
         return super()._next_of_the_day(after, zone)
 
 
-def test_of_many_that_are_the_same_one_is_gone_through() -> None:
+def test_next_time_of_equal_crontabs_is_computed_once() -> None:
     asked = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
-    found = {Counted(minute=1, hour=2).next(asked) for _ in range(100)}
+    found = {CountingCrontab(minute=1, hour=2).next(asked) for _ in range(100)}
     assert found == {datetime(2031, 5, 7, 2, 1, tzinfo=UTC)}
-    assert Counted.count == 1
+    assert CountingCrontab.count == 1
     for number in range(3 * MOST_REMEMBERED):
-        Counted(minute=1, hour=2).next(asked + timedelta(minutes=number))
+        CountingCrontab(minute=1, hour=2).next(asked + timedelta(minutes=number))
     assert len(_LATELY) <= MOST_REMEMBERED
 
 
-def test_those_that_are_alike_are_not_taken_for_each_other() -> None:
-    """The same minutes, of which one set follows the clock; the same time by other clocks; and how two day
-    fields go together."""
+def test_similar_crontabs_do_not_share_cached_times() -> None:
+    """They differ in whether they follow the clock, in the time zone, and in how two day fields combine."""
     asked = datetime(2026, 10, 25, 0, 15, tzinfo=UTC)
     london = ZoneInfo("Europe/London")
-    alike = [
+    similar = [
         crontab(minute=30, hour="*", tz=BERLIN),
         crontab(minute=30, hour="0-22", tz=BERLIN),
         crontab(minute=30, hour=2, tz=BERLIN),
@@ -375,15 +374,15 @@ def test_those_that_are_alike_are_not_taken_for_each_other() -> None:
         crontab.from_text("30 2 1 * mon", london),
         crontab.from_string("30 2 1 * mon", london),
     ]
-    given = [each.next(asked) for each in alike]
+    given = [each.next(asked) for each in similar]
     for _ in range(2):
-        for each, before in zip(alike, given, strict=True):
+        for each, before in zip(similar, given, strict=True):
             assert each.next(asked) == before
             _LATELY.clear()
 
 
-def test_positions_are_those_of_celery() -> None:
-    """Minute, hour, day of the week, day of the month, month: not the order of cron's text."""
+def test_positional_arguments_are_those_of_celery() -> None:
+    """Minute, hour, day of the week, day of the month, month: not the order in crontab files."""
     given = crontab(5, 8, "mon-fri", "1-7", "*/3")
     named = crontab(minute=5, hour=8, day_of_week="mon-fri", day_of_month="1-7", month_of_year="*/3")
     assert given == named

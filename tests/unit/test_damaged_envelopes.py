@@ -1,5 +1,4 @@
-"""Whatever stands in an envelope, wherever it lies, reading it gives a message that a worker can hold and
-settle."""
+"""Damaged envelopes: reading one from any transport gives a message that a worker can lease and settle."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def _ours() -> bytes:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"body": "W', b'"body": "!'),  # no base64, of the same length
+        (b'"body": "W', b'"body": "!'),  # invalid base64 of the same length
         (b'"due": 1700000000.5', b'"due": 1.2.3'),
         (b'"due": 1700000000.5', b'"due": 1e999'),
         (b'"due": 1700000000.5', b'"due": e'),
@@ -93,13 +92,13 @@ def _ours() -> bytes:
         (b'"properties": "', b'"properties": \xff"'),
     ],
 )
-def test_a_damaged_place_in_an_envelope_of_ours(old: bytes, new: bytes) -> None:
+def test_envelope_with_a_damaged_field(old: bytes, new: bytes) -> None:
     assert old in _ours()
     check(_redis().from_payload(_ours().replace(old, new, 1), _redis().Scale(), "q"))
 
 
 @given(data=st.data())
-def test_damage_anywhere_in_an_envelope_of_ours(data: st.DataObject) -> None:
+def test_envelope_with_random_damage(data: st.DataObject) -> None:
     text = bytearray(_ours())
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text) - 1))
@@ -128,9 +127,7 @@ def test_damage_anywhere_in_an_envelope_of_ours(data: st.DataObject) -> None:
 )
 @example(own={"due": 10**400}, parts={"body": ""}, inside={"priority": math.inf})
 @example(own={"deliveries": 10**400}, parts={}, inside={"priority": "1" * 5000})
-def test_anything_in_any_field_of_an_envelope(
-    own: Any, parts: dict[str, Any], inside: dict[str, Any]
-) -> None:
+def test_envelope_with_arbitrary_fields(own: Any, parts: dict[str, Any], inside: dict[str, Any]) -> None:
     value = {"qworker": own, "headers": {"task": "t", "id": "i"}, "properties": inside, "body": "", **parts}
     try:
         text = _dumps(value).encode()
@@ -157,9 +154,7 @@ OWN = ("deliveries", "parked", "redelivered", "due", "headers", "queue", "reason
 )
 @example(own={"x-qworker-due": math.inf}, headers={})
 @example(own={"x-qworker-due": math.nan, "x-qworker-deliveries": 2**62}, headers={})
-def test_anything_in_the_headers_of_a_message_from_rabbitmq(
-    own: dict[str, Any], headers: dict[str, Any]
-) -> None:
+def test_rabbitmq_message_with_arbitrary_headers(own: dict[str, Any], headers: dict[str, Any]) -> None:
     data = table({**headers, **own})
     inbox = Inbox(Prefetch(10))
     header = b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\x20\0" + data
@@ -170,7 +165,7 @@ def test_anything_in_the_headers_of_a_message_from_rabbitmq(
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_as_the_headers_of_a_message_from_rabbitmq(data: bytes) -> None:
+def test_rabbitmq_message_with_arbitrary_bytes_as_headers(data: bytes) -> None:
     inbox = Inbox(Prefetch(10))
     header = b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\x20\0" + len(data).to_bytes(4, "big") + data
     inbox.put("q", Delivery("c", "", "q", 1, False, header, b"[]"), 1e9)
@@ -209,7 +204,7 @@ class _Message:
     own=st.dictionaries(st.sampled_from([f"x-qworker-{name}" for name in OWN]), ANY),
 )
 @example(fields={"headers": [1], "body": 10**15}, own={})
-def test_anything_in_the_fields_of_a_message_of_kombus(fields: dict[str, Any], own: dict[str, Any]) -> None:
+def test_kombu_message_with_arbitrary_fields(fields: dict[str, Any], own: dict[str, Any]) -> None:
     content = read(_Message(**fields))
     check(leased("q", content, content.tag))
     content = read(_Message(headers=own))
@@ -229,7 +224,7 @@ def test_anything_in_the_fields_of_a_message_of_kombus(fields: dict[str, Any], o
         7,
     ],
 )
-def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -> None:
+def test_message_unreadable_for_kombu_has_no_task(payload: Any) -> None:
     queue = f"q{uuid.uuid4().hex[:8]}"
     store = kombu_broker("memory://", options={})
     generation = store.consumer.register("w", [queue], 1)
@@ -255,7 +250,7 @@ def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -
     ),
     count=ANY,
 )
-def test_anything_in_a_message_from_sqs(body: str, count: Any) -> None:
+def test_sqs_message_with_arbitrary_fields(body: str, count: Any) -> None:
     pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
     from qworker.transports.sqs.queue import SqsQueue
 

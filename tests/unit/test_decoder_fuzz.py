@@ -1,4 +1,4 @@
-"""Whatever arrives, reading it ends in a message or in one of two errors; never in anything else."""
+"""Fuzzing of the decoders: any input gives a message, or one of two errors."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def mutated(draw: st.DrawFn, seed: bytes) -> bytes:
     return bytes(data)
 
 
-def holds(call: Any, *arguments: Any, **named: Any) -> Any:
-    """The answer of a decoder, or None if it refused with a bounded reason."""
+def decode_or_refuse(call: Any, *arguments: Any, **named: Any) -> Any:
+    """Return the result of a decoder, or None if it refused with a bounded reason."""
     refusal = None
     try:
         return call(*arguments, **named)
@@ -94,18 +94,20 @@ def holds(call: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def check_read(headers: Any, properties: Any, body: Any) -> None:
-    """Read a message by every door there is; what comes out must be whole."""
-    parsed = holds(parse_headers, headers)
-    given_properties = holds(parse_properties, properties)
+    """Read a message with every decoder, and check the results."""
+    parsed = decode_or_refuse(parse_headers, headers)
+    given_properties = decode_or_refuse(parse_properties, properties)
     if parsed is not None:
         assert HEADERS.keys() <= parsed.keys()
         json.dumps(parsed["task"]).encode()
     if given_properties is not None:
         for signer in (None, SIGNER):
-            decoded = holds(decode_body, body, parsed or {}, given_properties, ACCEPT, signer, limit=LIMIT)
+            decoded = decode_or_refuse(
+                decode_body, body, parsed or {}, given_properties, ACCEPT, signer, limit=LIMIT
+            )
             assert decoded is None or (type(decoded.args) is tuple and type(decoded.kwargs) is dict)
-        holds(from_v1, given_properties, body, ACCEPT, limit=LIMIT)
-    holds(receive, headers, properties, body, ACCEPT)
+        decode_or_refuse(from_v1, given_properties, body, ACCEPT, limit=LIMIT)
+    decode_or_refuse(receive, headers, properties, body, ACCEPT)
 
 
 @given(
@@ -121,61 +123,65 @@ def test_arbitrary_bytes(headers: bytes, properties: bytes | None, body: bytes) 
 
 
 @given(mutated(GOOD.headers.encode()), mutated((GOOD.properties or "").encode()), mutated(GOOD.body))
-def test_mutations_of_a_good_message(headers: bytes, properties: bytes, body: bytes) -> None:
+def test_mutations_of_a_valid_message(headers: bytes, properties: bytes, body: bytes) -> None:
     check_read(headers, properties, body)
 
 
 @given(mutated(V1), CONTENT_TYPES, st.sampled_from(["utf-8", "binary", "idna", "utf-16", "x"]))
 def test_mutations_of_protocol_1(body: bytes, content_type: str, encoding: str) -> None:
-    holds(from_v1, {"content_type": content_type, "content_encoding": encoding}, body, ACCEPT, limit=LIMIT)
+    decode_or_refuse(
+        from_v1, {"content_type": content_type, "content_encoding": encoding}, body, ACCEPT, limit=LIMIT
+    )
 
 
 @given(st.sampled_from(list(HEADERS)), ANY_JSON)
-def test_any_value_in_any_header(name: str, value: Any) -> None:
+def test_arbitrary_value_in_any_header(name: str, value: Any) -> None:
     check_read(json.dumps({**json.loads(GOOD.headers), name: value}), None, GOOD.body)
 
 
 @given(ANY_JSON, ANY_JSON, ANY_JSON)
-def test_any_json_in_any_place(headers: Any, properties: Any, body: Any) -> None:
+def test_arbitrary_json_as_headers_properties_and_body(headers: Any, properties: Any, body: Any) -> None:
     check_read(json.dumps(headers), json.dumps(properties), json.dumps(body).encode())
     check_read(headers, properties, body)
 
 
 @given(st.lists(ANY_JSON, min_size=3, max_size=3), ANY_JSON)
-def test_any_json_as_a_body(body: list[Any], signature: Any) -> None:
+def test_arbitrary_json_in_the_body(body: list[Any], signature: Any) -> None:
     check_read(GOOD.headers, None, json.dumps(body).encode())
     embed = {"callbacks": [signature], "errbacks": signature, "chain": [signature], "chord": signature}
     check_read(GOOD.headers, None, json.dumps([[], {}, embed]).encode())
 
 
 @given(st.binary(max_size=300), CONTENT_TYPES, COMPRESSIONS)
-def test_any_body_of_any_type_and_compression(body: bytes, content_type: str, compression: Any) -> None:
+def test_arbitrary_body_with_any_type_and_compression(
+    body: bytes, content_type: str, compression: Any
+) -> None:
     headers = {**parse_headers(GOOD.headers), "compression": compression}
-    holds(decode_body, body, headers, {"content_type": content_type}, ACCEPT, limit=LIMIT)
+    decode_or_refuse(decode_body, body, headers, {"content_type": content_type}, ACCEPT, limit=LIMIT)
 
 
 @given(ANY_JSON, ANY_JSON, ANY_JSON, ANY_JSON)
-def test_any_envelope(headers: Any, properties: Any, body: Any, whole: Any) -> None:
-    holds(from_kombu, whole)
-    encoded = holds(
+def test_arbitrary_envelope(headers: Any, properties: Any, body: Any, whole: Any) -> None:
+    decode_or_refuse(from_kombu, whole)
+    encoded = decode_or_refuse(
         from_kombu, {"headers": headers, "properties": properties, "body": body, "content-type": whole}
     )
     if encoded is not None:
         check_read(*encoded)
-        holds(to_kombu, encoded)
+        decode_or_refuse(to_kombu, encoded)
 
 
 @given(
     st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b'"', b"\\", b",", b":", b"1", b'"a"']), max_size=40)
 )
-def test_shreds_of_json(shreds: list[bytes]) -> None:
-    data = b"".join(shreds)
+def test_fragments_of_json(fragments: list[bytes]) -> None:
+    data = b"".join(fragments)
     check_read(data, data, data)
 
 
 @pytest.mark.parametrize("depth", [900, 5_000, 200_000])
 @pytest.mark.parametrize("opener", ["[", '{"a":', '[{"a":[', '["]",'])
-def test_deep_nesting_of_any_depth(depth: int, opener: str) -> None:
+def test_deep_nesting(depth: int, opener: str) -> None:
     text = opener * depth
     check_read(text, text, text.encode())
     check_read('{"task":"t","id":"i","x":' + text, None, b"[[" + text.encode())
