@@ -1,7 +1,10 @@
-"""Celery's canvas, case by case: each is built of the names that both libraries have.
+"""Cases of Celery's canvas, each built with names that both libraries have.
 
 Comes from:  nowhere: a case is a function of a namespace().
-Goes to:     the tests that run a case by both libraries, the recorder of what Celery sends, and canvas_page.
+
+Goes to:     the tests that run each case with both libraries, the recorder of Celery's messages, and
+canvas_page.
+
 Thread:      the test's.
 """
 
@@ -196,7 +199,7 @@ CALLED: dict[str, tuple[Build, tuple[Any, ...]]] = {
     "group of chains with an argument": (lambda n: n.group(n.add.s(2) | n.mul.s(3), n.mul.s(3)), (1,)),
     "immutable chain head": (lambda n: n.chain(n.add.si(2, 3), n.mul.s(3)), (1,)),
 }
-"""Those that are called with arguments."""
+"""Cases that are called with arguments."""
 
 ALL = {**{name: (build, ()) for name, build in CASES.items()}, **CALLED}
 
@@ -212,7 +215,7 @@ DIFFERENT = {
     "header that ends in a group": "Celery lets the body wait for each member of that group; in "
     "qworker the group is a chord whose body collects the values, and the outer body gets them as one value",
 }
-"""Cases whose messages are others than Celery's, and why. Their values are the same."""
+"""Cases whose messages differ from Celery's, and why. Their values are the same."""
 
 
 def linked(call: Any, callback: Any) -> Any:
@@ -231,12 +234,12 @@ def immutable(call: Any) -> Any:
 
 
 def plain(call: Any) -> Any:
-    """What of a signature travels."""
+    """A signature as plain data, as sent in messages."""
     return json.loads(json.dumps(call))
 
 
 def namespace(app: Any, kinds: Any) -> SimpleNamespace:
-    # A task of Celery's that is shared would be one of every later app of this process.
+    # With Celery, a shared task would belong to every later app of this process.
     task = partial(app.task, shared=False) if isinstance(app, celery.Celery) else app.task
 
     @task(name="add")
@@ -263,7 +266,7 @@ def namespace(app: Any, kinds: Any) -> SimpleNamespace:
 
 
 class app_in_use:
-    """Makes a Celery app the current one for a while."""
+    """Makes a Celery app the current one temporarily."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -283,70 +286,69 @@ class app_in_use:
 
 
 def message(headers: Any, args: Any, kwargs: Any, embed: Any) -> dict[str, Any]:
-    """What a message says of its place in a workflow."""
+    """The parts of a message that describe its place in a workflow."""
     return {
         "task": headers["task"],
         "id": Id(headers["id"]),
         "group": Id(headers.get("group")),
         "index": headers.get("group_index"),
         "args": [*args],
-        "kwargs": told(kwargs),
+        "kwargs": comparable(kwargs),
         "link": anonymous(embed.get("callbacks")),
         "errbacks": anonymous(embed.get("errbacks")),
-        "chain": [told(each) for each in reversed(embed.get("chain") or ())],
-        "chord": told(embed.get("chord")),
+        "chain": [comparable(each) for each in reversed(embed.get("chain") or ())],
+        "chord": comparable(embed.get("chord")),
     }
 
 
 class Id(str):
-    """The id of a call or group, which is another each time."""
+    """The id of a call or group, which differs in each run."""
 
     def __new__(cls, value: Any) -> Any:
         return None if value is None else super().__new__(cls, value)
 
 
-def told(value: Any) -> Any:
-    """What counts of a signature, or of data that has some in it."""
+def comparable(value: Any) -> Any:
+    """The parts of a signature, or of data with signatures in it, that must be equal for both libraries."""
     if isinstance(value, list | tuple):
-        return [told(each) for each in value]
+        return [comparable(each) for each in value]
     if not isinstance(value, dict):
         return value
     if "task" not in value or "options" not in value:
-        return {key: told(each) for key, each in value.items()}
+        return {key: comparable(each) for key, each in value.items()}
     options = value["options"]
     kind = value.get("subtask_type")
-    if kind == "chain":  # the same as its first, with the rest to follow
+    if kind == "chain":  # equivalent to its first step with the rest in the option chain
         first, *rest = value["kwargs"]["tasks"]
         value = {
             **first,
             "options": {**first["options"], "chain": [*(options.get("chain") or ()), *reversed(rest)]},
         }
-        return told(value)
-    if kind == "chord":  # its header may be the list that stands in the group
+        return comparable(value)
+    if kind == "chord":  # its header may be a list or a group of that list
         header = value["kwargs"]["header"]
         header = header["kwargs"]["tasks"] if isinstance(header, dict) else header
         value = {**value, "kwargs": {"header": header, "body": value["kwargs"]["body"]}}
     return {
         "task": value["task"],
         "args": [*value["args"]],
-        "kwargs": told(value["kwargs"]),
+        "kwargs": comparable(value["kwargs"]),
         "immutable": value["immutable"],
         "id": None if kind == "chord" else Id(options.get("task_id")),
         "queue": options.get("queue"),
-        "chain": [told(each) for each in options.get("chain") or ()],
+        "chain": [comparable(each) for each in options.get("chain") or ()],
         "link": anonymous(options.get("link")),
         "errbacks": anonymous(options.get("link_error")),
     }
 
 
 def anonymous(calls: Any) -> list[Any]:
-    """Callbacks without their ids, which are settled here when they are linked, and by Celery when they are
-    sent."""
-    return [{**told(each), "id": None} for each in calls or ()]
+    """Callbacks without ids, which are assigned when linking by qworker, and when sending by Celery."""
+    return [{**comparable(each), "id": None} for each in calls or ()]
 
 
 def renamed(value: Any, names: dict[str, int] | None = None) -> Any:
-    """*value* with a number for each id, in the order in which they come."""
+    """*value* with a number for each id, in order of appearance."""
     names = {} if names is None else names
     if isinstance(value, Id):
         return names.setdefault(value, len(names))

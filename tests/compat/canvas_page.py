@@ -1,7 +1,9 @@
-"""The page of Celery's canvas, made from the cases that are run by both libraries.
+"""Generates the page about Celery's canvas from the cases that both libraries run.
 
 Comes from:  canvas_cases, whose cases are its first table; the second names a test for each behaviour.
+
 Goes to:     docs/reference/celery-canvas.md: ``python -m tests.compat.canvas_page > docs/reference/…``.
+
 Thread:      any.
 """
 
@@ -29,7 +31,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a step fails: nothing after it runs, and its errbacks are called",
                 "as Celery",
-                "compat/test_celery_workflows.py::test_a_failed_step_ends_the_chain_on_both",
+                "compat/test_celery_workflows.py::test_failed_step_ends_the_chain_on_both",
             ),
             (
                 "a step is revoked, expires, or is killed for good",
@@ -41,13 +43,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "differs: after a call `more` gets the value, after a group a list of it, but the value if "
                 "`more` is a group or a chain that begins with a group or chord; with Celery a list after a "
                 "call, and after a group the value if `more` is a group or any chain",
-                "compat/test_celery_guide.py::test_a_chain_of_nothing_but_a_group_of_one",
+                "compat/test_celery_guide.py::test_chain_of_a_single_group_of_one",
             ),
             (
                 "a member of a header fails: the body is a `ChordError`, and its errbacks are called",
                 "as Celery",
-                "compat/test_celery_workflows.py::"
-                "test_a_failed_member_fails_the_body_on_the_other_side_and_is_told_once",
+                "compat/test_celery_workflows.py::test_failed_member_fails_the_body_on_the_other_worker_once",
             ),
             (
                 "a member of a header is revoked, expires, is rejected, or is of an unknown task",
@@ -70,7 +71,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a member that is tried again joins once",
                 "as Celery",
-                "compat/test_celery_workflows.py::test_a_workflow_on_both",
+                "compat/test_celery_workflows.py::test_workflow_runs_on_both",
             ),
             (
                 "a member whose result is ignored",
@@ -113,7 +114,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`root_id` and `parent_id` of every call",
                 "as Celery",
-                "compat/test_celery_workflows.py::test_root_and_parents_lead_through_both",
+                "compat/test_celery_workflows.py::test_root_and_parent_ids_are_kept_across_both",
             ),
             (
                 "`freeze()`, and ids that are settled before",
@@ -153,12 +154,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a group in a group: its result",
                 "as Celery",
-                "compat/test_celery_groups.py::test_a_group_in_a_group_has_a_list_for_its_value",
+                "compat/test_celery_groups.py::test_nested_group_has_a_list_as_its_value",
             ),
             (
                 "`GroupResult.save()` and `restore()`",
                 "as Celery",
-                "compat/test_celery_groups.py::test_groups_saved_by_one_are_restored_by_the_other",
+                "compat/test_celery_groups.py::test_saved_groups_are_restored_by_the_other_library",
             ),
         ],
     ),
@@ -168,7 +169,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`self.replace(…)` by a call, a chain, a group, a chord",
                 "as Celery",
-                "compat/test_replacement.py::test_what_replaces_a_task_is_sent_as_celery_sends_it",
+                "compat/test_replacement.py::test_messages_of_a_replacement_equal_celerys",
             ),
             (
                 "`self.replace(…)` in a header and in a body",
@@ -193,12 +194,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`task.map`, `task.starmap`: routed as the task that they call",
                 "as Celery",
-                "compat/test_canvas_cases.py::test_a_mapping_is_routed_as_its_task",
+                "compat/test_canvas_cases.py::test_mapping_is_routed_like_its_task",
             ),
             (
                 "the same in a group or a chain, and `task.chunks`",
                 "differs: routed as the task, too; Celery goes by the name `celery.starmap` there",
-                "compat/test_canvas_cases.py::test_a_mapping_in_a_workflow_is_routed_as_its_task",
+                "compat/test_canvas_cases.py::test_mapping_in_a_workflow_is_routed_like_its_task",
             ),
         ],
     ),
@@ -208,12 +209,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "header on Celery's workers, body on qworker's, and the reverse; chains that alternate",
                 "as Celery",
-                "compat/test_celery_workflows.py::test_a_workflow_on_both",
+                "compat/test_celery_workflows.py::test_workflow_runs_on_both",
             ),
             (
                 "either worker starts when the other has done its part",
                 "as Celery",
-                "compat/test_celery_workflows.py::test_in_either_order_of_start",
+                "compat/test_celery_workflows.py::test_workers_started_one_after_the_other",
             ),
             (
                 "messages of Celery's clients for each case above, run by qworker's workers alone",
@@ -223,7 +224,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "one chord counted by both: redelivered members, any order",
                 "as Celery",
-                "compat/test_celery_chords.py::test_a_chord_counted_by_both_is_finished_once",
+                "compat/test_celery_chords.py::test_chord_counted_by_both_is_finished_once",
             ),
         ],
     ),

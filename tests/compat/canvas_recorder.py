@@ -1,8 +1,10 @@
-"""Records what Celery writes to Redis for each case of its canvas.
+"""Records what Celery writes to Redis for each canvas case.
 
-Comes from:  canvas_cases, called by the Celery that is installed.
-Goes to:     integration/golden/celery_canvas_5_7.json, which our workers are given to run:
-             ``python -m tests.compat.canvas_recorder``.
+Comes from:  canvas_cases, called with the installed Celery.
+
+Goes to:     integration/golden/celery_canvas_5_7.json, which our workers run in tests: ``python -m
+tests.compat.canvas_recorder``.
+
 Thread:      the caller's.
 """
 
@@ -31,7 +33,7 @@ ORIGIN = re.compile('"origin": "gen[^"]*"')
 
 
 class Recorder:
-    """A client of Celery's on the tests' Redis, with keys of its own there."""
+    """A Celery client on the tests' Redis, with its own key prefix."""
 
     def __init__(self) -> None:
         self._prefix = new_prefix()
@@ -42,11 +44,11 @@ class Recorder:
         self._side = namespace(app, celery_canvas)
 
     def record(self, name: str) -> dict[str, Any]:
-        """What the case *name* is on Redis once it is called.
+        """The keys and messages in Redis after calling the case *name*.
 
-        Returns ``{"queues": {queue: messages}, "keys": {key of the result store: value}, "result": as its
-        as_tuple() gives it, "value": what it comes to}``. A message is a dict as kombu writes it, with its
-        body as text. Ids are numbered by their first mention.
+        Returns ``{"queues": {queue: messages}, "keys": {key of the result store: value}, "result": its
+        as_tuple(), "value": the final value}``. A message is a dict as kombu writes it, with its body as
+        text. Ids are numbered by first appearance.
         """
         build, args = ALL[name]
         app = self._side.app
@@ -79,7 +81,7 @@ class Recorder:
 
 
 def _opened(text: str) -> dict[str, Any]:
-    """The message in *text*, its body as it was before it was put in base64."""
+    """The message in *text*, with its body decoded from base64."""
     message: dict[str, Any] = json.loads(text)
     assert message["properties"]["body_encoding"] == "base64"
     return {**message, "body": base64.b64decode(message["body"]).decode()}
@@ -95,7 +97,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file."""
     with recorder() as made:
         lines = [f"{json.dumps(name)}: {json.dumps(made.record(name))}" for name in ALL]
     forget_keys()

@@ -1,4 +1,4 @@
-"""What the tests of a process share through Celery: nothing."""
+"""Isolates the tests of a process from each other's Celery tasks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_tasks_of_other_tests() -> Iterator[None]:
-    """Celery's ``app.task`` registers with every app that is finalized later in the process: the task of one
-    test would replace another test's task of the same name."""
+def _forget_tasks_of_other_tests() -> Iterator[None]:
+    """Celery's ``app.task`` registers with every app that is finalized later in the process: the task of
+    one test would replace another test's task of the same name."""
     try:
         from celery import _state as celery_state
     except ImportError:

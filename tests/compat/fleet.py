@@ -1,8 +1,9 @@
-"""Fleet: real workers of Celery and of qworker beside each other in one directory, with a ledger of what they
-ran.
+"""Fleet: real workers of Celery and of qworker in one directory, with a ledger of the tasks that ran.
 
 Comes from:  the compat tests, each of which adds its broker and its tasks.
-Goes to:     processes of their own; the tasks write one file that the test reads.
+
+Goes to:     subprocesses; their tasks append to one file that the test reads.
+
 Thread:      the test's.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 
-# Stands before the tasks of an app module that says BY which worker they are run.
+# Precedes the tasks of an app module that defines BY, the library whose worker runs them.
 LEDGER = """
 import json, os, time
 
@@ -35,34 +36,34 @@ def note(**fields):
 
 
 ALONE = ("-P", "solo", "--without-mingle", "--without-gossip")
-"""A worker of Celery's that asks after no other."""
+"""A Celery worker that does not contact other workers."""
 
 
 class Fleet:
-    """The processes started in *path*; subclasses know what the apps of its workers are."""
+    """The processes started in *path*; subclasses define the apps of the workers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def write(self, tasks: str, **heads: str) -> None:
-        """Write the modules their_app and our_app: of each the head, which makes its app, and *tasks*."""
+        """Write the modules their_app and our_app: a head each, which creates the app, and *tasks*."""
         for name, head in heads.items():
             (self.path / f"{name}.py").write_text(head + LEDGER + tasks)
 
     def our_worker(self, *options: str) -> subprocess.Popen[bytes]:
-        """A worker of our_app, with two processes if *options* do not say otherwise."""
+        """A worker of our_app, with two processes unless *options* are given."""
         return self.start("qworker", "start", "-A", "our_app:app", *(options or ("-c", "2")))
 
     def their_worker(self, *options: str, name: str = "theirs") -> subprocess.Popen[bytes]:
-        """Celery's worker of their_app, without a pool if *options* do not say otherwise."""
+        """A Celery worker of their_app, without a pool unless *options* are given."""
         return self.start(
             "celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test",
             *(options or ("-P", "solo")),
         )  # fmt: skip
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start `python -m *command*`, its output in a log file of its own."""
+        """Start `python -m *command*`, with its own log file."""
         environment = {
             **os.environ,
             "PYTHONPATH": f"{self.path}{os.pathsep}{REPOSITORY}",
@@ -77,7 +78,7 @@ class Fleet:
         return process
 
     def ledger(self, task: str | None = None) -> list[dict[str, Any]]:
-        """What ran, oldest first: of *task*, or all; a line that is not whole yet is left for later."""
+        """Ledger entries, oldest first: of *task* or all; an incomplete line is left for later."""
         try:
             lines = (self.path / "ledger").read_text().splitlines()
         except FileNotFoundError:
@@ -86,8 +87,8 @@ class Fleet:
         return [entry for entry in whole if task in (None, entry["task"])]
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for *condition* to give something true,
-        and return that; fail when a process ended by itself."""
+        """Wait until *condition* returns something true, and return that; fail if a process ended by
+        itself."""
         deadline = time.monotonic() + PATIENCE
         while not (answer := condition()):
             ended = [each.args for each in self._processes if each.poll() not in (None, 0, -signal.SIGKILL)]
@@ -102,7 +103,7 @@ class Fleet:
         )
 
     def kill(self, *processes: subprocess.Popen[bytes]) -> None:
-        """Kill -9 *processes* and all that they started; all of the fleet's when none are given."""
+        """Kill -9 *processes* (all processes of the fleet by default) and their process groups."""
         for process in processes or self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

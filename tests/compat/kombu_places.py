@@ -1,10 +1,12 @@
-"""Brokers of ours that Celery uses by ``qworker+``: a place for each, empty at first.
+"""Our brokers that Celery uses with ``qworker+`` URLs: an empty place for each.
 
-Comes from:  test_celery_stores.py, which knows nothing of a broker but what a Place says.
-Goes to:     the servers of the tests, by URL and options, which workers in processes of their own are given.
+Comes from:  test_celery_stores.py, which only uses the interface of Place.
+
+Goes to:     the test servers, by URL and options, which are given to worker processes.
+
 Thread:      the test's.
 
-A broker that is new adds a function and a line to PLACES.
+For a new broker, add a function and a line in PLACES.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from tests.support.ironmq_server import TOKEN, IronMQ
 
 
 class Place(NamedTuple):
-    """url: of ours, without ``qworker+``. options: of the transport. clear: leaves nothing behind.
-    cut: ends all connections to it. fanout:
-    Celery's remote control works. due: delayed messages wait in the broker, which counts them."""
+    """url: without ``qworker+``. options: of the transport. clear: removes everything. cut: closes all
+    connections to it. fanout: Celery's remote control works. due: delayed messages wait in the broker,
+    which counts them."""
 
     url: str
     options: dict[str, Any]
@@ -96,6 +98,5 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 
 
 def each(*names: str, always: Collection[str]) -> list[Any]:
-    """The params of a test on these PLACES. Those that are not tested *always* are with the rest of the
-    brokers."""
+    """Test params for these PLACES. Those not in *always* are marked more_brokers."""
     return [pytest.param(name, marks=[] if name in always else [pytest.mark.more_brokers]) for name in names]

@@ -1,7 +1,9 @@
-"""Sides: one piece of code, run with Celery and with qworker, so that what it sees can be held side by side.
+"""Sides: the same code, run with Celery and with qworker, to compare the results.
 
 Comes from:  test_celery_guide, whose snippets are functions of a side.
+
 Goes to:     a worker of each in this process: Celery's in a thread, ours step by step.
+
 Thread:      the test's, and that of Celery's worker.
 """
 
@@ -30,7 +32,7 @@ PATIENCE = 20.0
 
 
 class Side:
-    """A library under names that both have: App, Task, shared_task, errors, signals, states,
+    """A library with names that both have: App, Task, shared_task, errors, signals, states,
     allow_join_result."""
 
     name: str
@@ -46,7 +48,7 @@ class Side:
 
     @contextmanager
     def worker(self, app: Any) -> Iterator[Callable[[Any], Any]]:
-        """Run a worker of *app*; gives a function that waits until a result has ended, and returns it."""
+        """Run a worker of *app*; yields a function that waits until a result is ready, and returns it."""
         raise NotImplementedError
 
 
@@ -58,7 +60,7 @@ class CelerySide(Side):
     allow_join_result = staticmethod(allow_join_result)
 
     def App(self, main: str = "proj", cls: Any = None, **options: Any) -> Any:
-        Channel.queues.clear()  # Celery's memory is that of the process: nothing of another test may be in it
+        Channel.queues.clear()  # Celery's in-memory transport is global: remove messages of other tests
         cache._DUMMY_CLIENT_CACHE.clear()
         options = {"broker": "memory://", "backend": "cache+memory://", **options}
         return (cls or celery.Celery)(main, worker_hijack_root_logger=False, **options)
@@ -110,7 +112,7 @@ class QWorkerSide(Side):
 
 @contextmanager
 def logging_kept() -> Iterator[None]:
-    """Undo what a worker of Celery's does to the root logger of this process, which other tests need."""
+    """Undo the changes of a Celery worker to the root logger of this process."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     try:

@@ -1,7 +1,7 @@
-"""Celery's canvas, case by case: each is built of the names that both libraries have, and run by both.
+"""Runs each canvas case with Celery and with qworker.
 
-Run eagerly, a case gives the same value on both sides. Published, it makes the same messages, but for the
-ids, and but for what is told in DIFFERENT.
+Run eagerly, a case gives the same value on both sides. Published, it makes the same messages, except for
+ids and the cases in DIFFERENT.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS: dict[str, Any] = {"backend": URLS["redis"], "result_backend_transport_opti
 
 @pytest.fixture(scope="module")
 def of_celery() -> Any:
-    """One for the whole module: Celery lets tasks of one app be tasks of every later one."""
+    """One for the whole module, since tasks of one Celery app are added to every later one."""
     app = celery.Celery("proj", broker="memory://", backend=URLS["redis"], set_as_current=False)
     app.conf.result_backend_transport_options = RESULTS
     yield namespace(app, celery_canvas)
@@ -60,14 +60,14 @@ def ours() -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_value_is_celerys(name: str, theirs: Any, ours: Any) -> None:
+def test_values_equal_celerys(name: str, theirs: Any, ours: Any) -> None:
     build, args = ALL[name]
     expected, got = (build(side).delay(*args) for side in (theirs, ours))
     assert got.get() == expected.get()
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_it_is_made_of_stays_as_it_was(name: str, ours: Any) -> None:
+def test_calling_does_not_change_the_signature(name: str, ours: Any) -> None:
     build, args = ALL[name]
     call = build(ours)
     before = plain(call)
@@ -76,7 +76,7 @@ def test_what_it_is_made_of_stays_as_it_was(name: str, ours: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_types_are_celerys(name: str, theirs: Any, ours: Any) -> None:
+def test_types_equal_celerys(name: str, theirs: Any, ours: Any) -> None:
     build, _ = ALL[name]
     expected, got = build(theirs), build(ours)
     assert (got["task"], got["subtask_type"]) == (expected["task"], expected["subtask_type"])
@@ -100,14 +100,14 @@ ROUTES = {"add": {"queue": "far"}, "xsum": {"queue": "near"}, "celery.*": {"queu
 
 
 def reroute(app: Any, routes: Any) -> None:
-    """Set the routes of Celery's *app*, which it keeps in two more places."""
+    """Set the routes of a Celery *app*, which caches them in two places."""
     app.conf.task_routes = routes
     app.amqp.flush_routes()
     app.amqp.router = app.amqp.Router()
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_a_mapping_is_routed_as_its_task(name: str, of_celery: Any) -> None:
+def test_mapping_is_routed_like_its_task(name: str, of_celery: Any) -> None:
     require("redis")
     queues: list[str] = []
 
@@ -122,19 +122,19 @@ def test_a_mapping_is_routed_as_its_task(name: str, of_celery: Any) -> None:
     finally:
         celery_publishes.disconnect(note)
         reroute(of_celery.app, None)
-    assert queues == ours_go(MAPPINGS[name])
+    assert queues == queues_of(MAPPINGS[name])
     assert "wrong" not in queues
 
 
 @pytest.mark.parametrize("name", IN_WORKFLOWS)
-def test_a_mapping_in_a_workflow_is_routed_as_its_task(name: str) -> None:
-    """Celery forgets it there, and goes by the name celery.starmap."""
+def test_mapping_in_a_workflow_is_routed_like_its_task(name: str) -> None:
+    """Celery uses the routes of celery.starmap there."""
     build, queues = IN_WORKFLOWS[name]
-    assert ours_go(build) == queues
+    assert queues_of(build) == queues
 
 
-def ours_go(build: Any) -> list[str]:
-    """The queues that our calls go to with ROUTES."""
+def queues_of(build: Any) -> list[str]:
+    """The queues that our calls are routed to with ROUTES."""
     store = KeepingStore()
     app = QWorker("proj", broker=store, task_routes=ROUTES, **OURS)
     build(namespace(app, canvas)).apply_async()
@@ -142,7 +142,7 @@ def ours_go(build: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in DIFFERENT])
-def test_the_messages_are_celerys(name: str, of_celery: Any) -> None:
+def test_messages_equal_celerys(name: str, of_celery: Any) -> None:
     require("redis")
     build, args = ALL[name]
     published: list[Any] = []

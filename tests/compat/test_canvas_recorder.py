@@ -1,4 +1,4 @@
-"""What our worker is given to run is what the installed Celery writes."""
+"""The recorded messages are those of the installed Celery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recording() -> Iterator[Recorder]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_celery_writes_what_was_recorded(recording: Recorder, name: str) -> None:
+def test_recording_is_up_to_date_with_celery(recording: Recorder, name: str) -> None:
     kept = json.loads(FILE.read_text(encoding="utf-8"))
     assert recording.record(name) == kept[name], "see canvas_recorder, and what has changed"
 

@@ -1,4 +1,4 @@
-"""The schemes of Celery's result stores: each is one of ours, or is refused in a sentence."""
+"""Each URL scheme of Celery's result backends is supported or refused with a clear error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qworker.errors import ConfigurationError
 pytestmark = pytest.mark.compat
 
 OURS = frozenset({"db", "disabled", "file", "mongodb", "redis", "rediss", "rpc", "sentinel"})
-"""Those of a store that is here as well. The others are told of what there is."""
+"""Schemes supported here. The error for others names alternatives."""
 URLS = {
     "db": "db+sqlite:////nowhere/results.db",
     "file": "file:///nowhere",
     "sentinel": "sentinel://host:26379/0",
 }
-"""Where one needs more than a host."""
+"""URLs of schemes that need more than a host."""
 
 
 def opened(url: str) -> str:
@@ -34,7 +34,7 @@ def opened(url: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", sorted(BACKEND_ALIASES))
-def test_each_is_a_store_or_a_sentence(scheme: str) -> None:
+def test_each_scheme_is_supported_or_refused(scheme: str) -> None:
     if scheme in OURS:
         assert opened(URLS.get(scheme, f"{scheme}://host")).endswith("Backend")
     else:
@@ -46,6 +46,6 @@ def test_each_is_a_store_or_a_sentence(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", sorted(BACKEND_ALIASES))
 @pytest.mark.parametrize("rest", ["", "://", "://x", ":///x", "+x://y", "://user:pass word@h:many/x"])
-def test_a_url_that_is_none_ends_in_a_sentence(scheme: str, rest: str) -> None:
+def test_invalid_url_is_a_configuration_error(scheme: str, rest: str) -> None:
     with suppress(ConfigurationError):
         opened(scheme + rest)

@@ -1,5 +1,4 @@
-"""Celery itself on the embedded broker: its calls are run by our worker, ours by its worker, and both share a
-queue."""
+"""Celery on the embedded broker: its calls run on our worker, ours on its worker, and both share a queue."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ app = QWorker("proj", broker="{url}")
 
 
 class Project(Fleet):
-    """A directory with the same tasks for Celery and for qworker, one file between them, and a ledger."""
+    """A directory with the same tasks for Celery and for qworker, a shared database file, and a ledger."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -65,7 +64,7 @@ class Project(Fleet):
         self.write(TASKS, their_app=CELERY_APP.format(url=self.url), our_app=QWORKER_APP.format(url=self.url))
 
     def get(self, ours: QWorker, sent: Any) -> Any:
-        """The result of a call, whoever sent it, by our worker."""
+        """The result of a call that our worker runs."""
         result = ours.AsyncResult(sent.id)
         self.until(result.ready)
         return result.get(timeout=0)
@@ -88,8 +87,8 @@ def theirs(project: Project) -> Iterator[Any]:
 
 
 @pytest.fixture
-def antique(project: Project) -> Iterator[Any]:
-    """A Celery app that writes protocol 1."""
+def protocol1(project: Project) -> Iterator[Any]:
+    """A Celery app that sends messages of protocol 1."""
     app = celery.Celery("proj", broker=project.url, set_as_current=False, changes={"task_protocol": 1})
     yield app
     app.close()
@@ -102,12 +101,10 @@ def ours(project: Project) -> Iterator[QWorker]:
     app.close()
 
 
-def test_our_worker_runs_what_celery_sends(
-    project: Project, theirs: Any, antique: Any, ours: QWorker
-) -> None:
+def test_our_worker_runs_celery_calls(project: Project, theirs: Any, protocol1: Any, ours: QWorker) -> None:
     urgent = theirs.send_task("proj.add", (1,), {"y": 2}, priority=9)
     through = theirs.send_task("proj.add", (10,), exchange="celery", routing_key="celery", compression="gzip")
-    old = antique.send_task("proj.add", (100,))
+    old = protocol1.send_task("proj.add", (100,))
     again = theirs.send_task("proj.again")
     worker = project.our_worker()
     assert project.get(ours, urgent) == 3
@@ -122,19 +119,19 @@ def test_our_worker_runs_what_celery_sends(
     assert worker.wait(PATIENCE) == 0
 
 
-def test_our_worker_is_never_early_with_celerys_eta(
-    project: Project, theirs: Any, antique: Any, ours: QWorker
+def test_our_worker_respects_celery_etas(
+    project: Project, theirs: Any, protocol1: Any, ours: QWorker
 ) -> None:
     project.our_worker()
     sent = time.time()
-    # That of protocol 1 lies in the body, which only a worker opens.
-    later = [app.send_task("proj.add", (1,), countdown=1.5) for app in (theirs, antique)]
+    # With protocol 1 the eta is in the body, which only a worker decodes.
+    later = [app.send_task("proj.add", (1,), countdown=1.5) for app in (theirs, protocol1)]
     assert [project.get(ours, each) for each in later] == [1, 1]
     assert len(project.ledger("add")) == 2
     assert all(entry["at"] >= sent + 1.5 for entry in project.ledger("add"))
 
 
-def test_celerys_worker_runs_what_we_send(project: Project, ours: QWorker) -> None:
+def test_celery_worker_runs_our_calls(project: Project, ours: QWorker) -> None:
     project.their_worker()
     sent = [ours.send_task("proj.add", (number,), {"y": 1}).id for number in range(20)]
     ours.send_task("proj.again")
@@ -148,7 +145,7 @@ def test_celerys_worker_runs_what_we_send(project: Project, ours: QWorker) -> No
 
 
 @pytest.mark.parametrize("pool", [["-P", "solo"], ["-P", "prefork", "-c", "2"], ["-P", "threads", "-c", "2"]])
-def test_every_pool_of_celerys_works(project: Project, theirs: Any, ours: QWorker, pool: list[str]) -> None:
+def test_every_celery_pool_works(project: Project, theirs: Any, ours: QWorker, pool: list[str]) -> None:
     project.their_worker(*pool)
     for number in range(30):
         theirs.send_task("proj.add", (number,))
@@ -157,7 +154,7 @@ def test_every_pool_of_celerys_works(project: Project, theirs: Any, ours: QWorke
     project.until(lambda: not [info for info in ours.broker.admin.queues() if info.queue == "celery"])
 
 
-def test_a_killed_celery_worker_loses_nothing(project: Project, theirs: Any, ours: QWorker) -> None:
+def test_tasks_of_a_killed_celery_worker_are_not_lost(project: Project, theirs: Any, ours: QWorker) -> None:
     victim = project.their_worker()
     slow = theirs.send_task("proj.slow", (600,))
     project.until(lambda: project.ledger("slow"))
@@ -182,7 +179,7 @@ def test_both_workers_share_a_queue(project: Project, theirs: Any, ours: QWorker
     assert sorted(entry["sum"] for entry in project.ledger("add")) == list(range(200))
 
 
-def test_celerys_remote_control_and_events_work(project: Project, theirs: Any) -> None:
+def test_celery_remote_control_and_events_work(project: Project, theirs: Any) -> None:
     project.their_worker("-P", "solo", "-E")
     who = ["theirs@test"]
     project.until(lambda: theirs.control.ping(who, timeout=0.5) == [{"theirs@test": {"ok": "pong"}}])
@@ -201,9 +198,7 @@ def test_celerys_remote_control_and_events_work(project: Project, theirs: Any) -
         capturing.close()
 
 
-def test_a_stopped_celery_worker_leaves_no_queue_of_its_own(
-    project: Project, theirs: Any, ours: QWorker
-) -> None:
+def test_stopped_celery_worker_leaves_no_queue(project: Project, theirs: Any, ours: QWorker) -> None:
     worker = project.their_worker()
     project.until(lambda: theirs.control.ping(["theirs@test"], timeout=0.5))
     worker.terminate()

@@ -1,5 +1,5 @@
-"""Chords whose members are counted by Celery's result store and by ours, on the same Redis keys: who
-completes one finishes it, once."""
+"""Chords whose members are counted by Celery's and our result backend with the same Redis keys: the one
+that completes a chord sends its body, once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Both(Pair):
     """Celery's app and ours, on one Redis database as broker and result store, under one prefix."""
 
     def __init__(self, more: dict[str, Any] | None = None, **settings: Any) -> None:
-        """more: options of the result store."""
+        """more: options of the result backend."""
         results = redis_results()
         options = results.pop("result_backend_transport_options")
         super().__init__(
@@ -63,7 +63,7 @@ class Both(Pair):
         self.add, self.total = add, total
 
     def messages(self) -> list[dict[str, Any]]:
-        """What waits in the queue, whatever its priority; taken out of it."""
+        """Takes all messages out of the queue, whatever their priority."""
         found = []
         for step in ("", *(f"\x06\x16{step}" for step in (3, 6, 9))):
             while (text := self.client.rpop(f"{self.prefix}celery{step}")) is not None:
@@ -71,7 +71,7 @@ class Both(Pair):
         return found
 
     def chord(self, size: int) -> list[Context]:
-        """The requests of a chord's members, as Celery has published them."""
+        """The requests of the members of a chord that Celery has published."""
         celery.chord([self.add.s(number, number) for number in range(size)], app=self.theirs)(self.total.s())
         return [self.request(each) for each in self.messages()]
 
@@ -90,7 +90,7 @@ class Both(Pair):
         self.backend.joins.add([part])
 
     def finish(self) -> list[Finished]:
-        """What our workers have to finish, and do."""
+        """The joins that our workers would finish; finishes them."""
         found = self.backend.joins.claim(10, SECONDS)
         for join in found:
             assert self.backend.joins.finish(join, [message("total", "celery")], self.ours.broker.sender)
@@ -137,8 +137,8 @@ VALUES = [
 
 @pytest.mark.parametrize("sorted_", [True, False], ids=["sorted", "listed"])
 @pytest.mark.parametrize("expires", [3600, 0])
-def test_the_keys_are_celerys(sorted_: bool, expires: int) -> None:
-    """While members are missing, and at the end."""
+def test_keys_equal_celerys_until_the_chord_is_complete(sorted_: bool, expires: int) -> None:
+    """After each part, and at the end."""
     dumps = []
     for side in ("by_theirs", "by_ours"):
         both = Both(more={"result_chord_ordered": sorted_}, result_expires=expires)
@@ -159,7 +159,7 @@ def test_the_keys_are_celerys(sorted_: bool, expires: int) -> None:
     assert dumps[1] == dumps[0]
 
 
-def test_the_keys_that_stay_are_celerys() -> None:
+def test_keys_left_after_completion_equal_celerys() -> None:
     dumps = []
     for side in ("by_theirs", "by_ours"):
         both = Both()
@@ -178,7 +178,7 @@ def test_the_keys_that_stay_are_celerys() -> None:
     assert dumps[1] == dumps[0]
 
 
-def test_values_are_read_as_celery_reads_them(both: Both) -> None:
+def test_part_values_are_encoded_and_read_like_celerys(both: Both) -> None:
     for state, result in VALUES:
         stored = exception_to_dict(result) if isinstance(result, BaseException) else result
         ours = part_value(both.backend, "g", "t", state, stored)
@@ -191,7 +191,7 @@ def test_values_are_read_as_celery_reads_them(both: Both) -> None:
 
 @pytest.mark.parametrize("serializer", ["json", "yaml", "msgpack"])
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_values_in_any_serializer(serializer: str, compression: str | None) -> None:
+def test_part_values_with_other_serializers(serializer: str, compression: str | None) -> None:
     both = Both(
         result_serializer=serializer,
         result_compression=compression,
@@ -208,8 +208,8 @@ def test_values_in_any_serializer(serializer: str, compression: str | None) -> N
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_chord_counted_by_both_is_finished_once(both: Both, seed: int) -> None:
-    """In any order, with redelivered members; whoever has the last of them finishes it."""
+def test_chord_counted_by_both_is_finished_once(both: Both, seed: int) -> None:
+    """In any order, with redelivered members; the backend that gets the last part finishes it."""
     chance = random.Random(seed)
     size = chance.randrange(2, 9)
     requests = both.chord(size)
@@ -238,7 +238,7 @@ def test_a_chord_counted_by_both_is_finished_once(both: Both, seed: int) -> None
         assert both.request(bodies[0]).args == [expected]
 
 
-def test_members_that_end_at_once_on_both(both: Both) -> None:
+def test_concurrent_parts_of_both_send_the_body_once(both: Both) -> None:
     requests = both.chord(40)
     twice = [(request, side) for request in requests for side in (both.by_theirs, both.by_ours)]
     random.Random(3).shuffle(twice)
@@ -249,8 +249,8 @@ def test_members_that_end_at_once_on_both(both: Both) -> None:
     assert both.finish() == []
 
 
-def test_celery_finishes_what_we_completed_and_left(both: Both) -> None:
-    """Our claim has ended, a member of it comes again to a worker of Celery's: then it is Celery's."""
+def test_celery_finishes_a_chord_that_we_completed_but_left(both: Both) -> None:
+    """Our claim has expired and a Celery worker gets a member again: then Celery sends the body."""
     requests = both.chord(3)
     for request in requests:
         both.by_ours(request, "SUCCESS", 1)
@@ -262,7 +262,7 @@ def test_celery_finishes_what_we_completed_and_left(both: Both) -> None:
     assert both.messages() == []
 
 
-def test_a_chord_that_failed_on_celery_is_not_ours(both: Both) -> None:
+def test_chord_that_failed_on_celery_is_not_finished_by_us(both: Both) -> None:
     requests = both.chord(3)
     both.by_ours(requests[0], "FAILURE", KeyError("no"))
     both.by_ours(requests[1], "SUCCESS", 1)

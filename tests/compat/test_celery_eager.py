@@ -1,4 +1,4 @@
-"""What a task sees of its request when apply() runs it here: the same as with Celery."""
+"""The request that a task sees in an eager apply() is the same as with Celery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qworker import QWorker
 
 
 def requests_of(app: Any) -> list[dict[str, Any]]:
-    """What tasks of *app* see of their requests."""
+    """The requests that tasks of *app* see."""
     seen: list[dict[str, Any]] = []
 
     def note(task: Any) -> None:
@@ -34,7 +34,7 @@ def requests_of(app: Any) -> list[dict[str, Any]]:
     return seen
 
 
-def test_the_request_of_an_eager_run() -> None:
+def test_request_of_an_eager_run_equals_celerys() -> None:
     settings = {"broker": "memory://", "backend": "cache+memory://", "set_as_current": False}
     ours = requests_of(QWorker("ours", **settings))
     assert ours == requests_of(Celery("theirs", **settings))
@@ -46,7 +46,7 @@ def test_the_request_of_an_eager_run() -> None:
     ]
 
 
-def test_the_limits_of_an_eager_call_go_before_those_of_the_task() -> None:
+def test_limits_of_an_eager_call_override_those_of_the_task() -> None:
     app = QWorker("ours", broker="memory://", set_as_current=False)
     task = app.task(bind=True, time_limit=5, soft_time_limit=3)(lambda self: self.request.timelimit)
     assert task.apply(time_limit=9).get() == [9, 3]

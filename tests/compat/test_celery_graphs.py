@@ -1,4 +1,4 @@
-"""Graphs of results beside Celery's, of the same stored results."""
+"""Graphs of results compared with Celery's, from the same stored results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ EDGES = [("a", ["b", "c"]), ("b", ["d"]), ("c", ["d"]), ("d", []), ("e", [])]
 
 
 def apps(path: Path) -> Pair:
-    """Celery's app and ours, on one directory of results: a called b and the group of c and d, b called e."""
+    """Celery's app and ours with the same result directory: a called b and the group of c and d, b called
+    e."""
     pair = Pair(broker_url="memory://", result_backend=f"file://{path}")
     store = pair.ours.backend
     group = (("g", None), [(("c", None), None), (("d", None), None)])
@@ -39,7 +40,7 @@ def adjacency(graph: Any) -> dict[str, list[str]]:
     return {node.id: [each.id for each in others] for node, others in graph.items()}
 
 
-def test_a_result_has_the_graph_that_celerys_has(tmp_path: Path) -> None:
+def test_result_graph_equals_celerys(tmp_path: Path) -> None:
     pair = apps(tmp_path)
     mine, others = pair.ours.AsyncResult("a").graph, pair.theirs.AsyncResult("a").graph
     assert adjacency(mine) == adjacency(others)
@@ -47,7 +48,7 @@ def test_a_result_has_the_graph_that_celerys_has(tmp_path: Path) -> None:
     assert {each.id for each in mine.edges()} == {each.id for each in others.edges()}
 
 
-def test_what_has_not_ended_ends_the_graph_unless_that_is_asked_for(tmp_path: Path) -> None:
+def test_unfinished_result_has_no_graph_unless_intermediate(tmp_path: Path) -> None:
     pair = apps(tmp_path)
     for app, error in ((pair.theirs, CelerysIncompleteStream), (pair.ours, IncompleteStream)):
         result = app.AsyncResult("unknown")
@@ -62,7 +63,7 @@ def test_what_has_not_ended_ends_the_graph_unless_that_is_asked_for(tmp_path: Pa
     lambda graph: [list(graph.edges()), list(graph.items()), list(graph.iteritems())],
     lambda graph: graph.adjacent,
 ])  # fmt: skip
-def test_a_graph_answers_as_celerys_does(ask: Any) -> None:
+def test_graph_methods_return_the_same(ask: Any) -> None:
     assert ask(DependencyGraph(EDGES)) == ask(CelerysGraph(EDGES))
 
 
@@ -78,27 +79,27 @@ def change(graph: Any, other: Any) -> dict[str, list[str]]:
     return graph.adjacent  # type: ignore[no-any-return]
 
 
-def test_a_graph_is_changed_as_celerys_is() -> None:
+def test_graph_changes_have_the_same_effect() -> None:
     ours = change(DependencyGraph(EDGES), DependencyGraph())
     assert ours == change(CelerysGraph(EDGES), CelerysGraph())
 
 
 @pytest.mark.parametrize("kind", [DependencyGraph, CelerysGraph])
-def test_each_comes_after_all_that_it_leads_to(kind: Any) -> None:
+def test_topsort_puts_nodes_after_their_dependencies(kind: Any) -> None:
     order = kind(EDGES).topsort()
     assert sorted(order) == list("abcde")
     assert all(order.index(other) < order.index(node) for node, others in EDGES for other in others)
 
 
 def drawn(graph: Any, formatter: Any = None) -> tuple[set[str], set[tuple[str, ...]]]:
-    """The nodes and edges in the drawing of a graph."""
+    """The nodes and edges in the dot output of a graph."""
     written = io.StringIO()
     graph.to_dot(written, formatter)
     nodes = set(re.findall(r'^ *"(\w+)" \[', written.getvalue(), re.MULTILINE))
     return nodes, set(re.findall(r'"(\w+)" (->|--) "(\w+)"', written.getvalue()))
 
 
-def test_a_graph_is_drawn_with_the_same_nodes_and_edges_as_celerys() -> None:
+def test_dot_output_has_the_same_nodes_and_edges() -> None:
     ours, theirs = DependencyGraph(EDGES), CelerysGraph(EDGES)
     assert drawn(ours) == drawn(theirs)
     for one, other in ((ours, CelerysFormatter()), (theirs, CelerysFormatter())):

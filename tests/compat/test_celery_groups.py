@@ -1,5 +1,5 @@
-"""ResultSet and GroupResult beside Celery's own, on the same stored results: what each method returns or
-raises."""
+"""ResultSet and GroupResult compared with Celery's for the same stored results: what each method returns
+or raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 
 def store(pair: Pair, **ended: Any) -> None:
-    """*ended*: the value or exception of each id."""
+    """*ended*: the value or exception for each id."""
     for task_id, value in ended.items():
         if isinstance(value, BaseException):
             pair.theirs.backend.mark_as_failure(task_id, value)
@@ -71,7 +71,7 @@ WAITED: dict[str, Callable[[Any], Any]] = {
 
 
 def outcome(of: Callable[[Any], Any], what: Any) -> str:
-    """What *of* returns of *what* or raises, as text."""
+    """What *of* returns or raises for *what*, as text."""
     try:
         return repr(of(what))
     except Exception as error:  # noqa: BLE001 - that is what is compared
@@ -79,7 +79,7 @@ def outcome(of: Callable[[Any], Any], what: Any) -> str:
 
 
 def both(pair: Pair, *ids: str) -> list[tuple[Any, Any]]:
-    """A group and a set of theirs, each with one of ours."""
+    """Pairs of Celery's and our GroupResult, and of Celery's and our ResultSet."""
     theirs = [pair.theirs.AsyncResult(each) for each in ids]
     ours = [pair.ours.AsyncResult(each) for each in ids]
     return [
@@ -89,7 +89,7 @@ def both(pair: Pair, *ids: str) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_what_a_group_tells(pair: Pair, stored: str) -> None:
+def test_result_methods_return_the_same(pair: Pair, stored: str) -> None:
     store(pair, **STORED[stored])
     ways = {**ASKED, **(WAITED if len(STORED[stored]) == 3 else {})}
     for theirs, ours in both(pair, "a", "b", "c"):
@@ -98,19 +98,19 @@ def test_what_a_group_tells(pair: Pair, stored: str) -> None:
 
 
 def described(group: Any) -> Any:
-    """What is known of a group without asking the store, in plain data."""
+    """What as_tuple() contains, as plain data."""
     return json.loads(json.dumps(group.as_tuple()))
 
 
 def nested(app: Any) -> Any:
-    """A group with a group in it, after a call after another."""
+    """A group in a group, with two parents."""
     inner = app.GroupResult("inner", [app.AsyncResult("b"), app.AsyncResult("c")])
     before = app.AsyncResult("before")
     before.parent = app.AsyncResult("first")
     return app.GroupResult("outer", [app.AsyncResult("a"), inner], parent=before)
 
 
-def test_groups_are_described_alike(pair: Pair) -> None:
+def test_nested_groups_have_the_same_tuple_form(pair: Pair) -> None:
     assert described(nested(pair.ours)) == described(nested(pair.theirs))
     again = result_from_tuple(described(nested(pair.theirs)), pair.ours)
     assert (again, again.parent.parent.id) == (nested(pair.ours), "first")
@@ -119,7 +119,7 @@ def test_groups_are_described_alike(pair: Pair) -> None:
     assert again.parent.as_list() == nested(pair.theirs).parent.as_list()
 
 
-def test_groups_saved_by_one_are_restored_by_the_other(pair: Pair) -> None:
+def test_saved_groups_are_restored_by_the_other_library(pair: Pair) -> None:
     nested(pair.theirs).save()
     assert pair.ours.GroupResult.restore("outer") == nested(pair.ours)
     nested(pair.ours).save()
@@ -129,7 +129,7 @@ def test_groups_saved_by_one_are_restored_by_the_other(pair: Pair) -> None:
     assert pair.theirs.GroupResult.restore("outer") is pair.ours.GroupResult.restore("outer") is None
 
 
-def test_members_come_and_go_alike(pair: Pair) -> None:
+def test_members_are_added_and_removed_like_in_celery(pair: Pair) -> None:
     def change(group: Any, app: Any) -> list[str]:
         seen = []
         group.add(app.AsyncResult("a"))
@@ -147,7 +147,7 @@ def test_members_come_and_go_alike(pair: Pair) -> None:
         assert change(ours, pair.ours) == change(theirs, pair.theirs)
 
 
-def test_a_group_in_a_group_has_a_list_for_its_value(pair: Pair) -> None:
+def test_nested_group_has_a_list_as_its_value(pair: Pair) -> None:
     store(pair, a=1, b=KeyError("no"), c=3)
     ours, theirs = nested(pair.ours), nested(pair.theirs)
     for ask in (
@@ -159,7 +159,7 @@ def test_a_group_in_a_group_has_a_list_for_its_value(pair: Pair) -> None:
         assert outcome(ask, ours) == outcome(ask, theirs)
 
 
-def test_groups_are_equal_and_hashed_alike(pair: Pair) -> None:
+def test_groups_are_equal_and_hashed_like_in_celery(pair: Pair) -> None:
     for app in (pair.ours, pair.theirs):
         one, same = nested(app), nested(app)
         assert one == same == "outer"
@@ -176,7 +176,7 @@ def test_forgetting_a_group_forgets_its_members(pair: Pair) -> None:
         assert [theirs.ready(), ours.ready()] == [False, False]
 
 
-def test_callbacks_are_given_the_same(pair: Pair) -> None:
+def test_join_callbacks_get_the_same_arguments(pair: Pair) -> None:
     store(pair, a=1, b=KeyError("no"), c=3)
     for theirs, ours in both(pair, "a", "b", "c"):
         seen: list[list[Any]] = [[], []]

@@ -1,6 +1,6 @@
-"""Celery's user guide, snippet by snippet, run with Celery and with qworker: both see the same.
+"""Snippets of Celery's user guide, run with Celery and with qworker: both give the same.
 
-Each snippet is a function of a side and gives what it saw, as plain data. The table in
+Each snippet is a function of a side and returns what it observed as plain data. The table in
 docs/reference/celery-guide.md names these tests.
 """
 
@@ -36,7 +36,7 @@ def plus(x: int, y: int) -> int:
 
 
 def same(snippet: Callable[[Side], Any]) -> Any:
-    """Run it with both; what both saw."""
+    """Run a snippet with both libraries and compare; returns what both observed."""
     theirs, ours = snippet(CELERY), snippet(QWORKER)
     assert ours == theirs
     return ours
@@ -123,7 +123,7 @@ def test_censored_configuration() -> None:
     assert same(snippet) == (False, True, False, "Asia/Tokyo", True, True)
 
 
-def test_the_order_of_configuring_and_finalizing() -> None:
+def test_order_of_configuration_and_finalization_signals() -> None:
     def snippet(side: Side) -> Any:
         app, told = side.App(), []
         app.on_configure.connect(lambda **kwargs: told.append("configure"), weak=False)
@@ -138,7 +138,7 @@ def test_the_order_of_configuring_and_finalizing() -> None:
     assert same(snippet) == ["configure", ("configured", True), "finalized"]
 
 
-def test_the_current_app_and_the_current_task() -> None:
+def test_current_app_and_current_task() -> None:
     def snippet(side: Side) -> Any:
         app = side.App()
 
@@ -157,7 +157,7 @@ def test_the_current_app_and_the_current_task() -> None:
 # -- Tasks --
 
 
-def test_the_request_of_a_bound_task() -> None:
+def test_request_of_a_bound_task() -> None:
     def snippet(side: Side) -> Any:
         app = side.App()
 
@@ -187,7 +187,7 @@ def test_the_request_of_a_bound_task() -> None:
     assert same(snippet)[0]["header"] == "acme"
 
 
-def test_the_time_limits_of_a_request() -> None:
+def test_time_limits_of_a_request() -> None:
     def snippet(side: Side) -> Any:
         app = side.App()
 
@@ -206,7 +206,7 @@ def test_the_time_limits_of_a_request() -> None:
     assert same(snippet) == [(None, None), (30, None), (60, 45), (60, 5), (50, 5)]
 
 
-def test_hooks_are_called_in_their_order() -> None:
+def test_task_hooks_are_called_in_the_same_order() -> None:
     def snippet(side: Side) -> Any:
         app, seen = side.App(), []
 
@@ -244,7 +244,7 @@ def test_hooks_are_called_in_their_order() -> None:
     assert [each[0] for each in same(snippet)][:3] == ["before_start", "on_success", "after_return"]
 
 
-def test_an_overridden_call() -> None:
+def test_overridden_call_method() -> None:
     def snippet(side: Side) -> Any:
         app, seen = side.App(), []
 
@@ -303,7 +303,7 @@ def test_retrying() -> None:
                 seen.append((result.state, type(result.result).__name__))
         return seen
 
-    # An exception has our name for it here, and Celery's there.
+    # The exception has another name in Celery.
     ours = {"MaxRetriesExceeded": "MaxRetriesExceededError"}
     theirs, mine = snippet(CELERY), snippet(QWORKER)
     assert [
@@ -345,7 +345,7 @@ def test_automatic_retries() -> None:
     same(snippet)
 
 
-def test_states_of_ones_own_and_ignore() -> None:
+def test_custom_states_and_ignore() -> None:
     def snippet(side: Side) -> Any:
         app, seen = side.App(), []
 
@@ -424,7 +424,7 @@ def test_signals_of_a_run() -> None:
         return seen
 
     theirs, ours = snippet(CELERY), snippet(QWORKER)
-    # Celery publishes in one thread and runs in another: their order among each other is by chance.
+    # Celery publishes in one thread and runs in another, so the order of both is random.
     for kind in ("publish", "task_"):
         one = [each for each in theirs if each[0].endswith("publish") == (kind == "publish")]
         two = [each for each in ours if each[0].endswith("publish") == (kind == "publish")]
@@ -528,7 +528,7 @@ def test_connections_and_producers() -> None:
 # -- Results --
 
 
-def test_trees_of_results() -> None:
+def test_result_trees() -> None:
     def snippet(side: Side) -> Any:
         app = side.App()
 
@@ -556,7 +556,7 @@ def test_trees_of_results() -> None:
     assert same(snippet)[1] == [0, 1, 4]
 
 
-def test_what_a_result_tells() -> None:
+def test_result_attributes() -> None:
     def snippet(side: Side) -> Any:
         app, told = side.App(), []
         add = app.task(name="add")(plus)
@@ -580,7 +580,7 @@ def test_what_a_result_tells() -> None:
     same(snippet)
 
 
-def test_a_result_store_written_by_hand() -> None:
+def test_result_backend_methods() -> None:
     def snippet(side: Side) -> Any:
         app, seen = side.App(), []
         store = app.backend
@@ -686,9 +686,9 @@ def test_signatures() -> None:
     assert (3, 2, False) in seen[-5]
 
 
-def test_a_chain_of_nothing_but_a_group_of_one() -> None:
-    """By itself it is the group's member on both. What follows it with ``|`` gets the value or a list of it:
-    with Celery this depends on how the parts before and after are written, with qworker on less."""
+def test_chain_of_a_single_group_of_one() -> None:
+    """Alone it is the group's member in both libraries. What follows it with ``|`` gets the value or a
+    list of it: in Celery this depends on how the parts before and after are written, in qworker on less."""
 
     def snippet(side: Side) -> Any:
         app, canvas = side.App(), celery if side is CELERY else qworker

@@ -1,4 +1,4 @@
-"""Messages and stored exceptions, beside Celery itself: it reads ours and we read its."""
+"""Messages and stored exceptions compared with Celery: each library reads the other's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUEST = (
 
 
 def build(**settings: Any) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """A Celery app's task and a function that takes the message it sent last."""
+    """A Celery app's task, and a function that takes the last message it sent."""
     app = celery.Celery("proj", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(task_default_queue="compat", **settings)
 
@@ -57,7 +57,7 @@ def build(**settings: Any) -> tuple[Any, Callable[[], dict[str, Any]]]:
     return add, take
 
 
-def test_header_and_property_keys_are_those_of_a_real_message() -> None:
+def test_header_and_property_keys_equal_celerys() -> None:
     add, take = build()
     add.delay(1, 2)
     theirs = take()
@@ -72,7 +72,7 @@ def test_header_and_property_keys_are_those_of_a_real_message() -> None:
     assert ours["content-type"] == theirs["content-type"]
 
 
-def test_a_celery_worker_makes_the_same_of_a_call_of_ours_as_of_its_own() -> None:
+def test_celery_request_of_our_message_equals_its_own() -> None:
     add, take = build()
     add.delay(1, 2)
     theirs = take()
@@ -101,7 +101,7 @@ def test_a_celery_worker_makes_the_same_of_a_call_of_ours_as_of_its_own() -> Non
 @pytest.mark.parametrize("by_task", [True, False])
 @pytest.mark.parametrize("options", [{}, {"ignore_result": True}, {"ignore_result": False}])
 @pytest.mark.parametrize("by_name", [True, False])
-def test_who_calls_says_whether_a_result_is_ignored(
+def test_ignore_result_of_a_celery_message_is_read_like_celery_does(
     by_name: bool, options: dict[str, Any], by_task: bool
 ) -> None:
     add, take = build(task_ignore_result=by_task)
@@ -116,7 +116,7 @@ def test_who_calls_says_whether_a_result_is_ignored(
     assert request.ignore_result is options.get("ignore_result", by_task)
 
 
-def test_we_read_every_option_of_a_real_message() -> None:
+def test_options_of_a_celery_message_are_read() -> None:
     add, take = build()
     when = datetime(2030, 1, 1, tzinfo=UTC)
     add.apply_async(
@@ -133,7 +133,7 @@ def test_we_read_every_option_of_a_real_message() -> None:
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_we_read_both_protocols(protocol: int) -> None:
+def test_both_protocols_are_read(protocol: int) -> None:
     add, take = build(task_protocol=protocol)
     add.apply_async((1, 2), task_id="i", countdown=10)
     encoded = from_kombu(take())
@@ -143,7 +143,7 @@ def test_we_read_both_protocols(protocol: int) -> None:
     assert headers["eta"] is not None
 
 
-def test_chains_and_chords_of_celery_come_through() -> None:
+def test_chains_and_chords_of_celery_are_read() -> None:
     add, take = build()
     (add.s(1, 1) | add.s(2) | add.s(3)).delay()
     encoded = from_kombu(take())
@@ -158,7 +158,7 @@ def test_chains_and_chords_of_celery_come_through() -> None:
     assert headers["group_index"] == 0
 
 
-def test_a_celery_worker_reads_ours() -> None:
+def test_celery_worker_reads_our_message() -> None:
     add, _ = build()
     message = TaskMessage(
         "proj.add", "i", (1, b"\xff"), {"y": datetime(2030, 1, 1)}, eta="2030-01-01T00:00:00+00:00",
@@ -196,7 +196,7 @@ def test_a_celery_worker_reads_ours() -> None:
         errors.ConfigurationError("c"),
     ],
 )
-def test_exceptions_cross_both_ways(error: Exception) -> None:
+def test_exceptions_round_trip(error: Exception) -> None:
     add, _ = build()
     backend: Backend = add.app.backend
     stored = json.loads(json.dumps(exception_to_dict(error)))

@@ -1,7 +1,6 @@
-"""Every public name of Celery's, held against qworker: it is there, or it is refused with a sentence.
+"""Every public name of Celery exists in qworker or is refused with an explanation.
 
-Taken from the Celery that is installed, so that a name it gains is a failure here and not a surprise to
-somebody.
+The names are those of the installed Celery, so new ones fail here before users notice.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.compat
 
 INTERNAL = {
     "app": {
-        # what Celery itself is made of, and says nothing about to users
+        # internals that Celery does not document for users
         "IS_WINDOWS", "IS_macOS", "Pickler", "SYSTEM", "amqp_cls", "backend_cls", "builtin_fixups",
         "control_cls",
         "events_cls", "loader_cls", "log_cls", "registry_cls", "oid", "thread_oid", "prepare_config",
@@ -51,7 +50,7 @@ INTERNAL = {
     "control": {"Mailbox"},
 }  # fmt: skip
 ANOTHER_WAY = {"task_cls", "Task", "annotate", "time_limit", "soft_time_limit"}
-"""Held by tests of their own."""
+"""Tested elsewhere."""
 
 
 def objects() -> dict[str, tuple[Any, Any]]:
@@ -74,15 +73,14 @@ def objects() -> dict[str, tuple[Any, Any]]:
     }
 
 
-def is_there_or_refused(owner: Any, name: str, refusal: type[Exception]) -> bool:
-    """Whether *owner* has the name, or says in a sentence that it has not; AttributeError when it does
-    neither."""
+def exists_or_explains(owner: Any, name: str, refusal: type[Exception]) -> bool:
+    """Whether *owner* has the attribute or raises *refusal* with an explanation; AttributeError otherwise."""
     try:
         getattr(owner, name)
     except refusal as error:
         return len(str(error)) > 40
     except IncompleteStream:
-        pass  # the graph of a result that has not ended
+        pass  # the graph of an unfinished result
     return True
 
 
@@ -95,10 +93,10 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("kind", "name"), NAMES, ids=[f"{kind}.{name}" for kind, name in NAMES])
-def test_every_attribute_is_there_or_refused_with_a_sentence(kind: str, name: str) -> None:
+def test_every_attribute_exists_or_is_refused(kind: str, name: str) -> None:
     if name in INTERNAL.get(kind, ()) or name in ANOTHER_WAY:
         return
-    assert is_there_or_refused(objects()[kind][1], name, NotAvailable)
+    assert exists_or_explains(objects()[kind][1], name, NotAvailable)
 
 
 OF_RESULTS = {
@@ -111,12 +109,12 @@ METHODS = [
     if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(theirs, name))
 ]
 NOT_PASSED = {"self", "kwargs", "EXCEPTION_STATES", "PROPAGATE_STATES"}
-"""Parameters that are none, and constants that Celery keeps as such."""
+"""Parameters that are not passed, and constants that Celery keeps as parameters."""
 REFUSED = {"revoke_by_stamped_headers", "throw"}
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS, ids=[f"{kind}.{name}" for kind, name in METHODS])
-def test_every_method_of_a_result_takes_celerys_arguments_in_their_order(kind: str, name: str) -> None:
+def test_result_methods_take_celerys_arguments_in_order(kind: str, name: str) -> None:
     theirs, ours = objects()[kind]
     if name in REFUSED:
         with pytest.raises(NotAvailable):
@@ -127,12 +125,12 @@ def test_every_method_of_a_result_takes_celerys_arguments_in_their_order(kind: s
     ]
     parameters = inspect.signature(getattr(ours, name)).parameters
     if any(each.kind is each.VAR_POSITIONAL for each in parameters.values()):
-        expected = expected[: len(parameters) - 2]  # it takes any
+        expected = expected[: len(parameters) - 2]  # it accepts any
     assert list(parameters)[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("kind", OF_RESULTS)
-def test_every_result_is_made_of_celerys_arguments(kind: str) -> None:
+def test_result_constructors_take_celerys_arguments(kind: str) -> None:
     theirs, ours = objects()[kind]
     internal = {"ready_barrier"}
     expected = inspect.signature(theirs.__init__).parameters.keys() - NOT_PASSED - internal
@@ -140,29 +138,29 @@ def test_every_result_is_made_of_celerys_arguments(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OF_RESULTS)
-def test_every_result_can_be_copied_and_pickled(kind: str) -> None:
+def test_results_can_be_copied_and_pickled(kind: str) -> None:
     ours = objects()[kind][1]
     for again in (copy.copy(ours), pickle.loads(pickle.dumps(ours))):
         assert (type(again), again) == (type(ours), ours)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in celery.__all__ if not name.startswith("_")))
-def test_every_name_of_the_front_door(name: str) -> None:
+def test_every_top_level_name_exists_or_is_refused(name: str) -> None:
     old = {"SERIES", "VERSION", "VERSION_BANNER", "version_info", "version_info_t", "execute", "local", "log",
            "messaging", "registry"}  # fmt: skip
-    modules = {"signature"}  # app.signature() is the function; the module of this name is ours
+    modules = {"signature"}  # app.signature() is the function; our module has this name
     if name in old | modules:
         return
-    assert is_there_or_refused(qworker, name, ImportError)
+    assert exists_or_explains(qworker, name, ImportError)
 
 
 @pytest.mark.parametrize("name", celery_signals.__all__)
-def test_every_signal(name: str) -> None:
-    assert is_there_or_refused(signals, name, ImportError)
+def test_every_signal_exists_or_is_refused(name: str) -> None:
+    assert exists_or_explains(signals, name, ImportError)
 
 
 @pytest.mark.parametrize("name", celery_exceptions.__all__)
-def test_every_exception(name: str) -> None:
+def test_every_exception_exists(name: str) -> None:
     warnings = {"CeleryWarning", "AlwaysEagerIgnored", "DuplicateNodenameWarning", "DuplicateTaskNameWarning",
                 "FixupWarning", "NotConfigured", "SecurityWarning", "CPendingDeprecationWarning",
                 "CDeprecationWarning"}  # fmt: skip
@@ -176,7 +174,7 @@ def test_every_setting_is_understood(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_OLD_SETTING_KEYS))
-def test_every_old_name_of_a_setting_means_the_same(name: str) -> None:
+def test_old_setting_names_mean_the_same(name: str) -> None:
     old, new = understand(name), understand(_TO_NEW_KEY[name])
     assert old is not None
     assert new is not None
@@ -185,13 +183,13 @@ def test_every_old_name_of_a_setting_means_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("option", worker_command.params, ids=lambda option: option.opts[-1])
-def test_every_option_of_the_worker(option: Any) -> None:
+def test_every_worker_option_exists(option: Any) -> None:
     ours = {name for each in start.params for name in each.opts}
     assert set(option.opts) <= ours or option.name in ("hostname",), option.opts
 
 
 @pytest.mark.parametrize("name", sorted(command_line.commands))
-def test_every_command(name: str) -> None:
+def test_every_command_exists_or_is_refused(name: str) -> None:
     from qworker.cli.main import main
 
     assert name in {*COMMANDS, *ALIASES} or len(main.without(name) or "") > 20  # type: ignore[attr-defined]

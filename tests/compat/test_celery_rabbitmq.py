@@ -1,4 +1,4 @@
-"""Celery itself on RabbitMQ: its calls are run by our worker, ours by its worker, and both share a queue."""
+"""Celery on RabbitMQ: its calls run on our worker, ours on its worker, and both share a queue."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ app = QWorker("proj", broker_url="{url}", task_default_queue="{queue}", result_b
 
 
 class Project(Fleet):
-    """A directory with the same tasks for Celery and for qworker, one queue between them, and a ledger."""
+    """A directory with the same tasks for Celery and for qworker, a shared queue, and a ledger."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -84,7 +84,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.close()
 
 
-def test_our_worker_runs_their_calls(project: Project) -> None:
+def test_our_worker_runs_celery_calls(project: Project) -> None:
     start = time.time()
     later = project.theirs.send_task("proj.add", (10, 1), countdown=1.5)
     plain = project.theirs.send_task("proj.add", (1,), {"y": 2}, priority=3)
@@ -101,7 +101,7 @@ def test_our_worker_runs_their_calls(project: Project) -> None:
     assert start + 1.5 <= second["at"] < start + 15
 
 
-def test_their_worker_runs_our_calls(project: Project) -> None:
+def test_celery_worker_runs_our_calls(project: Project) -> None:
     start = time.time()
     later = project.ours.send_task("proj.add", (10, 1), countdown=1.5)
     plain = project.ours.send_task("proj.add", (1,), {"y": 2}, priority=3, headers={"mine": [1, None]})
@@ -114,7 +114,7 @@ def test_their_worker_runs_our_calls(project: Project) -> None:
     assert start + 1.5 <= second["at"]
 
 
-def test_a_mixed_fleet_runs_each_call_once(project: Project) -> None:
+def test_mixed_fleet_runs_each_call_once(project: Project) -> None:
     project.our_worker()
     project.their_worker()
     project.until(lambda: "ready;" in project.logs() and "@test ready." in project.logs())
@@ -129,7 +129,7 @@ def test_a_mixed_fleet_runs_each_call_once(project: Project) -> None:
     assert {entry["by"] for entry in entries} == {"celery", "qworker"}
 
 
-def test_what_their_killed_worker_ran_is_run_by_ours(project: Project) -> None:
+def test_our_worker_runs_the_task_of_a_killed_celery_worker(project: Project) -> None:
     project.theirs.send_task("proj.slow")
     theirs = project.their_worker()
     project.until(lambda: project.ledger("slow"))

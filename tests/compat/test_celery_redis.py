@@ -1,5 +1,4 @@
-"""Celery itself on Redis beside us: its calls are run by our worker, ours by its worker, and both share one
-queue."""
+"""Celery on Redis: its calls run on our worker, ours on its worker, and both share a queue."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ app = QWorker("proj", broker={url!r}, broker_transport_options={options!r}, work
 
 
 class Project(Fleet):
-    """A directory with the same tasks for Celery and for qworker, one prefix of keys between them, and a
-    ledger."""
+    """A directory with the same tasks for Celery and for qworker, a shared key prefix, and a ledger."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -106,7 +104,7 @@ class Project(Fleet):
         return super().their_worker(*ALONE)
 
     def empty(self) -> bool:
-        """Whether no message is left, in whatever state."""
+        """Whether no message is left in any state."""
         keys = self.client.scan_iter(f"{self.prefix}*", count=10_000)
         return not any(self.client.type(key) == b"list" or key.endswith(b"unacked") for key in keys)
 
@@ -124,15 +122,15 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.end()
 
 
-def test_our_worker_runs_what_celery_sends(project: Project) -> None:
-    theirs, antique = project.theirs(), project.theirs(task_protocol=1)
+def test_our_worker_runs_celery_calls(project: Project) -> None:
+    theirs, protocol1 = project.theirs(), project.theirs(task_protocol=1)
     sent = {
         theirs.send_task("proj.add", (1,), {"y": 2}).id: 3,
         theirs.send_task("proj.add", (2,), priority=5).id: 2,
         theirs.send_task(
             "proj.add", (10,), exchange="celery", routing_key="celery", compression="gzip"
         ).id: 10,
-        antique.send_task("proj.add", (100,)).id: 100,
+        protocol1.send_task("proj.add", (100,)).id: 100,
     }
     theirs.send_task("proj.again")
     worker = project.our_worker()
@@ -144,7 +142,7 @@ def test_our_worker_runs_what_celery_sends(project: Project) -> None:
     assert worker.wait(PATIENCE) == 0
 
 
-def test_our_worker_hears_of_what_celery_sends_while_it_rests(project: Project) -> None:
+def test_idle_worker_is_woken_by_celery_calls(project: Project) -> None:
     worker = project.our_worker()
     theirs = project.theirs()
     theirs.send_task("proj.add", (0,))
@@ -159,7 +157,7 @@ def test_our_worker_hears_of_what_celery_sends_while_it_rests(project: Project) 
     assert worker.poll() is None
 
 
-def test_our_worker_is_never_early_with_celerys_eta(project: Project) -> None:
+def test_our_worker_respects_celery_etas(project: Project) -> None:
     project.our_worker()
     before = time.time()
     project.theirs().send_task("proj.add", (1,), countdown=1.5)
@@ -167,7 +165,7 @@ def test_our_worker_is_never_early_with_celerys_eta(project: Project) -> None:
     assert project.ledger("add")[0]["at"] >= before + 1.5
 
 
-def test_celerys_worker_runs_what_we_send(project: Project) -> None:
+def test_celery_worker_runs_our_calls(project: Project) -> None:
     ours = project.ours()
     sent = {ours.send_task("proj.add", (number,), {"y": 1}).id: number + 1 for number in range(5)}
     sent[ours.send_task("proj.add", (50,), priority=9).id] = 50
@@ -181,7 +179,7 @@ def test_celerys_worker_runs_what_we_send(project: Project) -> None:
     project.until(project.empty)
 
 
-def test_delayed_messages_are_handed_to_celery(project: Project) -> None:
+def test_flushed_delayed_messages_run_on_celery(project: Project) -> None:
     ours = project.ours()
     due = time.time() + 1.0
     ours.send_task("proj.add", (7,), countdown=1.0)
@@ -191,7 +189,7 @@ def test_delayed_messages_are_handed_to_celery(project: Project) -> None:
     assert project.ledger("add")[0]["at"] >= due - 0.01
 
 
-def test_one_queue_for_both(project: Project) -> None:
+def test_both_workers_share_a_queue(project: Project) -> None:
     our, their = project.our_worker(), project.their_worker()
     ours, theirs = project.ours(), project.theirs()
     project.until(lambda: ours.broker.admin.workers())
@@ -199,7 +197,7 @@ def test_one_queue_for_both(project: Project) -> None:
     ids: list[str] = []
 
     def both_have_run_some() -> bool:
-        """Who is quicker takes most; so more is sent until the slower one has had its share."""
+        """The faster worker takes most, so more is sent until the slower one has had some."""
         for number in range(150):
             ids.append(ours.send_task("proj.add", (number,)).id)
             ids.append(theirs.send_task("proj.add", (number,)).id)
@@ -214,8 +212,8 @@ def test_one_queue_for_both(project: Project) -> None:
     assert their.poll() is None
 
 
-def test_celery_restores_what_our_dead_worker_held(project: Project) -> None:
-    """No worker of ours is left: the message comes back by the visibility timeout alone."""
+def test_celery_restores_messages_of_our_dead_worker(project: Project) -> None:
+    """No worker of ours is left: only the visibility timeout restores the message."""
     ours = project.ours()
     worker = project.our_worker(lease=2.0)
     ours.send_task("proj.slow", (600, "qworker"))
@@ -228,7 +226,7 @@ def test_celery_restores_what_our_dead_worker_held(project: Project) -> None:
     project.until(project.empty)
 
 
-def test_we_restore_what_a_dead_celery_worker_held(project: Project) -> None:
+def test_our_worker_restores_messages_of_a_dead_celery_worker(project: Project) -> None:
     worker = project.their_worker()
     project.theirs().send_task("proj.slow", (600, "celery"))
     project.until(lambda: project.ledger("slow"))
@@ -239,7 +237,7 @@ def test_we_restore_what_a_dead_celery_worker_held(project: Project) -> None:
     project.until(project.empty)
 
 
-def test_a_long_task_of_ours_outlives_celerys_visibility_timeout(project: Project) -> None:
+def test_long_task_on_our_worker_outlives_celerys_visibility_timeout(project: Project) -> None:
     go = project.path / "go"
     project.our_worker(lease=3.0)
     project.ours().send_task("proj.until_file", (str(go),))
@@ -247,13 +245,13 @@ def test_a_long_task_of_ours_outlives_celerys_visibility_timeout(project: Projec
     project.their_worker(visibility_timeout=1, unacked_restore_interval=1, unacked_restore_throttle=1)
     theirs = project.theirs()
     project.until(lambda: theirs.control.ping(["theirs@test"], timeout=0.5))
-    time.sleep(4)  # of which each second is a chance for Celery's worker to take the task for lost
+    time.sleep(4)  # long enough for Celery's worker to restore the task several times
     go.touch()
     project.until(project.empty)
     assert [entry["by"] for entry in project.ledger("until_file")] == ["qworker"]
 
 
-def test_the_scale_of_priorities_may_be_celerys(project: Project) -> None:
+def test_priority_scale_of_celery(project: Project) -> None:
     ours = project.ours(priority_scale="celery")
     for priority in (9, None, 3, 6):
         ours.send_task("proj.add", (priority or 0,), **({} if priority is None else {"priority": priority}))

@@ -1,4 +1,4 @@
-"""Results between Celery and us, both ways: what one stores or sends, the other reads."""
+"""Results between Celery and qworker: each reads what the other stores or sends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_celery_reads_what_we_store(pair: Pair, value: Any) -> None:
+def test_celery_reads_our_results(pair: Pair, value: Any) -> None:
     backend, task_id = pair.ours.backend, str(uuid.uuid4())
     context = Context(id=task_id, task="t", children=[AsyncResult("child")])
     row = backend.row(task_id, backend.meta(task_id, "SUCCESS", value, context=context))
@@ -48,7 +48,7 @@ def test_celery_reads_what_we_store(pair: Pair, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_we_read_what_celery_stores(pair: Pair, value: Any) -> None:
+def test_celery_results_are_read(pair: Pair, value: Any) -> None:
     task_id = str(uuid.uuid4())
     pair.theirs.backend.store_result(task_id, value, "SUCCESS")
     result = pair.ours.AsyncResult(task_id)
@@ -68,7 +68,7 @@ def test_celery_raises_our_exceptions(pair: Pair) -> None:
     assert result.traceback == "Traceback…"
 
 
-def test_we_raise_celerys_exceptions(pair: Pair) -> None:
+def test_celery_exceptions_are_raised(pair: Pair) -> None:
     task_id = str(uuid.uuid4())
     pair.theirs.backend.mark_as_failure(task_id, KeyError("no"), traceback="Traceback…")
     result = pair.ours.AsyncResult(task_id)
@@ -77,13 +77,13 @@ def test_we_raise_celerys_exceptions(pair: Pair) -> None:
     assert result.traceback == "Traceback…"
 
 
-def test_a_success_of_either_stands_against_the_other(pair: Pair) -> None:
+def test_success_is_not_overwritten_by_the_other_library(pair: Pair) -> None:
     one, two = str(uuid.uuid4()), str(uuid.uuid4())
     backend = pair.ours.backend
     pair.theirs.backend.store_result(one, 1, "SUCCESS")
     assert not backend.store(one, backend.meta(one, "FAILURE", {}))
     backend.store(two, backend.meta(two, "SUCCESS", 2))
-    if not pair.theirs.conf.result_backend.startswith("db+"):  # where Celery itself looks before it writes
+    if not pair.theirs.conf.result_backend.startswith("db+"):  # where Celery itself checks before it writes
         pair.theirs.backend.mark_as_failure(two, KeyError("no"))
     assert [pair.theirs.AsyncResult(one).get(timeout=10), pair.ours.AsyncResult(two).get(timeout=10)] == [
         1,
@@ -91,7 +91,7 @@ def test_a_success_of_either_stands_against_the_other(pair: Pair) -> None:
     ]
 
 
-def test_groups_are_described_alike(pair: Pair) -> None:
+def test_saved_groups_are_read_by_the_other_library(pair: Pair) -> None:
     described = [["g", None], [[["a", None], None], [["b", None], None]]]
     pair.ours.backend.save_group("g", described)
     group = pair.theirs.GroupResult.restore("g", backend=pair.theirs.backend)
@@ -102,7 +102,7 @@ def test_groups_are_described_alike(pair: Pair) -> None:
     assert [child[0][0] for child in found[1]] == ["c"]
 
 
-def test_each_wakes_the_other_on_redis() -> None:
+def test_redis_waiters_are_woken_by_the_other_library() -> None:
     pair = Pair(broker_url="memory://", **redis_results())
     backend, waiting = pair.ours.backend, pair.theirs.AsyncResult("x")
     pair.theirs.backend.add_pending_result(waiting)
@@ -120,7 +120,7 @@ def test_each_wakes_the_other_on_redis() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "1", "_", ".", ":", "-"])
-def test_a_prefix_of_keys_on_redis_is_read_as_celery_reads_it(ending: str) -> None:
+def test_redis_key_prefixes_are_read_like_celery_does(ending: str) -> None:
     pair = Pair(broker_url="memory://", **redis_results("x" + ending))
     pair.theirs.backend.store_result("x", 1, "SUCCESS")
     pair.ours.backend.store("y", pair.ours.backend.meta("y", "SUCCESS", 2))
@@ -171,7 +171,7 @@ def worker(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: P
         print(fleet.logs())
 
 
-def calls_and_hears(app: Any) -> None:
+def check_rpc_calls(app: Any) -> None:
     assert app.send_task("proj.add", (1, 2)).get(timeout=PATIENCE) == 3
     results = [app.send_task("proj.add", (n, n)) for n in range(20)]
     assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(20)]
@@ -179,11 +179,11 @@ def calls_and_hears(app: Any) -> None:
         app.send_task("proj.fail").get(timeout=PATIENCE)
 
 
-def test_celery_calls_and_hears_by_rpc(settings: dict[str, Any], worker: str) -> None:
+def test_celery_client_gets_rpc_results(settings: dict[str, Any], worker: str) -> None:
     with closing(Pair(**settings)) as pair:
-        calls_and_hears(pair.theirs)
+        check_rpc_calls(pair.theirs)
 
 
-def test_we_call_and_hear_by_rpc(settings: dict[str, Any], worker: str) -> None:
+def test_our_client_gets_rpc_results(settings: dict[str, Any], worker: str) -> None:
     with closing(Pair(**settings)) as pair:
-        calls_and_hears(pair.ours)
+        check_rpc_calls(pair.ours)

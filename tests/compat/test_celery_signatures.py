@@ -1,4 +1,5 @@
-"""Signatures and results beside Celery's: what can be set, what they are equal to, what a task may return."""
+"""Signatures and results compared with Celery's: settable properties, equality, results of calls as return
+values."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ VALUES = {
 
 
 def settable(kind: type) -> set[str]:
-    """The properties of Celery's Signature that may be set."""
+    """The settable properties of Celery's Signature."""
     found = {name for base in kind.__mro__ for name, each in vars(base).items() if is_settable(each)}
     return {name for name in found if not name.startswith("_")}
 
@@ -44,12 +45,12 @@ def is_settable(each: Any) -> bool:
     return hasattr(type(each), "__set__") and not isinstance(each, cached_property)
 
 
-def test_what_can_be_set_of_celerys_is_in_the_table() -> None:
+def test_settable_properties_of_celery_are_all_tested() -> None:
     assert settable(CelerySignature) - {"type", "app"} <= VALUES.keys() | {"chord"}
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_can_be_set_of_a_signature_of_celerys_can_be_set_here(name: str) -> None:
+def test_settable_properties_of_celery_can_be_set_here(name: str) -> None:
     theirs, ours = CelerySignature("add", (3,)), qworker.Signature("add", (3,))
     for each in (theirs, ours):
         setattr(each, name, VALUES[name])
@@ -61,7 +62,7 @@ def test_what_can_be_set_of_a_signature_of_celerys_can_be_set_here(name: str) ->
 
 
 @pytest.mark.parametrize("kind", ["AsyncResult", "GroupResult"])
-def test_a_result_is_equal_to_its_id(kind: str) -> None:
+def test_result_is_equal_to_its_id(kind: str) -> None:
     theirs = celery.Celery("proj", set_as_current=False)
     ours = QWorker("proj", broker="memory://", set_as_current=False)
     for app in (theirs, ours):
@@ -74,7 +75,7 @@ def test_a_result_is_equal_to_its_id(kind: str) -> None:
 
 
 @pytest.mark.parametrize("raises", ["Ignore", "Reject"])
-def test_a_member_of_an_eager_chord_without_a_value_is_none(raises: str) -> None:
+def test_member_of_an_eager_chord_without_a_value_is_none(raises: str) -> None:
     got: list[Any] = []
     theirs = celery.Celery("proj", set_as_current=False, broker="memory://", backend="cache+memory://")
     ours = QWorker("proj", broker="memory://", backend="cache+memory://", set_as_current=False)
@@ -84,7 +85,7 @@ def test_a_member_of_an_eager_chord_without_a_value_is_none(raises: str) -> None
             celery.chord,
             celery.exceptions,
             {"shared": False},
-        ),  # or other apps of Celery's have them, too
+        ),  # or other Celery apps would have them, too
         (ours, chord, qworker.errors, {}),
     )
     for library, kind, errors, options in sides:
@@ -106,7 +107,7 @@ def test_a_member_of_an_eager_chord_without_a_value_is_none(raises: str) -> None
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> tuple[QWorker, StepWorker]:
+def app_and_worker(tmp_path: Path) -> tuple[QWorker, StepWorker]:
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
 
     @app.task(name="one")
@@ -129,10 +130,10 @@ def house(tmp_path: Path) -> tuple[QWorker, StepWorker]:
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["task", "group", "chain", "graph"])
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_task_may_return_the_result_of_a_call(
-    house: tuple[QWorker, StepWorker], kind: str, follows: bool
+def test_task_can_return_the_result_of_a_call(
+    app_and_worker: tuple[QWorker, StepWorker], kind: str, follows: bool
 ) -> None:
-    app, worker = house
+    app, worker = app_and_worker
     call: Any = app.tasks["call"]
     result = (call.s(kind) | app.tasks["one"].s()).apply_async() if follows else call.delay(kind)
     worker.run()
@@ -147,8 +148,8 @@ def test_a_task_may_return_the_result_of_a_call(
 
 
 @pytest.mark.integration
-def test_a_task_cannot_be_replaced_by_an_empty_chain(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_task_cannot_be_replaced_by_an_empty_chain(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
     result: AsyncResult[Any] = app.tasks["empty"].delay()
     worker.run()
     with pytest.raises(ConfigurationError, match="Cannot replace with an empty chain"):
@@ -161,10 +162,10 @@ def test_a_task_cannot_be_replaced_by_an_empty_chain(house: tuple[QWorker, StepW
     "where",
     ["task", "body", "chord", "late", "link", "link_error", "long", "graph", "header", "group", "call"],
 )
-def test_a_timedelta_may_stand_wherever_seconds_may(
-    house: tuple[QWorker, StepWorker], option: str, where: str
+def test_timedelta_is_accepted_wherever_seconds_are(
+    app_and_worker: tuple[QWorker, StepWorker], option: str, where: str
 ) -> None:
-    app, _ = house
+    app, _ = app_and_worker
     one: Any = app.tasks["one"]
     times: Any = {option: timedelta(seconds=5)}
     timed = one.s().set(**times)

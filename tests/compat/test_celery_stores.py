@@ -1,5 +1,4 @@
-"""Celery's own workers and producers on every broker of ours that keeps leases, by ``qworker+`` before its
-URL."""
+"""Celery's workers and producers on every lease-based broker of ours, with ``qworker+`` before its URL."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def refused(self):
     from celery.exceptions import Reject
     raise Reject("no", requeue=False)
 """
-# Nothing but the package installed: neither app imports anything of ours, or registers anything.
+# Nothing is imported or registered: installing the package is enough.
 CELERY_APP = """
 from celery import Celery
 BY, SLOW_ON = "celery", "celery"
@@ -74,13 +73,13 @@ QUEUE = "celery"
 
 
 class Project(Fleet):
-    """A directory with the same tasks for Celery and for qworker, one broker between them, and a ledger."""
+    """A directory with the same tasks for Celery and for qworker, a shared broker, and a ledger."""
 
     def __init__(self, path: Path, place: Place) -> None:
         super().__init__(path)
         self.place = place
         values = {
-            "url": f"qworker+{place.url}",  # our own workers and callers take it, too
+            "url": f"qworker+{place.url}",  # accepted by our workers and callers as well
             "options": {**place.options, "lease_seconds": LEASE_SECONDS, "max_deliveries": 3},
             "own": place.options,
             "queue": QUEUE,
@@ -100,7 +99,7 @@ class Project(Fleet):
         return super().their_worker(*(options or ("-c", "2")), name=name)
 
     def count(self, name: str) -> int:
-        """How many messages of the default queue are *name*: ready, delayed, leased or dead."""
+        """The number of messages of the default queue in the state *name*: ready, delayed, leased or dead."""
         (info,) = self.ours.broker.admin.depths([QUEUE])
         return int(getattr(info, name))
 
@@ -115,7 +114,7 @@ class Project(Fleet):
 
 
 ALWAYS = ("sqlite", "postgresql")
-"""One of SQL and the embedded broker."""
+"""A SQL server and the embedded broker."""
 
 
 @pytest.fixture(params=each(*PLACES, always=ALWAYS))
@@ -125,8 +124,8 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
     project.end()
 
 
-def test_celerys_worker_runs_what_both_send(project: Project) -> None:
-    """With a delayed task that waits in the broker, groups, chords, and remote control where there is any."""
+def test_celery_worker_runs_calls_of_both(project: Project) -> None:
+    """Including delayed tasks that wait in the broker, groups, chords, and remote control where supported."""
     theirs, ours = project.theirs, project.ours
     when = time.time() + 4
     later = [app.send_task("proj.add", (100,), countdown=4).id for app in (theirs, ours)]
@@ -149,7 +148,7 @@ def test_celerys_worker_runs_what_both_send(project: Project) -> None:
     assert len(project.ledger("add")) == len(sent) + len(later) + 5
 
 
-def test_our_worker_runs_what_celery_sends(project: Project) -> None:
+def test_our_worker_runs_celery_calls(project: Project) -> None:
     sent = [project.theirs.send_task("proj.add", (number,), priority=number % 10).id for number in range(20)]
     sent.append(project.theirs.send_task("proj.add", (1,), countdown=1).id)
     project.our_worker()
@@ -157,7 +156,7 @@ def test_our_worker_runs_what_celery_sends(project: Project) -> None:
     project.until(project.is_empty)
 
 
-def test_what_a_killed_worker_held_is_run_by_another(project: Project) -> None:
+def test_tasks_of_a_killed_celery_worker_run_on_ours(project: Project) -> None:
     victim = project.their_worker()
     project.theirs.send_task("proj.slow", (600,))
     project.until(lambda: project.ledger("slow"))
@@ -174,12 +173,12 @@ def test_what_a_killed_worker_held_is_run_by_another(project: Project) -> None:
 
 
 THOROUGHLY = pytest.mark.parametrize("project", ["sqlite", "postgresql"], indirect=True)
-"""What is the same for all, and takes its time."""
+"""Slow tests of behaviour that is the same for all brokers."""
 
 
 @THOROUGHLY
-def test_a_long_task_stays_its_own(project: Project) -> None:
-    """Longer than the lease, in a worker whose loop is busy with it, beside one that would take it."""
+def test_long_task_is_not_redelivered(project: Project) -> None:
+    """Longer than the lease, in a solo worker that is blocked by it, beside an idle worker."""
     project.their_worker("-P", "solo", name="busy")
     project.theirs.send_task("proj.slow", (3 * LEASE_SECONDS,))
     project.until(lambda: project.ledger("slow"))
@@ -190,7 +189,7 @@ def test_a_long_task_stays_its_own(project: Project) -> None:
 
 
 @THOROUGHLY
-def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project) -> None:
+def test_task_that_kills_its_process_and_rejected_task_become_dead_letters(project: Project) -> None:
     project.theirs.send_task("proj.deadly")
     project.theirs.send_task("proj.refused")
     project.their_worker()
@@ -205,18 +204,18 @@ def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project
     each("sqlite", "postgresql", "redis", "mysql", "mongodb", always=ALWAYS),
     indirect=True,
 )
-def test_the_death_of_a_whole_worker_is_counted(project: Project) -> None:
-    """Where leases are ours, and so a death is counted whose process can tell nobody of it."""
+def test_deaths_of_the_main_process_are_counted(project: Project) -> None:
+    """On brokers with our own leases: the dead process cannot report its death."""
     project.theirs.send_task("proj.deadly")
     doomed = project.their_worker("-P", "solo", name="doomed")
     project.until(lambda: doomed.poll() is not None)
-    project.their_worker()  # which loses processes of its pool
+    project.their_worker()  # here only pool processes die
     project.until(lambda: project.count("dead") == 1)
     assert [entry["count"] for entry in project.ledger("deadly")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("project", ["postgresql"], indirect=True)
-def test_a_broker_that_was_away_has_lost_nothing(project: Project) -> None:
+def test_broker_connection_loss_loses_no_messages(project: Project) -> None:
     project.their_worker()
     sent: list[str] = []
     for _ in range(3):

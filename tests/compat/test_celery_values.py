@@ -1,5 +1,5 @@
-"""Values that are more than plain JSON, between a worker of Celery's and one of ours, on Redis: each calls
-the other, and reads what the other returns."""
+"""Typed values between a Celery worker and one of ours, on Redis: each calls the other and reads its
+results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kinds(value: dict[str, Any]) -> list[str]:
 
 
 def bill(order: Order, wait: timedelta = timedelta(0)) -> Order:
-    """The same function in both apps. Celery's gives it plain data."""
+    """The same function in both apps; Celery passes it plain data."""
     return replace(order, wait=order.wait + wait) if isinstance(order, Order) else order
 
 
@@ -54,7 +54,7 @@ def greet(person: Person) -> Person:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    """With a worker each, on queues of their own."""
+    """With a worker each, on separate queues."""
     results = redis_results()
     pair = Pair(
         **results,
@@ -84,8 +84,8 @@ def pair() -> Iterator[Pair]:
     pair.close()
 
 
-def answers(pair: Pair, name: str, *args: Any) -> list[Any]:
-    """What comes of a call that Celery makes and we run, and of one that we make and Celery runs."""
+def results_both_ways(pair: Pair, name: str, *args: Any) -> list[Any]:
+    """The results of a call from Celery to our worker, and of one from qworker to Celery's worker."""
     with celery.result.allow_join_result():
         return [
             pair.theirs.tasks[f"ours.{name}"].delay(*args).get(timeout=PATIENCE),
@@ -94,17 +94,17 @@ def answers(pair: Pair, name: str, *args: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_what_json_carries_goes_both_ways(pair: Pair, name: str) -> None:
-    assert answers(pair, "same", CARRIED[name]) == [CARRIED[name]] * 2
+def test_typed_json_values_round_trip(pair: Pair, name: str) -> None:
+    assert results_both_ways(pair, "same", CARRIED[name]) == [CARRIED[name]] * 2
 
 
-def test_what_json_carries_arrives_as_it_was(pair: Pair) -> None:
+def test_typed_json_values_keep_their_types(pair: Pair) -> None:
     expected = [type(each).__name__ for each in CARRIED.values()]
-    assert answers(pair, "kinds", CARRIED) == [expected] * 2
-    assert answers(pair, "same", {"nested": [CARRIED]}) == [{"nested": [CARRIED]}] * 2
+    assert results_both_ways(pair, "kinds", CARRIED) == [expected] * 2
+    assert results_both_ways(pair, "same", {"nested": [CARRIED]}) == [{"nested": [CARRIED]}] * 2
 
 
-def test_celery_sends_plain_json_to_a_task_with_annotations(pair: Pair) -> None:
+def test_celery_sends_plain_json_to_an_annotated_task(pair: Pair) -> None:
     ours = pair.theirs.tasks["ours.bill"]
     with celery.result.allow_join_result():
         assert ours.delay(PLAIN, 60).get(timeout=PATIENCE) == {**PLAIN, "wait": 3660}
@@ -118,22 +118,22 @@ def test_celery_sends_plain_json_to_a_task_with_annotations(pair: Pair) -> None:
             failed.get(timeout=PATIENCE)
 
 
-def test_celery_runs_what_we_call_with_values(pair: Pair) -> None:
+def test_celery_runs_our_call_with_typed_values(pair: Pair) -> None:
     result = pair.ours.tasks["theirs.bill"].delay(ORDER)
     assert result.get(timeout=PATIENCE) == PLAIN
     assert pair.ours.tasks["theirs.bill"].load_result(result.get()) == ORDER
 
 
-def test_models_go_both_ways(pair: Pair) -> None:
+def test_pydantic_models_round_trip(pair: Pair) -> None:
     expected = {**PLAIN_ADA, "name": "Dear Ada"}
-    assert answers(pair, "greet", PLAIN_ADA) == [expected] * 2
+    assert results_both_ways(pair, "greet", PLAIN_ADA) == [expected] * 2
     assert pair.ours.tasks["theirs.greet"].delay(ADA).get(timeout=PATIENCE) == expected
     with celery.result.allow_join_result():
         by_annotation = pair.theirs.tasks["ours.greet_by_annotation"]
         assert by_annotation.delay(PLAIN_ADA).get(timeout=PATIENCE) == expected
 
 
-def test_workflows_go_through_both(pair: Pair) -> None:
+def test_workflows_with_typed_values_run_on_both(pair: Pair) -> None:
     work = (
         pair.ours.tasks["ours.bill"].s(ORDER)
         | pair.ours.tasks["theirs.same"].s()

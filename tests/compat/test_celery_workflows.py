@@ -1,4 +1,4 @@
-"""Workflows of which some calls run on a worker of Celery's and some on ours, sent by either library: on
+"""Workflows whose calls run partly on a Celery worker and partly on ours, sent by either library: on
 Redis, and on RabbitMQ with results in Redis."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ app = QWorker("flow", broker={url!r}, backend={results!r}, **{settings!r})
 
 
 class Mixed(Fleet):
-    """A broker with a queue for Celery's worker and one for ours, and one result store."""
+    """A broker with a queue for Celery's worker and one for ours, and one result backend."""
 
     def __init__(self, path: Path, broker: str) -> None:
         super().__init__(path)
@@ -100,7 +100,7 @@ class Mixed(Fleet):
         }
 
     def _sender(self, app: Any, kinds: Any) -> SimpleNamespace:
-        """The names of a library; ``add``, … on Celery's worker are in ``they``, on ours in ``we``."""
+        """The names of a library; ``they`` has the tasks for Celery's worker, ``we`` those for ours."""
 
         def at(queue: str) -> SimpleNamespace:
             def task(name: str) -> Callable[..., Any]:
@@ -125,13 +125,13 @@ class Mixed(Fleet):
         return super().their_worker(*ALONE, "-Q", self.theirs, name=self.name)
 
     def value(self, task_id: str) -> Any:
-        """The value of a call, or the exception."""
+        """The value or exception of a call."""
         result: Any = self.our_app.AsyncResult(task_id)
         self.until(result.ready)
         return result.get(timeout=PATIENCE, propagate=False)
 
     def ran(self, root: str) -> list[tuple[str, str]]:
-        """``(task, by)`` of what ran of a workflow, in order."""
+        """``(task, by)`` of the runs of a workflow, in order."""
         return [(entry["task"], entry["by"]) for entry in self.ledger() if entry["root"] == root]
 
     def end(self) -> None:
@@ -207,7 +207,7 @@ def sides(n: Any, turned: bool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("turned", [False, True], ids=["as named", "the other way round"])
 @pytest.mark.parametrize("sender", ["sent by Celery", "sent by qworker"])
 @pytest.mark.parametrize("name", SUCCEEDS)
-def test_a_workflow_on_both(mixed: Mixed, name: str, sender: str, turned: bool) -> None:
+def test_workflow_runs_on_both(mixed: Mixed, name: str, sender: str, turned: bool) -> None:
     n = mixed.senders[sender]
     build, expected = SUCCEEDS[name]
     call = build(n, *sides(n, turned))
@@ -220,7 +220,7 @@ def test_a_workflow_on_both(mixed: Mixed, name: str, sender: str, turned: bool) 
 
 
 def ids(result: Any) -> set[str]:
-    """Of every call that *result* knows of."""
+    """The ids of all calls that *result* refers to."""
     found, waiting = set(), [result]
     while waiting:
         each = waiting.pop()
@@ -233,7 +233,7 @@ def ids(result: Any) -> set[str]:
 
 @pytest.mark.parametrize("turned", [False, True], ids=["there", "here"])
 @pytest.mark.parametrize("sender", ["sent by Celery", "sent by qworker"])
-def test_a_failed_member_fails_the_body_on_the_other_side_and_is_told_once(
+def test_failed_member_fails_the_body_on_the_other_worker_once(
     mixed: Mixed, sender: str, turned: bool
 ) -> None:
     n = mixed.senders[sender]
@@ -241,32 +241,32 @@ def test_a_failed_member_fails_the_body_on_the_other_side_and_is_told_once(
     mark = uuid.uuid4().hex
     body = b.total()
     body.link_error(marking(b, mark))
-    # Celery's worker tells no errback of a body that Celery's producer has written as a chain.
+    # Celery's worker does not call errbacks of a body that Celery's producer has written as a chain.
     flow = body | a.add(1) if sender == "sent by qworker" else body
     result = n.chord([a.add(1, 1), a.fail(), b.add(2, 2)], flow).apply_async()
     assert type(mixed.value(result.id)).__name__ == "ChordError"
-    mixed.until(lambda: told(mixed, mark))
+    mixed.until(lambda: recorded(mixed, mark))
     after = n.chord([a.add(1, 1), b.add(2, 2)], b.total()).apply_async()
     assert mixed.value(after.id) == 6
-    assert told(mixed, mark) == [mark]
+    assert recorded(mixed, mark) == [mark]
     assert {entry["task"] for entry in mixed.ledger() if entry["id"] in ids(result)} <= {"add", "fail"}
     assert not [entry for entry in mixed.ledger() if entry["id"] == result.id]
 
 
 def marking(at: Any, mark: str) -> Any:
-    """An errback that tells its *mark*."""
+    """An errback that records *mark*."""
     errback = at.told(mark)
     errback.set_immutable(True)
     return errback
 
 
-def told(mixed: Mixed, mark: str) -> list[Any]:
+def recorded(mixed: Mixed, mark: str) -> list[Any]:
     return [entry["value"] for entry in mixed.ledger("told") if entry["value"] == mark]
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["there", "here"])
 @pytest.mark.parametrize("sender", ["sent by Celery", "sent by qworker"])
-def test_a_failed_step_ends_the_chain_on_both(mixed: Mixed, sender: str, turned: bool) -> None:
+def test_failed_step_ends_the_chain_on_both(mixed: Mixed, sender: str, turned: bool) -> None:
     n = mixed.senders[sender]
     a, b = sides(n, turned)
     mark = uuid.uuid4().hex
@@ -275,13 +275,13 @@ def test_a_failed_step_ends_the_chain_on_both(mixed: Mixed, sender: str, turned:
     result = n.chain(b.add(1, 1), fails, b.add(1), a.add(2)).apply_async()
     assert type(mixed.value(result.id)).__name__ == "ValueError"
     assert type(mixed.value(result.parent.parent.id)).__name__ == "ValueError"
-    mixed.until(lambda: told(mixed, mark))
+    mixed.until(lambda: recorded(mixed, mark))
     ran = [entry["task"] for entry in mixed.ledger() if entry["id"] in ids(result)]
     assert ran == ["add", "fail"]
 
 
 @pytest.mark.parametrize("sender", ["sent by Celery", "sent by qworker"])
-def test_root_and_parents_lead_through_both(mixed: Mixed, sender: str) -> None:
+def test_root_and_parent_ids_are_kept_across_both(mixed: Mixed, sender: str) -> None:
     n = mixed.senders[sender]
     they, we = n.they, n.we
     result = n.chain(
@@ -299,8 +299,8 @@ def test_root_and_parents_lead_through_both(mixed: Mixed, sender: str) -> None:
     assert entries[result.id]["parent"] == body.id
 
 
-def test_qworker_graph_shows_what_celery_has_run(mixed: Mixed) -> None:
-    """All by Celery, by the id of the first call and by that of the last."""
+def test_graph_command_shows_calls_that_celery_ran(mixed: Mixed) -> None:
+    """All run by Celery, asked for by the id of the first call and of the last."""
     n = mixed.senders["sent by Celery"]
     chain = n.chain(n.they.add(1, 1), n.they.add(10), n.they.add(100)).apply_async()
     chord = n.chord([n.they.add(1, 1), n.they.add(2, 2)], n.they.total()).apply_async()
@@ -310,26 +310,26 @@ def test_qworker_graph_shows_what_celery_has_run(mixed: Mixed) -> None:
     steps, unknown = graphed(mixed, chord.id)
     assert steps[-1] == chord.id
     assert steps[0] in ids(chord)
-    # Celery stores no word of a group that nobody has saved.
+    # Celery does not store groups unless they are saved.
     assert [chord.parent.id in line for line in unknown] == [True]
 
 
 def graphed(mixed: Mixed, identity: str) -> tuple[list[str], list[str]]:
-    """The ids of the calls that ``qworker graph`` shows of *identity*, in their order, all of which have
-    succeeded; and what it says that it does not know."""
+    """The ids of the calls that ``qworker graph`` shows for *identity*, in order, all successful; and what
+    it reports as unknown."""
     shown = subprocess.run(
         [sys.executable, "-m", "qworker", "graph", "-A", "our_app:app", "--json", identity],
         cwd=mixed.path, env={**os.environ, "PYTHONPATH": str(mixed.path)}, capture_output=True, text=True,
         timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    told = json.loads(shown.stdout)
-    return [step["id"] for step in told["steps"]], told["unknown"]
+    recorded = json.loads(shown.stdout)
+    return [step["id"] for step in recorded["steps"]], recorded["unknown"]
 
 
 @pytest.mark.parametrize("first", ["their_worker", "our_worker"])
-def test_in_either_order_of_start(tmp_path: Path, first: str) -> None:
-    """One worker has done its part before the other is there."""
+def test_workers_started_one_after_the_other(tmp_path: Path, first: str) -> None:
+    """The first worker does its part before the other one starts."""
     fleet = Mixed(tmp_path, "redis")
     try:
         expected, results = [], []
@@ -350,5 +350,5 @@ def test_in_either_order_of_start(tmp_path: Path, first: str) -> None:
 
 
 def waiting(fleet: Mixed, queue: str) -> int:
-    """How many messages are in *queue*."""
+    """The number of messages in *queue*."""
     return sum(info.ready + info.leased for info in fleet.our_app.broker.admin.depths([queue]))

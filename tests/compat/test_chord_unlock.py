@@ -1,5 +1,5 @@
-"""Chords of a Celery producer whose results no store of Celery's can count: it publishes celery.chord_unlock
-beside the header, and our worker runs all of it."""
+"""Chords of a Celery producer with a result backend that cannot count members: it publishes
+celery.chord_unlock beside the header, and our worker runs both."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = BESIDE_CELERY
 
 
 def never_run(*args: Any) -> None:
-    """What Celery has of each task: its worker is not there."""
+    """The body of Celery's tasks, which no Celery worker runs."""
 
 
 class Unlocking(Pair):
-    """A producer of Celery's, and our app with the tasks."""
+    """A Celery producer, and our app with the tasks."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -81,13 +81,13 @@ def value(result: Any) -> Any:
     return result.get(timeout=2 * PATIENCE, interval=0.05, follow_parents=False)
 
 
-def test_the_body_gets_the_values(pair: Unlocking) -> None:
+def test_body_gets_the_values(pair: Unlocking) -> None:
     result = chord([pair.s("add", n, n) for n in range(4)], app=pair.theirs)(pair.s("lists"))
     assert value(result) == [0, 2, 4, 6]
     assert pair.ran.count("lists") == 1
 
 
-def test_in_workflows(pair: Unlocking) -> None:
+def test_chords_in_workflows(pair: Unlocking) -> None:
     work = chain(
         pair.s("add", 1, 1),
         group([pair.s("add", 1), pair.s("add", 2) | pair.s("add", 3)], app=pair.theirs),
@@ -101,8 +101,8 @@ def test_in_workflows(pair: Unlocking) -> None:
     assert value(outer(pair.s("lists"))) == [6, 10]
 
 
-def test_a_slow_member_is_waited_for_in_the_broker(pair: Unlocking) -> None:
-    """With one slot, which the task that looks does not keep from the others."""
+def test_slow_member_does_not_block_the_worker(pair: Unlocking) -> None:
+    """The only slot stays available for other tasks while chord_unlock retries."""
     header = [pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=1.5)]
     result = chord(header, app=pair.theirs)(pair.s("lists"))
     other = pair.s("add", 3, 3).apply_async()
@@ -111,7 +111,7 @@ def test_a_slow_member_is_waited_for_in_the_broker(pair: Unlocking) -> None:
     assert pair.ran.count("lists") == 1
 
 
-def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Unlocking) -> None:
+def test_failed_member_fails_the_body_and_calls_its_errback_once(pair: Unlocking) -> None:
     body = pair.s("total").on_error(pair.s("told")).set(task_id=uuid.uuid4().hex)
     result = chord([pair.s("add", 1, 1), pair.s("fail")], app=pair.theirs)(body | pair.s("add", 1))
     with pytest.raises(ChordError, match=r"Dependency .* raised ValueError\('no'\)"):
@@ -123,7 +123,7 @@ def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Unlocking) 
     assert "total" not in pair.ran
 
 
-def test_it_looks_as_often_as_it_was_told(pair: Unlocking) -> None:
+def test_interval_and_max_retries_of_the_chord_are_used(pair: Unlocking) -> None:
     work = chord([pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=3600)], app=pair.theirs)
     with pytest.raises(ChordError, match="chord_unlock could not be retried: MaxRetriesExceeded"):
         value(work(pair.s("total"), interval=0.1, max_retries=2))

@@ -1,5 +1,4 @@
-"""The entries of django-celery-beat are carried over by what the guide prints, run on tables as they are made
-and filled there."""
+"""The migration guide's snippet carries over django-celery-beat entries from real tables."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def _snippet() -> str:
     return found
 
 
-def test_the_guide_carries_entries_over(tmp_path: Path) -> None:
+def test_guide_snippet_carries_entries_over(tmp_path: Path) -> None:
     (tmp_path / "proj").mkdir()
     for name, text in {"__init__": "", "settings": SETTINGS, "tasks": TASKS}.items():
         (tmp_path / "proj" / f"{name}.py").write_text(text)

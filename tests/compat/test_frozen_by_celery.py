@@ -1,5 +1,5 @@
-"""Workflows that Celery's client has frozen and calls again: each call is a run of its own, as with Celery's
-workers, although all its ids are those of the call before."""
+"""Workflows that a Celery client freezes once and calls several times: each call runs completely, as with
+Celery's workers, although all ids are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = BESIDE_CELERY
 
 
 class Both(Pair):
-    """Celery's app, which calls, and ours, which runs. ran: the arguments of the last call of each run."""
+    """Celery's app as the client, ours as the worker. ran: the arguments of the last call of each run."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -52,7 +52,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Both]:
         if request.param == "redis":
             results["result_backend_transport_options"] = queue["broker_transport_options"]
         both = Both(**queue, **results)
-        if request.param == "rabbitmq":  # what it has sent is in the queue when it goes on
+        if request.param == "rabbitmq":  # so that messages are in the queue when publishing returns
             both.theirs.conf.broker_transport_options = {"confirm_publish": True}
         yield both
         both.close()

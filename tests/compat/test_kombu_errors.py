@@ -1,4 +1,4 @@
-"""Errors of kombu's name: what Celery's users catch around ``delay()`` catches ours."""
+"""``except`` clauses for kombu's errors around ``delay()`` catch ours."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ except {name}:
     ],
 )
 @pytest.mark.parametrize(("kind", "call"), [("OperationalError", AWAY), ("EncodeError", NOT_JSON)])
-def test_except_kombus_error_catches_ours(
+def test_except_clause_for_a_kombu_error_catches_ours(
     kind: str, call: str, imported: str, name: str, first: bool
 ) -> None:
-    """Each in a process of its own, since what is loaded when is the point."""
+    """In a subprocess each, since the order of imports matters."""
     line = imported.format(kind)
     if "celery" in line:
         line += "; import kombu"
@@ -58,7 +58,7 @@ def test_except_kombus_error_catches_ours(
     assert done.stdout == "caught\n", done.stderr
 
 
-def test_kombu_is_not_loaded_for_it() -> None:
+def test_kombu_is_not_loaded_for_our_errors() -> None:
     code = "import sys, qworker.app, qworker.errors as e; e.BrokerUnavailable(); e.EncodeError()"
     check = "assert 'kombu.exceptions' not in sys.modules and 'amqp' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Our transport for kombu on every broker of ours: what does not come from all of them in the same way."""
+"""Our kombu transport on every broker: behaviour that depends on the broker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def publish(connection: Connection, to: Queue, *bodies: Any, **options: Any) -> 
 
 
 class Inbox(list[Any]):
-    """The bodies that a consumer of *queues* got, and acknowledged if not told otherwise."""
+    """The bodies that a consumer of *queues* received, acknowledged unless ack is False."""
 
     def __init__(self, connection: Connection, *queues: Queue, ack: bool = True, prefetch: int = 0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Inbox(list[Any]):
         return list(self)
 
 
-def test_what_waits_is_got_at_once(connect: Connect) -> None:
+def test_basic_get_returns_waiting_messages(connect: Connect) -> None:
     publish(connect(), queue("q"), "a", "b")
     mine = queue("q")(connect().channel())
     got = [mine.get(), mine.get()]
@@ -82,7 +82,7 @@ def test_what_waits_is_got_at_once(connect: Connect) -> None:
         message.ack()
 
 
-def test_properties_come_as_they_were_sent(connect: Connect) -> None:
+def test_message_properties_are_kept(connect: Connect) -> None:
     sent = {
         "correlation_id": "c",
         "reply_to": "r",
@@ -97,7 +97,7 @@ def test_properties_come_as_they_were_sent(connect: Connect) -> None:
     assert {name: message.properties.get(name) for name in sent} == sent
 
 
-def test_who_got_one_message_takes_no_other(connect: Connect) -> None:
+def test_basic_get_does_not_reserve_further_messages(connect: Connect) -> None:
     getting, sending = connect(), connect()
     mine, other = queue("q")(getting.channel()), queue("other")
     inbox = Inbox(getting, other)
@@ -110,7 +110,7 @@ def test_who_got_one_message_takes_no_other(connect: Connect) -> None:
     assert Inbox(connect(), queue("q")).drain(1) == ["a"]
 
 
-def test_who_consumes_a_queue_no_more_leaves_it_to_others(connect: Connect) -> None:
+def test_cancelled_consumer_leaves_messages_to_others(connect: Connect) -> None:
     leaving, sending = connect(), connect()
     left, kept = queue("left"), queue("kept")
     inbox = Inbox(leaving, left, kept)
@@ -124,7 +124,7 @@ def test_who_consumes_a_queue_no_more_leaves_it_to_others(connect: Connect) -> N
     assert inbox.drain(3)[2:] == ["f"]
 
 
-def test_a_shared_queue_stays_for_its_other_consumers(connect: Connect) -> None:
+def test_auto_delete_queue_stays_for_other_consumers(connect: Connect) -> None:
     leaving, sending = connect(), connect()
     shared = queue("shared", auto_delete=True)
     inbox = Inbox(leaving, shared)
@@ -140,7 +140,7 @@ def test_a_shared_queue_stays_for_its_other_consumers(connect: Connect) -> None:
         other.messages[-1].ack()
 
 
-def test_what_falls_due_when_nobody_wants_it_comes_back(connect: Connect) -> None:
+def test_delayed_message_of_a_cancelled_consumer_is_returned(connect: Connect) -> None:
     consuming, sending = connect(), connect()
     soon, now = queue("soon"), queue("now")
     inbox = Inbox(consuming, soon, now)
@@ -150,7 +150,7 @@ def test_what_falls_due_when_nobody_wants_it_comes_back(connect: Connect) -> Non
     publish(sending, soon, "later", headers={"eta": due.isoformat()})
     publish(sending, now, "second")
     assert inbox.drain(2) == ["first", "second"]
-    time.sleep(1.5)  # by now it has come, where messages come before they are due
+    time.sleep(1.5)  # by now it was received, on brokers that deliver early
     inbox.consumer.cancel_by_queue(soon.name)
     time.sleep(2.0)
     publish(sending, now, "third")
@@ -171,7 +171,7 @@ def test_what_falls_due_when_nobody_wants_it_comes_back(connect: Connect) -> Non
         "sqs://key:secret@127.0.0.1:1",
     ],
 )
-def test_who_connects_hears_that_nobody_listens(url: str) -> None:
+def test_connecting_to_an_unreachable_server_raises_operational_error(url: str) -> None:
     register()
     with (
         Connection(f"qworker+{url}", connect_timeout=0.5) as connection,
@@ -180,7 +180,7 @@ def test_who_connects_hears_that_nobody_listens(url: str) -> None:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_a_connection_that_was_cut_tells_what_was_settled_when_it_closes(tmp_path: Path) -> None:
+def test_ack_after_a_lost_connection_is_sent_on_close(tmp_path: Path) -> None:
     register()
     place = PLACES["postgresql"](tmp_path)
     mine = queue("q")
@@ -190,7 +190,7 @@ def test_a_connection_that_was_cut_tells_what_was_settled_when_it_closes(tmp_pat
             publish(connection, mine, "acknowledged", "held")
             inbox.drain(2)
             inbox.consumer.cancel()
-            connection.default_channel.queue_declare(mine.name, passive=True)  # all is said by now
+            connection.default_channel.queue_declare(mine.name, passive=True)  # flushes all commands
             place.cut()
             inbox.messages[0].ack()
         with Connection(f"qworker+{place.url}") as connection:

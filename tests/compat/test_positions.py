@@ -1,5 +1,5 @@
-"""What people call by position, held against the originals that are installed: Celery, django-q2 and
-uwsgidecorators. Where ours takes a position, it is the same argument as there."""
+"""Positional parameters compared with the installed originals: Celery, django-q2 and uwsgidecorators. A
+position that ours accepts is the same argument there."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ OTHER_NAMES: dict[str, tuple[str, str, str]] = {
     "signature": ("task", "varies", "a task, its name, or the dict of a signature"),
     "subtask": ("task", "varies", "a task, its name, or the dict of a signature"),
 }
-"""By the last part of a name: the argument here, that at its position there, and why they are the same."""
+"""By the last part of a name: the parameter here, the one at its position there, and why they are
+equivalent."""
 
 
 def positions(function: Callable[..., Any]) -> list[str]:
-    """The arguments that *function* takes by position, without itself."""
+    """The positional parameters of *function*, without self."""
     every = inspect.signature(function).parameters.values()
     return [each.name for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 def celerys() -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
-    """Everything that is called in both, by the name that the guide would use."""
+    """Every callable that both have, with its name as in the guide."""
     app, _, _ = make_app()
     theirs = celery.Celery("proj", set_as_current=False)
 
@@ -58,7 +59,9 @@ def celerys() -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
         return x + y
 
     task = app.task(name="add")(add)
-    theirs.task(name="add", shared=False)(add)  # a shared one would be in every later app of this process
+    theirs.task(name="add", shared=False)(
+        add
+    )  # a shared task would belong to every later app of this process
     theirs.finalize()
     their_task = theirs.tasks["add"]
     yield "crontab", schedules.crontab, beat.crontab
@@ -98,7 +101,7 @@ def celerys() -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
                 continue
             try:
                 there, here = getattr(original, name), getattr(ours, name)
-            except Exception:  # noqa: BLE001 - what is not here is refused, as test_celery_names.py holds
+            except Exception:  # noqa: BLE001 - names that qworker refuses; see test_celery_names.py
                 continue
             if callable(there) and callable(here):
                 yield f"{owner}.{name}", there, here
@@ -108,8 +111,8 @@ CELERYS = {name: (there, here) for name, there, here in celerys()}
 
 
 def disagreement(name: str, theirs: list[str], ours: list[str]) -> str:
-    """Where a position of *ours* is another argument than that of *theirs*; "" when nowhere. What ours takes
-    by name alone is a TypeError, and has no other meaning."""
+    """Where a position of *ours* is another parameter than in *theirs*; "" if nowhere. Parameters that
+    ours only accepts by keyword raise TypeError, so they cannot be misunderstood."""
     here_there = OTHER_NAMES.get(name.rpartition(".")[2], ("", "", ""))[:2]
     for place, (there, here) in enumerate(zip(theirs, ours, strict=False)):
         if here != there and (here, there) != here_there:
@@ -118,22 +121,22 @@ def disagreement(name: str, theirs: list[str], ours: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", CELERYS)
-def test_positions_of_celery(name: str) -> None:
+def test_positional_parameters_of_celery(name: str) -> None:
     there, here = CELERYS[name]
     try:
         theirs, ours = positions(there), positions(here)
     except (TypeError, ValueError):
-        return  # a type of C's, or an exception
+        return  # a C type or an exception
     assert disagreement(name, theirs, ours) == ""
 
 
-def test_what_has_another_name_is_in_both() -> None:
+def test_listed_renamings_exist() -> None:
     assert {name.rpartition(".")[2] for name in CELERYS}.issuperset(OTHER_NAMES)
 
 
 def written(*paths: Path) -> dict[str, list[str]]:
-    """The positions of every public function, class and method in files, which are not imported: those of
-    django-q2 want a project, and uwsgidecorators want uWSGI."""
+    """The positional parameters of every public function, class and method in files, which are not
+    imported: django-q2 needs a project, and uwsgidecorators needs uWSGI."""
     found: dict[str, list[str]] = {}
     for path in paths:
         for node in ast.parse(path.read_text()).body:
@@ -149,7 +152,7 @@ def written(*paths: Path) -> dict[str, list[str]]:
 OURS = Path(qworker.__file__).parent
 
 
-def test_positions_of_django_q2() -> None:
+def test_positional_parameters_of_django_q2() -> None:
     where = importlib.util.find_spec("django_q")
     if where is None or where.origin is None:
         pytest.skip("django-q2 is not installed; the test extra has it")
@@ -162,7 +165,7 @@ def test_positions_of_django_q2() -> None:
     assert short == {}
 
 
-def test_positions_of_uwsgidecorators() -> None:
+def test_positional_parameters_of_uwsgidecorators() -> None:
     where = importlib.util.find_spec("uwsgidecorators")
     if where is None or where.origin is None:
         pytest.skip("uwsgidecorators is not installed: pip install pyuwsgi")
@@ -193,13 +196,13 @@ def test_positions_of_uwsgidecorators() -> None:
         lambda app: qworker.Signature("add", (1, 2), None, None, True),
     ],
 )
-def test_a_position_that_means_another_thing_there_is_refused(call: Callable[[Any], Any]) -> None:
-    """A countdown, which was the id of the task here; a type, which was whether a signature is immutable."""
+def test_position_with_another_meaning_in_celery_is_refused(call: Callable[[Any], Any]) -> None:
+    """A countdown, which used to be the task id here; a type, which used to be the immutable flag."""
     with pytest.raises(TypeError):
         call(make_app()[0])
 
 
-def test_a_result_is_made_with_celery_s_positions() -> None:
+def test_async_result_takes_celerys_positional_parameters() -> None:
     app, _, _ = make_app()
     parent = app.AsyncResult("p")
     made = qworker.AsyncResult("a", None, "add", app, parent)
@@ -208,8 +211,8 @@ def test_a_result_is_made_with_celery_s_positions() -> None:
         qworker.AsyncResult("a", app)
 
 
-def test_a_pickle_has_the_positions_of_older_versions() -> None:
-    """Old and new workers and callers pickle results for each other."""
+def test_pickled_result_keeps_the_argument_order_of_older_versions() -> None:
+    """Old and new workers and clients exchange pickled results."""
     parent = qworker.AsyncResult("p")
     kind, given = qworker.AsyncResult("a", parent=parent, queue="q", ignored=True).__reduce__()
     assert given == ("a", None, parent, "q", True)

@@ -1,4 +1,4 @@
-"""``Task.replace`` and ``add_to_chord`` beside Celery's: the messages that both send for the same request."""
+"""``Task.replace`` and ``add_to_chord`` compared with Celery's: the messages sent for the same request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DIFFERENT = {
     ("a chain with a chord", "with links"): ON_THE_CHORD,
     ("a chain of a chord and a task", "with links"): "Celery loses the callbacks and errbacks of the task",
 }
-"""What is sent otherwise, and why."""
+"""Combinations whose messages differ, and why."""
 
 
 def plain(value: Any) -> Any:
@@ -135,9 +135,7 @@ def ours() -> Any:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_what_replaces_a_task_is_sent_as_celery_sends_it(
-    name: str, place: str, theirs: Any, ours: Any
-) -> None:
+def test_messages_of_a_replacement_equal_celerys(name: str, place: str, theirs: Any, ours: Any) -> None:
     def replaced(task: Any, n: Any) -> None:
         with pytest.raises((CeleryIgnore, Replaced)):
             task.replace(SIGNATURES[name](n))
@@ -155,8 +153,8 @@ def test_what_replaces_a_task_is_sent_as_celery_sends_it(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_member_is_added_with_celerys_keys(lazy: bool, theirs: Any, ours: Any) -> None:
-    """Its message is Celery's, but for the index: here it comes after all others."""
+def test_member_added_to_a_chord_uses_celerys_keys(lazy: bool, theirs: Any, ours: Any) -> None:
+    """Its message equals Celery's except for the index: here it comes after all others."""
     group = uuid4().hex
     place = {"group": group, "group_index": 1, "chord": options(theirs.xsum.s(), "body")}
     more = []

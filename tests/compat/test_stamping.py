@@ -1,4 +1,4 @@
-"""Stamping beside Celery's: the same workflows, stamped by the same visitors, carry the same stamps."""
+"""Stamping compared with Celery's: the same visitors give the same stamps to the same workflows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = BESIDE_CELERY
 
 
 class Telling:
-    """Stamps every part with what it is, and with how it was come to."""
+    """Stamps every part with its kind and the visitor method called."""
 
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
         return {"called": sig.task, "on": "signature"}
@@ -49,7 +49,7 @@ class Telling:
 
 
 class Choosing:
-    """Stamps some calls, and of what it says only a part."""
+    """Stamps some calls, with some of the returned headers."""
 
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
         if sig.task != "mul":
@@ -85,7 +85,7 @@ ALL = {
     **{
         name: build
         for name, build in CASES.items()
-        # A result store is asked by Celery for these, or they are no signatures.
+        # Celery asks the result backend for these, or they are not signatures.
         if name not in ("group in a group", "chord of a group", "header that ends in a group")
     },
     **MORE,
@@ -111,7 +111,7 @@ DIFFERENT = {
         "the errbacks stand elsewhere, see test_canvas_cases.py",
     ),
 }
-"""Cases whose stamps are others than Celery's with some visitor, and why."""
+"""Cases whose stamps differ from Celery's with some visitors, and why."""
 RESULTS = {"global_keyprefix": new_prefix()}
 GIVEN: tuple[dict[str, Any], ...] = ({}, {"by": "you", "more": [1]})
 
@@ -127,8 +127,8 @@ def visitor_of(name: str, base: Any) -> Any:
 
 
 def carried(headers: Any, embed: Any) -> Any:
-    """The stamps of a message, and of all calls in it."""
-    stamps = {name: told(headers["stamps"].get(name)) for name in headers["stamped_headers"] or ()}
+    """The stamps of a message and of all calls in it."""
+    stamps = {name: comparable(headers["stamps"].get(name)) for name in headers["stamped_headers"] or ()}
     within = {
         name: [inside(each) for each in embed.get(name) or ()] for name in ("callbacks", "errbacks", "chain")
     }
@@ -140,7 +140,7 @@ def inside(call: Any) -> Any:
         return [inside(each) for each in call]
     if not isinstance(call, dict) or "task" not in call or "options" not in call:
         return None
-    if call.get("subtask_type") == "chain":  # the same as its first, with the rest to follow
+    if call.get("subtask_type") == "chain":  # equivalent to its first step with the rest in the option chain
         first, *rest = call["kwargs"]["tasks"]
         more = [*(call["options"].get("chain") or ()), *reversed(rest)]
         return inside({**first, "options": {**first["options"], "chain": more}})
@@ -150,21 +150,26 @@ def inside(call: Any) -> Any:
     names = options.get("stamped_headers") or ()
     links = [inside(options.get(name) or []) for name in ("link", "link_error", "chain")]
     parts = [inside(each) for each in (kwargs.get("tasks"), header, kwargs.get("body"))]
-    return [call["task"], {name: told(options[name]) for name in names if name in options}, links, parts]
+    return [
+        call["task"],
+        {name: comparable(options[name]) for name in names if name in options},
+        links,
+        parts,
+    ]
 
 
 def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def told(value: Any) -> Any:
-    """Of a list, what is in it: Celery changes the lists of what it stamps before in place, and some have a
-    stamp of their neighbour's."""
+def comparable(value: Any) -> Any:
+    """Of a list, only the set of its elements: Celery changes lists of existing stamps in place, so
+    neighbours may share stamps."""
     if isinstance(value, list):
         return sorted({json.dumps(each): each for each in value}.items())
     if not isinstance(value, dict):
         return value
-    return {name: told(each if isinstance(each, list) else [each]) for name, each in value.items()}
+    return {name: comparable(each if isinstance(each, list) else [each]) for name, each in value.items()}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +197,7 @@ def ours() -> Any:
 
 
 def by_celery(n: Any, build: Callable[[Any], Any], stamps: Callable[[Any, Any], Any]) -> list[Any] | None:
-    """What Celery sends; None when it cannot: it names some stamps that only a neighbour has."""
+    """The messages that Celery sends; None if it raises KeyError, for stamps that only a neighbour has."""
     published: list[Any] = []
 
     def note(body: Any = None, headers: Any = None, **more: Any) -> None:
@@ -222,7 +227,7 @@ def by_us(n: Any, build: Callable[[Any], Any], stamps: Callable[[Any, Any], Any]
 @pytest.mark.parametrize("append", [False, True], ids=["first", "append"])
 @pytest.mark.parametrize("given", GIVEN, ids=["no headers", "headers"])
 @pytest.mark.parametrize("visitor", VISITORS)
-def test_the_stamps_are_celerys(
+def test_stamps_equal_celerys(
     visitor: str, given: dict[str, Any], append: bool, theirs: Any, ours: Any
 ) -> None:
     def stamps(call: Any, base: Any) -> None:
@@ -237,8 +242,8 @@ def test_the_stamps_are_celerys(
 
 
 @pytest.mark.parametrize("writer", ["celery", "qworker"])
-def test_extended_results_are_told_alike(writer: str, tmp_path: Path) -> None:
-    """Of Celery's tables, where the stamps have a column of their own."""
+def test_extended_results_with_stamps_are_read_by_both(writer: str, tmp_path: Path) -> None:
+    """From Celery's tables, which have a column for stamps."""
     url = f"db+sqlite:///{tmp_path}/results.db"
     stamps = {"by": "me", "of": [1, 2]}
     both = [

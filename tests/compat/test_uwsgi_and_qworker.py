@@ -1,4 +1,4 @@
-"""Two spoolers of ours and a real uWSGI on one directory, and three writers: each job is run once."""
+"""Two qworker spoolers and a real uWSGI on one directory, with three writers: each job runs once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
 pytestmark = [pytest.mark.compat, pytest.mark.fault, pytest.mark.timeout(120)]
 
 PAUSE = "__import__('time').sleep(0.002)"
-"""So that there is something left for the others."""
+"""Leaves some jobs to the others."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def spool(uwsgi: Uwsgi) -> Iterator[SpoolSite]:
 
 
 def write_raw(place: Path, ids: range) -> None:
-    """As a shell script would: under another name, and then moved."""
+    """Like a shell script: under another name first, then renamed."""
     for number in ids:
         path = place / f"raw{number}"
         path.write_bytes(encode({"id": f"r{number}", "do": "sleep", "seconds": "0.002"}))
@@ -50,7 +50,7 @@ def write_raw(place: Path, ids: range) -> None:
 
 
 def write_all(spool: SpoolSite, uwsgi: Uwsgi) -> set[str]:
-    """Have 1,000 jobs written by three at the same time; their ids."""
+    """Let three writers write 1,000 jobs at the same time; returns their ids."""
     uwsgi.start(
         PRODUCER.format(
             body="for n in range(334):"
@@ -100,8 +100,8 @@ def test_three_spoolers_run_each_job_once(spool: SpoolSite, uwsgi: Uwsgi, beside
     assert took_part == {"one", "two"}
 
 
-def test_kills_on_both_sides_lose_nothing(spool: SpoolSite, uwsgi: Uwsgi) -> None:
-    """kill -9 of ours and of uWSGI's, again and again: what runs again is what ran."""
+def test_kills_on_both_sides_lose_no_job(spool: SpoolSite, uwsgi: Uwsgi) -> None:
+    """Repeated kill -9 of qworker's and uWSGI's processes: only jobs that were running run again."""
     uwsgi.consume("--spooler-processes=2", "--spooler-quiet", body=PAUSE)
     one, two = spool.work(), spool.work(name="two")
     written: set[str] = set()
@@ -127,7 +127,7 @@ def test_kills_on_both_sides_lose_nothing(spool: SpoolSite, uwsgi: Uwsgi) -> Non
     assert spool.aside() == {}
 
 
-def test_what_a_killed_uwsgi_ran_is_ours_at_once(spool: SpoolSite, uwsgi: Uwsgi) -> None:
+def test_job_of_a_killed_uwsgi_is_taken_over_at_once(spool: SpoolSite, uwsgi: Uwsgi) -> None:
     uwsgi.consume(body="__import__('time').sleep(3600)")
     spool.job("one")
     until(lambda: uwsgi.ran() == ["one"])
@@ -143,7 +143,7 @@ def test_what_a_killed_uwsgi_ran_is_ours_at_once(spool: SpoolSite, uwsgi: Uwsgi)
     worker.stop()
 
 
-def test_what_a_killed_spooler_ran_is_uwsgis(spool: SpoolSite, uwsgi: Uwsgi) -> None:
+def test_job_of_a_killed_spooler_is_taken_over_by_uwsgi(spool: SpoolSite, uwsgi: Uwsgi) -> None:
     worker = spool.work()
     spool.job("one", "wait", file=str(spool.path / "go"))
     spool.begun("one")

@@ -1,4 +1,5 @@
-"""Code written for uWSGI's module and decorators: the same under real uWSGI, and across the two."""
+"""Code written for uWSGI's module and decorators behaves the same with real uWSGI, with qworker, and with
+both."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ WORK_OFF = """
 
 @contextmanager
 def started(directory: Path, *options: str) -> Iterator[Path]:
-    """A real uWSGI; its log."""
+    """Start a real uWSGI; yields its log."""
     code = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
     with running(directory, "uwsgi.log", "-c", code, *options) as log:
         yield log
@@ -67,7 +68,7 @@ def started(directory: Path, *options: str) -> Iterator[Path]:
 
 @contextmanager
 def running(directory: Path, name: str, *arguments: str) -> Iterator[Path]:
-    """Python with these arguments; its log, of that name."""
+    """Run Python with these arguments; yields the log with this name."""
     log = directory / name
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -104,7 +105,7 @@ def eventually(condition: Callable[[], object], log: Path) -> None:
 
 
 def subjects(outbox: Path) -> list[str]:
-    """What the mails of the outbox are about, in the order in which they were sent."""
+    """The subjects of the mails in the outbox, in the order sent."""
     return [
         line.removeprefix("Subject: ")
         for mail in sorted(outbox.glob("*.eml"))
@@ -119,7 +120,7 @@ def example(tmp_path: Path) -> Path:
 
 
 class Site:
-    """The example's page, on an address of its own."""
+    """The example's web page, on a free port."""
 
     def __init__(self, example: Path) -> None:
         with socket.socket() as free:
@@ -156,7 +157,7 @@ def jobs_in(example: Path) -> list[str]:
     return [name for name in files(example / "jobs") if "uwsgi_spoolfile_on_" in name]
 
 
-def test_the_example_runs_under_uwsgi(example: Path) -> None:
+def test_example_runs_under_uwsgi(example: Path) -> None:
     site = Site(example)
     with started(example, "--ini", "app.ini") as log:
         eventually(site.is_up, log)
@@ -165,8 +166,8 @@ def test_the_example_runs_under_uwsgi(example: Path) -> None:
         assert "nobody can be reached" in log.read_text()
 
 
-def test_the_spooler_runs_in_qworker_with_the_same_file(example: Path) -> None:
-    """Its timer and its cron, too. The page is another server's."""
+def test_example_spooler_runs_in_qworker(example: Path) -> None:
+    """Including its timer and its cron. The page is served elsewhere."""
     enqueue = """
         from app import enqueue
         for how in ("now", "soon", "first", "letter"):
@@ -179,7 +180,7 @@ def test_the_spooler_runs_in_qworker_with_the_same_file(example: Path) -> None:
         assert "nobody can be reached" in log.read_text()
 
 
-def test_both_work_off_what_the_page_enqueues_each_job_once(example: Path) -> None:
+def test_uwsgi_and_qworker_run_each_job_of_the_example_once(example: Path) -> None:
     site = Site(example)
     with (
         running(example, "qworker.log", *SPOOL_RUN),
@@ -191,8 +192,8 @@ def test_both_work_off_what_the_page_enqueues_each_job_once(example: Path) -> No
         all_is_done(example, 5, log)
 
 
-def test_the_example_runs_outside_it(example: Path) -> None:
-    """The page and the functions as they are, with our module in the place of uWSGI's."""
+def test_example_runs_without_uwsgi(example: Path) -> None:
+    """The page and the functions unchanged, with our module instead of uWSGI's."""
     serve = """
         import io
         from wsgiref.util import setup_testing_defaults
@@ -282,8 +283,8 @@ def noted(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("decorators", [OURS, THEIRS], ids=["ours", "theirs"])
-def test_uwsgi_runs_what_we_enqueue(tmp_path: Path, decorators: str) -> None:
-    """By its own decorators, and by ours in its process."""
+def test_uwsgi_runs_our_jobs(tmp_path: Path, decorators: str) -> None:
+    """With its own decorators, and with ours in its process."""
     shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
     python(tmp_path, shim, functions(tmp_path, THEIRS), CALLS)
     assert len(files(tmp_path / "jobs")) == 4
@@ -297,8 +298,8 @@ def test_uwsgi_runs_what_we_enqueue(tmp_path: Path, decorators: str) -> None:
 
 
 @pytest.mark.parametrize("decorators", [OURS, THEIRS], ids=["ours", "theirs"])
-def test_we_run_what_uwsgi_enqueues(tmp_path: Path, decorators: str) -> None:
-    """Ours are content with an external spooler; uWSGI's own want one that it runs itself, too."""
+def test_jobs_enqueued_in_uwsgi_run_in_qworker(tmp_path: Path, decorators: str) -> None:
+    """Our decorators work with an external spooler alone; uWSGI's also need one that uWSGI runs itself."""
     calls = textwrap.dedent(CALLS)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "functions.py").write_text(
@@ -315,7 +316,7 @@ def test_we_run_what_uwsgi_enqueues(tmp_path: Path, decorators: str) -> None:
 
 
 def test_both_write_the_same_packets(tmp_path: Path) -> None:
-    """The same calls, in uWSGI with its decorators and outside it with ours."""
+    """The same calls, in uWSGI with its decorators and outside with ours."""
     for place in ("uwsgi", "ours"):
         (tmp_path / place).mkdir()
     code = functions(tmp_path, THEIRS) + textwrap.dedent(CALLS)
@@ -341,8 +342,8 @@ def test_both_write_the_same_packets(tmp_path: Path) -> None:
     assert written("ours") == written("uwsgi")
 
 
-def test_the_module_answers_as_uwsgi_does(tmp_path: Path) -> None:
-    """The same questions to both, with what each answers printed."""
+def test_module_answers_like_uwsgis(tmp_path: Path) -> None:
+    """Asks both the same questions and compares the printed answers."""
     questions = f"""
         import os, uwsgi
         def ask(call):
@@ -396,8 +397,8 @@ def test_the_module_answers_as_uwsgi_does(tmp_path: Path) -> None:
     assert ours == theirs
 
 
-def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
-    """spooler_get_task() on the own file drops uWSGI's lock, and the job runs twice; not ours."""
+def test_spooler_get_task_keeps_the_lock_of_the_running_job(tmp_path: Path) -> None:
+    """In uWSGI, spooler_get_task() on the job's own file drops its lock, and the job runs twice."""
     Writer(tmp_path / "jobs").write({"ud_spool_func": "plain", "ud_spool_ret": -2, "to": "me"})
     code = """
         import uwsgi
@@ -416,8 +417,8 @@ def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_perl_enqueues_as_the_guide_says(tmp_path: Path) -> None:
-    """The command of the guide, word by word, for a decorated function."""
+def test_perl_command_of_the_guide_enqueues_a_job(tmp_path: Path) -> None:
+    """The exact command of the guide, for a decorated function."""
     perl = shutil.which("perl")
     if perl is None:
         pytest.skip("a producer in Perl: install perl")

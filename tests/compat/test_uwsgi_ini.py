@@ -1,4 +1,4 @@
-"""Real uWSGI reads the same ini file: what it takes for the values, we take for them."""
+"""Real uWSGI reads the same ini file and gets the same values."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ WITHOUT_VALUE = (
 
 
 @pytest.mark.parametrize(("name", "starts"), [*((name, True) for name in WITHOUT_VALUE), ("chdir", False)])
-def test_uwsgi_starts_with_options_that_have_no_value_and_so_do_we(
-    name: str, starts: bool, tmp_path: Path
-) -> None:
-    """But with none for chdir, where it looks for the directory ''."""
+def test_options_without_a_value_are_accepted_like_in_uwsgi(name: str, starts: bool, tmp_path: Path) -> None:
+    """Except chdir, for which uWSGI needs an existing directory."""
     (tmp_path / "jobs").mkdir()
     file = tmp_path / "site.ini"
     file.write_text(f"[uwsgi]\nspooler = {tmp_path}/jobs\n{name} =\n")
@@ -77,7 +75,7 @@ def test_uwsgi_starts_with_options_that_have_no_value_and_so_do_we(
             read_ini(str(file))
 
 
-def test_the_values_are_those_of_uwsgi(tmp_path: Path) -> None:
+def test_values_equal_uwsgis(tmp_path: Path) -> None:
     inner = tmp_path / "in.ner.ini"
     inner.write_text("[uwsgi]\nspooler-python-import = /%n/%s/%(later)\n")
     file = tmp_path / "my.site.ini"

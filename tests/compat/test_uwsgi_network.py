@@ -1,4 +1,4 @@
-"""Real uWSGI at the other end of a socket: it sends and we take, and we send and it takes."""
+"""Real uWSGI at the other end of a socket, as sender and as receiver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Start = Callable[..., None]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a uWSGI with these options, and a script when there is one."""
+    """Starts a uWSGI with these options and optionally a script."""
     started: list[subprocess.Popen[bytes]] = []
 
     def do(*options: str, script: str = "") -> None:
@@ -92,7 +92,7 @@ def say(log: Path) -> Callable[[], str]:
 
 
 @pytest.mark.parametrize("kind", ["127.0.0.1:0", "socket"])
-def test_the_router_of_uwsgi_sends_and_we_take(tmp_path: Path, start: Start, kind: str) -> None:
+def test_jobs_from_the_uwsgi_router_are_received(tmp_path: Path, start: Start, kind: str) -> None:
     port = free_port()
     with served(tmp_path, kind) as here:
         start(f"--http=127.0.0.1:{port}", f"--http-to={here.address}", "--http-modifier1=17")
@@ -100,7 +100,7 @@ def test_the_router_of_uwsgi_sends_and_we_take(tmp_path: Path, start: Start, kin
         for number in range(3):
             client = HTTPConnection("127.0.0.1", port, timeout=30)
             client.request("GET", f"/job?n={number}")
-            client.sock.recv(4)  # the answer of a spooler is none of HTTP
+            client.sock.recv(4)  # the answer of a spooler is not HTTP
             client.close()
         until(lambda: len(files(here.place)) == 3, say=say(tmp_path / "log"))
         directory = SpoolDirectory(here.place)
@@ -127,7 +127,7 @@ def uwsgi(tmp_path: Path, start: Start) -> tuple[str, str, Path, Path]:
     return path, f"127.0.0.1:{port}", place, log
 
 
-def test_we_send_and_uwsgi_takes(tmp_path: Path, uwsgi: tuple[str, str, Path, Path]) -> None:
+def test_uwsgi_receives_our_jobs(tmp_path: Path, uwsgi: tuple[str, str, Path, Path]) -> None:
     path, tcp, place, log = uwsgi
     assert send(path, {"id": "unix", b"\xff": 1}) is None
     assert send(tcp, {"id": "tcp"}, spooler=place) is None
@@ -144,7 +144,9 @@ def test_we_send_and_uwsgi_takes(tmp_path: Path, uwsgi: tuple[str, str, Path, Pa
     assert os.stat(place / later).st_mtime == 1_900_000_001
 
 
-def test_what_uwsgi_does_not_take_is_told(tmp_path: Path, uwsgi: tuple[str, str, Path, Path]) -> None:
+def test_jobs_that_uwsgi_refuses_raise_spool_error(
+    tmp_path: Path, uwsgi: tuple[str, str, Path, Path]
+) -> None:
     path, tcp, _, _ = uwsgi
     with pytest.raises(SpoolError, match="refused the job"):
         send(tcp, {"id": "x"}, spooler="/nowhere")
@@ -159,10 +161,10 @@ def test_what_uwsgi_does_not_take_is_told(tmp_path: Path, uwsgi: tuple[str, str,
     [{}, {"spooler": ""}, {"priority": ""}, {"at": ""}, {"at": "0"}, {"at": "5.9"}, {"spooler": "/x"}],
     ids=str,
 )
-def test_empty_options_mean_the_same(
+def test_empty_options_get_the_same_answer(
     tmp_path: Path, uwsgi: tuple[str, str, Path, Path], pairs: dict[str, str]
 ) -> None:
-    """To uWSGI and to us."""
+    """From uWSGI and from our server."""
     answers = []
     (tmp_path / "ours").mkdir()
     with served(tmp_path / "ours") as here:

@@ -1,4 +1,5 @@
-"""Real uWSGI on the other side: it writes and we claim, we write and it runs, and both on one directory."""
+"""Real uWSGI and qworker on one spool directory: each runs the other's jobs, and both run at the same
+time."""
 
 from __future__ import annotations
 
@@ -80,12 +81,12 @@ class Uwsgi:
         return process
 
     def consume(self, *options: str, body: str = "pass") -> subprocess.Popen[bytes]:
-        """Run jobs; *body* does something in each."""
+        """Run jobs; *body* is executed in each."""
         script = CONSUMER.format(log=self.log, body=body)
         return self.start(script, f"--spooler={self.place}", "--spooler-frequency=1", *options)
 
     def produce(self, body: str) -> None:
-        """Have uWSGI write jobs, and end it."""
+        """Let uWSGI write jobs, then end it."""
         process = self.start(PRODUCER.format(body=body), f"--spooler-external={self.place}", "--workers=1")
         output = self.path / f"log{len(self._started) - 1}"
         eventually(lambda: b"produced" in output.read_bytes(), "uWSGI to write its jobs")
@@ -103,7 +104,7 @@ class Uwsgi:
             self.end(process)
 
     def ran(self) -> list[str]:
-        """The ids of the jobs that it ran, in order."""
+        """The ids of the jobs that uWSGI ran, in order."""
         return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
@@ -123,7 +124,7 @@ def opened(place: Path, **options: object) -> Iterator[SpoolDirectory]:
         directory.close()
 
 
-def test_uwsgi_writes_and_we_claim(uwsgi: Uwsgi) -> None:
+def test_jobs_written_by_uwsgi_are_claimed(uwsgi: Uwsgi) -> None:
     uwsgi.produce(
         "[uwsgi.spool({b'id': b'%d' % n, b'body': b'x' * n * 1000}) for n in range(50)]"
         "; uwsgi.spool({b'id': b'later', b'at': b'1900000000'})"
@@ -138,7 +139,7 @@ def test_uwsgi_writes_and_we_claim(uwsgi: Uwsgi) -> None:
     assert len(files(uwsgi.place)) == 1, "what is due in some years"
 
 
-def test_we_write_and_uwsgi_runs(uwsgi: Uwsgi) -> None:
+def test_uwsgi_runs_jobs_that_we_write(uwsgi: Uwsgi) -> None:
     writer = Writer(uwsgi.place)
     soon = time.time() + 2
     writer.write_many(NewJob({"id": n}, b"x" * n * 1000) for n in range(50))
@@ -170,7 +171,7 @@ def test_both_run_a_tree_in_the_same_order(uwsgi: Uwsgi) -> None:
     assert uwsgi.ran() == ours
 
 
-def test_what_uwsgi_runs_is_not_ours(uwsgi: Uwsgi) -> None:
+def test_job_running_in_uwsgi_is_not_claimed(uwsgi: Uwsgi) -> None:
     go = uwsgi.path / "go"
     Writer(uwsgi.place).write({"id": 1})
     uwsgi.consume(body=f"\n        while not os.path.exists('{go}'): __import__('time').sleep(0.01)")
@@ -191,7 +192,7 @@ def test_what_uwsgi_runs_is_not_ours(uwsgi: Uwsgi) -> None:
 
 
 @pytest.mark.parametrize("lock", [DescriptionLock, RecordLock])
-def test_what_we_run_is_not_uwsgis(uwsgi: Uwsgi, lock: Callable[[], FileLock]) -> None:
+def test_job_running_here_is_not_run_by_uwsgi(uwsgi: Uwsgi, lock: Callable[[], FileLock]) -> None:
     writer = Writer(uwsgi.place)
     writer.write({"id": "ours"})
     with opened(uwsgi.place, lock=lock()) as directory:
@@ -205,7 +206,7 @@ def test_what_we_run_is_not_uwsgis(uwsgi: Uwsgi, lock: Callable[[], FileLock]) -
     assert uwsgi.ran() == ["one", "two", "three"]
 
 
-def test_what_we_give_back_waits_for_uwsgi_too(uwsgi: Uwsgi) -> None:
+def test_delayed_retry_is_respected_by_uwsgi(uwsgi: Uwsgi) -> None:
     writer = Writer(uwsgi.place)
     writer.write({"id": "again"})
     with opened(uwsgi.place) as directory:
@@ -219,7 +220,7 @@ def test_what_we_give_back_waits_for_uwsgi_too(uwsgi: Uwsgi) -> None:
     assert time.time() >= until_then
 
 
-def test_both_at_once_run_each_job_once(uwsgi: Uwsgi) -> None:
+def test_concurrent_spoolers_run_each_job_once(uwsgi: Uwsgi) -> None:
     """Two of ours, two of uWSGI's, and both write."""
     ours: Counter[str] = Counter()
     writer = Writer(uwsgi.place)
@@ -252,8 +253,8 @@ def test_both_at_once_run_each_job_once(uwsgi: Uwsgi) -> None:
     assert ours + Counter(uwsgi.ran()) == Counter(expected)
 
 
-def test_uwsgi_runs_its_own_samples_copied_by_us(uwsgi: Uwsgi) -> None:
-    """So that what the other tests take for uWSGI's files are files of this uWSGI."""
+def test_uwsgi_runs_copies_of_the_sample_files(uwsgi: Uwsgi) -> None:
+    """Proves that the samples of other tests are valid files for this uWSGI."""
     expected = 0
     for sample in samples("valid"):
         if sample.entry["uwsgi_executes"] == "yes" and not sample.entry["priority"]:
