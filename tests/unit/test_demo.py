@@ -1,4 +1,4 @@
-"""The demo without a worker: what it reads, what it makes of the results, how it shows them."""
+"""The demo without a worker: analysis of files, aggregation of results, and output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def function():
 '''
 
 
-def test_analysis_counts_what_is_in_a_file(tmp_path: Path) -> None:
+def test_analysis_counts_the_contents_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "some.py"
     file.write_text(SOURCE, encoding="utf-8")
     found = analyse_file(str(file))
@@ -44,7 +44,7 @@ def test_analysis_counts_what_is_in_a_file(tmp_path: Path) -> None:
     assert found["package"] == "some"
 
 
-def test_samples_fail_as_they_should(tmp_path: Path) -> None:
+def test_sample_files_fail_as_intended(tmp_path: Path) -> None:
     undecodable, python2 = write_samples(tmp_path)
     with pytest.raises((UnicodeError, LookupError)):
         analyse_file(str(undecodable))
@@ -53,21 +53,21 @@ def test_samples_fail_as_they_should(tmp_path: Path) -> None:
         analyse_file(str(python2))
 
 
-def test_an_unknown_encoding_is_a_lookup_error(tmp_path: Path) -> None:
+def test_unknown_encoding_is_a_lookup_error(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_text("# coding: klingon\n", encoding="ascii")
     with pytest.raises(LookupError, match="klingon"):
         analyse_file(str(file))
 
 
-def test_a_null_byte_is_not_python(tmp_path: Path) -> None:
+def test_file_with_a_null_byte_is_not_python(tmp_path: Path) -> None:
     file = tmp_path / "null.py"
     file.write_bytes(b"a = 1\x00\n")
     with pytest.raises(NotPython):
         analyse_file(str(file))
 
 
-def test_files_are_real_within_budget_and_mixed_the_same_way_each_time() -> None:
+def test_chosen_files_are_within_budget_and_reproducibly_shuffled() -> None:
     files = choose_files(budget=1_000_000)
     assert len(files) > 20
     known = [
@@ -99,7 +99,7 @@ def test_bars_without_unicode() -> None:
     assert bar(0.5, 4, ascii_only=True) == "##  "
 
 
-def test_numbers_stand_right_and_words_left() -> None:
+def test_table_aligns_numbers_right_and_text_left() -> None:
     assert table(("name", "size"), [("a", "1"), ("long name", "1,000")]) == [
         "name        size",
         "─────────  ─────",
@@ -109,7 +109,7 @@ def test_numbers_stand_right_and_words_left() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says a person is looking."""
+    """A stream that claims to be a terminal."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Terminal(io.StringIO):
         return self._encoding
 
 
-def test_progress_is_redrawn_for_a_person_and_wiped_before_words() -> None:
+def test_progress_is_redrawn_on_a_terminal_and_cleared_before_text() -> None:
     stream = Terminal()
     screen = Screen(stream)
     screen.progress(1, 2, "half")
@@ -134,7 +134,7 @@ def test_progress_is_redrawn_for_a_person_and_wiped_before_words() -> None:
     assert stream.getvalue().endswith("\rdone\n")
 
 
-def test_progress_is_four_lines_where_nobody_looks() -> None:
+def test_progress_is_four_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     screen = Screen(stream)
     for done in range(101):
@@ -147,7 +147,7 @@ def test_progress_is_four_lines_where_nobody_looks() -> None:
     ]
 
 
-def test_a_terminal_without_unicode_gets_ascii() -> None:
+def test_terminal_without_unicode_gets_ascii() -> None:
     stream = Terminal("latin-1")
     screen = Screen(stream)
     screen.progress(1, 2, "half")
@@ -229,7 +229,7 @@ def test_page_is_well_formed_and_escaped(tmp_path: Path) -> None:
     assert "http" not in html.replace('lang="en"', "")
 
 
-def test_the_timeline_has_a_lane_for_a_child_that_was_killed_at_its_first_task() -> None:
+def test_timeline_has_a_lane_for_a_child_killed_at_its_first_task() -> None:
     value = {"pid": 7, "started": 100.0, "ended": 100.5, "killed": 9, "killed_at": 99.5}
     parts = [report.Part("die_once", "killed", [report.Run("die_once", True, value)])]
     drawing = page.timeline(report.join(parts, [], 1.5, {}))
@@ -237,7 +237,7 @@ def test_the_timeline_has_a_lane_for_a_child_that_was_killed_at_its_first_task()
     assert "killed here" in drawing
 
 
-def test_page_without_any_success(tmp_path: Path) -> None:
+def test_page_without_successful_tasks(tmp_path: Path) -> None:
     runs = [report.Run("analyse", False, "/a/b.py: no")]
     empty = report.join([report.Part("analyse", "modules", runs)], runs, 0.0, {})
     assert "No task succeeded" in page.page(empty)

@@ -1,4 +1,4 @@
-"""Health: what probes are told while a worker lives, starts, ends, and while its broker is silent."""
+"""Health: results of probes while a worker starts, runs and stops, and while its broker does not answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.logging_events import logged
 from tests.support.waiting import until
 
 
-class Stepped:
-    """A worker whose listener and main loop turn when the test says so."""
+class SteppedWorker:
+    """A worker whose listener and main loop take steps when a test calls for it."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -33,16 +33,16 @@ class Stepped:
         )
         self.worker = StepWorker(app)
         self.health = self.worker.parts.health
-        self.health.listener = Turning(self.worker.parts.listener)  # type: ignore[assignment]
+        self.health.listener = RunningListener(self.worker.parts.listener)  # type: ignore[assignment]
 
-    def turn(self, seconds: float) -> None:
+    def step(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.worker.parts.listener.step(self.clock.monotonic())
         self.health.look()
 
 
-class Turning:
-    """The listener as if its thread ran: a StepWorker has none."""
+class RunningListener:
+    """The listener with a live thread, which that of a StepWorker lacks."""
 
     alive = True
 
@@ -53,79 +53,79 @@ class Turning:
         return getattr(self._listener, name)
 
 
-def test_before_the_first_turn_a_worker_lives_and_is_not_ready() -> None:
-    stepped = Stepped()
-    assert stepped.health.not_alive() == []
-    assert stepped.health.not_ready() == ["the worker is starting"]
-    stepped.turn(1)
-    assert stepped.health.not_ready() == []
-    assert stepped.health.info([])["status"] == "ok"
+def test_starting_worker_is_alive_and_not_ready() -> None:
+    rig = SteppedWorker()
+    assert rig.health.not_alive() == []
+    assert rig.health.not_ready() == ["the worker is starting"]
+    rig.step(1)
+    assert rig.health.not_ready() == []
+    assert rig.health.info([])["status"] == "ok"
 
 
-def test_a_silent_broker_is_told_at_once_to_probes_and_once_to_the_log(
+def test_unavailable_broker_fails_probes_at_once_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stepped = Stepped()
-    stepped.turn(1)
-    stepped.store.away = True
-    stepped.turn(2)
-    (reason,) = stepped.health.not_ready()
+    rig = SteppedWorker()
+    rig.step(1)
+    rig.store.away = True
+    rig.step(2)
+    (reason,) = rig.health.not_ready()
     assert reason == "the broker has not answered for 2 s: memory://u:********@h/ is away"
-    assert stepped.health.not_alive() == []  # to start it again would not help
+    assert rig.health.not_alive() == []  # a restart would not help
     assert "not-consuming" not in logged(caplog)
     for _ in range(20):
-        stepped.turn(2)
+        rig.step(2)
     assert [r.getMessage() for r in caplog.records if vars(r).get("event") == "not-consuming"] == [
         "not consuming: the broker has not answered for 34 s: memory://u:********@h/ is away"
     ]
-    stepped.store.away = False
+    rig.store.away = False
     with caplog.at_level(logging.WARNING):
-        stepped.turn(2)
+        rig.step(2)
     assert logged(caplog)[-2:] == ["broker-back", "consuming"]
-    assert stepped.health.not_ready() == []
-    assert stepped.worker.parts.listener.connection.reconnects == 1
-    assert stepped.worker.parts.listener.connection.failures == 21
+    assert rig.health.not_ready() == []
+    assert rig.worker.parts.listener.connection.reconnects == 1
+    assert rig.worker.parts.listener.connection.failures == 21
 
 
-def test_a_listener_that_hangs_in_the_broker_is_told_from_one_whose_broker_fails() -> None:
-    stepped = Stepped()
-    stepped.turn(1)
-    for _ in range(40):  # the main loop turns, the listener does not
-        stepped.clock.advance(1)
-        stepped.health.look()
-    assert stepped.health.not_ready() == ["the worker has been waiting for an answer of the broker for 40 s"]
-    assert stepped.health.silence() == 40
+def test_listener_hanging_in_a_call_is_reported_as_waiting() -> None:
+    rig = SteppedWorker()
+    rig.step(1)
+    for _ in range(40):  # the main loop runs, the listener does not
+        rig.clock.advance(1)
+        rig.health.look()
+    assert rig.health.not_ready() == ["the worker has been waiting for an answer of the broker for 40 s"]
+    assert rig.health.silence() == 40
 
 
-def test_a_machine_that_slept_is_no_silent_broker(caplog: pytest.LogCaptureFixture) -> None:
-    stepped = Stepped()
-    stepped.turn(1)
-    stepped.clock.advance(10_000)
-    stepped.health.look()  # the main loop is the first to wake
-    stepped.turn(1)
+def test_suspended_machine_is_not_reported_as_a_silent_broker(caplog: pytest.LogCaptureFixture) -> None:
+    rig = SteppedWorker()
+    rig.step(1)
+    rig.clock.advance(10_000)
+    rig.health.look()  # the main loop wakes first
+    rig.step(1)
     assert logged(caplog) == []
 
 
-def test_a_stuck_main_loop_and_a_crashed_part_are_reasons_to_start_again() -> None:
-    stepped = Stepped()
-    stepped.turn(1)
-    stepped.clock.advance(31)
-    assert stepped.health.not_alive() == ["the main loop has been stuck for 31 s"]
-    stepped.health.look()
-    stepped.health.listener.alive = False  # type: ignore[misc]
-    assert stepped.health.not_alive() == ["the listener has crashed"]
+def test_stuck_main_loop_or_crashed_component_fails_liveness() -> None:
+    rig = SteppedWorker()
+    rig.step(1)
+    rig.clock.advance(31)
+    assert rig.health.not_alive() == ["the main loop has been stuck for 31 s"]
+    rig.health.look()
+    rig.health.listener.alive = False  # type: ignore[misc]
+    assert rig.health.not_alive() == ["the listener has crashed"]
 
 
-def test_a_worker_that_stops_is_alive_and_not_ready() -> None:
-    stepped = Stepped()
-    stepped.turn(1)
-    stepped.worker.phase = "draining"
-    assert stepped.health.not_alive() == []
-    assert stepped.health.not_ready() == ["the worker is draining"]
+def test_stopping_worker_is_alive_and_not_ready() -> None:
+    rig = SteppedWorker()
+    rig.step(1)
+    rig.worker.phase = "draining"
+    assert rig.health.not_alive() == []
+    assert rig.health.not_ready() == ["the worker is draining"]
 
 
-class Hanging(MemoryStore):
-    """A broker that can hang inside of a call, as if its socket had no timeout."""
+class HangingStore(MemoryStore):
+    """A broker that can hang in lease(), as if its socket had no timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ class Hanging(MemoryStore):
 
 
 @pytest.fixture
-def hanging() -> Iterator[Hanging]:
-    store = Hanging()
+def hanging() -> Iterator[HangingStore]:
+    store = HangingStore()
     yield store
     store.go.set()
 
 
-def test_a_worker_in_a_store_that_hangs_says_so_and_goes_on_when_it_does(
-    hanging: Hanging, caplog: pytest.LogCaptureFixture
+def test_worker_reports_a_hanging_broker_and_recovers(
+    hanging: HangingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = QWorker(
         "hangs",
@@ -158,24 +158,24 @@ def test_a_worker_in_a_store_that_hangs_says_so_and_goes_on_when_it_does(
     worker = Worker(app, concurrency=1)
     worker.start()
 
-    def said(text: str) -> bool:
-        worker.parts.health.look()  # the part of the main loop, which Worker.run() plays
+    def log_contains(text: str) -> bool:
+        worker.parts.health.look()  # as in the main loop of Worker.run()
         return text in caplog.text
 
     try:
         hanging.go.clear()
-        until(lambda: said("not consuming: the worker has been waiting"))
+        until(lambda: log_contains("not consuming: the worker has been waiting"))
         assert worker.parts.health.not_alive() == []
         assert "waiting for an answer" in worker.parts.health.not_ready()[0]
         hanging.go.set()
-        until(lambda: said("consuming again"))
+        until(lambda: log_contains("consuming again"))
         assert worker.parts.health.not_ready() == []
     finally:
         hanging.go.set()
         worker.stop()
 
 
-def test_names_beyond_the_limit_are_counted_together() -> None:
+def test_task_names_beyond_the_limit_are_counted_together() -> None:
     counters = Counters()
     counters.count(Run(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
     ends = counters.ends()
@@ -183,7 +183,7 @@ def test_names_beyond_the_limit_are_counted_together() -> None:
     assert ends[OTHERS, "success"] == 50
 
 
-def test_run_times_are_counted_into_their_buckets() -> None:
+def test_runtimes_are_counted_in_buckets() -> None:
     counters = Counters()
     counters.count(
         [
@@ -200,7 +200,7 @@ def test_run_times_are_counted_into_their_buckets() -> None:
 
 
 class Pool:
-    """A pool that runs what the test says."""
+    """A pool whose running tasks are given by the test."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[Any, float]] = []
@@ -214,7 +214,7 @@ class Pool:
         self.runs.append((SimpleNamespace(**{**usual, **fields}, leased=leased), since))
 
 
-def test_a_task_that_runs_for_a_second_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_task_running_for_a_second_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock, pool = FakeClock(), Pool()
     runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
@@ -229,12 +229,12 @@ def test_a_task_that_runs_for_a_second_is_named_once(caplog: pytest.LogCaptureFi
     assert caplog.records[-1].getMessage() == "Task t[long] has run for 1.5 s, in process 7 (delivery 2)"
     pool.runs.clear()
     runs.look()
-    pool.run("long", clock.monotonic() - 5, deliveries=2)  # it came again
+    pool.run("long", clock.monotonic() - 5, deliveries=2)  # redelivered
     runs.look()
     assert logged(caplog).count("task-running") == 2
 
 
-def test_a_task_that_hangs_is_named_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_task_is_logged_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock, pool = FakeClock(), Pool()
     runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
@@ -257,7 +257,7 @@ def test_a_task_that_hangs_is_named_at_growing_intervals(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(
-    ("fields", "level", "told"),
+    ("fields", "level", "advice"),
     [
         ({"time_limit": 900.0}, "INFO", "in process 7; its time limit is 900 s"),
         ({"is_async": True, "pid": os.getpid()}, "WARNING", "qworker revoke long --terminate"),
@@ -269,8 +269,8 @@ def test_a_task_that_hangs_is_named_at_growing_intervals(caplog: pytest.LogCaptu
         ({"name": "qworker.spooler.run"}, "WARNING", "it has no time limit: see --spooler-harakiri"),
     ],
 )
-def test_what_can_end_a_long_run_is_said(
-    fields: dict[str, Any], level: str, told: str, caplog: pytest.LogCaptureFixture
+def test_log_of_a_long_run_says_how_to_end_it(
+    fields: dict[str, Any], level: str, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     clock, pool = FakeClock(), Pool()
@@ -280,10 +280,10 @@ def test_what_can_end_a_long_run_is_said(
     runs.look()
     (record,) = caplog.records
     assert record.levelname == level
-    assert told in record.getMessage()
+    assert advice in record.getMessage()
 
 
-def test_slots_that_stay_taken_are_a_problem_that_names_the_task() -> None:
+def test_permanently_occupied_slots_are_reported_with_the_task() -> None:
     clock, pool = FakeClock(), Pool()
     runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
     pool.run("stuck", clock.monotonic())
@@ -301,13 +301,13 @@ def test_slots_that_stay_taken_are_a_problem_that_names_the_task() -> None:
     assert runs.problems() == []
 
 
-def test_probes_are_told_of_slots_that_stay_taken() -> None:
-    stepped = Stepped()
+def test_probe_reports_permanently_occupied_slots() -> None:
+    rig = SteppedWorker()
     pool = Pool()
-    stepped.health._long_runs._pool = pool  # type: ignore[assignment]
-    for number in range(stepped.health._long_runs._slots):
-        pool.run(f"stuck{number}", stepped.clock.monotonic())
-    stepped.turn(31)
-    info = stepped.health.info(stepped.health.not_ready())
+    rig.health._long_runs._pool = pool  # type: ignore[assignment]
+    for number in range(rig.health._long_runs._slots):
+        pool.run(f"stuck{number}", rig.clock.monotonic())
+    rig.step(31)
+    info = rig.health.info(rig.health.not_ready())
     assert info["status"] == "ok"
     assert "t[stuck0] has run for 31 s" in info["problems"][0]

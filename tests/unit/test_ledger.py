@@ -7,16 +7,16 @@ from qworker.transports.lease import Ack, Revocation
 from tests.support.rooms import Rooms
 
 
-def test_a_request_is_here_from_receipt_to_settlement() -> None:
+def test_request_is_in_the_ledger_from_receipt_to_settlement() -> None:
     state, request = WorkerState(), Rooms().request(7)
     state.enter(request)
     assert state.requests == {request.key: request}
     state.leave(request)
-    state.leave(request)  # twice is once
+    state.leave(request)  # has no further effect
     assert state.requests == {}
 
 
-def test_a_revocation_hits_the_requests_of_its_task() -> None:
+def test_revocation_applies_to_all_requests_of_its_task() -> None:
     rooms, state = Rooms(), WorkerState()
     one, two, other = rooms.request(1, id="a"), rooms.request(2, id="a"), rooms.request(3, id="b")
     for request in (one, two, other):
@@ -27,27 +27,27 @@ def test_a_revocation_hits_the_requests_of_its_task() -> None:
     assert state.revoked == {"a": revocation}
 
 
-def test_a_revocation_of_what_is_not_here_is_remembered() -> None:
+def test_revocation_of_an_unknown_task_is_remembered() -> None:
     state = WorkerState()
     assert state.revoke(Revocation("a", False, "SIGTERM")) == []
     assert "a" in state.revoked
 
 
-def test_the_oldest_revocations_are_forgotten_first() -> None:
+def test_oldest_revocations_are_forgotten_first() -> None:
     state = WorkerState(max_revoked=2)
     for name in ("a", "b", "c"):
         state.revoke(Revocation(name, False, "SIGTERM"))
     assert list(state.revoked) == ["b", "c"]
 
 
-def test_a_revocation_that_is_repeated_is_new_again() -> None:
+def test_repeated_revocation_counts_as_new() -> None:
     state = WorkerState(max_revoked=2)
     for name in ("a", "b", "a", "c"):
         state.revoke(Revocation(name, False, "SIGTERM"))
     assert list(state.revoked) == ["a", "c"]
 
 
-def test_what_ended_under_a_lost_lease_is_remembered_but_not_for_ever() -> None:
+def test_number_of_remembered_ends_after_lease_loss_is_limited() -> None:
     state, rooms = WorkerState(), Rooms()
     first = rooms.request(1)
     for tag in range(10_001):
@@ -58,14 +58,14 @@ def test_what_ended_under_a_lost_lease_is_remembered_but_not_for_ever() -> None:
     assert len(state.done) == 10_000
 
 
-def test_the_report_is_of_plain_values() -> None:
+def test_info_has_plain_values() -> None:
     state = WorkerState()
     state.enter(Rooms().request(1))
     state.totals["finished"] += 3
     assert state.info() == {"reserved": 1, "revoked": 0, "total": {"finished": 3}}
 
 
-def test_what_could_not_be_read_is_known_when_it_returns() -> None:
+def test_undecodable_message_is_recognised_on_redelivery() -> None:
     rooms, state = Rooms(), WorkerState()
     state.sent_unread(rooms.request(1, id="a"), 0.0)
     assert not state.was_unread(rooms.request(2, "add", 5, id="a")), "another body"
@@ -73,7 +73,7 @@ def test_what_could_not_be_read_is_known_when_it_returns() -> None:
     assert not state.was_unread(rooms.request(3, id="a"))
 
 
-def test_what_could_not_be_read_is_forgotten_when_another_worker_has_it() -> None:
+def test_undecodable_messages_are_forgotten_by_number_and_age() -> None:
     rooms, state = Rooms(), WorkerState(max_unread=500)
     one, last = rooms.requests(2)
     for number in range(500):

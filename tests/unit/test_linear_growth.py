@@ -1,10 +1,9 @@
-"""What reads input from outside takes time in proportion to its size, on the worst input that anybody thought
-of.
+"""Code that reads external input takes time proportional to its size, even on hostile input.
 
-Every regular expression of the package is found in its source: a new one has to be in REGEXES, to be tried by
-hostile repetitions, or in BOUNDED, with what keeps its input short. SCANNERS are the functions that walk
-through what strangers send. The time is that of the processor, and only its growth is judged: double the
-size, at most 2.5 times the time.
+Every regular expression of the package is found in its source: a new one must be in REGEXES, to be tried with
+hostile repetitions, or in BOUNDED, with the reason why its input is short. SCANNERS are the functions that
+read data of untrusted senders. CPU time is measured, and only its growth is judged: twice the size may take
+at most 2.5 times the time.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from qworker.transports.amqp.table import read_table
 from qworker.transports.connect_errors import explained, while_connecting
 from qworker.transports.held.messages import read as read_plain
 
-# A regular expression is tried for up to 16 s of the processor, of which a busy machine gives us a part.
+# A regular expression takes up to 16 s of CPU time, and longer on a busy machine.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.one_python]
 
 MOST_GROWTH = 2.5
 MEASURABLE = 0.02
-"""Seconds of the processor, from which on a doubling is told from noise."""
+"""CPU seconds from which a doubling can be distinguished from noise."""
 LARGEST = 64 * 1024
 ROUNDS = 12
 
@@ -132,12 +131,12 @@ def _named(where: str) -> list[Any]:
 
 
 def _matched(where: str) -> list[Any]:
-    """Of an expression that is only ever asked for a match at the beginning."""
+    """Return the match() of an expression that is used with it only."""
     return [pattern.match for pattern in _named(where)]
 
 
 def _used(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """(what it is assigned to or the function it is in, call) of each use of the module re."""
+    """Yield (name it is assigned to, or of the function it is in; call) for each use of the module re."""
 
     def walk(node: ast.AST, name: str) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -157,7 +156,7 @@ def _used(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
-    """Of the modules that have the name re anywhere."""
+    """Yield (name, syntax tree) of each module in which the word re occurs."""
     root = Path(qworker.__file__).parent
     for path in sorted(root.rglob("*.py")):
         text = path.read_text()
@@ -166,7 +165,7 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
             yield ".".join(parts).removesuffix(".__init__"), ast.parse(text)
 
 
-def test_every_regular_expression_is_tried_or_says_why_not() -> None:
+def test_every_regular_expression_is_tested_or_exempt() -> None:
     found = set()
     for module, tree in _modules():
         for node in ast.walk(tree):
@@ -179,7 +178,7 @@ def test_every_regular_expression_is_tried_or_says_why_not() -> None:
     assert found == {*REGEXES, *BOUNDED}, "see REGEXES and BOUNDED in this file"
 
 
-# -- how time grows --
+# -- growth of time --
 
 
 def _seconds(function: Callable[[Any], Any], given: Any) -> float:
@@ -198,8 +197,8 @@ def check_growth(
     measurable: float = MEASURABLE,
     unlimited: bool = False,
 ) -> None:
-    """make(n): the worst input of size n. Passes what takes no time worth the name at *largest*. unlimited:
-    function has no limit from which on an input takes less time, so that sizes between need not be tried."""
+    """make(n): the worst input of size n. Inputs that take almost no time at *largest* pass. unlimited:
+    function has no limit beyond which inputs take less time, so that sizes between need not be tried."""
     gc.disable()
     try:
         if unlimited and all(_seconds(function, make(size)) < measurable for size in (1024, largest)):
@@ -209,8 +208,8 @@ def check_growth(
             if size >= largest:
                 return
             size *= 2
-        # The least of several runs comes ever closer to what it takes when nobody is in the way. Two
-        # doublings are looked at, since one of them may be where a larger size needs other pages of memory.
+        # The minimum of several runs approaches the undisturbed time. Two doublings are measured, since
+        # one of them may be where a larger size needs other pages of memory.
         took = [first, float("inf"), float("inf")]
         growth = [0.0, 0.0]
         for _ in range(ROUNDS):
@@ -225,18 +224,18 @@ def check_growth(
         gc.enable()
 
 
-def test_the_measure_tells_linear_from_quadratic() -> None:
+def test_check_growth_distinguishes_linear_from_quadratic() -> None:
     check_growth(lambda text: [ord(c) for c in text], lambda n: "a" * n, 1024**2)
 
     def quadratic() -> None:
-        for _ in range(5):  # it gives the benefit of the doubt where others are in its way
+        for _ in range(5):  # it may pass if the measurement is disturbed
             check_growth(re.compile(r"a+b").search, lambda n: "a" * n, measurable=MEASURABLE / 20)
 
     with pytest.raises(pytest.fail.Exception, match="times as long"):
         quadratic()
 
 
-def _tried(pattern: Any) -> Callable[[str], Any]:
+def _function_of(pattern: Any) -> Callable[[str], Any]:
     if callable(pattern):
         return pattern  # type: ignore[no-any-return]
     if isinstance(pattern.pattern, bytes):
@@ -245,9 +244,9 @@ def _tried(pattern: Any) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("where", REGEXES)
-def test_a_regular_expression_is_linear(where: str) -> None:
+def test_regular_expression_is_linear(where: str) -> None:
     for pattern in REGEXES[where]():
-        function = _tried(pattern)
+        function = _function_of(pattern)
         for before, unit, after in product(BEFORE, UNITS, AFTER):
             check_growth(
                 function,
@@ -257,7 +256,7 @@ def test_a_regular_expression_is_linear(where: str) -> None:
             )
 
 
-# -- what walks through what strangers send --
+# -- readers of untrusted data --
 
 HEADERS = '{"task":"t","id":"i","x":%s}'
 ACCEPT = frozenset({"json"})
@@ -274,12 +273,12 @@ def _frames(table: bytes) -> Delivery:
 
 
 def _overlapping(size: int) -> bytes:
-    """A table of arrays that each claim to go on into their neighbours."""
+    """A table of arrays whose lengths reach into the next ones."""
     return b"\1a" + (b"A\0\0\0\x1eA\0\0\0\x05" * 30)[: max(size, 4)]
 
 
-class _Plain:
-    """What kombu gives of a message of a stranger's."""
+class _PlainMessage:
+    """A message of another producer, as kombu returns it."""
 
     content_type = content_encoding = delivery_tag = None
     delivery_info: dict[str, Any] = {}
@@ -391,7 +390,11 @@ def _scanners() -> Iterator[tuple[str, Callable[[Any], Any], Callable[[int], Any
             lambda text: from_kombu({"properties": {"body_encoding": "base64"}, "body": text}),
             make,
         )
-        yield f"a plain message: {words}", lambda text: read_plain(_Plain({text: text}, {}, text)), make
+        yield (
+            f"a plain message: {words}",
+            lambda text: read_plain(_PlainMessage({text: text}, {}, text)),
+            make,
+        )
     for name, table in {
         "values that overlap": _overlapping,
         "empty values": lambda n: b"\1aV" * (n // 3),
@@ -408,32 +411,32 @@ SCANNERS = list(_scanners())
 @pytest.mark.parametrize(
     ("function", "make"), [case[1:] for case in SCANNERS], ids=[case[0] for case in SCANNERS]
 )
-def test_a_scanner_is_linear(function: Callable[[Any], Any], make: Callable[[int], Any]) -> None:
+def test_reader_is_linear(function: Callable[[Any], Any], make: Callable[[int], Any]) -> None:
     check_growth(function, make)
 
 
 @pytest.mark.parametrize("words", {**ENVELOPES, **JSON_TEXTS})
-def test_an_envelope_on_redis_is_read_in_linear_time(words: str) -> None:
+def test_redis_envelope_is_read_in_linear_time(words: str) -> None:
     pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
     envelope = importlib.import_module("qworker.transports.redis.envelope")
     make = {**ENVELOPES, **JSON_TEXTS}[words]
     check_growth(lambda text: envelope.from_payload(text.encode("utf-8", "replace"), envelope.Scale()), make)
 
 
-def test_a_table_that_goes_on_after_its_end_is_refused() -> None:
-    inner = b"A\0\0\0\1" + b"S\0\0\0\5hello"  # one byte long, it says, and holds a text of ten
+def test_table_with_a_value_beyond_its_end_is_refused() -> None:
+    inner = b"A\0\0\0\1" + b"S\0\0\0\5hello"  # claims to be one byte long, and holds a text of ten
     table = b"\1a" + inner
     with pytest.raises(ValueError, match="beyond the end"):
         read_table(len(table).to_bytes(4, "big") + table, 0)
 
 
-def test_a_header_that_cannot_be_read_is_a_message_without_a_task() -> None:
+def test_unreadable_header_gives_a_message_without_a_task() -> None:
     content = read_content(_frames(b"\1aZ"))
     with pytest.raises(InvalidTaskMessage, match="missing"):
         parse_headers(content.text)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16", "utf-32"])
-def test_depth_is_seen_in_every_encoding(encoding: str) -> None:
+def test_depth_limit_applies_in_every_encoding(encoding: str) -> None:
     with pytest.raises(InvalidTaskMessage, match="deeper"):
         _body("[" * 300 + '"\\"' + '"' + "]" * 300, encoding)
