@@ -28,7 +28,7 @@ register()
 
 
 @pytest.mark.parametrize(
-    ("url", "meant"),
+    ("url", "expected"),
     [
         ("qworker+postgresql://user:word@host:5432/name?sslmode=require", None),
         ("qworker+redis://host:6379/3", None),
@@ -36,8 +36,8 @@ register()
         ("sqlite:///a/b.db", "sqlite:///a/b.db"),
     ],
 )
-def test_connection_url_gives_the_broker_url(url: str, meant: str | None) -> None:
-    assert url_of(Connection(url)) == (meant or url.removeprefix("qworker+"))
+def test_connection_url_gives_the_broker_url(url: str, expected: str | None) -> None:
+    assert url_of(Connection(url)) == (expected or url.removeprefix("qworker+"))
 
 
 def test_connection_switches_to_the_next_url() -> None:
@@ -118,10 +118,10 @@ def test_unknown_option_is_logged_once(url: str, has: str, caplog: pytest.LogCap
     options = {"lease_secs": 30, "max_retries": 3, "visibility_timeout": 5, "max_deliveries": 2}
     for _ in range(2):
         settings_of(Connection(f"qworker+{url}", transport_options=options), url)
-    (said,) = caplog.messages
+    (message,) = caplog.messages
     scheme = url.partition("://")[0]
-    assert said.startswith(f"broker_transport_options: {scheme}:// does not use lease_secs; it has ")
-    assert has in said
+    assert message.startswith(f"broker_transport_options: {scheme}:// does not use lease_secs; it has ")
+    assert has in message
 
 
 def test_known_redis_options_are_those_that_are_read() -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler says of its entries, by which one with others is told."""
+"""about(): describes the entries of a scheduler, so that schedulers with different entries can be found."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from qworker.beat import crontab
 from qworker.beat.catalog import SETTINGS, about, catalog
 
 
-class Own:
+class CustomSchedule:
     def next(self, after: datetime) -> datetime | None:
         return None
 
     previous = next
 
 
-def said(**entry: Any) -> str:
+def description(**entry: Any) -> str:
     return about(catalog({"a": (SETTINGS, {"task": "tasks.add", "schedule": 5, **entry})}, ()))
 
 
-def test_the_version_is_said() -> None:
+def test_description_has_the_version() -> None:
     assert json.loads(about({}))["qworker"] == __version__
 
 
@@ -32,7 +32,7 @@ def test_the_version_is_said() -> None:
     "entry",
     [
         {},
-        {"schedule": Own()},
+        {"schedule": CustomSchedule()},
         {"schedule": "no"},
         {"args": [object()]},
         {"kwargs": {"a": {1, "b", None}}},
@@ -40,32 +40,35 @@ def test_the_version_is_said() -> None:
         {"start": datetime(2026, 1, 1, tzinfo=UTC)},
     ],
 )
-def test_the_same_entries_say_the_same(entry: dict[str, Any]) -> None:
-    again = {name: Own() if isinstance(value, Own) else value for name, value in entry.items()}
+def test_equal_entries_have_equal_descriptions(entry: dict[str, Any]) -> None:
+    again = {
+        name: CustomSchedule() if isinstance(value, CustomSchedule) else value
+        for name, value in entry.items()
+    }
     if "args" in entry:
         again = {"args": [object()]}
-    assert said(**entry) == said(**again)
+    assert description(**entry) == description(**again)
 
 
-def test_other_entries_say_something_else() -> None:
+def test_different_entries_have_different_descriptions() -> None:
     others = [
         about({}),
-        said(),
-        said(schedule=6),
-        said(schedule=crontab(minute=1)),
-        said(schedule=crontab(minute=1, tz="UTC")),
-        said(schedule="no"),
-        said(task="tasks.sub"),
-        said(args=[1]),
-        said(start=datetime(2026, 1, 1, tzinfo=UTC)),
-        said(start=datetime(2027, 1, 1, tzinfo=UTC)),
-        said(enabled=False),
-        said(kwargs={"a": 1}),
-        said(options={"queue": "a"}),
-        said(options={"queue": "b"}),
-        said(jitter=1),
-        said(expires=1),
-        said(enabled=False, schedule=Own()),
-        said(schedule=Own()),
+        description(),
+        description(schedule=6),
+        description(schedule=crontab(minute=1)),
+        description(schedule=crontab(minute=1, tz="UTC")),
+        description(schedule="no"),
+        description(task="tasks.sub"),
+        description(args=[1]),
+        description(start=datetime(2026, 1, 1, tzinfo=UTC)),
+        description(start=datetime(2027, 1, 1, tzinfo=UTC)),
+        description(enabled=False),
+        description(kwargs={"a": 1}),
+        description(options={"queue": "a"}),
+        description(options={"queue": "b"}),
+        description(jitter=1),
+        description(expires=1),
+        description(enabled=False, schedule=CustomSchedule()),
+        description(schedule=CustomSchedule()),
     ]
     assert len(set(others)) == len(others)

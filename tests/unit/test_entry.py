@@ -1,4 +1,4 @@
-"""Entries: what each field may be, and what is said of what it may not."""
+"""Entries: valid and invalid values of fields, and due times between start and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qworker.errors import InvalidSchedule
 
 NOW = datetime(2026, 11, 23, 12, 30, tzinfo=UTC)
 BERLIN = ZoneInfo("Europe/Berlin")
-ODD: list[Any] = [
+ODD_VALUES: list[Any] = [
     *(
         None,
         True,
@@ -65,7 +65,7 @@ def entry(**fields: Any) -> Entry:
     return Entry(**{"name": "a", "task": "t", "schedule": 60, **fields})
 
 
-def test_what_an_entry_is_by_default() -> None:
+def test_default_fields() -> None:
     found = read_entry("a", {"task": "t", "schedule": 60})
     assert found == entry()
     assert (found.args, found.kwargs, found.options) == ((), {}, {})
@@ -75,7 +75,7 @@ def test_what_an_entry_is_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "becomes"),
+    ("field", "value", "expected"),
     [
         ("args", [1, 2], (1, 2)),
         ("kwargs", None, {}),
@@ -94,13 +94,13 @@ def test_what_an_entry_is_by_default() -> None:
         ("enabled", False, False),
     ],
 )
-def test_what_fields_may_be(field: str, value: Any, becomes: Any) -> None:
+def test_valid_values_of_fields(field: str, value: Any, expected: Any) -> None:
     found = getattr(entry(**{field: value}), field)
-    assert found == becomes
-    assert isinstance(found, Mapping) or type(found) is type(becomes)
+    assert found == expected
+    assert isinstance(found, Mapping) or type(found) is type(expected)
 
 
-def test_a_task_may_be_given_itself() -> None:
+def test_task_may_be_a_task_object() -> None:
     app = QWorker("proj", broker="memory://", set_as_current=False)
 
     @app.task(name="proj.report")
@@ -110,7 +110,7 @@ def test_a_task_may_be_given_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("name", "", "name=''"),
         ("name", " a", "without spaces"),
@@ -153,17 +153,17 @@ def test_a_task_may_be_given_itself() -> None:
         ("overlap", "forbid", "allow, skip, replace"),
     ],
 )
-def test_what_fields_may_not_be(field: str, value: Any, said: str) -> None:
+def test_invalid_values_of_fields_are_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         entry(**{field: value})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("entry ")
     assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS | {"name"}))
-@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
-def test_nothing_else_is_raised_for_anything(field: str, value: Any) -> None:
+@pytest.mark.parametrize("value", ODD_VALUES, ids=range(len(ODD_VALUES)))
+def test_odd_values_raise_only_invalid_schedule(field: str, value: Any) -> None:
     with suppress(InvalidSchedule):
         found = entry(**{field: value})
         for instant in (NOW, datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 1, 1, tzinfo=UTC)):
@@ -181,13 +181,13 @@ def test_nothing_else_is_raised_for_anything(field: str, value: Any) -> None:
         ),
     )
 )
-def test_nothing_else_is_raised_for_plain_data(fields: dict[str, Any]) -> None:
+def test_plain_data_raises_only_invalid_schedule(fields: dict[str, Any]) -> None:
     with suppress(InvalidSchedule):
         entry(**fields)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"schedule": 5}, "has no task"),
         ({"task": "t"}, "has no schedule"),
@@ -199,13 +199,13 @@ def test_nothing_else_is_raised_for_plain_data(fields: dict[str, Any]) -> None:
         ([("task", "t")], "it takes a dict with task and schedule"),
     ],
 )
-def test_what_no_description_of_an_entry_is(given: Any, said: str) -> None:
+def test_invalid_descriptions_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InvalidSchedule, match="entry 'a'") as caught:
         read_entry("a", given)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_celerys_relative_counts_from_1970() -> None:
+def test_relative_of_celery_counts_from_1970() -> None:
     found = read_entry("a", {"task": "t", "schedule": 60, "relative": True})
     assert found.schedule == schedule(60, relative=True)
     assert read_entry(
@@ -213,13 +213,13 @@ def test_celerys_relative_counts_from_1970() -> None:
     ).schedule == crontab.from_text("@daily")
 
 
-def test_an_entry_that_is_one_gets_the_name_that_it_stands_under() -> None:
+def test_entry_object_gets_the_name_of_its_key() -> None:
     one = entry()
     assert read_entry("a", one) is one
     assert read_entry("b", one).name == "b"
 
 
-def test_a_change_is_checked_and_leaves_the_entry_as_it_was() -> None:
+def test_changed_validates_and_does_not_modify_the_entry() -> None:
     one = entry(args=(1,))
     assert one.changed({"args": [2], "enabled": False}) == entry(args=(2,), enabled=False)
     assert one.args == (1,)
@@ -231,7 +231,7 @@ def test_a_change_is_checked_and_leaves_the_entry_as_it_was() -> None:
         one.changed({"max_runs": 0})
 
 
-def test_start_and_end_are_due_times_themselves() -> None:
+def test_start_and_end_are_inclusive() -> None:
     start, end = datetime(2026, 11, 23, 13, tzinfo=UTC), datetime(2026, 11, 23, 15, tzinfo=UTC)
     found = entry(schedule="0 * * * *", start=start, end=end)
     assert found.next(NOW - timedelta(days=1)) == start
@@ -251,8 +251,8 @@ def test_start_and_end_are_due_times_themselves() -> None:
     ["*/15 * * * *", schedule(900), crontab("*/15", tz=BERLIN), "FREQ=HOURLY;BYMINUTE=0,15,30,45;BYSECOND=0"],
     ids=repr,
 )
-def test_the_hour_that_comes_twice_is_passed_in_both_directions(given: Any, zone: ZoneInfo) -> None:
-    """Python compares two datetimes of the same zone by what its clock shows."""
+def test_repeated_hour_is_passed_in_both_directions(given: Any, zone: ZoneInfo) -> None:
+    """Python compares two datetimes of the same zone by their local time."""
     found, quarter = entry(schedule=given), timedelta(minutes=15)
     begin, end = datetime(2026, 10, 24, 22, tzinfo=UTC), datetime(2026, 10, 25, 3, tzinfo=UTC)
     forward, backward = [begin.astimezone(zone)], [end.astimezone(zone)]
@@ -261,12 +261,12 @@ def test_the_hour_that_comes_twice_is_passed_in_both_directions(given: Any, zone
     while backward[-1].timestamp() > begin.timestamp():
         backward += [each for each in [found.previous(backward[-1])] if each]
     assert [each.timestamp() for each in forward] == [each.timestamp() for each in reversed(backward)]
-    if "FREQ" not in str(given):  # a rule counts what comes twice once
+    if "FREQ" not in str(given):  # an RRULE has repeated times once
         every = [begin + number * quarter for number in range((end - begin) // quarter + 1)]
         assert [each.astimezone(UTC) for each in forward] == every
 
 
-def test_an_instant_of_the_hour_that_comes_twice() -> None:
+def test_clocked_instant_in_a_repeated_hour() -> None:
     once = datetime(2026, 10, 25, 2, 15, tzinfo=BERLIN, fold=1)
     found, before = entry(schedule=clocked(once)), datetime(2026, 10, 25, 2, 45, tzinfo=BERLIN, fold=0)
     assert found.next(before) == once

@@ -1,4 +1,4 @@
-"""The error tree: what catches what, what survives pickling, what a user reads."""
+"""The error classes: their hierarchy, pickling, and messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES, key=lambda kind: kind.__name__))
-def test_every_error_survives_pickling_with_what_it_carries(kind: type[BaseException]) -> None:
+def test_errors_survive_pickling_with_their_attributes(kind: type[BaseException]) -> None:
     error = kind("what went wrong")
     error.__dict__["noted"] = [1, 2]
     again = pickle.loads(pickle.dumps(error))
@@ -60,7 +60,7 @@ def test_named_fields_survive_pickling(error: BaseException) -> None:
         (errors.LeaseLost, errors.TransportError),
     ],
 )
-def test_code_written_for_the_usual_class_catches_ours(
+def test_errors_are_caught_by_the_usual_classes(
     kind: type[BaseException], caught_by: type[BaseException]
 ) -> None:
     with pytest.raises(caught_by):
@@ -68,11 +68,11 @@ def test_code_written_for_the_usual_class_catches_ours(
 
 
 @pytest.mark.parametrize("kind", [errors.SoftTimeLimitExceeded, errors.Retry, errors.Ignore, errors.Reject])
-def test_directives_and_the_soft_limit_are_not_our_errors(kind: type[BaseException]) -> None:
+def test_directives_and_the_soft_limit_are_not_qworker_errors(kind: type[BaseException]) -> None:
     assert not issubclass(kind, errors.QWorkerError)
 
 
-def test_not_registered_says_what_to_do() -> None:
+def test_not_registered_has_advice() -> None:
     assert str(errors.NotRegistered("proj.ad", ["proj.add"])) == (
         "no task named 'proj.ad' is registered; did you mean 'proj.add'?"
     )
@@ -92,7 +92,7 @@ def test_retry_describes_itself(retry: errors.Retry, text: str) -> None:
     assert str(retry) == text
 
 
-def test_celery_names_are_classes_of_ours_and_the_table_names_each_once() -> None:
+def test_celery_names_are_aliases_and_stored_names_are_unique() -> None:
     for name in ("WorkerLostError", "TaskRevokedError", "MaxRetriesExceededError", "TimeoutError"):
         assert getattr(errors, name) in CLASSES
     stored = [names for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired]

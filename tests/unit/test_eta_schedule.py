@@ -1,4 +1,4 @@
-"""The heap of requests whose time has not come, against a sorted list."""
+"""The heap of requests that are not due yet, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.rooms import Rooms, tags
 ROOMS = Rooms()
 
 
-def test_what_is_due_comes_earliest_first() -> None:
+def test_due_requests_are_popped_earliest_first() -> None:
     schedule = EtaSchedule()
     for tag, due in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 40.0)):
         schedule.push(due, ROOMS.request(tag))
@@ -25,14 +25,14 @@ def test_what_is_due_comes_earliest_first() -> None:
     assert tags(schedule.pop_due(math.inf)) == [4]
 
 
-def test_nothing_comes_early() -> None:
+def test_request_is_not_popped_before_it_is_due() -> None:
     schedule = EtaSchedule()
     schedule.push(10.0, ROOMS.request(1))
     assert schedule.pop_due(math.nextafter(10.0, 0)) == []
     assert tags(schedule.pop_due(10.0)) == [1]
 
 
-def test_push_says_whether_it_is_the_next_one() -> None:
+def test_push_returns_whether_the_request_is_next() -> None:
     schedule = EtaSchedule()
     assert schedule.push(20.0, ROOMS.request(1))
     assert not schedule.push(30.0, ROOMS.request(2))
@@ -40,7 +40,7 @@ def test_push_says_whether_it_is_the_next_one() -> None:
     assert schedule.next_due() == 10.0
 
 
-def test_what_was_removed_does_not_come() -> None:
+def test_removed_request_is_not_popped() -> None:
     schedule = EtaSchedule()
     one, two = ROOMS.requests(2)
     schedule.push(10.0, one)
@@ -52,7 +52,7 @@ def test_what_was_removed_does_not_come() -> None:
     assert not schedule.remove(two)
 
 
-def test_what_was_removed_and_came_again_later_is_not_early() -> None:
+def test_request_pushed_again_with_a_later_eta_is_not_early() -> None:
     schedule = EtaSchedule()
     first, again = ROOMS.request(1), ROOMS.request(1)
     schedule.push(10.0, first)
@@ -62,7 +62,7 @@ def test_what_was_removed_and_came_again_later_is_not_early() -> None:
     assert schedule.pop_due(20.0) == [again]
 
 
-def test_clear_takes_everything_but_what_was_removed() -> None:
+def test_clear_returns_all_but_removed_requests() -> None:
     schedule = EtaSchedule()
     requests = ROOMS.requests(4)
     for request in requests:
@@ -72,7 +72,7 @@ def test_clear_takes_everything_but_what_was_removed() -> None:
     assert (len(schedule), schedule.clear(), schedule.next_due()) == (0, [], None)
 
 
-class AgainstASortedList(RuleBasedStateMachine):
+class SortedListComparison(RuleBasedStateMachine):
     """now: the wall clock, which may step either way. model: ``(due, tag)`` → request."""
 
     held: Bundle[Request] = Bundle("held")
@@ -120,19 +120,19 @@ class AgainstASortedList(RuleBasedStateMachine):
         assert len(self.schedule) == len(self.model)
 
     @invariant()
-    def the_next_one_is_known(self) -> None:
+    def next_due_is_the_earliest(self) -> None:
         assert self.schedule.next_due() == (min(self.model)[0] if self.model else None)
 
     @invariant()
-    def ghosts_do_not_pile_up(self) -> None:
+    def removed_entries_are_dropped(self) -> None:
         assert len(self.schedule._heap) <= 2 * len(self.schedule) + 65
 
 
-TestAgainstASortedList = AgainstASortedList.TestCase
-TestAgainstASortedList.settings = settings(max_examples=40, stateful_step_count=50)
+TestSortedListComparison = SortedListComparison.TestCase
+TestSortedListComparison.settings = settings(max_examples=40, stateful_step_count=50)
 
 
-def test_ghosts_do_not_pile_up_however_many_are_removed() -> None:
+def test_removed_entries_do_not_accumulate_in_the_heap() -> None:
     schedule = EtaSchedule()
     for tag in range(1, 1000):
         request = ROOMS.request(tag)

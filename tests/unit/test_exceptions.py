@@ -1,4 +1,4 @@
-"""Exceptions as data: Celery's shape, nothing imported, nothing called that is no exception."""
+"""Exceptions as data: in Celery's format, without importing modules or calling other classes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Fussy(Exception):
         self.code = code
 
 
-class Several(ExceptionGroup):
-    """A group that is made of a message and members."""
+class CustomGroup(ExceptionGroup):
+    """A group with the usual constructor."""
 
 
-class OfOthers(ExceptionGroup):
-    """One that is made in its own way."""
+class OwnConstructorGroup(ExceptionGroup):
+    """A group with its own constructor."""
 
-    def __new__(cls, code: int) -> OfOthers:
+    def __new__(cls, code: int) -> OwnConstructorGroup:
         return super().__new__(cls, f"code {code}", [ValueError(code)])
 
 
@@ -62,14 +62,14 @@ def stored(name: str, module: str, *args: Any) -> dict[str, Any]:
      errors.ChordError("x"),
      errors.MaxRetriesExceeded("m"), errors.Reject("why", True)],
 )  # fmt: skip
-def test_an_exception_comes_back_as_itself(error: Exception) -> None:
+def test_exception_round_trip(error: Exception) -> None:
     data = loads(dumps(exception_to_dict(error)))
     again = exception_from_dict(data)
     assert type(again) is type(error)
     assert (again.args, str(again)) == (error.args, str(error))
 
 
-def test_the_shape_and_the_names_are_celerys() -> None:
+def test_format_and_names_are_those_of_celery() -> None:
     assert exception_to_dict(Outer.Inner("x")) == {
         "exc_type": "Outer.Inner",
         "exc_message": ["x"],
@@ -81,14 +81,14 @@ def test_the_shape_and_the_names_are_celerys() -> None:
     )
 
 
-def test_arguments_json_cannot_hold_or_that_are_huge_become_text() -> None:
+def test_unserialisable_or_huge_arguments_become_text() -> None:
     data = exception_to_dict(ValueError(object, {1}, "x" * 100_000, ["y" * 100_000], 10**5000))
     assert data["exc_message"][:2] == ["<class 'object'>", "{1}"]
     assert len(data["exc_message"][2]) == MAX_ARGUMENT
     assert all(len(json.dumps(value)) <= MAX_ARGUMENT + 10 for value in data["exc_message"])
 
 
-def test_many_or_deep_or_broken_arguments_are_bounded() -> None:
+def test_many_deep_or_raising_arguments_are_limited() -> None:
     class Broken(Exception):
         @property
         def args(self) -> Any:  # type: ignore[override]
@@ -102,7 +102,7 @@ def test_many_or_deep_or_broken_arguments_are_bounded() -> None:
     assert exception_to_dict(Broken())["exc_message"] == []
 
 
-def test_a_constructor_that_wants_something_else_does_not_matter() -> None:
+def test_exception_is_restored_without_its_constructor() -> None:
     again = exception_from_dict(exception_to_dict(Fussy(3, detail="d")))
     assert type(again) is Fussy
     assert str(again) == "3: d"
@@ -129,7 +129,7 @@ def test_a_constructor_that_wants_something_else_does_not_matter() -> None:
         ("x" * 100_000, "y" * 100_000),
     ],
 )
-def test_cve_2021_23727_nothing_but_loaded_exception_classes_is_used(name: str, module: str) -> None:
+def test_cve_2021_23727_only_loaded_exception_classes_are_used(name: str, module: str) -> None:
     before = set(sys.modules)
     error = exception_from_dict(stored(name, module, "echo pwned"))
     assert isinstance(error, Exception)
@@ -137,7 +137,7 @@ def test_cve_2021_23727_nothing_but_loaded_exception_classes_is_used(name: str, 
     assert set(sys.modules) == before
 
 
-def test_a_missing_class_has_a_stand_in_that_can_be_caught_by_type_and_pickled() -> None:
+def test_missing_class_gets_a_substitute() -> None:
     error = exception_from_dict(stored("deep.PaymentError", "shop.errors", "card", 7))
     kind = type(error)
     assert (kind.__name__, kind.__module__, error.args) == ("PaymentError", "shop.errors", ("card", 7))
@@ -151,7 +151,7 @@ def test_a_missing_class_has_a_stand_in_that_can_be_caught_by_type_and_pickled()
 @pytest.mark.parametrize(
     "value", [None, "text", 7, [], {}, {"exc_type": 7, "exc_module": [], "exc_message": {}}]
 )
-def test_anything_stored_becomes_some_exception(value: object) -> None:
+def test_arbitrary_stored_value_becomes_an_exception(value: object) -> None:
     assert isinstance(exception_from_dict(value), Exception)
 
 
@@ -170,12 +170,12 @@ def test_reading_never_raises(value: dict[str, Any]) -> None:
 
 
 @given(st.lists(JSON, max_size=4))
-def test_writing_never_raises_and_is_json(args: list[Any]) -> None:
+def test_writing_never_raises_and_gives_json(args: list[Any]) -> None:
     assert isinstance(loads(dumps(exception_to_dict(Exception(*args)))), dict)
 
 
 def shape(error: BaseException) -> Any:
-    """What is seen of an exception, and of the members of a group."""
+    """Return the type, message, members and notes of an exception, for comparisons."""
     members = (
         [shape(each) for each in error.exceptions] if isinstance(error, BaseExceptionGroup) else error.args
     )
@@ -183,7 +183,7 @@ def shape(error: BaseException) -> Any:
     return type(error).__qualname__, message, members, getattr(error, "__notes__", [])
 
 
-def there_and_back(error: BaseException) -> BaseException:
+def round_trip(error: BaseException) -> BaseException:
     return exception_from_dict(loads(dumps(exception_to_dict(error))))
 
 
@@ -192,7 +192,7 @@ GROUPS = st.recursive(
     LEAVES,
     lambda inner: st.builds(
         lambda kind, message, members: kind(message, members),
-        st.sampled_from([ExceptionGroup, Several]),
+        st.sampled_from([ExceptionGroup, CustomGroup]),
         st.text(max_size=5),
         st.lists(inner, min_size=1, max_size=3),
     ),
@@ -200,19 +200,19 @@ GROUPS = st.recursive(
 
 
 @given(GROUPS, st.lists(st.text(max_size=5), max_size=2))
-def test_groups_and_notes_come_back(error: Exception, notes: list[str]) -> None:
+def test_round_trip_of_groups_and_notes(error: Exception, notes: list[str]) -> None:
     for note in notes:
         error.add_note(note)
-    found = there_and_back(error)
+    found = round_trip(error)
     assert shape(found) == shape(error)
     assert type(found) is type(error)
     assert shape(pickle.loads(pickle.dumps(found)))[:3] == shape(error)[:3]
 
 
-def test_what_celery_reads_of_a_group_is_as_it_was() -> None:
+def test_fields_of_a_group_that_celery_reads() -> None:
     error = ExceptionGroup("two", [ValueError("one"), KeyError("two")])
-    told = exception_to_dict(error)
-    assert {name: told[name] for name in told if name.startswith("exc_")} == {
+    data = exception_to_dict(error)
+    assert {name: data[name] for name in data if name.startswith("exc_")} == {
         "exc_type": "ExceptionGroup",
         "exc_message": ["two", "[ValueError('one'), KeyError('two')]"],
         "exc_module": "builtins",
@@ -220,10 +220,10 @@ def test_what_celery_reads_of_a_group_is_as_it_was() -> None:
     assert exception_to_dict(ValueError(1)).keys() == {"exc_type", "exc_message", "exc_module"}
 
 
-def test_a_group_is_caught_by_its_members() -> None:
+def test_restored_group_is_caught_by_except_star() -> None:
     caught: list[Any] = []
     try:
-        raise there_and_back(ExceptionGroup("two", [ValueError("one"), KeyError("two")]))
+        raise round_trip(ExceptionGroup("two", [ValueError("one"), KeyError("two")]))
     except* ValueError as group:
         caught += group.exceptions
     except* KeyError as group:
@@ -231,34 +231,36 @@ def test_a_group_is_caught_by_its_members() -> None:
     assert list(map(repr, caught)) == ["ValueError('one')", "KeyError('two')"]
 
 
-def test_members_and_groups_that_cannot_be_made_again() -> None:
+def test_unrestorable_members_and_groups_are_substituted() -> None:
     class Local(ExceptionGroup):
         pass
 
-    class Unfit(Exception):
+    class Unserialisable(Exception):
         def __init__(self, socket: object, *, more: int) -> None:
             super().__init__(socket)
 
-    found = there_and_back(Local("all", [Unfit(object(), more=1), OfOthers(5), Local("", [ValueError()])]))
+    found = round_trip(
+        Local("all", [Unserialisable(object(), more=1), OwnConstructorGroup(5), Local("", [ValueError()])])
+    )
     assert isinstance(found, ExceptionGroup)
     assert type(found).__name__ == "Local"
-    unfit, others, inner = found.exceptions
-    assert type(unfit).__name__ == "Unfit"
-    assert "<object object at" in unfit.args[0]
+    unserialisable, others, inner = found.exceptions
+    assert type(unserialisable).__name__ == "Unserialisable"
+    assert "<object object at" in unserialisable.args[0]
     assert (others.message, repr(others.exceptions)) == ("code 5", "(ValueError(5),)")
     assert isinstance(inner, ExceptionGroup)
     assert shape(pickle.loads(pickle.dumps(found))) == shape(found)
-    base = there_and_back(BaseExceptionGroup("base", [KeyboardInterrupt(), ValueError(1)]))
-    assert isinstance(base, ExceptionGroup), "what ends a process is only named"
+    base = round_trip(BaseExceptionGroup("base", [KeyboardInterrupt(), ValueError(1)]))
+    assert isinstance(base, ExceptionGroup), "members that would end a process become ordinary exceptions"
     assert [type(each).__name__ for each in base.exceptions] == ["KeyboardInterrupt", "ValueError"]
 
 
-def test_a_group_is_bounded() -> None:
+def test_depth_and_width_of_a_group_are_limited() -> None:
     deep: Exception = ValueError("at the bottom")
     for _ in range(300):
         deep = ExceptionGroup("level", [deep])
-    assert isinstance(there_and_back(deep), ExceptionGroup)
-    wide = there_and_back(ExceptionGroup("wide", [ValueError(number) for number in range(250)]))
+    assert isinstance(round_trip(deep), ExceptionGroup)
+    wide = round_trip(ExceptionGroup("wide", [ValueError(number) for number in range(250)]))
     assert isinstance(wide, ExceptionGroup)
     assert len(wide.exceptions) == 101
     assert str(wide.exceptions[-1]) == "150 more of the group are not kept"
@@ -276,24 +278,24 @@ def test_a_group_is_bounded() -> None:
         {"exceptions": [5, None, {}], "message": [1]},
     ],
 )
-def test_a_store_may_have_any_group(group: Any) -> None:
+def test_arbitrary_stored_group_becomes_an_exception(group: Any) -> None:
     stored = {"exc_type": "ExceptionGroup", "exc_message": ["x"], "exc_module": "builtins"}
     assert isinstance(
         exception_from_dict({**stored, "qworker_group": group, "qworker_notes": group}), Exception
     )
 
 
-def test_a_group_is_bounded_with_all_that_is_in_it() -> None:
+def test_total_size_of_a_nested_group_is_limited() -> None:
     group: Exception = ValueError("one that stands at many places")
     for _ in range(18):
         group = ExceptionGroup("twice", [group, group])
     assert len(repr(exception_to_dict(group))) < 100_000
 
 
-class ByName(ExceptionGroup[Exception]):
-    """Its message, or its members, or any attribute that it has not, cannot be had."""
+class RaisingAttributes(ExceptionGroup[Exception]):
+    """Raises KeyError when the attribute *missing* is read."""
 
-    def __new__(cls, missing: str) -> ByName:
+    def __new__(cls, missing: str) -> RaisingAttributes:
         made = super().__new__(cls, "group", [ValueError("member")])
         made.missing = missing
         return made
@@ -308,5 +310,5 @@ class ByName(ExceptionGroup[Exception]):
 
 
 @pytest.mark.parametrize("missing", ["args", "message", "exceptions", "__notes__"])
-def test_an_exception_whose_attributes_raise_is_stored_by_its_name(missing: str) -> None:
-    assert exception_to_dict(ByName(missing))["exc_type"] == "ByName"
+def test_exception_whose_attributes_raise_is_stored_by_name(missing: str) -> None:
+    assert exception_to_dict(RaisingAttributes(missing))["exc_type"] == "RaisingAttributes"

@@ -901,9 +901,7 @@ def test_async_task_that_outlives_its_soft_limit_is_cancelled_at_the_hard_limit(
             await asyncio.Event().wait()
 
     bench = Bench()
-    outcome = run_async(
-        bench, body, 0.001, 0.7
-    )  # far apart, so that a busy machine does not reach both at once
+    outcome = run_async(bench, body, 0.001, 0.7)  # far apart, even for a busy machine
     assert outcome.kind == FAILURE
     assert bench.stored is not None
     assert bench.stored["result"]["exc_type"] == "TimeLimitExceeded"

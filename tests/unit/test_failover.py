@@ -1,4 +1,4 @@
-"""Several brokers: which one is used when one does not answer, and what may never reach another one."""
+"""Failover between brokers: which one is used, and what must never reach another one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
 
-class Slow(MemoryStore):
-    """A broker that remembers how long it was given."""
+class TimeoutRecordingStore(MemoryStore):
+    """Records the timeout of the last push."""
 
     given: float | None = None
 
@@ -32,16 +32,16 @@ class Slow(MemoryStore):
         super().push(envelopes, timeout)
 
 
-def three() -> tuple[list[Slow], FailoverBroker]:
+def three_brokers() -> tuple[list[TimeoutRecordingStore], FailoverBroker]:
     clock = FakeClock()
-    stores = [Slow(clock) for _ in range(3)]
+    stores = [TimeoutRecordingStore(clock) for _ in range(3)]
     for number, store in enumerate(stores):
         store.url = f"memory://u:secret{number}@h{number}/"
     return stores, FailoverBroker(stores)
 
 
-def test_a_push_goes_to_the_next_that_answers_and_stays_there(caplog: pytest.LogCaptureFixture) -> None:
-    stores, store = three()
+def test_push_goes_to_the_next_available_broker_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+    stores, store = three_brokers()
     stores[0].away = stores[1].away = True
     store.sender.push([envelope("a")], 9.0)
     assert [one.messages for one in stores] == [0, 0, 1]
@@ -54,16 +54,16 @@ def test_a_push_goes_to_the_next_that_answers_and_stays_there(caplog: pytest.Log
     assert len(caplog.records) == 1
 
 
-def test_each_server_gets_its_share_of_one_deadline() -> None:
-    stores, store = three()
+def test_servers_share_one_timeout() -> None:
+    stores, store = three_brokers()
     stores[0].away = True
     store.sender.push([envelope("a")], 9.0)
     assert stores[0].given == pytest.approx(3.0, abs=0.5)
     assert stores[1].given == pytest.approx(4.5, abs=0.5)
 
 
-def test_when_nobody_answers_the_error_says_so() -> None:
-    stores, store = three()
+def test_error_when_no_broker_answers() -> None:
+    stores, store = three_brokers()
     for one in stores:
         one.away = True
     with pytest.raises(BrokerUnavailable, match="none of 3 brokers answers"):
@@ -72,8 +72,8 @@ def test_when_nobody_answers_the_error_says_so() -> None:
         store.consumer.register("w@h", ["q"], 1)
 
 
-def test_a_worker_starts_with_the_first_that_answers() -> None:
-    stores, store = three()
+def test_worker_registers_with_the_first_available_broker() -> None:
+    stores, store = three_brokers()
     stores[0].away = True
     generation = store.consumer.register("w@h", ["q"], 1)
     assert [worker.name for worker in stores[1].admin.workers()] == ["w@h"]
@@ -83,8 +83,8 @@ def test_a_worker_starts_with_the_first_that_answers() -> None:
     assert stores[1].messages == 0
 
 
-def test_what_a_worker_tells_of_itself_goes_with_it_to_the_next() -> None:
-    stores, store = three()
+def test_presence_moves_with_the_worker_to_the_next_broker() -> None:
+    stores, store = three_brokers()
     store.consumer.present('{"waiting":1}')
     store.consumer.register("w@h", ["q"], 1)
     store.consumer.present('{"waiting":2}')
@@ -95,8 +95,8 @@ def test_what_a_worker_tells_of_itself_goes_with_it_to_the_next() -> None:
     assert [worker.waiting for worker in stores[1].admin.workers()] == [2]
 
 
-def test_one_failure_is_not_yet_a_reason_to_leave() -> None:
-    stores, store = three()
+def test_one_failure_does_not_cause_a_failover() -> None:
+    stores, store = three_brokers()
     generation = store.consumer.register("w@h", ["q"], 1)
     stores[0].sender.push([envelope("a")])
     (message,) = store.consumer.lease(["q"], 10).messages
@@ -108,8 +108,8 @@ def test_one_failure_is_not_yet_a_reason_to_leave() -> None:
     assert store.consumer.settle(generation, [Ack(message.tag)]) == set()
 
 
-class Waiting(MemoryStore):
-    """A broker that fails while somebody waits, so many seconds after it should have answered."""
+class FailingWaitStore(MemoryStore):
+    """Fails during wait(), *silent* seconds after its timeout."""
 
     def __init__(self, clock: FakeClock, silent: float) -> None:
         super().__init__(clock)
@@ -120,29 +120,29 @@ class Waiting(MemoryStore):
         raise BrokerUnavailable("it says nothing")
 
 
-def waiting(silent: float) -> FailoverBroker:
-    """Brokers of which the first has failed while its worker waited."""
+def broker_after_failed_wait(silent: float) -> FailoverBroker:
+    """Return a broker whose first server failed during wait()."""
     clock = FakeClock()
-    store = FailoverBroker([Waiting(clock, silent), MemoryStore(clock)], monotonic=clock.monotonic)
+    store = FailoverBroker([FailingWaitStore(clock, silent), MemoryStore(clock)], monotonic=clock.monotonic)
     store.consumer.register("w@h", ["q"], 1)
     with pytest.raises(BrokerUnavailable):
         store.consumer.wait(5.0)
     return store
 
 
-def test_who_was_silent_while_we_waited_is_not_asked_again() -> None:
-    store = waiting(silent=10.0)
-    with pytest.raises(LeaseLost, match="given up"):  # though it would answer now
+def test_broker_silent_during_wait_is_given_up() -> None:
+    store = broker_after_failed_wait(silent=10.0)
+    with pytest.raises(LeaseLost, match="given up"):  # even though it would answer now
         store.consumer.extend()
     store.consumer.extend()
 
 
-def test_a_connection_that_breaks_while_we_wait_is_no_silence() -> None:
-    waiting(silent=0.0).consumer.extend()
+def test_connection_error_during_wait_is_not_silence() -> None:
+    broker_after_failed_wait(silent=0.0).consumer.extend()
 
 
-def test_nobody_else_answers_so_the_lease_is_kept() -> None:
-    stores, store = three()
+def test_lease_is_kept_while_no_other_broker_answers() -> None:
+    stores, store = three_brokers()
     generation = store.consumer.register("w@h", ["q"], 1)
     stores[0].sender.push([envelope("a")])
     (message,) = store.consumer.lease(["q"], 10).messages
@@ -155,10 +155,10 @@ def test_nobody_else_answers_so_the_lease_is_kept() -> None:
     assert store.consumer.settle(generation, [Ack(message.tag)]) == set()
 
 
-def moved() -> tuple[list[Slow], FailoverBroker, int, int, int]:
-    """Stores, the store, and of a message at the first server its tag, the old epoch and the new one."""
-    stores, store = three()
-    old = store.consumer.register("w@h", ["q"], 1)
+def broker_after_failover() -> tuple[list[TimeoutRecordingStore], FailoverBroker, int, int, int]:
+    """Return the servers, the broker, the tag of a message on the first server, and both generations."""
+    stores, store = three_brokers()
+    old_generation = store.consumer.register("w@h", ["q"], 1)
     stores[0].sender.push([envelope("a")])
     (message,) = store.consumer.lease(["q"], 10).messages
     stores[0].away = True
@@ -166,50 +166,50 @@ def moved() -> tuple[list[Slow], FailoverBroker, int, int, int]:
         store.consumer.extend()
     with pytest.raises(LeaseLost, match="given up"):
         store.consumer.extend()
-    return stores, store, message.tag, old, store.consumer.register("w@h", ["q"], 1)
+    return stores, store, message.tag, old_generation, store.consumer.register("w@h", ["q"], 1)
 
 
-def test_the_second_failure_leads_to_the_next_server_under_a_new_epoch() -> None:
-    stores, store, _, old, new = moved()
-    assert new != old
+def test_second_failure_moves_to_the_next_server_with_a_new_generation() -> None:
+    stores, store, _, old_generation, new_generation = broker_after_failover()
+    assert new_generation != old_generation
     assert [worker.name for worker in stores[1].admin.workers()] == ["w@h"]
     assert store.consumer.lease(["q"], 10).messages == []
 
 
-def test_settlements_of_the_old_server_never_touch_the_new_one() -> None:
-    stores, store, tag, old, new = moved()
+def test_settlements_of_the_old_server_never_affect_the_new_one() -> None:
+    stores, store, tag, old_generation, new_generation = broker_after_failover()
     for _ in range(5):
         stores[1].sender.push([envelope("a")])
     here = store.consumer.lease(["q"], 10).messages
     inner = {message.tag ^ (1 << MARK_BITS) for message in here}
     assert inner == stores[1].held
-    assert store.consumer.settle(old, [Ack(tag)]) == {tag}
-    for stale in (tag, *inner):  # also under the new epoch, and also when both servers count alike
-        assert store.consumer.settle(new, [Release(stale), Ack(stale)]) == {stale}
+    assert store.consumer.settle(old_generation, [Ack(tag)]) == {tag}
+    for stale in (tag, *inner):  # even under the new generation, and if both servers use equal tags
+        assert store.consumer.settle(new_generation, [Release(stale), Ack(stale)]) == {stale}
     assert stores[1].messages == 5
-    assert store.consumer.settle(new, [Ack(message.tag) for message in here]) == set()
+    assert store.consumer.settle(new_generation, [Ack(message.tag) for message in here]) == set()
     assert stores[1].messages == 0
 
 
-def test_revocations_of_the_new_server_are_heard_from_the_beginning() -> None:
-    stores, store = three()
+def test_revocations_of_the_new_server_are_read_from_the_start() -> None:
+    stores, store = three_brokers()
     store.consumer.register("w@h", ["q"], 1)
     for number in range(5):
         stores[0].sender.revoke([f"a{number}"])
-    cursor, heard = store.consumer.revoked_since(0)
-    assert len(heard) == 5
+    cursor, revocations = store.consumer.revoked_since(0)
+    assert len(revocations) == 5
     assert store.consumer.revoked_since(cursor)[1] == []
     stores[1].sender.revoke(["b"])
     stores[0].away = True
     for expected in (BrokerUnavailable, LeaseLost):
         with pytest.raises(expected):
             store.consumer.revoked_since(cursor)
-    cursor, heard = store.consumer.revoked_since(cursor)
-    assert [one.task_id for one in heard] == ["b"]
+    cursor, revocations = store.consumer.revoked_since(cursor)
+    assert [one.task_id for one in revocations] == ["b"]
     assert store.consumer.revoked_since(cursor)[1] == []
 
 
-def test_a_worker_goes_on_with_the_next_broker_and_does_nothing_twice(
+def test_worker_continues_with_the_next_broker_and_repeats_no_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
@@ -231,7 +231,7 @@ def test_a_worker_goes_on_with_the_next_broker_and_does_nothing_twice(
         note.delay(1)
         worker.run()
         first.away = True
-        note.delay(2)  # goes to the second one
+        note.delay(2)  # goes to the second broker
         for _ in range(6):
             worker.advance(3)
             worker.run()
@@ -240,7 +240,7 @@ def test_a_worker_goes_on_with_the_next_broker_and_does_nothing_twice(
     assert "failover" in logged(caplog)
 
 
-def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_stops_cleanly_while_its_broker_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
     first, second = MemoryStore(clock), MemoryStore(clock)
     app = QWorker(
@@ -253,7 +253,7 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
 
     @app.task(name="note")
     def note() -> None:
-        first.away = True  # so its ack cannot be told
+        first.away = True  # so the ack cannot be sent
 
     with StepWorker(app) as worker:
         note.delay()
@@ -263,13 +263,13 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
     assert first.messages == 1
 
 
-def test_the_strategy_shuffle_tries_all_others() -> None:
-    stores, _ = three()
+def test_shuffle_strategy_tries_all_other_brokers() -> None:
+    stores, _ = three_brokers()
     brokers = Brokers(stores, "shuffle")
     assert {tuple(brokers.others(0)) for _ in range(200)} == {(1, 2), (2, 1)}
 
 
-def test_several_urls_make_one_store_and_one_url_does_not() -> None:
+def test_several_urls_make_a_failover_broker() -> None:
     app = QWorker(
         "two", broker=["sqlite:///a.db", "sqlite:///b.db"], set_as_current=False,
         broker_failover_strategy="shuffle",
@@ -287,33 +287,33 @@ def test_several_urls_make_one_store_and_one_url_does_not() -> None:
             QWorker("two", broker=wrong, set_as_current=False).conf.broker_url  # noqa: B018
 
 
-def test_what_one_broker_lacks_all_lack() -> None:
-    stores, _ = three()
+def test_missing_capabilities_are_those_of_all_brokers() -> None:
+    stores, _ = three_brokers()
     stores[1].presence = None
     assert FailoverBroker(stores).lacks == {"failed_tasks", "results", "workers"}
 
 
-class Confirming(MemoryStore):
+class ConfirmCountingStore(MemoryStore):
     confirmed = 0
 
     def confirm(self) -> None:
         self.confirmed += 1
 
 
-def test_each_broker_reads_as_many_letters_at_a_time_as_it_does_alone() -> None:
-    """Some take all of them in hand; of the others that is too much at once."""
+def test_each_broker_reads_letters_with_its_own_page_size() -> None:
+    """The page size of one broker must not be used for another."""
     asked: list[int] = []
 
-    class Portions(MemoryLetters):
+    class PagedLetters(MemoryLetters):
         portion = 2
 
         def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
             asked.append(limit)
             return super().page(queue, limit, after)
 
-    stores, _ = three()
+    stores, _ = three_brokers()
     dead = [Dead(0, "q", "why", float(number), 0, "{}", None, b"") for number in range(5)]
-    stores[0].letters = {"dead": Portions("dead", stores[0])}
+    stores[0].letters = {"dead": PagedLetters("dead", stores[0])}
     stores[1].letters = {"dead": MemoryLetters("dead", stores[1])}
     stores[1].letters["dead"].portion = sys.maxsize
     broker = FailoverBroker(stores)
@@ -324,9 +324,9 @@ def test_each_broker_reads_as_many_letters_at_a_time_as_it_does_alone() -> None:
     assert broker.letters["dead"].page(None, 9, found[2]) == found[3:]
 
 
-def test_an_ack_is_confirmed_by_the_server_that_was_told() -> None:
+def test_ack_is_confirmed_by_the_server_that_received_it() -> None:
     clock = FakeClock()
-    stores = [Confirming(clock) for _ in range(2)]
+    stores = [ConfirmCountingStore(clock) for _ in range(2)]
     store = FailoverBroker(stores)
     stores[0].away = True
     generation = store.consumer.register("w@h", ["q"], 1)

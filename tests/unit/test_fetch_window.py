@@ -1,4 +1,4 @@
-"""How much the listener may hold ahead of the pool."""
+"""The fetch window: how much the listener may hold ahead of the pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.rooms import Rooms
 
 
 class Window:
-    """A FetchWindow of two processes over an idle pool whose runs a test makes up."""
+    """A FetchWindow for two processes, with an idle pool and runtimes given by the test."""
 
     def __init__(
         self, multiplier: int = 1, queue: ReadyQueue | None = None, rooms: Rooms | None = None
@@ -37,7 +37,7 @@ class Window:
             self.pool.runtimes.learn(name, seconds)
 
     def hold(self, count: int, task: str = "add") -> None:
-        """Let so many be ready."""
+        """Put *count* requests into the ready queue."""
         requests = self.rooms.requests(count, task, first=self.tag + 1)
         self.tag += count
         for request in requests:
@@ -45,11 +45,11 @@ class Window:
         self.ready.put_many(requests)
 
     def run(self, slots: Slots) -> None:
-        """Let the pool take what there are slots for."""
+        """Have the pool take requests for these slots."""
         assert self.pool.submit(self.ready.get_many(slots)) == []
 
 
-def test_of_unknown_tasks_as_many_are_held_as_processes_and_prefetch_allow() -> None:
+def test_room_for_tasks_of_unknown_runtime() -> None:
     window = Window()
     assert window.window.room() == 4
     window.hold(3)
@@ -59,18 +59,18 @@ def test_of_unknown_tasks_as_many_are_held_as_processes_and_prefetch_allow() -> 
 
 
 @pytest.mark.parametrize(("multiplier", "room"), [(0, 2), (1, 4), (4, 10)])
-def test_the_prefetch_multiplier_counts_what_is_held_besides_what_runs(multiplier: int, room: int) -> None:
+def test_prefetch_multiplier_adds_to_running_tasks(multiplier: int, room: int) -> None:
     assert Window(multiplier).window.room() == room
 
 
-def test_what_runs_is_held_too() -> None:
+def test_running_tasks_take_room() -> None:
     window = Window()
     window.hold(2)
     window.run(Slots(2, 0))
     assert window.window.room() == 2
 
 
-def test_async_tasks_that_run_take_nobodys_place() -> None:
+def test_running_async_tasks_take_no_room() -> None:
     window = Window()
     window.hold(10, "nap")
     assert window.window.room() == 0
@@ -86,20 +86,20 @@ def test_long_tasks_are_not_fetched_ahead() -> None:
     assert window.window.room() == 0
 
 
-def test_short_tasks_are_fetched_by_the_dozen() -> None:
+def test_room_for_short_tasks_covers_the_lookahead() -> None:
     window = Window()
     window.learn(0.001)
     expected = int(2 * LOOKAHEAD_SECONDS / window.pool.mean_runtime())
     assert window.window.room() == expected > 30
 
 
-def test_the_window_has_an_end_however_short_tasks_are() -> None:
+def test_room_is_limited_for_very_short_tasks() -> None:
     window = Window()
     window.learn(0.0)
     assert window.window.room() == MAX_WINDOW
 
 
-def test_nothing_is_fetched_while_more_than_half_is_there_so_that_fetches_are_batches() -> None:
+def test_no_room_until_the_window_is_half_empty() -> None:
     window = Window()
     window.learn(0.001)
     whole = window.window.room()
@@ -111,7 +111,7 @@ def test_nothing_is_fetched_while_more_than_half_is_there_so_that_fetches_are_ba
     assert window.window.room() >= whole // 2
 
 
-def test_a_request_weighs_what_its_task_takes_and_an_unknown_one_the_mean() -> None:
+def test_weight_is_the_expected_or_mean_runtime() -> None:
     window = Window()
     window.learn(0.5)
     known, unknown = window.rooms.request(1), window.rooms.request(2, "boom")
@@ -121,7 +121,7 @@ def test_a_request_weighs_what_its_task_takes_and_an_unknown_one_the_mean() -> N
     assert unknown.seconds == window.pool.mean_runtime()
 
 
-def test_what_turns_out_long_is_surplus() -> None:
+def test_requests_of_tasks_found_to_be_long_are_surplus() -> None:
     window = Window()
     window.learn(0.0001)
     window.hold(20)
@@ -133,7 +133,7 @@ def test_what_turns_out_long_is_surplus() -> None:
     assert len(window.ready) == 20
 
 
-def test_what_waits_for_a_token_does_not_keep_others_in_the_broker() -> None:
+def test_requests_waiting_for_a_rate_limit_take_no_room() -> None:
     rooms = Rooms()
     bucket = TaskBucket({"add": 100}, rooms.clock, lambda request, due: None)
     window = Window(queue=bucket, rooms=rooms)
@@ -142,10 +142,10 @@ def test_what_waits_for_a_token_does_not_keep_others_in_the_broker() -> None:
     assert window.window.room() == 4
 
 
-# -- what others could start sooner --
+# -- surplus that other workers could start sooner --
 
 
-def test_while_every_process_is_busy_for_long_nothing_is_kept_from_others() -> None:
+def test_waiting_requests_are_surplus_while_all_processes_are_busy() -> None:
     window = Window()
     window.hold(4)
     window.run(Slots(2, 0))
@@ -155,17 +155,17 @@ def test_while_every_process_is_busy_for_long_nothing_is_kept_from_others() -> N
     assert (len(window.ready), window.window.room()) == (0, 0)
 
 
-def test_nor_are_short_tasks_that_wait_behind_long_ones() -> None:
+def test_short_tasks_behind_long_ones_are_surplus() -> None:
     window = Window()
     window.learn(0.0001)
     window.hold(100)
     window.run(Slots(2, 0))
     window.pool.busy_for_long = 2
     assert len(window.window.surplus()) == 98
-    assert window.window.room() == 0, "else they would come again at once"
+    assert window.window.room() == 0, "they must not be fetched again at once"
 
 
-def test_async_tasks_do_not_wait_for_processes_and_stay() -> None:
+def test_async_tasks_are_not_surplus_while_processes_are_busy() -> None:
     window = Window()
     window.hold(3, "nap")
     window.hold(2)
@@ -174,7 +174,7 @@ def test_async_tasks_do_not_wait_for_processes_and_stay() -> None:
     assert len(window.ready) == 3
 
 
-def test_for_a_process_that_is_busy_for_long_nothing_is_fetched_ahead() -> None:
+def test_busy_process_gets_no_prefetch() -> None:
     window = Window(multiplier=4)
     window.hold(2)
     window.run(Slots(2, 0))
@@ -183,7 +183,7 @@ def test_for_a_process_that_is_busy_for_long_nothing_is_fetched_ahead() -> None:
     assert window.window.room() == 4
 
 
-def test_after_a_long_task_as_many_are_fetched_as_can_run_until_one_was_short() -> None:
+def test_prefetch_pauses_after_a_long_task_until_a_short_one() -> None:
     window = Window(multiplier=4)
     window.pool.runtimes.learn("boom", 22.0)
     assert window.window.room() == 2
@@ -191,7 +191,7 @@ def test_after_a_long_task_as_many_are_fetched_as_can_run_until_one_was_short() 
     assert window.window.room() == 10
 
 
-def test_idle_is_when_nothing_is_ready_or_running() -> None:
+def test_idle_means_nothing_ready_or_running() -> None:
     window = Window()
     assert window.window.idle()
     window.hold(1)
@@ -202,10 +202,10 @@ def test_idle_is_when_nothing_is_ready_or_running() -> None:
     assert window.window.idle()
 
 
-def test_what_was_given_back_is_not_fetched_again_at_once() -> None:
+def test_released_surplus_is_not_fetched_again_at_once() -> None:
     window = Window()
     window.learn(0.5, "boom")
-    window.learn(0.0001)  # lately all was short, so the mean is
+    window.learn(0.0001)  # recent tasks were short, so the mean is low
     window.hold(4)
     room = window.window.room()
     window.hold(room, "boom")
@@ -213,7 +213,7 @@ def test_what_was_given_back_is_not_fetched_again_at_once() -> None:
     assert window.window.room() < room
 
 
-def test_after_a_surplus_less_is_fetched_until_it_is_found_not_to_be_too_much() -> None:
+def test_room_shrinks_after_a_surplus_and_recovers_gradually() -> None:
     window = Window()
     window.learn(0.5, "boom")
     for _ in range(5):
@@ -230,7 +230,7 @@ def test_after_a_surplus_less_is_fetched_until_it_is_found_not_to_be_too_much() 
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 10.0])
-def test_what_waits_for_a_result_store_that_is_away_is_held_too(seconds: float) -> None:
+def test_results_waiting_for_an_unavailable_store_take_room(seconds: float) -> None:
     window = Window()
     window.learn(seconds)
     assert window.window.room() > 0

@@ -1,4 +1,4 @@
-"""What closes files at its end does so too when an interrupt came while it was made: then it has none."""
+"""Finalizers tolerate objects whose constructor was interrupted, and that lack their attributes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("made", FOUND)
-def test_what_was_not_made_ends_in_silence(made: type) -> None:
-    made.__new__(made).__del__()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("kind", FOUND)
+def test_finalizer_of_an_uninitialised_object_is_silent(kind: type) -> None:
+    kind.__new__(kind).__del__()  # type: ignore[attr-defined]
 
 
-def test_there_are_some() -> None:
+def test_finalizers_are_found() -> None:
     assert len(FOUND) >= 2

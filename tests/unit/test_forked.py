@@ -1,4 +1,4 @@
-"""What a forked child forgets of its parent's stores."""
+"""Forked children reset the stores of their parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Store:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_one_that_cannot_forget_keeps_no_other_from_it() -> None:
+def test_failing_after_fork_does_not_affect_other_stores() -> None:
     stores = [Store(broken=number % 2 == 0) for number in range(8)]
     kept = forgetful()
     kept.update(stores)

@@ -1,4 +1,4 @@
-"""What parent and child say to each other: frames, and the tokens that settle who has a job."""
+"""Frames between parent and child, and the tokens that decide who has a job."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ PLAIN = st.recursive(
 
 
 @given(values=st.lists(PLAIN, max_size=8), data=st.data())
-def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(
-    values: list[Any], data: st.DataObject
-) -> None:
+def test_frames_are_decoded_for_any_split_of_the_bytes(values: list[Any], data: st.DataObject) -> None:
     stream = b"".join(map(pack, values))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     buffer = FrameBuffer()
@@ -49,7 +47,7 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(
     assert got == values
 
 
-def test_a_frame_waits_for_its_last_byte() -> None:
+def test_frame_is_complete_with_its_last_byte() -> None:
     buffer, frame = FrameBuffer(), pack(("x" * 100, 1))
     assert list(buffer.feed(frame[:-1])) == []
     assert list(buffer.feed(frame[-1:])) == [("x" * 100, 1)]
@@ -64,7 +62,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_tokens_are_handed_out_in_order_and_once(pipe: tuple[int, int]) -> None:
+def test_tokens_are_taken_once_and_in_order(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.write(writer, pack_tokens([5, 6, 7]))
     assert take_tokens(reader) == [5, 6, 7]
@@ -72,15 +70,15 @@ def test_tokens_are_handed_out_in_order_and_once(pipe: tuple[int, int]) -> None:
 
 
 @given(sequences=st.lists(st.integers(0, 2**64 - 1), max_size=128))
-def test_tokens_are_of_one_size(sequences: list[int]) -> None:
+def test_tokens_have_a_fixed_size(sequences: list[int]) -> None:
     packed = pack_tokens(sequences)
     assert len(packed) == TOKEN.size * len(sequences)
     assert [one for (one,) in struct.iter_unpack("=Q", packed)] == sequences
 
 
 @given(seed=st.integers(0, 10_000), frames=st.lists(st.integers(1, 16), min_size=1, max_size=12))
-def test_a_job_is_started_or_recalled_never_both_never_neither(seed: int, frames: list[int]) -> None:
-    """The child reads single tokens, the parent takes whatever is left, at any moment."""
+def test_each_job_is_either_started_or_recalled(seed: int, frames: list[int]) -> None:
+    """The child reads single tokens; the parent may take the rest at any time."""
     chance = random.Random(seed)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -104,7 +102,7 @@ def test_a_job_is_started_or_recalled_never_both_never_neither(seed: int, frames
 
 
 @pytest.mark.parametrize("size", [MOST_FRAME + 1, 2**32 - 1])
-def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int) -> None:
+def test_oversized_frame_is_refused(size: int) -> None:
     buffer = FrameBuffer()
     assert list(buffer.feed(pack("whole"))) == ["whole"]
     with pytest.raises(NO_FRAMES):
@@ -112,7 +110,7 @@ def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_what_pack_never_writes_is_refused_or_waited_for(data: bytes) -> None:
-    """marshal may make a value of it, too."""
+def test_arbitrary_data_is_decoded_or_refused(data: bytes) -> None:
+    """marshal may also accept the data."""
     with suppress(*NO_FRAMES):
         list(FrameBuffer().feed(LENGTH.pack(len(data)) + data))

@@ -1,4 +1,4 @@
-"""Callers that wait together share one commit, and none pays for another's mistake."""
+"""Group commit: waiting callers share one commit, and errors of one do not affect the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 
 class Place:
-    """Keeps what is stored, one list a commit; refuses what is in *bad*."""
+    """Records the items of each commit; refuses those in *bad*."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -29,14 +29,13 @@ class Place:
         return None
 
     def push_all(self, *items: str, timeout: float = 30.0) -> dict[str, Exception]:
-        """Have each of *items* pushed by a thread of its own while the turn is taken; return who got which
-        error."""
+        """Push each of *items* from its own thread while the lock is held; return the errors by item."""
         errors: dict[str, Exception] = {}
 
         def push(item: str) -> None:
             try:
                 self.group.push([item], timeout)
-            except Exception as error:  # noqa: BLE001 - what the test looks at
+            except Exception as error:  # noqa: BLE001 - the test examines it
                 errors[item] = error
 
         with self.lock:
@@ -54,13 +53,13 @@ def place() -> Place:
     return Place()
 
 
-def test_who_is_alone_commits_at_once(place: Place) -> None:
+def test_single_caller_commits_at_once(place: Place) -> None:
     place.group.push(["a", "b"], 1.0)
     assert place.commits == [["a", "b"]]
     assert not place.lock.locked()
 
 
-def test_the_error_of_who_is_alone_is_raised_and_the_turn_given_back(place: Place) -> None:
+def test_error_of_a_single_caller_is_raised_and_the_lock_released(place: Place) -> None:
     place.bad = {"a"}
     with pytest.raises(PublishError, match="no good"):
         place.group.push(["a"], 1.0)
@@ -68,12 +67,12 @@ def test_the_error_of_who_is_alone_is_raised_and_the_turn_given_back(place: Plac
     assert place.commits == [["b"]]
 
 
-def test_those_who_wait_together_share_one_commit(place: Place) -> None:
+def test_waiting_callers_share_one_commit(place: Place) -> None:
     assert place.push_all("a", "b", "c") == {}
     assert [sorted(items) for items in place.commits] == [["a", "b", "c"]]
 
 
-def test_what_one_did_wrong_does_not_keep_the_others_out(place: Place) -> None:
+def test_error_of_one_caller_does_not_affect_the_others(place: Place) -> None:
     place.bad = {"b"}
     errors = place.push_all("a", "b", "c")
     assert set(errors) == {"b"}
@@ -81,7 +80,7 @@ def test_what_one_did_wrong_does_not_keep_the_others_out(place: Place) -> None:
     assert sorted(item for items in place.commits for item in items) == ["a", "c"]
 
 
-def test_who_never_gets_the_turn_has_written_nothing(place: Place) -> None:
+def test_caller_that_times_out_has_written_nothing(place: Place) -> None:
     with (
         place.lock,
         pytest.raises(BrokerUnavailable, match="the place accepted no message within"),
@@ -91,7 +90,7 @@ def test_who_never_gets_the_turn_has_written_nothing(place: Place) -> None:
     assert place.commits == [["b"]]
 
 
-def test_a_child_forgets_what_its_parent_was_about_to_write(place: Place) -> None:
+def test_forked_child_forgets_pending_items_of_its_parent(place: Place) -> None:
     with place.lock:
         waiting = threading.Thread(target=lambda: place.group.push(["parent's"], 30))
         waiting.start()

@@ -1,4 +1,4 @@
-"""Hints: annotations of functions and dataclasses, of which some cannot be evaluated."""
+"""hints_of(): annotations of functions and dataclasses, some of which cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qworker.tasks.codecs import hints_of
 if TYPE_CHECKING:
     from nowhere import Unknown
 
-GONE = """
+UNLOADED_MODULE = """
 from __future__ import annotations
 from dataclasses import dataclass
 
@@ -25,17 +25,17 @@ class Made:
 """
 
 
-def test_names_that_cannot_be_evaluated_leave_the_others() -> None:
+def test_unresolvable_annotation_does_not_affect_the_others() -> None:
     def function(one: Unknown, other: timedelta) -> Unknown: ...
 
     assert hints_of(function) == {"other": timedelta}
 
 
-def test_a_dataclass_of_a_module_that_is_gone_keeps_what_can_be_evaluated(
+def test_dataclass_of_an_unloaded_module_keeps_resolvable_annotations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = ModuleType("loaded_for_a_moment")
     with monkeypatch.context() as moment:
         moment.setitem(sys.modules, module.__name__, module)
-        exec(GONE, vars(module))
+        exec(UNLOADED_MODULE, vars(module))
     assert hints_of(module.Made) == {"number": int}

@@ -1,5 +1,4 @@
-"""A soft limit that comes while a task publishes, retries or serialises: it arrives, once, and breaks nothing
-of ours."""
+"""A soft limit that passes while a task publishes, retries or serialises is raised once, afterwards."""
 
 from __future__ import annotations
 
@@ -24,16 +23,16 @@ from qworker.transports.lease import Envelope
 from tests.support.stores import KeepingStore
 
 
-class StruckStore(KeepingStore):
-    """The limit passes while a message is on its way."""
+class InterruptingStore(KeepingStore):
+    """The limit passes during push()."""
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         interrupt(SoftTimeLimitExceeded())
         super().push(envelopes, timeout)
 
 
-class Struck:
-    """An argument whose representation, or whose JSON, takes the task over its limit."""
+class InterruptingArgument:
+    """The limit passes during __repr__() or __json__() of this argument."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -69,34 +68,34 @@ def run() -> Iterator[Callable[..., tuple[Outcome, KeepingStore]]]:
 Run = Callable[..., tuple[Outcome, KeepingStore]]
 
 
-def test_it_comes_when_the_message_is_sent(run: Run) -> None:
-    told: list[str] = []
+def test_soft_limit_during_a_push_is_raised_after_it(run: Run) -> None:
+    caught: list[str] = []
 
     def body(app: QWorker, task: Any) -> None:
         try:
             app.send_task("other")
         except SoftTimeLimitExceeded as error:
-            told.append(type(error).__name__)
+            caught.append(type(error).__name__)
 
-    outcome, store = run(body, StruckStore())
-    assert (outcome.kind, told) == (SUCCESS, ["SoftTimeLimitExceeded"])
+    outcome, store = run(body, InterruptingStore())
+    assert (outcome.kind, caught) == (SUCCESS, ["SoftTimeLimitExceeded"])
     assert [sent.headers["task"] for sent in store.sent] == ["other"]
 
 
-def test_a_retry_that_is_sent_stays_one(run: Run) -> None:
+def test_soft_limit_during_the_push_of_a_retry_keeps_the_retry(run: Run) -> None:
     def body(app: QWorker, task: Any) -> None:
         raise task.retry(countdown=1)
 
-    outcome, store = run(body, StruckStore())
+    outcome, store = run(body, InterruptingStore())
     assert outcome.kind == RETRY
     assert [sent.headers["id"] for sent in store.sent] == ["id-1"]
 
 
 @pytest.mark.parametrize("where", ["repr", "json"])
-def test_it_is_not_told_as_the_fault_of_an_argument(run: Run, where: str) -> None:
+def test_soft_limit_during_encoding_is_not_an_encode_error(run: Run, where: str) -> None:
     def body(app: QWorker, task: Any) -> None:
         try:
-            app.send_task("other", (Struck(where),))
+            app.send_task("other", (InterruptingArgument(where),))
         except EncodeError:
             pytest.fail("taken for an argument that cannot be encoded")
 

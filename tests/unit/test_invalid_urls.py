@@ -1,4 +1,4 @@
-"""URLs of brokers that cannot be read: the error shows no part of a password."""
+"""Invalid URLs of brokers: the error shows no part of a password."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from qworker.conf import Settings
 from qworker.errors import ConfigurationError
 from qworker.transports import open_broker
 
-SPLIT = [
+URLS_WITH_UNESCAPED_PASSWORDS = [
     f"{scheme}://user:s3c{sign}ret@h/0" for scheme in ("redis", "amqp", "ironmq", "mysql") for sign in "/?#"
 ]
 
 
-@pytest.mark.parametrize("url", [*SPLIT, "nats://user:s3c?ret@h", "disque://user:s3c?ret@h"])
-def test_a_password_that_is_not_escaped_is_not_shown(url: str) -> None:
+@pytest.mark.parametrize(
+    "url", [*URLS_WITH_UNESCAPED_PASSWORDS, "nats://user:s3c?ret@h", "disque://user:s3c?ret@h"]
+)
+def test_unescaped_password_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_broker(url, Settings({}))
     assert "s3c" not in str(refused.value)

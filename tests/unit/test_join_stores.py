@@ -1,4 +1,4 @@
-"""Which result stores keep joins, and what the others say."""
+"""Result stores without joins, and validation of parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qworker.transports.lease import Part
 
 
 @pytest.mark.parametrize("url", ["cache+memcached://127.0.0.1:11211/", "rpc://", "disabled://"])
-def test_a_store_without_joins_says_which_have_them(url: str, tmp_path: Path) -> None:
+def test_store_without_joins_is_refused_with_advice(url: str, tmp_path: Path) -> None:
     conf = Settings({"broker_url": "amqp://"}, environ={}, directory=tmp_path)
     backend = open_backend(url, conf, SYSTEM_CLOCK)
     with pytest.raises(NotSupported, match=r"has no joins.*set result_backend to sqlite:///, redis://, db\+"):
@@ -23,7 +23,7 @@ def test_a_store_without_joins_says_which_have_them(url: str, tmp_path: Path) ->
     backend.close()
 
 
-def test_parts_are_sorted_by_their_joins() -> None:
+def test_parts_are_grouped_by_join_and_sorted() -> None:
     parts = [Part(join, number, "t", "SUCCESS") for join in "ba" for number in (1, 0)]
     again = Part("a", 1, "another", "FAILURE")
     found = by_join([*parts, again, Part("a", -1, "t", ""), Part("", 0, "t", ""), Part("x ", 0, "t", "")])
@@ -31,12 +31,12 @@ def test_parts_are_sorted_by_their_joins() -> None:
     assert list(found["a"].items()) == [(0, parts[3]), (1, parts[2])]
 
 
-@pytest.mark.parametrize("strange", [None, "1", 1.0, True])
-def test_what_is_no_id_and_no_number_is_no_part(strange: object) -> None:
-    assert by_join([Part("a", strange, "t", ""), Part("a", 2**31, "t", "")]) == {}  # type: ignore[arg-type]
-    if not isinstance(strange, str):
-        assert by_join([Part(strange, 0, "t", "")]) == {}  # type: ignore[arg-type]
+@pytest.mark.parametrize("invalid", [None, "1", 1.0, True])
+def test_invalid_ids_and_numbers_of_parts_are_ignored(invalid: object) -> None:
+    assert by_join([Part("a", invalid, "t", ""), Part("a", 2**31, "t", "")]) == {}  # type: ignore[arg-type]
+    if not isinstance(invalid, str):
+        assert by_join([Part(invalid, 0, "t", "")]) == {}  # type: ignore[arg-type]
         with pytest.raises(EncodeError, match="not the id of a join"):
-            check_join(strange, 1)  # type: ignore[arg-type]
+            check_join(invalid, 1)  # type: ignore[arg-type]
     with pytest.raises(EncodeError, match="members"):
-        check_join("a", strange)  # type: ignore[arg-type]
+        check_join("a", invalid)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Messages as others write them: recorded from Celery 5.7, and read and written through kombu itself."""
+"""Messages in Celery's formats: recorded from Celery 5.7, and exchanged with kombu itself."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def opened(name: str, accept: frozenset[str] = ACCEPT) -> tuple[dict[str, Any], 
     return headers, properties, body or decode_body(encoded.body, headers, properties, accept)
 
 
-# -- what Celery sent --
+# -- recorded messages --
 
 
-def test_a_plain_call_of_celerys_is_ours_but_for_the_origin() -> None:
+def test_plain_celery_call_equals_ours_except_for_the_origin() -> None:
     headers, properties, body = opened("plain")
     sent = encode(
         TaskMessage("proj.add", "plain", (1, 2), origin=headers["origin"], ignore_result=False)
@@ -58,7 +58,7 @@ def test_a_plain_call_of_celerys_is_ours_but_for_the_origin() -> None:
     assert properties["correlation_id"] == "plain"
 
 
-def test_a_call_with_every_option() -> None:
+def test_call_with_every_option() -> None:
     headers, _, body = opened("full")
     assert (headers["eta"], headers["expires"]) == ("2030-01-01T00:00:00+00:00", "2031-01-01T00:00:00+00:00")
     assert (headers["timelimit"], headers["shadow"], headers["my"]) == ([10, 5], "sh", "h")
@@ -69,11 +69,11 @@ def test_a_call_with_every_option() -> None:
     assert body.embed["errbacks"][0]["immutable"] is True
 
 
-def test_a_compressed_call_with_tagged_types() -> None:
+def test_compressed_call_with_tagged_types() -> None:
     assert opened("gzip")[2].args == (datetime(2030, 1, 1), b"\xff")
 
 
-def test_a_pickled_call_is_refused_or_read_as_configured() -> None:
+def test_pickled_call_is_refused_unless_accepted() -> None:
     with pytest.raises(SecurityError):
         opened("pickle")
     assert opened("pickle", frozenset({"pickle"}))[2].args == (1, 2)
@@ -121,19 +121,19 @@ def v1(**changes: Any) -> bytes:
         (v1(taskset=7), "header 'group' is 7"),
     ],
 )
-def test_malformed_protocol_1(body: bytes, reason: str) -> None:
+def test_malformed_protocol_1_is_refused(body: bytes, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason):
         from_v1(parse_properties(None), body, ACCEPT)
     with pytest.raises(InvalidTaskMessage, match=reason):
         receive("{}", None, body, ACCEPT)
 
 
-def test_protocol_1_with_little_in_it() -> None:
+def test_protocol_1_with_minimal_fields() -> None:
     headers, body = from_v1(parse_properties(None), v1(args=..., kwargs=..., taskset="g"), ACCEPT)
     assert (headers["group"], body) == ("g", ((), {}, NO_EMBED))
 
 
-def test_the_local_times_of_protocol_1() -> None:
+def test_protocol_1_local_times() -> None:
     naive = datetime(2030, 1, 1, 12)
     body = v1(eta=naive.isoformat(), expires="2030-01-01T00:00:00+02:00", utc=False)
     headers, _ = from_v1(parse_properties(None), body, ACCEPT)
@@ -141,7 +141,7 @@ def test_the_local_times_of_protocol_1() -> None:
     assert headers["expires"] == "2030-01-01T00:00:00+02:00"
 
 
-def test_protocol_1_becomes_protocol_2_in_the_serializer_it_came_in() -> None:
+def test_upgrade_to_protocol_2_keeps_the_serializer() -> None:
     headers, properties, body = opened("v1")
     encoded = upgrade(headers, properties, body)
     assert parse_headers(encoded.headers) == headers
@@ -184,14 +184,14 @@ TEXT = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_siz
     ),
     st.integers(0, 9),
 )
-def test_to_kombu_and_back(message: TaskMessage, priority: int) -> None:
+def test_kombu_round_trip(message: TaskMessage, priority: int) -> None:
     encoded = encode(message)
     envelope = json.loads(json.dumps(to_kombu(encoded, routing_key="celery", priority=priority)))
     assert from_kombu(envelope) == encoded
     assert envelope["properties"]["priority"] == priority
 
 
-def test_the_envelope_is_celerys() -> None:
+def test_envelope_equals_that_of_celery() -> None:
     theirs = RECORDED["plain"]
     ours = to_kombu(from_kombu(theirs), routing_key="celery")
     assert ours.keys() == theirs.keys()
@@ -199,7 +199,7 @@ def test_the_envelope_is_celerys() -> None:
     assert {**ours, "properties": None, "body": None} == {**theirs, "properties": None, "body": None}
 
 
-def test_kombu_delivers_what_we_wrote_and_we_read_what_it_published() -> None:
+def test_messages_are_exchanged_with_kombu() -> None:
     with Connection("memory://") as connection:
         channel = connection.channel()
         queue = Queue("kombu-test", Exchange(""), routing_key="foreign-test", channel=channel)
@@ -225,7 +225,7 @@ def test_kombu_delivers_what_we_wrote_and_we_read_what_it_published() -> None:
         queue.delete()
 
 
-def test_a_redelivery_is_marked_in_both_places() -> None:
+def test_redelivery_is_marked_in_headers_and_delivery_info() -> None:
     envelope = to_kombu(encode(TaskMessage("t", "i")), redelivered=True, delivery_tag="tag")
     assert envelope["headers"]["redelivered"] is True
     assert envelope["properties"]["delivery_info"]["redelivered"] is True
@@ -253,16 +253,16 @@ def test_protocol_1_passes_through_kombu_unchanged() -> None:
         ({"headers": {}, "body": "", "content-type": {1}}, "not JSON"),
     ],
 )
-def test_malformed_envelopes(envelope: Any, reason: str) -> None:
+def test_malformed_envelopes_are_refused(envelope: Any, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason):
         from_kombu(envelope)
 
 
-def test_an_envelope_whose_body_is_plain_text() -> None:
+def test_envelope_with_a_plain_text_body() -> None:
     assert from_kombu({"headers": {"task": "t", "id": "i"}, "body": "[[],{},null]"}).body == b"[[],{},null]"
 
 
-def test_the_exchange_of_a_kombu_envelope_is_kept() -> None:
+def test_exchange_of_a_kombu_envelope_is_kept() -> None:
     info = {"exchange": "news", "routing_key": "a.b"}
     encoded = from_kombu(
         {"body": "[]", "headers": {"id": "i"}, "properties": {"delivery_info": info, "message_id": "m"}}
@@ -273,7 +273,7 @@ def test_the_exchange_of_a_kombu_envelope_is_kept() -> None:
     assert back["properties"]["message_id"] == "m"
 
 
-def test_the_default_exchange_is_not_worth_a_word() -> None:
+def test_default_exchange_needs_no_properties() -> None:
     info = {"exchange": "", "routing_key": "queue"}
     encoded = from_kombu(
         {"body": "[]", "headers": {"id": "i"}, "properties": {"correlation_id": "i", "delivery_info": info}}

@@ -1,4 +1,4 @@
-"""A lease that ends while a server is asked to extend it, or to delete its message."""
+"""A lease that ends while the server extends it or deletes its message."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ def sqs(asked: Callable[[], None]) -> ServerQueue:
 
 @pytest.mark.parametrize("operation", ["extend", "finish"])
 @pytest.mark.parametrize("make", [nats, disque, sqs])
-def test_an_answer_after_the_end_of_a_lease_does_not_keep_its_message(make: Make, operation: str) -> None:
-    """The server may have given it to another consumer before it read the command, which it obeys all the
-    same."""
+def test_answer_after_the_end_of_a_lease_counts_as_lost(make: Make, operation: str) -> None:
+    """The server may have delivered the message to another consumer before it executed the command."""
     ends: list[Received] = []
 
     def asked() -> None:

@@ -1,4 +1,4 @@
-"""Choosing letters: they are read in portions, no further than is needed."""
+"""chosen(): letters are read page by page, no further than needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qworker.transports.lease import Dead
 KEPT, PORTION = 100, 10
 
 
-class Counted(MemoryLetters):
+class PageCountingLetters(MemoryLetters):
     portion = PORTION
     pages = 0
 
@@ -24,9 +24,9 @@ class Counted(MemoryLetters):
 
 
 @pytest.fixture
-def letters() -> Counted:
-    """A hundred; by tag, from 1 on, the newest last."""
-    kept = Counted("dead", MemoryStore(FakeClock()))
+def letters() -> PageCountingLetters:
+    """A hundred letters, with tags from 1 on, the newest last."""
+    kept = PageCountingLetters("dead", MemoryStore(FakeClock()))
     headers = [json.dumps({"id": f"id-{number}"}) for number in range(KEPT)]
     kept.push([Dead(0, "q", "why", 1.0, 0, text, None, b"") for text in headers])
     return kept
@@ -36,19 +36,19 @@ def tags(found: object) -> list[int]:
     return [letter.tag for letter in found]  # type: ignore[attr-defined]
 
 
-def test_what_is_named_by_tags_is_looked_for_no_further(letters: Counted) -> None:
+def test_search_by_tags_stops_when_all_are_found(letters: PageCountingLetters) -> None:
     assert tags(chosen(letters, [KEPT - 1, KEPT - 15])) == [KEPT - 1, KEPT - 15]
     assert letters.pages == 2
 
 
-def test_what_is_not_there_is_looked_for_in_portions(letters: Counted) -> None:
+def test_search_for_a_missing_tag_reads_all_pages(letters: PageCountingLetters) -> None:
     assert tags(chosen(letters, [KEPT, 999])) == [KEPT]
     assert letters.pages == KEPT // PORTION + 1
     assert tags(chosen(letters, [])) == []
     assert tags(chosen(None, [1])) == []
 
 
-def test_so_many_as_are_asked_for(letters: Counted) -> None:
+def test_limit_of_letters(letters: PageCountingLetters) -> None:
     assert len(tags(chosen(letters, None, "q", 5))) == 5
     assert letters.pages == 1
     assert tags(chosen(letters, limit=3, is_meant=lambda letter: letter.tag % 2 == 0)) == [100, 98, 96]

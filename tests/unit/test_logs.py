@@ -1,4 +1,4 @@
-"""Logs: lines that cannot be forged, carry the running task, hide passwords, and go where they were sent."""
+"""Logs: safe lines with the running task, masked passwords, log files, and signals."""
 
 import json
 import logging
@@ -33,20 +33,20 @@ def logfile(tmp_path):
     return tmp_path / "worker.log"
 
 
-def test_lines_go_to_the_file_at_the_level_asked_for(conf, logfile):
+def test_log_file_gets_lines_from_the_given_level_on(conf, logfile):
     logs.setup(conf, "warning", str(logfile))
     logging.getLogger("x").info("hidden")
     logging.getLogger("x").warning("shown %s", 1)
     assert logfile.read_text() == "WARNING shown 1\n"
 
 
-def test_a_text_that_ends_in_a_line_leaves_no_empty_one(conf, logfile):
+def test_trailing_newline_leaves_no_empty_line(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     logging.getLogger("x").error("raised\nTraceback:\n  KeyError\n")
     assert logfile.read_text() == "ERROR raised\n    Traceback:\n      KeyError\n"
 
 
-def test_times_are_those_of_the_records(conf, logfile):
+def test_asctime_is_that_of_the_record(conf, logfile):
     conf.worker_log_format = "%(asctime)s %(message)s"
     logs.setup(conf, "INFO", str(logfile))
     (handler,) = logging.getLogger().handlers
@@ -61,17 +61,17 @@ def test_times_are_those_of_the_records(conf, logfile):
     assert logfile.read_text().splitlines() == [f"{text} x" for text in times]
 
 
-def test_a_rotated_file_is_opened_anew(conf, logfile):
+def test_rotated_log_file_is_reopened(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     (handler,) = logging.getLogger().handlers
     logging.getLogger("x").info("before")
     logfile.rename(logfile.with_suffix(".old"))
-    handler._looked = 0.0  # a second goes by
+    handler._looked = 0.0  # as if a second had passed
     logging.getLogger("x").info("after")
     assert logfile.read_text() == "INFO after\n"
 
 
-def test_what_is_logged_in_a_task_carries_its_name_and_id(conf, logfile):
+def test_lines_logged_in_a_task_have_its_name_and_id(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     token = push(Context(task="proj.add", id="abc"))
     try:
@@ -84,8 +84,8 @@ def test_what_is_logged_in_a_task_carries_its_name_and_id(conf, logfile):
     assert outside == "INFO outside"
 
 
-def test_what_runs_without_an_id_of_its_own_shows_none(conf, logfile):
-    """An errback that runs in place, and a task that is called as a function."""
+def test_lines_of_a_run_without_an_id_show_a_dash(conf, logfile):
+    """Such as an errback that runs in place, or a task that is called as a function."""
     logs.setup(conf, "INFO", str(logfile))
     token = push(Context(task="proj.err"))
     try:
@@ -95,7 +95,7 @@ def test_what_runs_without_an_id_of_its_own_shows_none(conf, logfile):
     assert logfile.read_text().endswith("proj.err[-]: hello\n")
 
 
-def test_records_cannot_be_forged_and_passwords_do_not_show(conf, logfile):
+def test_control_characters_are_escaped_and_passwords_masked(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     logging.getLogger("x").info("a\nINFO forged \x1b[31m\r\u202e %s", "redis://u:hunter2@h")
     text = logfile.read_text()
@@ -142,21 +142,21 @@ def test_json_lines(conf, logfile):
     }
 
 
-def test_json_lines_of_a_tasks_end_name_the_task(conf, logfile):
+def test_json_line_of_an_ended_task_has_its_fields(conf, logfile):
     logs.setup(conf, "INFO", str(logfile), json=True)
     ended = {"task_id": "abc", "task_name": "proj.add", "state": "SUCCESS", "runtime": 0.5, "queue": "q"}
     logging.getLogger("x").info("ended", extra={**ended, "retries": 0})
     assert {**ended, "retries": 0}.items() <= json.loads(logfile.read_text()).items()
 
 
-def test_json_can_be_a_setting(conf, logfile):
+def test_json_can_be_enabled_by_a_setting(conf, logfile):
     conf.worker_log_json = True
     logs.setup(conf, "INFO", str(logfile))
     logging.getLogger("x").info("hello")
     assert json.loads(logfile.read_text())["message"] == "hello"
 
 
-def test_colour_only_when_asked_for_or_on_a_terminal(conf, logfile):
+def test_colour_needs_the_setting_or_a_terminal(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     logging.getLogger("x").error("plain")
     conf.worker_log_color = True
@@ -168,31 +168,31 @@ def test_colour_only_when_asked_for_or_on_a_terminal(conf, logfile):
 @pytest.mark.parametrize(
     ("given", "level"), [("debug", 10), ("INFO", 20), (30, 30), ("40", 40), ("warn", 30)]
 )
-def test_levels(given, level):
+def test_levels_are_parsed(given, level):
     assert logs.parse_level(given) == level
 
 
 @pytest.mark.parametrize("given", ["inof", "", "-1", "999"])
-def test_levels_that_are_none(given):
+def test_invalid_levels_are_refused(given):
     with pytest.raises(ConfigurationError, match="INFO"):
         logs.parse_level(given)
 
 
 @pytest.mark.parametrize("template", ["%(nonsense)s", "no fields", "%(message"])
-def test_a_format_that_cannot_work_is_refused_at_once(conf, template):
+def test_invalid_format_is_refused_at_once(conf, template):
     conf.worker_task_log_format = template
     with pytest.raises(ConfigurationError, match="worker_task_log_format"):
         logs.setup(conf)
 
 
-def test_a_log_file_that_cannot_be_written_is_refused(conf, tmp_path):
+def test_unwritable_log_file_is_refused(conf, tmp_path):
     with pytest.raises(ConfigurationError, match="cannot write the log file"):
         logs.setup(conf, logfile=str(tmp_path / "missing" / "x.log"))
     with pytest.raises(ConfigurationError, match="cannot write the log file"):
         logs.setup(conf, logfile=str(tmp_path))
 
 
-def test_handlers_of_the_user_stay_when_the_root_logger_is_not_to_be_taken(conf, logfile):
+def test_root_handlers_are_kept_without_hijack_root_logger(conf, logfile):
     theirs = logging.NullHandler()
     logging.getLogger().handlers[:] = [theirs]
     conf.worker_hijack_root_logger = False
@@ -203,7 +203,7 @@ def test_handlers_of_the_user_stay_when_the_root_logger_is_not_to_be_taken(conf,
     assert logfile.read_text() == "INFO ours\n"
 
 
-def test_signals_replace_or_extend_the_set_up(conf, logfile):
+def test_signals_replace_or_extend_the_logging_setup(conf, logfile):
     seen = []
 
     def extend(logger, **_):
@@ -236,7 +236,7 @@ def test_task_loggers_follow_the_level_of_the_task_logger():
         logging.getLogger(logs.TASK_LOGGER).setLevel(logging.NOTSET)
 
 
-def test_what_is_printed_is_logged_line_by_line(conf, logfile):
+def test_printed_lines_are_logged(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     logs.redirect_stdouts(conf)
     print("one\n\ntwo", end="")
@@ -246,7 +246,7 @@ def test_what_is_printed_is_logged_line_by_line(conf, logfile):
     assert not sys.stdout.isatty()
 
 
-def test_what_is_printed_is_logged_for_as_long_as_a_worker_runs(conf, logfile):
+def test_stdout_is_redirected_only_within_the_block(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     before = sys.stdout, sys.stderr
     with logs.redirected_stdouts(conf):
@@ -255,7 +255,7 @@ def test_what_is_printed_is_logged_for_as_long_as_a_worker_runs(conf, logfile):
     assert logfile.read_text() == "WARNING half a line\n"
 
 
-def test_a_handler_that_prints_does_not_log_for_ever(conf):
+def test_handler_that_prints_does_not_recurse(conf):
     class Printer(logging.Handler):
         def emit(self, record):
             print("emit", record.getMessage())
@@ -266,7 +266,7 @@ def test_a_handler_that_prints_does_not_log_for_ever(conf):
     assert isinstance(sys.stdout, logs._LogStream)
 
 
-def test_printing_is_left_alone_when_the_setting_is_off(conf):
+def test_stdout_is_not_redirected_when_disabled(conf):
     conf.worker_redirect_stdouts = False
     before = sys.stdout
     logs.redirect_stdouts(conf)

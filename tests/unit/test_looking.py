@@ -1,4 +1,4 @@
-"""Looking: workers, queues, and where each task is, while nothing of it changes."""
+"""Monitoring: workers, queues, and the state of each task, without changing anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qworker.transports.lease import Envelope, Peeked, Standing
 
 
 class Scene:
-    """An app of which one worker runs a task, has one more, and leaves the others in the broker."""
+    """An app with a task, whose messages tests distribute over a worker and the broker."""
 
     def __init__(self, store: type[MemoryStore] = MemoryStore) -> None:
         self.clock = FakeClock()
@@ -42,13 +42,13 @@ def scene() -> Iterator[Scene]:
 
 
 def begin(worker: StepWorker) -> None:
-    """Have the first task run, and the worker tell of it."""
+    """Have the first task run, and the worker publish its presence."""
     worker.run()
     worker.pool.started.append(worker.pool.held[0])
     worker.advance(5)
 
 
-def test_each_task_is_seen_where_it_is(scene: Scene) -> None:
+def test_peek_shows_the_state_of_each_task(scene: Scene) -> None:
     began = scene.clock.now()
     with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
         ids = [scene.add.delay(number).id for number in (1, 2)]
@@ -80,7 +80,7 @@ def test_each_task_is_seen_where_it_is(scene: Scene) -> None:
     assert (fourth.state, fourth.eta) == ("delayed", began + 65)
 
 
-def test_states_queues_and_a_limit_choose(scene: Scene) -> None:
+def test_peek_filters_by_state_queue_and_limit(scene: Scene) -> None:
     for number in range(3):
         scene.add.delay(number)
         scene.add.apply_async((number,), queue="mail", countdown=9)
@@ -92,8 +92,8 @@ def test_states_queues_and_a_limit_choose(scene: Scene) -> None:
         scene.seen(states=["runing"])
 
 
-class Lazy(MemoryStore):
-    """Moves what has fallen due when a worker comes by, and not before."""
+class LazyStore(MemoryStore):
+    """Moves due messages only when a worker leases."""
 
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
         if standing == "leased":
@@ -104,8 +104,8 @@ class Lazy(MemoryStore):
         ]
 
 
-def test_what_has_fallen_due_waits() -> None:
-    scene = Scene(Lazy)
+def test_due_delayed_task_is_shown_as_waiting() -> None:
+    scene = Scene(LazyStore)
     scene.add.apply_async((1,), countdown=9)
     assert scene.seen(states=["delayed"]) == [("delayed", "(1,)")]
     scene.clock.advance(10)
@@ -113,7 +113,7 @@ def test_what_has_fallen_due_waits() -> None:
     assert scene.seen(states=["delayed"]) == []
 
 
-def test_what_cannot_be_read_is_seen_all_the_same(scene: Scene) -> None:
+def test_undecodable_messages_are_shown(scene: Scene) -> None:
     scene.store.push(
         [Envelope("celery", "no headers", None, b""), Envelope("celery", '{"id": 1}', None, b"")]
     )
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_seen_all_the_same(scene: Scene) -> None:
     ] * 2
 
 
-def test_a_task_that_was_acknowledged_first_is_seen_while_it_runs(scene: Scene) -> None:
+def test_early_acked_task_is_shown_while_it_runs(scene: Scene) -> None:
     scene.app.conf.task_acks_late = False
     with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
         id = scene.add.delay(1).id
@@ -139,7 +139,7 @@ def test_a_task_that_was_acknowledged_first_is_seen_while_it_runs(scene: Scene) 
         assert scene.app.peek("mail") == []
 
 
-def test_where_no_messages_are_shown_workers_say_what_they_run(scene: Scene) -> None:
+def test_running_tasks_are_shown_without_message_peeking(scene: Scene) -> None:
     scene.store.peeking = None
     with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
         scene.add.delay(1)
@@ -150,7 +150,7 @@ def test_where_no_messages_are_shown_workers_say_what_they_run(scene: Scene) -> 
         ]
 
 
-class Silent(MemoryStore):
+class BlindStore(MemoryStore):
     """Shows neither messages nor workers."""
 
     def __init__(self, clock: FakeClock) -> None:
@@ -158,12 +158,12 @@ class Silent(MemoryStore):
         self.peeking = self.presence = None
 
 
-def test_a_broker_that_shows_nothing_says_so() -> None:
+def test_peek_is_refused_without_peeking_and_presence() -> None:
     with pytest.raises(NotSupported, match="cannot show messages without delivering them"):
-        Scene(Silent).app.peek("celery")
+        Scene(BlindStore).app.peek("celery")
 
 
-def test_workers_and_queues_are_seen_from_an_app(scene: Scene) -> None:
+def test_app_lists_workers_and_queues(scene: Scene) -> None:
     assert (scene.app.workers(), scene.app.queues()) == ([], [])
     for name in ("b@h", "a@h"):
         scene.store.another().register(name, ["celery"], 1)

@@ -1,4 +1,4 @@
-"""Orders from any thread to one."""
+"""The mailbox: orders from any thread to its owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Owner:
         self.wakes += 1
 
 
-def test_orders_are_taken_oldest_first_and_once() -> None:
+def test_orders_are_taken_once_oldest_first() -> None:
     owner = Owner()
     owner.mailbox.post(1)
     owner.mailbox.post_many([2, 3])
@@ -25,33 +25,33 @@ def test_orders_are_taken_oldest_first_and_once() -> None:
     assert owner.mailbox.take() == []
 
 
-def test_an_order_wakes_the_owner() -> None:
+def test_order_wakes_the_owner() -> None:
     owner = Owner()
     owner.mailbox.post_many([1])
     assert owner.wakes == 1
 
 
-def test_no_orders_wake_nobody() -> None:
+def test_empty_post_does_not_wake_the_owner() -> None:
     owner = Owner()
     owner.mailbox.post_many([])
     assert owner.wakes == 0
 
 
-def test_an_owner_with_a_timer_is_left_alone() -> None:
+def test_order_does_not_wake_an_armed_owner() -> None:
     owner = Owner()
     owner.mailbox.armed = True
     owner.mailbox.post_many([1, 2])
     assert owner.wakes == 0
 
 
-def test_an_urgent_order_wakes_also_an_owner_with_a_timer() -> None:
+def test_urgent_order_wakes_an_armed_owner() -> None:
     owner = Owner()
     owner.mailbox.armed = True
     owner.mailbox.post(1)
     assert owner.wakes == 1
 
 
-def test_a_crowd_wakes_also_an_owner_with_a_timer() -> None:
+def test_many_orders_wake_an_armed_owner() -> None:
     owner = Owner(crowd=10)
     owner.mailbox.armed = True
     for number in range(35):
@@ -59,7 +59,7 @@ def test_a_crowd_wakes_also_an_owner_with_a_timer() -> None:
     assert owner.wakes == 3
 
 
-def test_no_order_is_lost_or_doubled_between_threads() -> None:
+def test_no_order_is_lost_or_duplicated_between_threads() -> None:
     owner = Owner()
     threads = [
         threading.Thread(target=lambda start=start: [owner.mailbox.post(start + n) for n in range(2000)])
@@ -72,4 +72,4 @@ def test_no_order_is_lost_or_doubled_between_threads() -> None:
         got += owner.mailbox.take()
     got += owner.mailbox.take()
     assert sorted(got) == list(range(6000))
-    assert [n for n in got if n < 2000] == list(range(2000))  # each sender's in its order
+    assert [n for n in got if n < 2000] == list(range(2000))  # each sender's orders keep their order

@@ -1,4 +1,4 @@
-"""Results in memory, and a process that forks."""
+"""The result store in memory: forks, and size limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qworker.testing import FakeClock
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_does_not_wait_for_a_thread_that_is_not_there() -> None:
+def test_forked_child_does_not_wait_for_a_lock_of_its_parent() -> None:
     backend = QWorker("x", broker="memory://", backend="cache+memory://", set_as_current=False).backend
     held, go = threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ def test_a_child_does_not_wait_for_a_thread_that_is_not_there() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_the_children_of_a_task_do_not_count_as_its_result() -> None:
+def test_children_do_not_count_towards_the_result_size_limit() -> None:
     conf = Settings({"message_max_bytes": 2000}, environ={})
     backend = MemoryBackend("cache+memory://", conf, FakeClock())
     children = [((f"child-{number}", None), None) for number in range(1000)]

@@ -1,4 +1,4 @@
-"""compose(): who is around whom."""
+"""compose(): the order of middleware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from qworker.middleware import Middleware, compose, overrides
 
 
-class Noting(Middleware):
+class RecordingMiddleware(Middleware):
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
 
@@ -19,22 +19,26 @@ class Noting(Middleware):
         return result + 1
 
 
-def test_the_first_is_the_outermost() -> None:
+def test_first_middleware_is_the_outermost() -> None:
     notes: list[str] = []
-    run = compose([Noting("outer", notes), Noting("inner", notes)], "execute", lambda context: context * 10)
+    run = compose(
+        [RecordingMiddleware("outer", notes), RecordingMiddleware("inner", notes)],
+        "execute",
+        lambda context: context * 10,
+    )
     assert run(1) == 12
     assert notes == ["outer before 1", "inner before 1", "inner after 10", "outer after 11"]
 
 
-def test_what_nobody_overrides_costs_nothing() -> None:
+def test_methods_without_overrides_are_not_wrapped() -> None:
     def final(message: Any) -> Any:
         return message
 
     assert compose([], "execute", final) is final
-    assert compose([Middleware(), Noting("x", [])], "publish", final) is final
+    assert compose([Middleware(), RecordingMiddleware("x", [])], "publish", final) is final
 
 
-def test_call_next_may_be_left_out_or_called_with_something_else() -> None:
+def test_middleware_can_skip_call_next_or_change_its_argument() -> None:
     class Stop(Middleware):
         def publish(self, call_next: Callable[[Any], Any], message: Any) -> Any:
             return "stopped" if message == "bad" else call_next(message.upper())
@@ -44,7 +48,7 @@ def test_call_next_may_be_left_out_or_called_with_something_else() -> None:
     assert publish("good") == "sent GOOD"
 
 
-def test_an_override_set_on_the_instance_counts() -> None:
+def test_override_on_the_instance_counts() -> None:
     middleware = Middleware()
     middleware.publish = lambda call_next, message: "mine"  # type: ignore[method-assign]
     assert overrides(middleware, "publish")
@@ -52,6 +56,6 @@ def test_an_override_set_on_the_instance_counts() -> None:
     assert compose([middleware], "publish", lambda message: message)(1) == "mine"
 
 
-def test_the_methods_of_the_base_pass_on() -> None:
+def test_base_methods_call_next() -> None:
     assert Middleware().publish(lambda message: message + 1, 1) == 2
     assert Middleware().execute(lambda context: context + 1, 1) == 2

@@ -1,4 +1,4 @@
-"""Tasks with pydantic=True: models go in as data and come out as data, and the function sees models."""
+"""Tasks with pydantic=True: messages and results have plain data, and the function gets models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Express(Order):
 
 class Receipt(pydantic.BaseModel):  # type: ignore[name-defined,misc]
     text: str
-    paid: Optional[int] = None  # noqa: UP045 - one of the two ways to write it
+    paid: Optional[int] = None  # noqa: UP045 - the older spelling is tested
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def bill_async(order: Order, note: str = "", *, more: Order | None = None)
 
 
 @pytest.mark.parametrize("function", [bill, bill_async])
-def test_models_in_and_out(app_and_store: tuple[QWorker, KeepingStore], function: Any) -> None:
+def test_models_are_dumped_and_loaded(app_and_store: tuple[QWorker, KeepingStore], function: Any) -> None:
     app, store = app_and_store
     task = app.task(name="bill", pydantic=True)(function)
     task.delay(Order(number=3, lines=["a"]), more=Order(number=4))
@@ -63,7 +63,7 @@ def test_models_in_and_out(app_and_store: tuple[QWorker, KeepingStore], function
     assert (asyncio.run(direct) if task.is_async else direct) == {"text": "Order 3 ", "paid": None}
 
 
-def test_every_way_to_call_it_dumps(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_all_ways_to_call_dump_models(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
     task = app.task(name="bill", pydantic=True)(bill)
     order = Order(number=1)
@@ -78,7 +78,7 @@ def test_every_way_to_call_it_dumps(app_and_store: tuple[QWorker, KeepingStore])
     ]  # fmt: skip
 
 
-def test_a_retry_may_be_given_models(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_retry_dumps_models(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, store = app_and_store
 
     @app.task(name="bill", bind=True, pydantic=True)
@@ -95,20 +95,20 @@ def test_a_retry_may_be_given_models(app_and_store: tuple[QWorker, KeepingStore]
     assert numbers == [2, 3, 1]
 
 
-def test_what_would_not_come_out_as_it_went_in_is_refused(
+def test_argument_that_would_change_on_loading_is_refused(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, _ = app_and_store
     task = app.task(name="bill", pydantic=True)(bill)
     with pytest.raises(EncodeError):
-        task.delay(Express(number=1))  # would come out as an Order
+        task.delay(Express(number=1))  # would be loaded as an Order
     with pytest.raises(EncodeError):
-        task.delay({"number": 1}, Order(number=1))  # not annotated as one
+        task.delay({"number": 1}, Order(number=1))  # not annotated as a model
     with pytest.raises(TypeError, match="missing"):
         task.delay()
 
 
-def test_what_does_not_validate_fails_the_task(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_validation_error_fails_the_task(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, _ = app_and_store
     task = app.task(name="bill", pydantic=True)(bill)
     for wrong in ({"number": "x"}, None):
@@ -118,11 +118,11 @@ def test_what_does_not_validate_fails_the_task(app_and_store: tuple[QWorker, Kee
     assert isinstance(strict.apply(({"number": "7"},)).result, pydantic.ValidationError)
 
 
-def test_context_and_dump_options_reach_pydantic(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_context_and_dump_options_are_passed_to_pydantic(app_and_store: tuple[QWorker, KeepingStore]) -> None:
     app, _ = app_and_store
     seen: list[Any] = []
 
-    class Watched(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+    class WatchedModel(pydantic.BaseModel):  # type: ignore[name-defined,misc]
         number: int
 
         @pydantic.field_validator("number")
@@ -137,13 +137,13 @@ def test_context_and_dump_options_reach_pydantic(app_and_store: tuple[QWorker, K
     def watched(given) -> Receipt:  # type: ignore[no-untyped-def]
         return Receipt(text="t")
 
-    watched.run.__wrapped__.__annotations__["given"] = Watched
+    watched.run.__wrapped__.__annotations__["given"] = WatchedModel
     assert watched.apply(({"number": 1},)).get() == {"text": "t"}
     assert seen == [{"a": 1, "celery_app": app, "celery_task_name": "watched"}]
 
 
 @pytest.mark.parametrize("result", [{"text": "x"}, None, Order(number=1)])
-def test_a_result_of_another_class_is_left_alone(
+def test_result_of_another_class_is_not_converted(
     app_and_store: tuple[QWorker, KeepingStore], result: Any
 ) -> None:
     app, _ = app_and_store
@@ -159,7 +159,7 @@ def test_a_result_of_another_class_is_left_alone(
         assert ended.get() == result
 
 
-def test_names_for_the_type_checker_alone_leave_the_others(
+def test_unresolvable_annotations_are_ignored(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, _ = app_and_store
@@ -171,7 +171,7 @@ def test_names_for_the_type_checker_alone_leave_the_others(
     assert hinted.apply((1, 2)).get() == [1, 2]
 
 
-def test_without_pydantic_it_is_refused(
+def test_pydantic_option_is_refused_without_pydantic(
     app_and_store: tuple[QWorker, KeepingStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, _ = app_and_store

@@ -1,4 +1,4 @@
-"""Fields of results in MongoDB, where they are signed."""
+"""Fields of results in MongoDB, signed and unsigned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fields(**settings: Any) -> tuple[Any, Fields]:
 
 
 @pytest.mark.parametrize("children", [[[["evil", None], None]], {"a": 1}])
-def test_with_a_key_what_is_not_signed_is_not_read(children: Any) -> None:
+def test_unsigned_children_are_refused_with_a_security_key(children: Any) -> None:
     backend, signed = fields(security_key=["k" * 32])
     meta = backend.meta("id-1", "SUCCESS", 5, children=[[["child", None], None]])
     stored = {"_id": "id-1", **signed.of("id-1", meta)}
@@ -29,7 +29,7 @@ def test_with_a_key_what_is_not_signed_is_not_read(children: Any) -> None:
     assert "its children are not signed" in str(altered)
 
 
-def test_without_one_it_is_read_as_celery_stores_it() -> None:
+def test_unsigned_fields_are_read_without_a_security_key() -> None:
     backend, plain = fields()
     meta = backend.meta("id-1", "SUCCESS", 5, children=[[["child", None], None]])
     found = plain.found({"_id": "id-1", **plain.of("id-1", meta)})

@@ -1,4 +1,4 @@
-"""``mongodb_backend_settings``: Celery's words for where results are in MongoDB."""
+"""``mongodb_backend_settings``: Celery's names for the location of results in MongoDB."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ URL = "mongodb://me:word@one:1,two/results?replicaSet=rs0"
         ({"host": "mongodb://other/else"}, "mongodb://other/else"),
     ],
 )
-def test_hosts_go_before_those_of_the_url(settings: dict[str, Any], url: str) -> None:
+def test_hosts_of_the_settings_take_precedence_over_the_url(settings: dict[str, Any], url: str) -> None:
     assert located(URL, settings).url == url
 
 
-def test_names_and_options() -> None:
+def test_collection_names_and_client_options() -> None:
     names = {"database": "d", "taskmeta_collection": "t", "groupmeta_collection": "g"}
     client = {"user": "u", "password": "p", "max_pool_size": 3, "tls": True, "options": {"appname": "a"}}
     where = located("mongodb://", names | client)
@@ -38,7 +38,7 @@ def test_names_and_options() -> None:
     assert (usual.results, usual.groups, usual.options) == ("celery_taskmeta", "celery_groupmeta", {})
 
 
-def test_one_place_by_several_names() -> None:
+def test_place_is_equal_for_equivalent_urls() -> None:
     here = located("mongodb://localhost/results", {}).place
     assert located("mongodb://me:word@127.0.0.1:27017/other", {"database": "results"}).place == here
     assert located("mongodb://127.0.0.1", {}).place != here
@@ -47,6 +47,6 @@ def test_one_place_by_several_names() -> None:
 @pytest.mark.parametrize(
     "settings", [{"database": 3}, {"taskmeta_collection": ""}, {"host": 5}, {"host": [1]}, {"options": "tls"}]
 )
-def test_what_cannot_be_meant_is_named(settings: dict[str, Any]) -> None:
+def test_invalid_setting_is_named_in_the_error(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"mongodb_backend_settings: {next(iter(settings))!r}"):
         located(URL, settings)

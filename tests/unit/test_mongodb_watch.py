@@ -1,4 +1,4 @@
-"""The thread that waits for a change in MongoDB: when it rings, and what ends it."""
+"""The thread that waits for changes in MongoDB: when it notifies, and when it ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.support.waiting import PATIENCE, until
 
 
 class Stream:
-    """Says what the test puts in ``says``; None: nothing was said for the longest that one waits."""
+    """A change stream that returns or raises what the test puts into ``answers``; None: no change in time."""
 
     def __init__(self) -> None:
-        self.says: SimpleQueue[Any] = SimpleQueue()
+        self.answers: SimpleQueue[Any] = SimpleQueue()
         self.asked = threading.Semaphore(0)
         self.alive = True
         self.closed = threading.Event()
@@ -30,14 +30,14 @@ class Stream:
 
     def try_next(self) -> Any:
         self.asked.release()
-        said = self.says.get(timeout=PATIENCE)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        answer = self.answers.get(timeout=PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class Database:
-    """What a database is to a Watch. refusal: raised by who asks for a stream."""
+    """The part of a database that Watch uses. refusal: raised by watch()."""
 
     def __init__(self) -> None:
         self.stream = Stream()
@@ -54,15 +54,15 @@ class Database:
 class Bench:
     def __init__(self) -> None:
         self.now = 0.0
-        self.rung = threading.Semaphore(0)
-        self.watch = Watch(self.rung.release, lambda: self.now)
+        self.notifications = threading.Semaphore(0)
+        self.watch = Watch(self.notifications.release, lambda: self.now)
         self.database = Database()
 
     def begin(self) -> None:
         self.watch.begin(self.database, [])
 
-    def hears(self) -> bool:
-        return self.rung.acquire(timeout=PATIENCE)
+    def notified(self) -> bool:
+        return self.notifications.acquire(timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -70,83 +70,83 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.watch.close()
-    bench.database.stream.says.put(None)
+    bench.database.stream.answers.put(None)
 
 
-def test_it_rings_when_it_stands_and_at_the_first_change(bench: Bench) -> None:
+def test_watch_notifies_when_open_and_at_the_first_change(bench: Bench) -> None:
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     assert bench.watch.stands
-    bench.database.stream.says.put(None)
-    bench.database.stream.says.put({"_id": "token"})
-    assert bench.hears()
+    bench.database.stream.answers.put(None)
+    bench.database.stream.answers.put({"_id": "token"})
+    assert bench.notified()
     assert not bench.watch.stands
-    assert bench.database.stream.closed.is_set(), "who has enough to do need not hear of more"
-    assert not bench.rung.acquire(blocking=False), "silence is no news"
+    assert bench.database.stream.closed.is_set(), "no stream is needed while there is work"
+    assert not bench.notifications.acquire(blocking=False), "no change, no notification"
 
 
-def test_it_is_asked_once_at_a_time(bench: Bench) -> None:
+def test_second_begin_opens_no_second_stream(bench: Bench) -> None:
     bench.begin()
     bench.begin()
-    assert bench.hears()
-    bench.database.stream.says.put({})
-    assert bench.hears()
+    assert bench.notified()
+    bench.database.stream.answers.put({})
+    assert bench.notified()
     assert bench.database.opened == 1
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     assert bench.database.opened == 2
 
 
-@pytest.mark.parametrize("breaks", [OSError("reset"), KeyError("anything")])
-def test_a_stream_that_breaks_rings_and_is_left_alone_for_a_while(bench: Bench, breaks: Exception) -> None:
+@pytest.mark.parametrize("error", [OSError("reset"), KeyError("anything")])
+def test_broken_stream_notifies_and_is_reopened_after_a_pause(bench: Bench, error: Exception) -> None:
     bench.begin()
-    assert bench.hears()
-    bench.database.stream.says.put(breaks)
-    assert bench.hears(), "something may have been lost with it"
+    assert bench.notified()
+    bench.database.stream.answers.put(error)
+    assert bench.notified(), "changes may have been lost"
     assert not bench.watch.stands
     bench.begin()
     assert bench.database.opened == 1
     bench.now += AGAIN_SECONDS
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     assert bench.watch.stands
 
 
-def test_a_refusal_is_not_taken_for_good(bench: Bench) -> None:
+def test_refused_stream_is_retried_after_a_pause(bench: Bench) -> None:
     bench.database.refusal = RuntimeError("only supported on replica sets")
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     assert not bench.watch.stands
     bench.begin()
     assert bench.database.opened == 1
     bench.now += AGAIN_SECONDS
     bench.database.refusal = None
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     assert bench.watch.stands
 
 
-def test_a_stream_that_ends_is_none(bench: Bench) -> None:
-    """As when its database is dropped."""
+def test_ended_stream_notifies_and_is_not_reopened_at_once(bench: Bench) -> None:
+    """For instance, because its database was dropped."""
     bench.begin()
-    assert bench.hears()
+    assert bench.notified()
     bench.database.stream.alive = False
-    bench.database.stream.says.put(None)
-    assert bench.hears()
+    bench.database.stream.answers.put(None)
+    assert bench.notified()
     bench.begin()
     assert bench.database.opened == 1
 
 
-def test_closing_waits_for_nothing_and_is_the_end(bench: Bench) -> None:
+def test_close_does_not_wait_and_is_final(bench: Bench) -> None:
     bench.begin()
-    assert bench.hears()
-    bench.watch.close()  # while the server keeps the question
+    assert bench.notified()
+    bench.watch.close()  # while the server has not answered
     assert not bench.watch.stands
-    bench.database.stream.says.put(None)
+    bench.database.stream.answers.put(None)
     assert bench.database.stream.closed.wait(PATIENCE)
     thread = bench.watch._thread
     assert thread is not None
     until(lambda: not thread.is_alive(), PATIENCE)
     bench.begin()
     assert bench.database.opened == 1
-    assert not bench.rung.acquire(blocking=False)
+    assert not bench.notifications.acquire(blocking=False)
