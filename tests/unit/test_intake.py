@@ -110,7 +110,7 @@ def test_message_that_has_not_expired_is_accepted() -> None:
     assert rig.take(rig.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
 
 
-def test_message_with_a_known_eta_is_accepted_for_the_schedule() -> None:
+def test_eta_known_to_the_broker_is_left_to_the_schedule() -> None:
     rig = IntakeRig()
     later = rig.rooms.clock.now() + 1
     request = rig.take(rig.rooms.leased(due=later, eta="2023-11-14T22:13:21+00:00"))
@@ -137,7 +137,7 @@ def test_times_at_the_ends_of_the_calendar_are_accepted(zone: str, text: str) ->
 # -- messages that are settled at once --
 
 
-def test_message_with_an_unknown_eta_is_released_until_due() -> None:
+def test_eta_unknown_to_the_broker_is_set_by_a_release() -> None:
     rig = IntakeRig()
     assert rig.take(rig.rooms.leased(7, eta="2023-11-14T22:13:21+00:00")) is None
     assert rig.settlement == Release(7, rig.rooms.clock.now() + 1)

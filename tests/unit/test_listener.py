@@ -1373,7 +1373,7 @@ def test_early_ack_in_doubt_is_reported_on_close() -> None:
 def test_resend_of_an_early_acked_message_is_not_retried(caplog: pytest.LogCaptureFixture) -> None:
     """A failed push may have reached the broker, and this task must not run twice."""
 
-    class UnconfirmingStore(MemoryStore):
+    class FailingPushStore(MemoryStore):
         tries = 0
 
         def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -1382,7 +1382,7 @@ def test_resend_of_an_early_acked_message_is_not_retried(caplog: pytest.LogCaptu
                 raise BrokerUnavailable("no answer")
             super().push(envelopes, timeout)
 
-    rig = ListenerRig(store=(store := UnconfirmingStore()))
+    rig = ListenerRig(store=(store := FailingPushStore()))
     request = rig.rooms.request(1, "once", priority=4)
     request.acked = True
     rig.state.enter(request)
@@ -1537,7 +1537,7 @@ def test_missing_broker_is_an_error_without_retry_on_startup() -> None:
         ListenerRig(store=LateStore(), broker_connection_retry_on_startup=False)
 
 
-# -- ends that a child has to report, while the worker stops --
+# -- outcomes that a child has to report, while the worker stops --
 
 
 def ended_while_waiting(rig: ListenerRig, outcome: Outcome, count: int = 1) -> list[Request]:
@@ -1554,7 +1554,7 @@ def ended_while_waiting(rig: ListenerRig, outcome: Outcome, count: int = 1) -> l
 REVOKED_OUTCOME = Outcome(REVOKED, text="revoked")
 
 
-def test_waiting_end_of_a_revoked_call_is_left_to_another_worker() -> None:
+def test_unreported_revocation_is_left_to_another_worker() -> None:
     rig = ListenerRig()
     (request,) = ended_while_waiting(rig, REVOKED_OUTCOME)
     rig.store.sender.revoke(["gone"])
@@ -1576,7 +1576,7 @@ def test_waiting_end_of_a_revoked_call_is_left_to_another_worker() -> None:
         (Outcome(TIME_LIMIT, text="after 9 s"), False, "FAILURE"),  # it has run, and must not again
     ],
 )
-def test_end_that_no_other_worker_can_report_is_stored_on_stop(
+def test_outcome_that_no_other_worker_can_report_is_stored_on_stop(
     outcome: Outcome, acked: bool, state: str
 ) -> None:
     rig = ListenerRig()
@@ -1590,7 +1590,7 @@ def test_end_that_no_other_worker_can_report_is_stored_on_stop(
     assert rig.waiting() == (1 if acked else 0)  # not acked here
 
 
-def test_waiting_ends_are_not_released_as_surplus() -> None:
+def test_outcomes_waiting_for_a_child_are_not_released_as_surplus() -> None:
     rig = ListenerRig()
     rig.pool.runtimes.learn("add", 0.0001)
     requests = ended_while_waiting(rig, REVOKED_OUTCOME, 9)

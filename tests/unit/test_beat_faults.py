@@ -176,11 +176,11 @@ def test_unsupported_schedule_does_not_affect_other_entries() -> None:
 def test_raising_apply_async_does_not_affect_other_entries(raised: Callable[[], Exception]) -> None:
     bench = Bench(between_others(hourly(task="proj.bad")))
 
-    class FailingStore(bench.app.Task):  # type: ignore[misc,name-defined]
+    class RaisingTask(bench.app.Task):  # type: ignore[misc,name-defined]
         def apply_async(self, *args: Any, **options: Any) -> Any:
             raise raised()
 
-    bench.app.task(name="proj.bad", base=FailingStore)(lambda: None)
+    bench.app.task(name="proj.bad", base=RaisingTask)(lambda: None)
     assert_others_are_called(bench)
 
 
