@@ -189,11 +189,11 @@ class Bench:
         return self.beat.step(self.clock.monotonic())
 
     def run(self, seconds: float, *beats: Beat) -> None:
-        """Advance the clock; each of *beats* takes a step at least every 0.25 s."""
+        """Let time pass. Each of *beats* takes a step when one of them asks for it, as its thread would."""
         end = self.clock.now() + seconds
-        while (pending_slots := end - self.clock.now()) > 0:
+        while (remaining := end - self.clock.now()) > 0:
             rests = [each.step(self.clock.monotonic()) for each in beats or (self.beat,)]
-            self.clock.advance(min(max(min(rests), 0.001), 0.25, pending_slots))
+            self.clock.advance(min(max(min(rests), 0.001), remaining))
         for each in beats or (self.beat,):
             each.step(self.clock.monotonic())
 
