@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import random
 import sysconfig
 import tokenize
@@ -80,9 +81,11 @@ def choose_files(budget: int = BYTES_TO_READ) -> list[Path]:
 
 
 def _modules(root: Path) -> Iterator[Path]:
-    for path in sorted(root.rglob("*.py")):
-        if not LEFT_OUT.intersection(path.relative_to(root).parts) and path.is_file():
-            yield path
+    found: list[Path] = []
+    for directory, directories, files in os.walk(root):
+        directories[:] = [name for name in directories if name not in LEFT_OUT]
+        found += [Path(directory, name) for name in files if name.endswith(".py") and name not in LEFT_OUT]
+    return (path for path in sorted(found) if path.is_file())
 
 
 def write_samples(directory: Path) -> list[Path]:
