@@ -1,4 +1,4 @@
-"""Suspects are tried one at a time; none of them, nor anybody else, waits for ever."""
+"""Suspected tasks run alone, one at a time, and neither they nor other tasks wait for ever."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def suspects(count: int, task: str = "add", first: int = 1) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "limit", "apart"),
+    ("deaths", "limit", "quarantined"),
     [(1, 5, False), (2, 5, True), (4, 5, True), (1, 2, True), (1, 3, False), (2, 3, True), (1, 1, True),
      (1, None, False), (2, None, True)],
 )  # fmt: skip
-def test_the_first_death_is_an_accident_unless_the_second_would_be_the_last(
-    deaths: int, limit: int | None, apart: bool
+def test_task_is_suspect_after_two_deaths_or_before_its_last_one(
+    deaths: int, limit: int | None, quarantined: bool
 ) -> None:
-    assert suspect(deaths, limit) is apart
+    assert suspect(deaths, limit) is quarantined
 
 
-def test_they_are_tried_one_at_a_time_and_in_order() -> None:
+def test_suspects_run_one_at_a_time_in_order() -> None:
     quarantine = Quarantine(2)
     first, second = suspects(2)
     running = {first}
@@ -41,7 +41,7 @@ def test_they_are_tried_one_at_a_time_and_in_order() -> None:
     assert not quarantine
 
 
-def test_a_trial_is_over_in_time_however_long_the_task_runs() -> None:
+def test_trial_of_a_long_task_ends_after_trial_seconds() -> None:
     quarantine = Quarantine(2)
     first, second = suspects(2)
     quarantine.add(first, 0.0)
@@ -55,7 +55,7 @@ def test_a_trial_is_over_in_time_however_long_the_task_runs() -> None:
     assert not quarantine.is_patient(TRIAL_SECONDS * 2)
 
 
-def test_where_there_is_one_place_others_have_it_as_long_as_suspects() -> None:
+def test_single_slot_alternates_between_suspects_and_others() -> None:
     quarantine = Quarantine(1)
     first, second = suspects(2)
     quarantine.add(first, 0.0)
@@ -67,7 +67,7 @@ def test_where_there_is_one_place_others_have_it_as_long_as_suspects() -> None:
     assert quarantine.next(lambda _: False, 6.0) is second
 
 
-def test_what_waits_is_taken_back_at_once() -> None:
+def test_recall_returns_waiting_suspects() -> None:
     quarantine = Quarantine(2)
     both = suspects(2)
     for one in both:
@@ -79,7 +79,7 @@ def test_what_waits_is_taken_back_at_once() -> None:
 # -- in a pool of processes --
 
 
-def test_a_suspect_waits_for_a_process_that_has_nothing_else() -> None:
+def test_suspect_waits_for_an_idle_process() -> None:
     pool = Pool()
     pool.learn("add", 0.0005)
     normal = pool.rooms.requests(4)
@@ -107,7 +107,7 @@ def test_a_suspect_waits_for_a_process_that_has_nothing_else() -> None:
     pool.close()
 
 
-def test_only_the_suspect_is_lost_with_its_process() -> None:
+def test_dying_suspect_takes_no_other_task_with_it() -> None:
     pool = Pool()
     pool.submit(*(pool.rooms.request(tag, deliveries=2) for tag in (1, 2, 3)))
     pool.submit(*pool.rooms.requests(1, "nap", first=9))
@@ -123,7 +123,7 @@ def test_only_the_suspect_is_lost_with_its_process() -> None:
     pool.close()
 
 
-def test_a_suspect_has_waited_long_enough_beside_long_async_tasks() -> None:
+def test_suspect_starts_beside_long_async_tasks_after_trial_seconds() -> None:
     pool = Pool(concurrency=1)
     pool.submit(*pool.rooms.requests(2, "nap"))
     pool.work()
@@ -137,7 +137,7 @@ def test_a_suspect_has_waited_long_enough_beside_long_async_tasks() -> None:
     pool.close()
 
 
-def test_a_quiet_pool_begins_with_no_suspect() -> None:
+def test_quiet_pool_starts_no_suspect() -> None:
     pool = Pool(concurrency=1)
     pool.submit(pool.rooms.request(1))
     pool.work()

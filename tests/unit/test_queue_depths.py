@@ -1,4 +1,4 @@
-"""How the queues stand: asked seldom, answered quickly, and left out while nobody knows."""
+"""Queue depths: cached, answered quickly, and omitted while they are unknown."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from qworker.transports.lease import Envelope, QueueInfo
 from tests.support.waiting import until
 
 
-class Asked(MemoryStore):
-    """Counts the questions, and answers when it may."""
+class BlockingStore(MemoryStore):
+    """Counts the queries, and blocks them on demand."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.questions = 0
-        self.may = threading.Event()
-        self.may.set()
+        self.queries = 0
+        self.unblocked = threading.Event()
+        self.unblocked.set()
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        self.questions += 1
-        assert self.may.wait(30)
+        self.queries += 1
+        assert self.unblocked.wait(30)
         return super().depths(queues)
 
 
-class Desk:
+class Setup:
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.store = Asked(self.clock)
+        self.store = BlockingStore(self.clock)
         self.app = QWorker("depths", broker=self.store, clock=self.clock, set_as_current=False)
         self.depths = QueueDepths(self.app, ["a", "b"])
 
@@ -42,72 +42,72 @@ class Desk:
         self.store.sender.push([Envelope(queue, "{}", None, b"[]", **fields)])
 
 
-def test_every_queue_is_told_of_also_an_empty_one() -> None:
-    desk = Desk()
-    desk.push("a")
-    desk.push("a", due=desk.clock.now() + 60)
-    desk.push("elsewhere")
-    found = desk.depths.latest()
+def test_all_queues_are_reported_including_empty_ones() -> None:
+    setup = Setup()
+    setup.push("a")
+    setup.push("a", due=setup.clock.now() + 60)
+    setup.push("elsewhere")
+    found = setup.depths.latest()
     assert found is not None
     first, second = found
     assert (first.queue, first.ready, first.delayed, first.dead) == ("a", 1, 1, 0)
     assert second == QueueInfo("b")
-    desk.clock.advance(7)
-    assert desk.depths.age(first) == pytest.approx(7)
-    assert desk.depths.age(second) == 0
+    setup.clock.advance(7)
+    assert setup.depths.age(first) == pytest.approx(7)
+    assert setup.depths.age(second) == 0
 
 
-def test_the_age_of_what_nobody_noted_is_not_known() -> None:
-    desk = Desk()
-    assert desk.depths.age(QueueInfo("a", ready=1)) is None
-    desk.store.lacks = frozenset({"counts"})
-    assert QueueDepths(desk.app, ["a"]).age(QueueInfo("a")) is None
+def test_age_without_a_recorded_time_is_unknown() -> None:
+    setup = Setup()
+    assert setup.depths.age(QueueInfo("a", ready=1)) is None
+    setup.store.lacks = frozenset({"counts"})
+    assert QueueDepths(setup.app, ["a"]).age(QueueInfo("a")) is None
 
 
-def test_the_broker_is_not_asked_for_every_scrape() -> None:
-    desk = Desk()
+def test_depths_are_cached_between_scrapes() -> None:
+    setup = Setup()
     for _ in range(5):
-        assert desk.depths.latest() is not None
-    assert desk.store.questions == 1
-    desk.clock.advance(ASK_SECONDS)
-    desk.push("a")
-    found = desk.depths.latest()
+        assert setup.depths.latest() is not None
+    assert setup.store.queries == 1
+    setup.clock.advance(ASK_SECONDS)
+    setup.push("a")
+    found = setup.depths.latest()
     assert found is not None
     assert found[0].ready == 1
-    assert desk.store.questions == 2
+    assert setup.store.queries == 2
 
 
-def test_while_the_broker_is_away_nothing_is_told_and_it_is_left_alone() -> None:
-    desk = Desk()
-    assert desk.depths.latest() is not None
-    desk.store.away = True
-    desk.clock.advance(ASK_SECONDS)
-    assert desk.depths.latest() is None
-    assert desk.depths.latest() is None
-    assert desk.store.questions == 2
-    desk.store.away = False
-    desk.clock.advance(ASK_SECONDS)
-    assert desk.depths.latest() is not None
+def test_unavailable_broker_gives_no_depths_and_is_not_asked_again_at_once() -> None:
+    setup = Setup()
+    assert setup.depths.latest() is not None
+    setup.store.away = True
+    setup.clock.advance(ASK_SECONDS)
+    assert setup.depths.latest() is None
+    assert setup.depths.latest() is None
+    assert setup.store.queries == 2
+    setup.store.away = False
+    setup.clock.advance(ASK_SECONDS)
+    assert setup.depths.latest() is not None
 
 
-def test_a_broker_that_takes_its_time_holds_nobody_up() -> None:
-    desk = Desk()
-    assert desk.depths.latest() is not None
-    desk.store.may.clear()
-    desk.clock.advance(ASK_SECONDS)
+def test_slow_broker_does_not_block_callers() -> None:
+    setup = Setup()
+    assert setup.depths.latest() is not None
+    setup.store.unblocked.clear()
+    setup.clock.advance(ASK_SECONDS)
     began = time.monotonic()
-    assert desk.depths.latest() is not None  # what it said before
+    assert setup.depths.latest() is not None  # the previous answer
     assert time.monotonic() - began < ANSWER_SECONDS + 5
-    desk.clock.advance(KEEP_SECONDS)
-    assert desk.depths.latest() is None
-    assert desk.store.questions == 2  # one question at a time
-    desk.store.may.set()
-    until(lambda: desk.depths.latest() is not None)
+    setup.clock.advance(KEEP_SECONDS)
+    assert setup.depths.latest() is None
+    assert setup.store.queries == 2  # one query at a time
+    setup.store.unblocked.set()
+    until(lambda: setup.depths.latest() is not None)
 
 
-def test_once_closed_it_asks_no_more() -> None:
-    desk = Desk()
-    desk.depths.close()
-    desk.depths.close()
-    assert desk.depths.latest() is None
-    assert desk.store.questions == 0
+def test_no_queries_after_close() -> None:
+    setup = Setup()
+    setup.depths.close()
+    setup.depths.close()
+    assert setup.depths.latest() is None
+    assert setup.store.queries == 0

@@ -1,4 +1,4 @@
-"""Reading messages: every malformed kind is refused with a reason; a good one passes unchanged."""
+"""Parsing messages: malformed ones are rejected with a reason; valid ones pass unchanged."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def headers_with(**changes: Any) -> str:
 # -- headers --
 
 
-def test_good_headers_pass_as_they_are() -> None:
+def test_valid_headers_pass_unchanged() -> None:
     assert parse_headers(json.dumps(GOOD)) == GOOD
 
 
-def test_the_19_are_always_there() -> None:
+def test_missing_headers_get_defaults() -> None:
     parsed = parse_headers('{"task":"t","id":"i","x":1}')
     assert list(HEADERS) == [name for name in parsed if name != "x"] or HEADERS.keys() <= parsed.keys()
     assert len(HEADERS) == 19
@@ -53,12 +53,12 @@ def test_the_19_are_always_there() -> None:
     assert (parsed["stamps"], parsed["ignore_result"], parsed["eta"], parsed["x"]) == ({}, None, None, 1)
 
 
-def test_nulls_where_something_is_needed_are_completed() -> None:
+def test_null_headers_get_defaults() -> None:
     parsed = parse_headers(headers_with(retries=None, timelimit=None, stamps=None, lang=None))
     assert (parsed["retries"], parsed["timelimit"], parsed["stamps"]) == (0, [None, None], {})
 
 
-def test_what_completes_one_message_is_not_shared_with_another() -> None:
+def test_defaults_are_not_shared_between_messages() -> None:
     first, second = parse_headers('{"task":"t","id":"i"}'), parse_headers('{"task":"t","id":"i"}')
     first["stamps"]["a"] = first["timelimit"][0] = 1
     assert (second["stamps"], second["timelimit"]) == ({}, [None, None])
@@ -72,14 +72,14 @@ def test_what_completes_one_message_is_not_shared_with_another() -> None:
      '{"task":"t","id":"i","retries":' + "9" * 5000 + "}", " " * (MAX_HEADERS + 1),
      None, 7, [], {}, b"\xff", b"x", memoryview(b"[]")],
 )  # fmt: skip
-def test_headers_that_are_no_object(text: Any) -> None:
+def test_headers_that_are_not_an_object_are_rejected(text: Any) -> None:
     with pytest.raises(InvalidTaskMessage) as caught:
         parse_headers(text)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("missing", ["task", "id"])
-def test_task_and_id_are_needed(missing: str) -> None:
+def test_task_and_id_are_required(missing: str) -> None:
     for text in (
         json.dumps({**GOOD, missing: None}),
         json.dumps({k: v for k, v in GOOD.items() if k != missing}),
@@ -112,14 +112,14 @@ WRONG: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def test_every_header_has_its_wrong_values() -> None:
+def test_invalid_values_are_listed_for_every_header() -> None:
     assert WRONG.keys() == HEADERS.keys()
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
-def test_a_header_of_the_wrong_kind_is_named(name: str, value: Any) -> None:
+def test_message_names_the_invalid_header(name: str, value: Any) -> None:
     with pytest.raises(InvalidTaskMessage, match=f"header '{name}' is ") as caught:
         parse_headers(headers_with(**{name: value}))
     assert len(str(caught.value)) < 300
@@ -127,7 +127,7 @@ def test_a_header_of_the_wrong_kind_is_named(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("length", "refused"), [(MAX_ID - 1, False), (MAX_ID, False), (MAX_ID + 1, True)])
-def test_the_length_of_an_id_has_a_limit(length: int, refused: bool) -> None:
+def test_id_length_is_limited(length: int, refused: bool) -> None:
     text = headers_with(id="x" * length)
     if refused:
         with pytest.raises(InvalidTaskMessage):
@@ -139,7 +139,7 @@ def test_the_length_of_an_id_has_a_limit(length: int, refused: bool) -> None:
 @pytest.mark.parametrize(
     ("length", "refused"), [(MAX_HEADERS - 1, False), (MAX_HEADERS, False), (MAX_HEADERS + 1, True)]
 )
-def test_the_length_of_the_headers_has_a_limit(length: int, refused: bool) -> None:
+def test_headers_length_is_limited(length: int, refused: bool) -> None:
     bare = headers_with(pad="")
     text = headers_with(pad="x" * (length - len(bare)))
     assert len(text) == length
@@ -150,13 +150,13 @@ def test_the_length_of_the_headers_has_a_limit(length: int, refused: bool) -> No
         assert parse_headers(text)["pad"]
 
 
-def test_the_reprs_are_mended_because_only_people_read_them() -> None:
+def test_argument_reprs_are_sanitized() -> None:
     parsed = parse_headers(headers_with(argsrepr="a\nb\x1b[31m\u202e", kwargsrepr="x" * 100_000))
     assert parsed["argsrepr"] == "a\\nb\\x1b[31m\\u202e"
     assert len(parsed["kwargsrepr"]) == 4096
 
 
-def test_headers_as_bytes_are_read_too() -> None:
+def test_headers_as_bytes_are_parsed() -> None:
     assert parse_headers(json.dumps(GOOD).encode()) == GOOD  # type: ignore[arg-type]
     assert check_headers(dict(GOOD)) == GOOD
 
@@ -164,7 +164,7 @@ def test_headers_as_bytes_are_read_too() -> None:
 # -- properties --
 
 
-def test_no_properties_are_the_defaults() -> None:
+def test_missing_properties_get_defaults() -> None:
     assert parse_properties(None) == {"content_type": "application/json", "content_encoding": "utf-8"}
     assert parse_properties("{}") == parse_properties(None)
     assert parse_properties('{"content_type":null,"reply_to":"q"}')["content_type"] == "application/json"
@@ -178,7 +178,7 @@ def test_no_properties_are_the_defaults() -> None:
      '{"content_type":"a\\nb"}',
      '{"reply_to":"\\ud800"}', '{"content_type":"' + "x" * 5000 + '"}'],
 )  # fmt: skip
-def test_malformed_properties(text: Any) -> None:
+def test_malformed_properties_are_rejected(text: Any) -> None:
     with pytest.raises(InvalidTaskMessage, match="propert"):
         parse_properties(text)
 
@@ -192,7 +192,7 @@ def read(body: Any, headers: Any = None, accept: frozenset[str] = ACCEPT, **prop
     )
 
 
-def test_a_good_body() -> None:
+def test_valid_body_is_decoded() -> None:
     body = read(BODY)
     assert body == ((1,), {"x": 2}, NO_EMBED)
     assert type(body.args) is tuple
@@ -210,7 +210,7 @@ def test_a_good_body() -> None:
         ("[[1],{},null]", ((1,), {}, NO_EMBED)),
     ],
 )
-def test_bodies_of_other_senders_and_stores(body: Any, expected: Any) -> None:
+def test_other_body_formats_are_decoded(body: Any, expected: Any) -> None:
     assert read(body) == expected
 
 
@@ -224,7 +224,7 @@ SIGNATURE = {
 }
 
 
-def test_embedded_calls_come_through() -> None:
+def test_embedded_calls_are_decoded() -> None:
     embed = {
         "callbacks": [SIGNATURE],
         "errbacks": None,
@@ -270,13 +270,13 @@ def test_embedded_calls_come_through() -> None:
         (["x"], "not bytes"),
     ],
 )
-def test_malformed_bodies(body: Any, reason: str) -> None:
+def test_malformed_bodies_are_rejected(body: Any, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason) as caught:
         read(body)
     assert len(str(caught.value)) < 400
 
 
-def test_a_compressed_body() -> None:
+def test_compressed_body_is_decoded() -> None:
     headers = {**GOOD, "compression": "application/x-gzip"}
     assert read(zlib.compress(BODY), headers).args == (1,)
 
@@ -293,7 +293,7 @@ def test_a_compressed_body() -> None:
         (["application/x-gzip"], BODY, "'compression' is"),
     ],
 )
-def test_malformed_compression(compression: Any, body: bytes, reason: str) -> None:
+def test_malformed_compression_is_rejected(compression: Any, body: bytes, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason):
         read(body, {**GOOD, "compression": compression})
 
@@ -303,14 +303,14 @@ class Trap:
         return (pytest.fail, ("a pickle was loaded",))
 
 
-def test_a_pickle_is_not_loaded_and_not_even_decompressed_unless_accepted() -> None:
+def test_pickle_is_neither_loaded_nor_decompressed_unless_accepted() -> None:
     with pytest.raises(SecurityError, match="not accepted"):
         read(pickle.dumps(Trap()), content_type="application/x-python-serialize", content_encoding="binary")
     with pytest.raises(SecurityError, match="not accepted"):
         read(b"bomb", {**GOOD, "compression": "x"}, content_type="application/x-python-serialize")
 
 
-def test_a_pickle_that_is_accepted_by_name() -> None:
+def test_accepted_pickle_is_decoded() -> None:
     data = pickle.dumps(((1,), {"x": {2}}, {"callbacks": None}))
     body = read(
         data,

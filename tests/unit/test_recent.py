@@ -1,4 +1,4 @@
-"""What was done lately, and what of it is known again when it is delivered again."""
+"""Recently settled messages, and which of them are recognized when they are redelivered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Time:
         return self.now
 
 
-def test_what_is_old_or_too_much_is_forgotten() -> None:
+def test_old_and_excess_entries_are_forgotten() -> None:
     time = Time()
     recent: Recent[int] = Recent(10.0, 4, time)
     recent.add([1, 2])
@@ -34,12 +34,12 @@ def test_what_is_old_or_too_much_is_forgotten() -> None:
     assert list(recent) == [[]]
 
 
-def lost(settled: SettledMessages, *held: int) -> SettledMessages:
+def settled_after_loss(settled: SettledMessages, *held: int) -> SettledMessages:
     settled.lose(held)
     return settled
 
 
-def test_only_what_ended_shortly_before_a_loss_is_known_again() -> None:
+def test_only_messages_settled_shortly_before_a_lost_connection_are_known() -> None:
     time = Time()
     settled = SettledMessages(time)
     settled.add([1])
@@ -48,26 +48,26 @@ def test_only_what_ended_shortly_before_a_loss_is_known_again() -> None:
     time.now += SECONDS + 1
     settled.alive()
     settled.add([2, 3])
-    time.now += 3600  # the server was away for long
-    lost(settled, 3)
+    time.now += 3600  # a long outage of the server
+    settled_after_loss(settled, 3)
     assert [identity in settled for identity in (1, 2, 3, 4)] == [False, True, False, False]
     time.now += LINGER_SECONDS / 2
     settled.add([5])
     settled.alive()
     assert 5 not in settled
-    lost(settled)
+    settled_after_loss(settled)
     assert 2 in settled
     assert 5 in settled
     time.now += LINGER_SECONDS
     assert 2 not in settled
 
 
-def test_what_is_not_over_is_run() -> None:
+def test_undone_settlements_are_not_remembered() -> None:
     settled = SettledMessages(Time())
     settled.alive()
     settled.add([1])
     settled.add([2])
     settled.undo()
-    lost(settled)
+    settled_after_loss(settled)
     assert 1 in settled
     assert 2 not in settled

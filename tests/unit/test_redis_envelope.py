@@ -1,5 +1,5 @@
-"""Messages in Redis lists: ours come back as they were, others' are read, and nothing that lies there stops
-anybody."""
+"""Messages in Redis lists: ours come back unchanged, kombu's are read, and arbitrary entries do not
+raise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def payload(envelope: Envelope, scale: Scale = OURS) -> bytes:
     queue=st.text(min_size=1),
     translated=st.booleans(),
 )
-def test_a_message_comes_back_as_it_was(
+def test_message_round_trips(
     headers: str,
     properties: str | None,
     body: bytes,
@@ -51,7 +51,7 @@ def test_a_message_comes_back_as_it_was(
     assert 0 < found.tag < 2**63
 
 
-def test_it_is_kombus_envelope() -> None:
+def test_payload_is_a_kombu_envelope() -> None:
     value = json.loads(payload(Envelope("mail", HEADERS, None, b"[[],{},{}]", 9)))
     tag = value["properties"].pop("delivery_tag")
     assert value == {
@@ -75,7 +75,7 @@ def test_it_is_kombus_envelope() -> None:
     assert len(tag) == 36
 
 
-def test_other_content_types_travel_where_kombu_has_them() -> None:
+def test_content_type_is_stored_where_kombu_expects_it() -> None:
     properties = (
         '{"content_type":"application/x-python-serialize","content_encoding":"binary","reply_to":"r"}'
     )
@@ -85,7 +85,7 @@ def test_other_content_types_travel_where_kombu_has_them() -> None:
     assert value["properties"]["correlation_id"] == "4c1f-1"
 
 
-def test_what_kombu_restored_keeps_its_tag_and_says_that_it_was_delivered() -> None:
+def test_message_restored_by_kombu_keeps_its_tag_and_is_redelivered() -> None:
     first = payload(Envelope("q", HEADERS, None, b"body", 3, 5.5))
     value = json.loads(first)
     value["headers"]["redelivered"] = True
@@ -109,27 +109,27 @@ def test_what_kombu_restored_keeps_its_tag_and_says_that_it_was_delivered() -> N
         b'"sizes": [0, 0]',
     ],
 )  # fmt: skip
-def test_what_is_no_envelope_is_still_a_message(text: bytes) -> None:
+def test_malformed_envelope_becomes_an_empty_message(text: bytes) -> None:
     found = from_payload(text, OURS, "q")
     assert found.tag > 0
     assert found.body == b""
 
 
 @given(st.binary())
-def test_nothing_that_lies_in_a_list_raises(text: bytes) -> None:
+def test_arbitrary_payloads_do_not_raise(text: bytes) -> None:
     from_payload(text, OURS)
     whole = payload(Envelope("q", HEADERS, None, b"body"))
     from_payload(whole[: len(text)] + text + whole[len(text) :], OURS)
     from_payload(whole[: len(text)] + text + whole[2 * len(text) :], OURS)
 
 
-def test_our_nine_is_kombus_zero() -> None:
+def test_priorities_are_inverted_for_kombu() -> None:
     assert [OURS.step(priority) for priority in range(-1, 11)] == [9, 9, 6, 6, 6, 3, 3, 3, 0, 0, 0, 0]
     assert [CELERYS.step(priority) for priority in range(10)] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
     assert [OURS.from_kombu(value) for value in (0, 9, None, "x", 99, "5")] == [9, 0, 9, 9, 0, 4]
 
 
-def test_tags_are_numbers_of_their_own() -> None:
+def test_tags_are_distinct_positive_numbers() -> None:
     assert tag_of(b"a") != tag_of(b"b")
     assert tag_of(b"a") == tag_of(b"a") > 0
     assert tag_of(b"00000000-0000-4000-8000-000000000000") == 1

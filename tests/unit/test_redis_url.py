@@ -1,4 +1,4 @@
-"""URLs of Redis: what they lead to, and what is said of those that are none."""
+"""Redis URLs: the connections they give, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import REPOSITORY
 
 
 def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, dict[str, Any]]:
-    """The class and the arguments of the connection that *url* asks redis-py for."""
+    """The redis-py connection class and its arguments for *url*."""
     found: list[tuple[str, dict[str, Any]]] = []
     for name in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
 
@@ -44,7 +44,7 @@ def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, 
     return found[0]
 
 
-def test_a_plain_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_url(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, fields = made("redis://user:p%40ss@[::1]:7000/3", monkeypatch)
     assert kind == "Connection"
     assert {
@@ -58,12 +58,12 @@ def test_a_plain_url(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fields["socket_keepalive"] is True
 
 
-def test_a_socket_as_celery_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unix_socket_url_of_celery(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, fields = made("redis+socket:///run/redis.sock?virtual_host=4", monkeypatch)
     assert (kind, fields["path"], fields["db"]) == ("UnixDomainSocketConnection", "/run/redis.sock", 4)
 
 
-def test_tls_in_the_url_and_in_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tls_options_in_url_and_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     kind, fields = made(
         f"rediss://host/0?ssl_cert_reqs=CERT_NONE&ssl_ca_certs={certificates.authority}", monkeypatch
@@ -83,7 +83,7 @@ def test_tls_in_the_url_and_in_the_settings(monkeypatch: pytest.MonkeyPatch, tmp
     assert made("valkeys://host", monkeypatch)[0] == "SSLConnection"
 
 
-def test_a_file_that_went_away_is_told_at_the_next_connect(
+def test_missing_certificate_file_is_reported_on_connect(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     certificates = Certificates(tmp_path)
@@ -93,21 +93,21 @@ def test_a_file_that_went_away_is_told_at_the_next_connect(
         Link(where).ask(b"", 1, 1.0)
 
 
-def test_a_redis_py_with_another_inside_is_refused_with_what_to_install() -> None:
-    class Stranger:
+def test_incompatible_redis_py_is_rejected_with_the_requirement() -> None:
+    class ForeignConnection:
         closed = False
 
         def disconnect(self) -> None:
             self.closed = True
 
-    stranger = Stranger()
-    link = Link(Endpoint("redis://host", 0, (), lambda timeout: stranger))
+    foreign = ForeignConnection()
+    link = Link(Endpoint("redis://host", 0, (), lambda timeout: foreign))
     with pytest.raises(ConfigurationError, match=re.escape(REQUIRED)):
         link.ask(b"", 1, 1.0)
-    assert stranger.closed
+    assert foreign.closed
 
 
-def test_what_it_says_to_install_is_what_is_installed_with_us() -> None:
+def test_named_requirement_matches_the_redis_extra() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["optional-dependencies"]["redis"][0] == REQUIRED
     assert REQUIRED in project["optional-dependencies"]["test"]
@@ -121,7 +121,7 @@ def test_passwords_are_masked() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_the_same_place_under_two_urls() -> None:
+def test_equivalent_urls_give_the_same_place() -> None:
     assert endpoint("redis://host").place == endpoint("redis://:pw@host:6379/0").place
     assert endpoint("redis://host/1").place != endpoint("redis://host/0").place
 
@@ -135,13 +135,13 @@ def test_the_same_place_under_two_urls() -> None:
         ("sentinel://host:26379", "master_name"),
     ],
 )
-def test_what_is_wrong_is_said(url: str, word: str) -> None:
+def test_invalid_urls_are_rejected(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         endpoint(url)
 
 
-def test_a_sentinel_that_does_not_answer_is_asked_once() -> None:
-    """redis-py asks it ten times by default, for up to half a minute, before it asks the next."""
+def test_unresponsive_sentinel_is_asked_once() -> None:
+    """By default redis-py asks ten times, for up to half a minute, before it asks the next sentinel."""
     asked = []
 
     def hang_up() -> None:
@@ -165,6 +165,6 @@ def test_a_sentinel_that_does_not_answer_is_asked_once() -> None:
 @pytest.mark.parametrize(
     "options", [{"priority_scale": "amqp"}, {"priority_steps": ["a"]}, {"visibility_timeout": "soon"}]
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         layout(0, options, {})

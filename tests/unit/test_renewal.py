@@ -1,4 +1,4 @@
-"""When what a worker has is hidden from others for longer."""
+"""Renewing the visibility timeout of messages that a worker holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEASE_SECONDS = 30.0
 
 
 class Queue(ServerQueue):
-    """One that notes what is renewed. gone: the ids of those that others have."""
+    """Records which messages are renewed. gone: ids of messages that other workers hold by now."""
 
     batch = 2
 
@@ -66,7 +66,7 @@ def clock() -> Monotonic:
     return Monotonic()
 
 
-def test_each_is_renewed_when_a_third_of_its_time_is_over(clock: Monotonic) -> None:
+def test_message_is_renewed_after_a_third_of_its_lease(clock: Monotonic) -> None:
     renewal, queue, other = Renewal(clock), Queue("q"), Queue("r")
     messages = [queue.given(id, 100.0) for id in "abc"] + [
         queue.given("late", 101.0),
@@ -81,12 +81,12 @@ def test_each_is_renewed_when_a_third_of_its_time_is_over(clock: Monotonic) -> N
     clock.now = 111.0
     renewal.renew(messages)
     assert queue.renewed[2:] == [["late"]]
-    clock.now = 120.4  # the others' time counts from their renewal
+    clock.now = 120.4  # the leases of the others count from their renewal
     renewal.renew(messages)
     assert len(queue.renewed) == 3
 
 
-def test_all_that_is_held_is_not_looked_at_at_each_turn(clock: Monotonic) -> None:
+def test_renewals_are_checked_every_look_seconds_only(clock: Monotonic) -> None:
     renewal, queue = Renewal(clock), Queue("q")
     renewal.renew([])
     clock.now += LOOK_SECONDS / 2
@@ -97,14 +97,14 @@ def test_all_that_is_held_is_not_looked_at_at_each_turn(clock: Monotonic) -> Non
     assert queue.renewed == [["a"]]
 
 
-def test_what_others_have_is_told(clock: Monotonic) -> None:
+def test_renew_returns_messages_held_by_others(clock: Monotonic) -> None:
     renewal, queue = Renewal(clock), Queue("q")
     queue.gone = {"b", "c"}
     messages = [queue.given(id, 0.0) for id in "abc"]
     assert renewal.renew(messages) == set(map(id, messages[1:]))
 
 
-def test_what_was_not_renewed_is_tried_again(clock: Monotonic) -> None:
+def test_failed_renewal_is_retried(clock: Monotonic) -> None:
     renewal, queue = Renewal(clock), Queue("q")
     messages = [queue.given("a", 0.0)]
     queue.away = True
@@ -116,8 +116,8 @@ def test_what_was_not_renewed_is_tried_again(clock: Monotonic) -> None:
     assert queue.renewed == [["a"]]
 
 
-def test_what_others_have_is_told_although_the_rest_could_not_be_renewed(clock: Monotonic) -> None:
-    """Until then it is not taken for renewed: a server may not tell who acknowledges a message."""
+def test_lost_messages_are_reported_after_a_partly_failed_renewal(clock: Monotonic) -> None:
+    """Until then it does not count as renewed: a server may not check who acknowledges a message."""
     renewal, queue = Renewal(clock), Queue("q")
     queue.gone, queue.away_after = {"a"}, 1
     messages = [queue.given(id, 0.0) for id in "abc"]
@@ -130,8 +130,8 @@ def test_what_others_have_is_told_although_the_rest_could_not_be_renewed(clock: 
     assert queue.renewed == [["a", "b"], ["a", "c"]]
 
 
-def test_what_may_have_been_given_back_is_not_renewed(clock: Monotonic) -> None:
-    """It would be renewed for who has it by then."""
+def test_message_that_may_have_been_returned_is_not_renewed(clock: Monotonic) -> None:
+    """The renewal would extend the lease of whichever worker holds it by then."""
     renewal, queue = Renewal(clock), Queue("q")
     messages = [queue.given(id, 0.0) for id in "ab"]
     messages[0].may_be_back(clock.now + 600.0)

@@ -1,4 +1,4 @@
-"""Which signed messages a worker knows to be copies."""
+"""Which signed messages a worker recognizes as copies."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tests.support.rooms import ACCEPT, Rooms
 KEY = "a key that is long enough for the tests"
 
 
-def test_a_message_delivered_again_is_no_copy_until_it_is_finished() -> None:
+def test_redelivered_message_is_a_copy_only_after_it_finished() -> None:
     rooms, replays = Rooms(security_key=[KEY]), Replays()
     request = rooms.request(7)
     assert not replays.is_copy(request)
     replays.enter(request)
     assert not replays.is_copy(request)
-    replays.leave(request, finished=False)  # back to the broker, or to the dead letters
+    replays.leave(request, finished=False)  # returned to the broker, or dead-lettered
     assert not replays.is_copy(request)
     replays.enter(request)
     replays.leave(request, finished=True)
     assert replays.is_copy(request)
 
 
-def test_the_same_message_under_another_tag_is_a_copy_of_what_is_held() -> None:
+def test_same_message_with_another_tag_is_a_copy() -> None:
     rooms, replays = Rooms(security_key=[KEY]), Replays()
     request = rooms.request(7)
     copied = rooms.leased(7)._replace(tag=8, headers=request.leased.headers, body=request.leased.body)
@@ -33,7 +33,7 @@ def test_the_same_message_under_another_tag_is_a_copy_of_what_is_held() -> None:
     assert not replays.is_copy(copy)
 
 
-def test_calls_alike_are_not_copies_of_each_other() -> None:
+def test_identical_calls_are_not_copies() -> None:
     rooms, replays = Rooms(security_key=[KEY]), Replays()
     one, other = rooms.request(7, id="same"), rooms.request(8, id="same")
     replays.enter(one)
@@ -41,7 +41,7 @@ def test_calls_alike_are_not_copies_of_each_other() -> None:
     assert not replays.is_copy(other)
 
 
-def test_the_oldest_are_forgotten() -> None:
+def test_oldest_messages_are_forgotten() -> None:
     rooms, replays = Rooms(security_key=[KEY]), Replays(most=2)
     requests = rooms.requests(3)
     for request in requests:

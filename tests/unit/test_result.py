@@ -1,4 +1,4 @@
-"""Results: waiting, looking, failing, and what a caller is told when nobody works."""
+"""Results: waiting, reading, failing, and the warning if no worker consumes the queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import until
 
 @pytest.fixture(params=["cache+memory://", "sqlite:///results.db"])
 def app(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QWorker]:
-    """An app on the system's clock, because here threads wait; with results in memory, and in a file."""
+    """An app on the system clock, because threads wait here; with results in memory, and in a file."""
     monkeypatch.chdir(tmp_path)
     app = QWorker("proj", broker=KeepingStore(), backend=request.param, set_as_current=False)
     yield app
@@ -61,13 +61,13 @@ def test_get_returns_the_value(app: QWorker) -> None:
     )  # fmt: skip
 
 
-def test_get_waits(app: QWorker) -> None:
+def test_get_waits_for_the_result(app: QWorker) -> None:
     result = app.send_task("work")
     end_later(app, result.id, "SUCCESS", 5)
     assert result.get(timeout=10) == 5
 
 
-def test_get_raises_what_the_task_raised_with_its_traceback(app: QWorker) -> None:
+def test_get_raises_the_exception_of_the_task_with_its_traceback(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, "FAILURE", KeyError("no"), traceback="Traceback: in the worker")
     with pytest.raises(KeyError) as caught:
@@ -81,7 +81,7 @@ def test_get_raises_what_the_task_raised_with_its_traceback(app: QWorker) -> Non
         result.maybe_throw()
 
 
-def test_an_exception_nobody_here_knows_has_its_name(app: QWorker) -> None:
+def test_unknown_exception_class_is_recreated_by_name(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, "FAILURE", {"exc_type": "Odd", "exc_message": ["x"], "exc_module": "nowhere"})
     with pytest.raises(Exception, match="x") as caught:
@@ -89,7 +89,7 @@ def test_an_exception_nobody_here_knows_has_its_name(app: QWorker) -> None:
     assert type(caught.value).__name__ == "Odd"
 
 
-def test_a_revoked_task_raises(app: QWorker) -> None:
+def test_get_raises_for_a_revoked_task(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, "REVOKED", TaskRevoked("revoked"))
     with pytest.raises(TaskRevoked):
@@ -99,7 +99,7 @@ def test_a_revoked_task_raises(app: QWorker) -> None:
     assert isinstance(other.result, TaskRevoked)
 
 
-def test_get_gives_up_when_time_is_over(app: QWorker) -> None:
+def test_get_raises_after_the_timeout(app: QWorker) -> None:
     result = app.send_task("work")
     ticks: list[int] = []
     with pytest.raises(ResultTimeout, match=r"not ended within 0.1 s \(state: PENDING\).*doctor") as caught:
@@ -108,7 +108,7 @@ def test_get_gives_up_when_time_is_over(app: QWorker) -> None:
     assert ticks
 
 
-def test_no_time_at_all_is_one_look(app: QWorker) -> None:
+def test_timeout_zero_reads_once(app: QWorker) -> None:
     result = app.send_task("work")
     with pytest.raises(ResultTimeout):
         result.get(timeout=0)
@@ -117,13 +117,13 @@ def test_no_time_at_all_is_one_look(app: QWorker) -> None:
 
 
 @pytest.mark.parametrize("timeout", [timedelta(milliseconds=20), timedelta(days=-1), -3, 0, 0.01])
-def test_a_timeout_is_a_number_or_a_timedelta(app: QWorker, timeout: Any) -> None:
+def test_timeout_is_a_number_or_a_timedelta(app: QWorker, timeout: Any) -> None:
     with pytest.raises(ResultTimeout):
         app.send_task("work").get(timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", ["5", True, float("nan"), [1], datetime(2030, 1, 1)])
-def test_what_is_no_timeout(app: QWorker, timeout: Any) -> None:
+def test_invalid_timeouts_are_rejected(app: QWorker, timeout: Any) -> None:
     ended, ignored = app.send_task("work"), app.send_task("work", ignore_result=True)
     end(app, ended.id, value=1)
     for result in (app.send_task("work"), ended, ignored):
@@ -131,8 +131,8 @@ def test_what_is_no_timeout(app: QWorker, timeout: Any) -> None:
             result.get(timeout=timeout)
 
 
-def test_what_ends_at_the_last_moment_is_not_late() -> None:
-    class JustThen(Never):
+def test_result_stored_at_the_last_moment_is_returned() -> None:
+    class EndingLate(Never):
         looks = 0
 
         def get(self, task_id: str) -> Meta | None:
@@ -140,12 +140,12 @@ def test_what_ends_at_the_last_moment_is_not_late() -> None:
             return {"status": "SUCCESS", "result": 5} if self.looks > 1 else None
 
     app, store, clock = make_app()
-    backend = JustThen("just://", app.conf, clock)
+    backend = EndingLate("just://", app.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
     assert app.send_task("work").get(timeout=0) == 5
 
 
-def test_looking_asks_the_store_once() -> None:
+def test_state_reads_the_store_once() -> None:
     class Counting(Never):
         looks = 0
 
@@ -160,7 +160,7 @@ def test_looking_asks_the_store_once() -> None:
     assert backend.looks == 1
 
 
-def test_a_callback_gets_the_value(app: QWorker) -> None:
+def test_get_passes_the_value_to_the_callback(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, value=3)
     seen: list[Any] = []
@@ -168,13 +168,13 @@ def test_a_callback_gets_the_value(app: QWorker) -> None:
     assert seen == [(result.id, 3)]
 
 
-def test_an_ignored_result_is_none_at_once(app: QWorker) -> None:
+def test_ignored_result_is_none_at_once(app: QWorker) -> None:
     result = app.send_task("work", ignore_result=True)
     assert result.get() is None
     assert asyncio.run(_await(result)) is None
 
 
-def test_without_a_result_store_it_says_so() -> None:
+def test_get_without_a_result_store_is_an_error() -> None:
     app = QWorker("proj", broker=KeepingStore(), backend="disabled://", set_as_current=False)
     with pytest.raises(NotSupported, match="set result_backend"):
         app.send_task("work").get(timeout=1)
@@ -183,7 +183,7 @@ def test_without_a_result_store_it_says_so() -> None:
 # -- inside a task --
 
 
-def test_a_task_must_not_wait_for_another(app: QWorker) -> None:
+def test_waiting_for_a_result_inside_a_task_is_an_error(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, value=1)
     token = push(Context.from_message({"id": "me", "task": "t"}, ((), {}, {})))  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_a_task_must_not_wait_for_another(app: QWorker) -> None:
         pop(token)
 
 
-def test_a_function_that_is_a_task_may(app: QWorker) -> None:
+def test_waiting_in_a_directly_called_task_is_allowed(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, value=1)
     token = push(Context(task="t"))
@@ -207,11 +207,11 @@ def test_a_function_that_is_a_task_may(app: QWorker) -> None:
     pop(token)
 
 
-# -- when nobody works --
+# -- without workers --
 
 
 class Never(Backend):
-    """A store in which nothing ever ends; it waits on the app's own clock."""
+    """A store in which no task ever ends; it waits on the app's own clock."""
 
     def store(self, task_id: str, meta: Meta) -> bool:
         return True
@@ -235,7 +235,7 @@ class Never(Backend):
         ([Presence("w@h", 1, ("celery", "far"), 1, 0.0)], ""),
     ],
 )
-def test_who_waits_is_told_once_that_nobody_listens(
+def test_missing_worker_is_warned_of_once_while_waiting(
     alive: list[Presence], expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, store, clock = make_app()
@@ -257,7 +257,7 @@ def test_who_waits_is_told_once_that_nobody_listens(
     assert ("No worker is running on this broker" in caplog.text) is (not alive)
 
 
-def test_nobody_is_missed_where_the_broker_does_not_tell_of_workers(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_if_the_broker_has_no_presence(caplog: pytest.LogCaptureFixture) -> None:
     app, store, clock = make_app()
     app = QWorker(
         "proj", broker=store, backend=Never("never://", app.conf, clock), clock=clock, set_as_current=False
@@ -268,10 +268,10 @@ def test_nobody_is_missed_where_the_broker_does_not_tell_of_workers(caplog: pyte
     assert "No worker" not in caplog.text
 
 
-# -- looking --
+# -- reading --
 
 
-def test_what_is_stored_shows(app: QWorker) -> None:
+def test_result_attributes_come_from_the_store(app: QWorker) -> None:
     result = app.send_task("work", queue="q")
     end(app, result.id, value=1, children=[[["c1", None], None]])
     assert (datetime.now(UTC) - (result.date_done or datetime.min.replace(tzinfo=UTC))).total_seconds() < 60
@@ -282,7 +282,7 @@ def test_what_is_stored_shows(app: QWorker) -> None:
     )  # fmt: skip
 
 
-def test_states_of_its_own(app: QWorker) -> None:
+def test_custom_states(app: QWorker) -> None:
     result = app.send_task("work")
     end(app, result.id, "PROGRESS", {"done": 1})
     assert (result.state, result.info, result.ready(), result.date_done) == (
@@ -316,7 +316,7 @@ def test_revoke() -> None:
 
 
 @pytest.mark.parametrize("given", [9, signal.SIGKILL, "KILL", "kill", "SIGKILL"])
-def test_a_signal_may_be_given_in_any_way(given: Any) -> None:
+def test_revoke_accepts_signal_names_and_numbers(given: Any) -> None:
     app, store, _ = make_app()
     app.AsyncResult("a").revoke(terminate=True, signal=given)
     app.control.revoke([app.AsyncResult("b"), "c"], terminate=True, signal=given)
@@ -324,14 +324,14 @@ def test_a_signal_may_be_given_in_any_way(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", ["alarm", "SIGFOO", 0, "SIG_IGN"])
-def test_what_is_no_signal_is_not_sent_to_workers(given: Any) -> None:
+def test_revoke_rejects_invalid_signals(given: Any) -> None:
     app, store, _ = make_app()
     with pytest.raises(ValueError, match="is not a signal"):
         app.AsyncResult("a").revoke(terminate=True, signal=given)
     assert store.revoked == []
 
 
-def test_it_is_its_id(app: QWorker) -> None:
+def test_result_is_identified_by_its_id(app: QWorker) -> None:
     result = app.AsyncResult("a")
     assert result == AsyncResult("a")
     assert result != AsyncResult("b")
@@ -349,7 +349,7 @@ def test_it_is_its_id(app: QWorker) -> None:
         result_from_tuple("nonsense")
 
 
-def test_pickled_it_asks_the_current_app() -> None:
+def test_unpickled_result_uses_the_current_app() -> None:
     app = QWorker("proj", broker=KeepingStore(), backend="cache+memory://")
     try:
         result = app.send_task("work", queue="q")
@@ -381,7 +381,7 @@ def test_await(app: QWorker) -> None:
     asyncio.run(main())
 
 
-def test_the_loop_runs_on_while_results_are_awaited(app: QWorker) -> None:
+def test_awaiting_results_does_not_block_the_event_loop(app: QWorker) -> None:
     results = [app.send_task("work") for _ in range(30)]
     ticks = 0
 
@@ -394,7 +394,7 @@ def test_the_loop_runs_on_while_results_are_awaited(app: QWorker) -> None:
     async def main() -> list[Any]:
         ticking = asyncio.create_task(tick())
         awaited = asyncio.gather(*results)
-        while ticks < 20:  # would not end if who awaits held up the loop
+        while ticks < 20:  # would not end if awaiting blocked the loop
             await asyncio.sleep(0.001)
         for number, result in enumerate(results):
             end(app, result.id, value=number)
@@ -405,7 +405,7 @@ def test_the_loop_runs_on_while_results_are_awaited(app: QWorker) -> None:
     assert asyncio.run(main()) == list(range(30))
 
 
-def test_who_gives_up_leaves_it_to_the_others(app: QWorker) -> None:
+def test_timed_out_await_does_not_affect_other_waiters(app: QWorker) -> None:
     result = app.send_task("work")
 
     async def main() -> None:
@@ -418,14 +418,14 @@ def test_who_gives_up_leaves_it_to_the_others(app: QWorker) -> None:
     asyncio.run(main())
 
 
-def test_one_loop_after_another(app: QWorker) -> None:
+def test_results_are_awaited_in_several_loops(app: QWorker) -> None:
     for number in range(3):
         result = app.send_task("work")
         end_later(app, result.id, "SUCCESS", number, delay=0.02)
         assert asyncio.run(_await(result)) == number
 
 
-def test_who_awaits_is_told_that_the_store_failed() -> None:
+def test_await_raises_errors_of_the_result_store() -> None:
     class Failing(Never):
         def get(self, task_id: str) -> Meta | None:
             raise BackendError("the store is away")
@@ -439,7 +439,7 @@ def test_who_awaits_is_told_that_the_store_failed() -> None:
 # -- promises --
 
 
-def test_then_calls_back(app: QWorker) -> None:
+def test_then_calls_the_callback(app: QWorker) -> None:
     there, later, failing = (app.send_task("work") for _ in range(3))
     seen: list[Any] = []
     end(app, there.id, value=1)
@@ -455,18 +455,18 @@ def test_then_calls_back(app: QWorker) -> None:
     assert sorted(map(str, seen)) == ["1", "2", "3", "KeyError('no')"]
 
 
-def test_a_promise_is_kept_by_who_finds_out(app: QWorker) -> None:
+def test_then_callback_runs_once_when_get_returns(app: QWorker) -> None:
     result = app.send_task("work")
     seen: list[Any] = []
     result.then(lambda result: seen.append(result.id))
     end(app, result.id, value=1)
     assert result.get() == 1
     assert seen == [result.id]
-    time.sleep(0.15)  # the watcher finds out too
+    time.sleep(0.15)  # the watcher sees the result, too
     assert seen == [result.id]
 
 
-def test_a_failing_callback_does_not_stop_the_others(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_stop_others(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
     first, second = (app.send_task("work") for _ in range(2))
     seen: list[Any] = []
     first.then(lambda result: 1 / 0)
@@ -477,7 +477,7 @@ def test_a_failing_callback_does_not_stop_the_others(app: QWorker, caplog: pytes
     until(lambda: seen == [2])
 
 
-def test_a_failing_callback_is_none_of_who_finds_out(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_affect_get(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
     result = app.send_task("work")
     seen: list[Any] = []
     result.then(lambda result: 1 / 0)
@@ -497,7 +497,7 @@ def test_a_failing_callback_is_none_of_who_finds_out(app: QWorker, caplog: pytes
         ((print, 5), "on_error a function"),
     ],
 )
-def test_then_takes_functions(app: QWorker, given: Any, named: str) -> None:
+def test_then_rejects_arguments_that_are_not_callable(app: QWorker, given: Any, named: str) -> None:
     with pytest.raises(TypeError, match=f"then\\(\\) takes as {named}"):
         app.send_task("work").then(*given)
 
@@ -505,7 +505,7 @@ def test_then_takes_functions(app: QWorker, given: Any, named: str) -> None:
 # -- eager --
 
 
-def test_an_eager_result_knows_everything() -> None:
+def test_eager_result() -> None:
     result: EagerResult[Any] = EagerResult("a", 5, "SUCCESS", name="t")
     seen: list[Any] = []
     assert (result.get(), result.ready(), result.state, result.name) == (5, True, "SUCCESS", "t")

@@ -1,4 +1,4 @@
-"""Where results are kept when nothing says where: the table, and the URLs and options that come of it."""
+"""The default result store of each broker: the table, and the URLs and options derived from it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def place(**settings: Any) -> Any:
         ("amqps://h//", "rpc://"),
     ],
 )
-def test_the_broker_decides(broker: str, url: str) -> None:
+def test_default_result_store_of_brokers(broker: str, url: str) -> None:
     found = place(broker=broker)
     assert (found.url, found.why_none) == (url, "")
     assert found.with_broker is not found.replies
     assert found.replies is (url == "rpc://")
 
 
-def test_every_broker_of_ours_is_in_the_table_or_keeps_none() -> None:
+def test_all_brokers_but_these_have_a_default_result_store() -> None:
     assert SCHEMES.keys() - PLACES.keys() == {"sqs", "ironmq", "disque", "spool"}
 
 
 @pytest.mark.parametrize("broker", ["sqs://", "nats://h", "ironmq://h", "consul://h", "redis://a;redis://b"])
-def test_what_keeps_none_says_what_to_set(broker: str) -> None:
+def test_broker_without_a_result_store_names_the_setting(broker: str) -> None:
     found = place(broker=broker)
     assert (found.url, found.with_broker) == ("disabled://", False)
     assert "set result_backend" in found.why_none
     assert place(broker=broker, backend="redis://h").why_none == ""
 
 
-def test_what_is_said_goes_before() -> None:
+def test_result_backend_setting_overrides_the_default() -> None:
     assert place(broker="redis://h", backend="file:///there").url == "file:///there"
     assert place(broker="redis://h", backend="redis://h").with_broker is False
     assert "disabled://" in place(broker="redis://h", backend="disabled://").why_none
 
 
-def test_the_brokers_own_options_hold_for_its_results() -> None:
+def test_broker_options_apply_to_its_result_store() -> None:
     found = place(
         broker="redis://h",
         broker_transport_options={"global_keyprefix": "a:", "client_name": "w"},
@@ -72,7 +72,7 @@ def test_the_brokers_own_options_hold_for_its_results() -> None:
     assert pooled.conf.database_engine_options == {"connect_args": {"prepare_threshold": None}}
 
 
-def test_a_result_store_that_was_given_made_is_asked_nothing() -> None:
+def test_result_store_can_be_given_as_an_instance() -> None:
     backend = QWorker("other", backend="cache+memory://", set_as_current=False).backend
     app = QWorker("proj", broker="amqp://nowhere", backend=backend, set_as_current=False)
     assert app.backend is backend
@@ -81,7 +81,7 @@ def test_a_result_store_that_was_given_made_is_asked_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "description"),
     [
         ({"broker": "sqlite:///q.db"}, "beside the messages"),
         ({"broker": "redis://h/0"}, "beside the messages"),
@@ -92,5 +92,5 @@ def test_a_result_store_that_was_given_made_is_asked_nothing() -> None:
         ({"broker": "nats://h"}, "not kept"),
     ],
 )
-def test_a_worker_says_where_they_go(settings: dict[str, str], told: str) -> None:
-    assert where_results_go(QWorker("proj", set_as_current=False, **settings)) == told
+def test_description_of_the_result_store(settings: dict[str, str], description: str) -> None:
+    assert where_results_go(QWorker("proj", set_as_current=False, **settings)) == description

@@ -1,4 +1,4 @@
-"""Results with those before and after them, and what is seen of one while it is waited for."""
+"""Results with their parents and children, and messages seen while waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end(app: QWorker, task_id: str, value: Any = None, children: tuple[str, ...]
 
 
 def tree() -> tuple[QWorker, KeepingStore]:
-    """a made b and c; b made d."""
+    """a called b and c; b called d."""
     app, store, _ = make_app()
     end(app, "a", 1, children=("b", "c"))
     end(app, "b", 2, children=("d",))
@@ -37,10 +37,10 @@ def tree() -> tuple[QWorker, KeepingStore]:
     return app, store
 
 
-# -- the calls that it made --
+# -- children --
 
 
-def test_the_tree_is_walked_level_by_level() -> None:
+def test_iterdeps_walks_level_by_level() -> None:
     app, _ = tree()
     root = app.AsyncResult("a")
     assert [(parent and parent.id, node.id) for parent, node in root.iterdeps()] == [
@@ -51,7 +51,7 @@ def test_the_tree_is_walked_level_by_level() -> None:
     assert root.get_leaf() == 4
 
 
-def test_what_has_not_ended_ends_the_walk() -> None:
+def test_iterdeps_raises_at_an_unfinished_task() -> None:
     app, _ = tree()
     end(app, "e", 5, children=("unknown",))
     walk = app.AsyncResult("e").iterdeps()
@@ -63,7 +63,7 @@ def test_what_has_not_ended_ends_the_walk() -> None:
         list(app.AsyncResult("e").collect(timeout=0))
 
 
-def test_collect_raises_what_a_task_raised_unless_told_otherwise() -> None:
+def test_collect_raises_errors_unless_propagate_is_false() -> None:
     app, _ = tree()
     end(app, "e", KeyError("no"))
     with pytest.raises(KeyError):
@@ -71,17 +71,17 @@ def test_collect_raises_what_a_task_raised_unless_told_otherwise() -> None:
     assert [repr(value) for _, value in app.AsyncResult("e").collect(propagate=False)] == ["KeyError('no')"]
 
 
-def test_an_eager_result_is_a_tree_of_one() -> None:
+def test_collect_of_an_eager_result() -> None:
     app, _, _ = make_app()
     result = app.task(name="add")(lambda x, y: x + y).apply((1, 2))
     assert [(node.id, value) for node, value in result.collect()] == [(result.id, 3)]
     assert result.exists()
 
 
-# -- the results before it --
+# -- parents --
 
 
-def test_a_failure_before_it_is_raised_at_once() -> None:
+def test_get_raises_a_parent_failure_at_once() -> None:
     app, _ = tree()
     end(app, "failed", KeyError("first"))
     between = AsyncResult("between", app=app, parent=app.AsyncResult("failed"))
@@ -95,14 +95,14 @@ def test_a_failure_before_it_is_raised_at_once() -> None:
     assert last.as_list() == ["last", "between", "failed"]
 
 
-def test_a_failure_before_it_is_raised_while_it_is_waited_for() -> None:
+def test_get_raises_a_parent_failure_while_waiting() -> None:
     app, _ = tree()
     last: AsyncResult[Any] = AsyncResult("last", app=app, parent=app.AsyncResult("first"))
     with pytest.raises(KeyError, match="late"):
         last.get(timeout=5, on_interval=lambda: end(app, "first", KeyError("late")))
 
 
-def test_forgetting_forgets_those_before_it() -> None:
+def test_forget_includes_parents() -> None:
     app, _ = tree()
     result: AsyncResult[Any] = AsyncResult("a", app=app, parent=app.AsyncResult("b"))
     assert result.exists()
@@ -112,8 +112,8 @@ def test_forgetting_forgets_those_before_it() -> None:
     assert app.AsyncResult("c").exists()
 
 
-def test_what_comes_before_a_group_in_a_group_is_of_the_workflow() -> None:
-    """Only the members of the inner group were revoked and forgotten: what came before them ran."""
+def test_revoke_and_forget_include_the_parent_of_a_nested_group() -> None:
+    """Once, only the members of the inner group were revoked and forgotten, and the task before them ran."""
     app, store = tree()
     result = GroupResult(
         "outer", [GroupResult("inner", [app.AsyncResult("a")], app.AsyncResult("b"), app)], None, app
@@ -125,10 +125,10 @@ def test_what_comes_before_a_group_in_a_group_is_of_the_workflow() -> None:
     assert not app.AsyncResult("b").exists()
 
 
-# -- what is seen of it --
+# -- messages while waiting --
 
 
-def test_every_state_that_is_seen_is_told() -> None:
+def test_on_message_gets_each_new_state() -> None:
     app, _ = tree()
     seen: list[Any] = []
     steps = iter(
@@ -148,7 +148,7 @@ def test_every_state_that_is_seen_is_told() -> None:
     assert {meta["task_id"] for meta in seen} == {"run"}
 
 
-def test_of_what_has_ended_the_end_is_told_also_when_it_failed() -> None:
+def test_on_message_gets_the_final_state_of_a_failure() -> None:
     app, _ = tree()
     end(app, "e", KeyError("no"))
     seen: list[Any] = []
@@ -156,14 +156,14 @@ def test_of_what_has_ended_the_end_is_told_also_when_it_failed() -> None:
     assert [(meta["status"], meta["result"]["exc_type"]) for meta in seen] == [("FAILURE", "KeyError")]
 
 
-def test_maybe_throw_tells_the_value() -> None:
+def test_maybe_throw_passes_the_value_to_the_callback() -> None:
     app, _ = tree()
     seen: list[Any] = []
-    assert app.AsyncResult("d").maybe_throw(callback=lambda *told: seen.append(told)) == 4
+    assert app.AsyncResult("d").maybe_throw(callback=lambda *given: seen.append(given)) == 4
     assert seen == [("d", 4)]
 
 
-def test_each_level_of_the_tree_is_one_look() -> None:
+def test_graph_reads_each_level_at_once() -> None:
     app, _, clock = make_app()
     looks: list[Any] = []
 
@@ -188,22 +188,22 @@ def test_each_level_of_the_tree_is_one_look() -> None:
     assert looks == [["a"], ["b", "c"], ["b1", "b2", "c1", "c2"]]
 
 
-# -- what is refused --
+# -- rejected calls --
 
 
-def test_a_result_is_of_the_apps_store() -> None:
+def test_result_with_another_store_is_rejected() -> None:
     with pytest.raises(NotAvailable, match="an app has one result store for all tasks"):
         AsyncResult("a", backend=make_app()[0].backend)
 
 
 @pytest.mark.parametrize("name", ["revoke_by_stamped_headers", "on_ready", "throw"])
-def test_what_a_result_has_not_is_said(name: str) -> None:
+def test_unavailable_attributes_explain_themselves(name: str) -> None:
     app, _, _ = make_app()
     with pytest.raises(NotAvailable, match=rf"AsyncResult\.{name} is not in qworker: "):
         getattr(app.AsyncResult("a"), name)
 
 
-def test_revoke_takes_what_celerys_does() -> None:
+def test_revoke_accepts_the_arguments_of_celery() -> None:
     app, store, _ = make_app()
     app.AsyncResult("a").revoke(None, True, "SIGKILL")
     app.AsyncResult("b").revoke(app.connection(), terminate=False)
@@ -212,8 +212,8 @@ def test_revoke_takes_what_celerys_does() -> None:
     assert store.revoked == [(["a"], True, "SIGKILL"), (["b"], False, "SIGTERM")]
 
 
-def test_an_order_to_one_worker_or_one_with_an_answer_is_refused() -> None:
-    """The second argument of Celery's revoke() names workers: as *terminate* it would end what runs."""
+def test_revoke_rejects_destinations_and_replies() -> None:
+    """The second argument of Celery's revoke() names workers: as *terminate* it would kill the task."""
     app, store, _ = make_app()
     for destination in (["worker@host"], True):
         with pytest.raises(ControlError, match=r"destination=.* the request goes to all"):

@@ -1,4 +1,4 @@
-"""ResultWatcher: one thread leads for all who wait in a process."""
+"""ResultWatcher: one thread watches for all waiting threads of a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE, until
 
 
 class FakeSource:
-    """A Source with two ends."""
+    """A Source made of a socket pair."""
 
     tells_of_all = False
 
@@ -74,7 +74,7 @@ class FakeSource:
 
 
 class FakeStore(MemoryBackend):
-    """Results that are told as a test likes. tells: whether it has a source."""
+    """A store whose notifications a test sends itself. tells: whether it has a source."""
 
     def __init__(self, listens: bool) -> None:
         super().__init__("cache+memory://", Settings({}, environ={}), SYSTEM_CLOCK)
@@ -106,19 +106,19 @@ class FakeStore(MemoryBackend):
         return super().read_many(ids)
 
     def end(self, *ids: str) -> None:
-        """They end, and nobody is told."""
+        """Store results without a notification."""
         for task_id in ids:
             self.store(task_id, self.meta(task_id, "SUCCESS", task_id))
 
     def tell(self, *ids: str) -> None:
-        """They end, and it is told."""
+        """Store results and notify the sources."""
         self.end(*ids)
         for source in self.sources:
             if not source.closed:
                 for task_id in ids:
                     source.tell(task_id)
 
-    def hears(self) -> bool:
+    def is_subscribed(self) -> bool:
         return self.watcher._source is not None and bool(self.looks)
 
 
@@ -133,7 +133,7 @@ class Thread:
             began = time.monotonic()
             try:
                 self.found = sorted(watcher.wait(ids, timeout, **options))
-            except Exception as error:  # noqa: BLE001 - for who asks
+            except Exception as error:  # noqa: BLE001 - for the caller of result()
                 self.found = error
             self.took = time.monotonic() - began
 
@@ -154,25 +154,25 @@ def store(request: pytest.FixtureRequest) -> Iterator[FakeStore]:
 
 
 def waiting(store: FakeStore, *ids: str) -> bool:
-    """Whether *ids* are waited for, and were looked for."""
+    """Whether *ids* are waited for and have been read once."""
     return store.watcher.waited_for() >= set(ids) and set().union(*store.looks) >= set(ids)
 
 
-def test_what_is_told_is_looked_for_and_nothing_else(store: FakeStore) -> None:
+def test_only_notified_results_are_read(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ("a", "b")]
-    until(lambda: store.hears() and waiting(store, "a", "b"))
+    until(lambda: store.is_subscribed() and waiting(store, "a", "b"))
     del store.looks[:]
     store.tell("a", "b", "others")
     assert [thread.result() for thread in threads] == [["a"], ["b"]]
-    assert len(store.looks) <= 4  # one for each, and at most two of those that come twice a second
+    assert len(store.looks) <= 4  # one for each, and at most two of the polls that come twice a second
 
 
-# -- a source that tells of all --
+# -- a source that notifies of all results --
 
 
 @pytest.fixture
-def telling() -> Iterator[FakeStore]:
-    """A store with a source that tells of all and is heard, and that looks at nothing by itself."""
+def notifying() -> Iterator[FakeStore]:
+    """A store whose subscribed source notifies of all results, and that does not poll."""
     made = FakeStore(False)
     made.end("first")
     assert list(made.watcher.wait(["first"], PATIENCE)) == ["first"]
@@ -184,41 +184,41 @@ def telling() -> Iterator[FakeStore]:
     made.close()
 
 
-def test_what_somebody_has_looked_for_is_not_looked_for_again(telling: FakeStore) -> None:
-    thread = Thread(telling.watcher, "a", looked=telling.watcher.mark())
-    until(lambda: telling.watcher._turn.locked())
-    telling.end("a")
-    telling.sources[-1].tell("any")
+def test_results_read_by_the_caller_are_not_read_again(notifying: FakeStore) -> None:
+    thread = Thread(notifying.watcher, "a", looked=notifying.watcher.mark())
+    until(lambda: notifying.watcher._turn.locked())
+    notifying.end("a")
+    notifying.sources[-1].tell("any")
     assert thread.result() == ["a"]
-    assert telling.looks == [{"a"}]
+    assert notifying.looks == [{"a"}]
 
 
-def test_what_was_told_since_somebody_looked_is_heard(telling: FakeStore) -> None:
-    looked = telling.watcher.mark()
-    telling.end("a")
-    telling.sources[-1].tell("any")
-    assert Thread(telling.watcher, "a", looked=looked).result() == ["a"]
-    assert telling.looks == [{"a"}]
+def test_notification_since_the_mark_is_received(notifying: FakeStore) -> None:
+    looked = notifying.watcher.mark()
+    notifying.end("a")
+    notifying.sources[-1].tell("any")
+    assert Thread(notifying.watcher, "a", looked=looked).result() == ["a"]
+    assert notifying.looks == [{"a"}]
 
 
-def test_what_another_has_heard_since_somebody_looked_is_looked_for(telling: FakeStore) -> None:
-    looked = telling.watcher.mark()
-    telling.end("a", "b")
-    telling.sources[-1].tell("any")
-    assert Thread(telling.watcher, "b").result() == ["b"]
-    telling.watcher._look_at = math.inf
-    assert Thread(telling.watcher, "a", timeout=5, looked=looked).result() == ["a"]
+def test_notification_consumed_by_another_waiter_since_the_mark_counts(notifying: FakeStore) -> None:
+    looked = notifying.watcher.mark()
+    notifying.end("a", "b")
+    notifying.sources[-1].tell("any")
+    assert Thread(notifying.watcher, "b").result() == ["b"]
+    notifying.watcher._look_at = math.inf
+    assert Thread(notifying.watcher, "a", timeout=5, looked=looked).result() == ["a"]
 
 
-def test_what_was_looked_for_before_the_source_was_made_anew_is_looked_for(telling: FakeStore) -> None:
-    looked = telling.watcher.mark()
-    telling.end("a")  # and that was told to the old one
-    telling.watcher.close()
-    telling.watcher._look_at = math.inf
-    assert Thread(telling.watcher, "a", timeout=5, looked=looked).result() == ["a"]
+def test_mark_of_an_old_source_is_not_trusted(notifying: FakeStore) -> None:
+    looked = notifying.watcher.mark()
+    notifying.end("a")  # notified through the old source
+    notifying.watcher.close()
+    notifying.watcher._look_at = math.inf
+    assert Thread(notifying.watcher, "a", timeout=5, looked=looked).result() == ["a"]
 
 
-def test_what_ended_before_it_subscribed_is_found_by_the_look_that_follows(store: FakeStore) -> None:
+def test_result_stored_before_subscribing_is_found_at_once(store: FakeStore) -> None:
     open_source = store.open_source
 
     def end_first() -> FakeSource:
@@ -233,18 +233,18 @@ def test_what_ended_before_it_subscribed_is_found_by_the_look_that_follows(store
         thread = Thread(store.watcher, "a")
         assert thread.result() == ["a"]
         took.append(thread.took)
-    assert min(took) < POLL_SECONDS * 0.9  # the best of some, for a machine may be busy
+    assert min(took) < POLL_SECONDS * 0.9  # the best of several, as the machine may be busy
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_one_look_serves_all(store: FakeStore, tells: bool) -> None:
+def test_one_read_serves_all_waiters(store: FakeStore, tells: bool) -> None:
     store.tells = tells
     ids = [str(number) for number in range(20)]
     threads = [Thread(store.watcher, task_id) for task_id in ids]
     until(lambda: waiting(store, *ids))
     store.end(*ids[1:])
     if tells:
-        until(store.hears)
+        until(store.is_subscribed)
         store.sources[-1].tell("any")
     assert [thread.result() for thread in threads[1:]] == [[task_id] for task_id in ids[1:]]
     assert max(map(len, store.looks)) == 20
@@ -252,7 +252,7 @@ def test_one_look_serves_all(store: FakeStore, tells: bool) -> None:
     assert threads[0].result() == [ids[0]]
 
 
-def test_pauses_grow_and_begin_anew_with_whoever_comes(store: FakeStore) -> None:
+def test_polling_interval_grows_and_is_reset_by_a_new_waiter(store: FakeStore) -> None:
     store.tells = False
     first = Thread(store.watcher, "a")
     until(lambda: store.watcher._pause > 0.1)
@@ -263,7 +263,7 @@ def test_pauses_grow_and_begin_anew_with_whoever_comes(store: FakeStore) -> None
     assert (first.result(), second.result()) == (["a"], ["b"])
 
 
-def test_the_interval_is_the_longest_pause(store: FakeStore) -> None:
+def test_interval_limits_the_polling_interval(store: FakeStore) -> None:
     store.tells = False
     thread = Thread(store.watcher, "a", interval=0.01)
     until(lambda: len(store.looks) > 25)
@@ -272,24 +272,24 @@ def test_the_interval_is_the_longest_pause(store: FakeStore) -> None:
     assert thread.result() == ["a"]
 
 
-def test_who_waits_long_looks_seldom(store: FakeStore) -> None:
+def test_long_waits_poll_rarely(store: FakeStore) -> None:
     assert Thread(store.watcher, "a", timeout=3 * POLL_SECONDS).result() == []
     assert len(store.looks) <= 6
 
 
-def test_a_cut_source_is_made_anew_and_misses_nothing(store: FakeStore) -> None:
+def test_lost_source_is_reopened_without_missing_results(store: FakeStore) -> None:
     first, second = Thread(store.watcher, "a"), Thread(store.watcher, "b")
-    until(lambda: store.hears() and waiting(store, "a", "b"))
-    store.end("a")  # told to nobody: it is the cut that makes it look
+    until(lambda: store.is_subscribed() and waiting(store, "a", "b"))
+    store.end("a")  # without a notification: the lost connection causes the read
     store.sources[0].cut()
     assert first.result() == ["a"]
-    until(lambda: len(store.sources) == 2 and store.hears())
+    until(lambda: len(store.sources) == 2 and store.is_subscribed())
     assert store.sources[0].closed
     store.tell("b")
     assert second.result() == ["b"]
 
 
-def test_while_nothing_tells_it_looks(store: FakeStore) -> None:
+def test_results_are_polled_while_there_is_no_source(store: FakeStore) -> None:
     store.tells = False
     first, second = Thread(store.watcher, "a"), Thread(store.watcher, "b")
     until(lambda: len(store.looks) > 3)
@@ -301,7 +301,7 @@ def test_while_nothing_tells_it_looks(store: FakeStore) -> None:
     assert second.result() == ["b"]
 
 
-def test_when_the_store_is_away_whoever_waits_is_told(store: FakeStore) -> None:
+def test_outage_of_the_store_is_raised_to_all_waiters(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ("a", "b", "c")]
     until(lambda: waiting(store, "a", "b", "c"))
     store.away = True
@@ -313,12 +313,12 @@ def test_when_the_store_is_away_whoever_waits_is_told(store: FakeStore) -> None:
     assert thread.result() == ["a"]
 
 
-def test_the_lead_is_handed_over_at_once(store: FakeStore) -> None:
+def test_leading_thread_hands_over_at_once(store: FakeStore) -> None:
     took = []
     for number in range(5):
         first, last = f"first{number}", f"last{number}"
         leading = Thread(store.watcher, first)
-        until(lambda: store.hears() and waiting(store, first))  # noqa: B023
+        until(lambda: store.is_subscribed() and waiting(store, first))  # noqa: B023
         following = Thread(store.watcher, last)
         until(lambda: waiting(store, first, last))  # noqa: B023
         store.tell(first)
@@ -330,7 +330,7 @@ def test_the_lead_is_handed_over_at_once(store: FakeStore) -> None:
     assert min(took) < POLL_SECONDS / 2
 
 
-def test_what_an_interrupted_thread_was_told_the_others_get() -> None:
+def test_notification_received_by_an_interrupted_thread_is_not_lost() -> None:
     store = FakeStore(False)
     took = []
     for number in range(5):
@@ -348,19 +348,19 @@ def test_what_an_interrupted_thread_was_told_the_others_get() -> None:
             others.append(Thread(store.watcher, task_id))
             tell(task_id)
 
-        teller = threading.Thread(target=begin)
-        teller.start()
+        notifier = threading.Thread(target=begin)
+        notifier.start()
         with pytest.raises(KeyboardInterrupt):
             store.watcher.wait(["never"], PATIENCE)
         began = time.monotonic()
-        teller.join()
+        notifier.join()
         assert others[0].result() == [task_id]
         took.append(time.monotonic() - began)
     assert min(took) < POLL_SECONDS / 2
     store.close()
 
 
-def test_who_was_interrupted_before_it_could_leave_is_forgotten(store: FakeStore) -> None:
+def test_waiter_interrupted_while_leaving_is_forgotten(store: FakeStore) -> None:
     class Interrupt(BaseException):
         pass
 
@@ -376,7 +376,7 @@ def test_who_was_interrupted_before_it_could_leave_is_forgotten(store: FakeStore
     assert store.watcher.waited_for() == set()
 
 
-def test_a_thread_that_leads_and_is_stuck_holds_up_nobody() -> None:
+def test_stuck_leading_thread_does_not_block_others() -> None:
     store = FakeStore(False)
     first = Thread(store.watcher, "a")
     until(lambda: waiting(store, "a"))
@@ -391,7 +391,7 @@ def test_a_thread_that_leads_and_is_stuck_holds_up_nobody() -> None:
     store.close()
 
 
-def test_who_leads_may_wait_for_another_while_it_is_called(store: FakeStore) -> None:
+def test_on_interval_may_wait_for_another_result(store: FakeStore) -> None:
     inner: list[list[str]] = []
 
     def wait_too() -> None:
@@ -405,7 +405,7 @@ def test_who_leads_may_wait_for_another_while_it_is_called(store: FakeStore) -> 
     assert (thread.result(), inner) == (["a"], [["inner"]])
 
 
-def test_nothing_is_subscribed_to_that_nobody_waits_for() -> None:
+def test_source_is_unsubscribed_when_nobody_waits() -> None:
     store = FakeStore(False)
     store.watcher.wait(["a"], 0.01)
     (source,) = store.sources
@@ -416,7 +416,7 @@ def test_nothing_is_subscribed_to_that_nobody_waits_for() -> None:
     assert source.closed
 
 
-def test_the_thread_and_its_connection_go_when_nobody_waits() -> None:
+def test_thread_and_source_are_closed_when_nobody_waits() -> None:
     store = FakeStore(True)
     watcher = ResultWatcher(store, linger=0.0)
     for number in range(2):
@@ -426,12 +426,12 @@ def test_the_thread_and_its_connection_go_when_nobody_waits() -> None:
         assert len(store.sources) == number + 1
 
 
-def test_who_waits_when_it_is_closed_goes_on_with_another(store: FakeStore) -> None:
+def test_waiter_continues_with_a_new_source_after_close(store: FakeStore) -> None:
     thread = Thread(store.watcher, "a")
-    until(lambda: store.hears() and waiting(store, "a"))
+    until(lambda: store.is_subscribed() and waiting(store, "a"))
     store.watcher.close()
     assert store.sources[0].closed
-    until(lambda: len(store.sources) > 1 and store.hears())
+    until(lambda: len(store.sources) > 1 and store.is_subscribed())
     store.tell("a")
     assert thread.result() == ["a"]
     store.watcher.close()
@@ -440,17 +440,17 @@ def test_who_waits_when_it_is_closed_goes_on_with_another(store: FakeStore) -> N
     until(lambda: store.watcher.loops._thread is None)
 
 
-def test_threads_that_come_and_go_lose_nothing(store: FakeStore) -> None:
+def test_short_lived_waiters_miss_no_results(store: FakeStore) -> None:
     lost: list[str] = []
 
     def wait(name: str) -> None:
         for number in range(30):
             task_id = f"{name}.{number}"
-            told = threading.Timer(0.001, store.tell, (task_id,))
-            told.start()
+            notifying_timer = threading.Timer(0.001, store.tell, (task_id,))
+            notifying_timer.start()
             if list(store.watcher.wait([task_id], PATIENCE)) != [task_id]:
                 lost.append(task_id)
-            told.join()
+            notifying_timer.join()
 
     began = time.monotonic()
     threads = [threading.Thread(target=wait, args=(str(number),)) for number in range(4)]
@@ -464,9 +464,9 @@ def test_threads_that_come_and_go_lose_nothing(store: FakeStore) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_a_thread_and_a_source_of_its_own(store: FakeStore) -> None:
+def test_forked_child_has_its_own_thread_and_source(store: FakeStore) -> None:
     thread = Thread(store.watcher, "a")
-    until(lambda: store.hears() and waiting(store, "a"))
+    until(lambda: store.is_subscribed() and waiting(store, "a"))
     store.watcher.promises.call("promised", print)
     pid = os.fork()
     if pid == 0:
@@ -474,7 +474,7 @@ def test_a_forked_child_has_a_thread_and_a_source_of_its_own(store: FakeStore) -
             assert store.sources[0].closed  # abandoned
             assert not store.watcher.waited_for()
             own = Thread(store.watcher, "b")
-            until(lambda: store.hears() and waiting(store, "b"))
+            until(lambda: store.is_subscribed() and waiting(store, "b"))
             store.tell("b")
             os._exit(0 if own.result() == ["b"] and len(store.sources) == 2 else 1)
         finally:
@@ -485,10 +485,10 @@ def test_a_forked_child_has_a_thread_and_a_source_of_its_own(store: FakeStore) -
     store.end("promised")
 
 
-# -- those who must not stand still --
+# -- callbacks and event loops --
 
 
-def test_a_callback_that_takes_long_holds_up_nobody_else() -> None:
+def test_slow_callback_does_not_block_waiters() -> None:
     store = FakeStore(False)
     begun, go_on = threading.Event(), threading.Event()
     store.end("slow", "next")
@@ -517,7 +517,7 @@ def test_event_loops_and_threads_share_a_source(store: FakeStore) -> None:
 
     async def main() -> list[Any]:
         awaiting = asyncio.gather(*[ended(store.watcher, task_id) for task_id in [*ids, *ids]])
-        await asyncio.to_thread(until, lambda: store.hears() and waiting(store, *ids))
+        await asyncio.to_thread(until, lambda: store.is_subscribed() and waiting(store, *ids))
         store.tell(*ids)
         return [meta["result"] for meta in await awaiting]
 
@@ -526,7 +526,7 @@ def test_event_loops_and_threads_share_a_source(store: FakeStore) -> None:
     assert len(store.sources) == 1
 
 
-def test_a_loop_that_gives_up_leaves_the_others_what_they_await(store: FakeStore) -> None:
+def test_timed_out_await_does_not_affect_others_in_its_loop(store: FakeStore) -> None:
     async def main() -> str:
         patient = asyncio.ensure_future(ended(store.watcher, "a"))
         with pytest.raises(TimeoutError):
@@ -538,7 +538,7 @@ def test_a_loop_that_gives_up_leaves_the_others_what_they_await(store: FakeStore
     until(lambda: not store.watcher.waited_for())
 
 
-def test_a_loop_that_has_ended_hurts_nobody(store: FakeStore) -> None:
+def test_closed_event_loop_does_not_affect_other_waiters(store: FakeStore) -> None:
     loop = asyncio.new_event_loop()
     left = loop.create_task(ended(store.watcher, "a"))
     loop.run_until_complete(asyncio.sleep(0))
@@ -550,7 +550,7 @@ def test_a_loop_that_has_ended_hurts_nobody(store: FakeStore) -> None:
     left._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_who_awaits_is_told_that_the_store_is_away(store: FakeStore) -> None:
+def test_await_raises_if_the_store_is_unavailable(store: FakeStore) -> None:
     store.away = True
     with pytest.raises(BackendError, match="away"):
         asyncio.run(ended(store.watcher, "a"))
@@ -559,9 +559,9 @@ def test_who_awaits_is_told_that_the_store_is_away(store: FakeStore) -> None:
     assert asyncio.run(ended(store.watcher, "a"))["result"] == "a"
 
 
-def test_who_waits_outlives_a_store_that_goes_away_for_a_while(store: FakeStore) -> None:
+def test_waiters_survive_a_short_outage_of_the_store(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ("a", "b")]
-    until(lambda: store.hears() and waiting(store, "a", "b"))
+    until(lambda: store.is_subscribed() and waiting(store, "a", "b"))
     store.away = True
     store.sources[-1].cut()
     del store.looks[:]
@@ -577,7 +577,7 @@ def test_who_waits_outlives_a_store_that_goes_away_for_a_while(store: FakeStore)
     assert late.is_set()
 
 
-def test_while_the_store_is_away_it_is_asked_now_and_then(store: FakeStore) -> None:
+def test_unavailable_store_is_polled_rarely(store: FakeStore) -> None:
     thread = Thread(store.watcher, "a")
     until(lambda: waiting(store, "a"))
     store.away = True
@@ -591,7 +591,7 @@ def test_while_the_store_is_away_it_is_asked_now_and_then(store: FakeStore) -> N
     assert thread.result() == ["a"]
 
 
-def test_who_waits_is_told_of_a_store_that_stays_away(store: FakeStore) -> None:
+def test_waiters_get_an_error_after_a_long_outage(store: FakeStore) -> None:
     watcher = ResultWatcher(store, outage=0.6)
     threads = [Thread(watcher, task_id) for task_id in ("a", "b")]
     until(lambda: watcher.waited_for() == {"a", "b"} and waiting_in(store, "a", "b"))
@@ -605,7 +605,7 @@ def waiting_in(store: FakeStore, *ids: str) -> bool:
     return set().union(*store.looks) >= set(ids)
 
 
-def test_promises_outlive_a_store_that_is_away(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_promises_survive_an_outage_of_the_store(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     kept: list[Any] = []
     store.away = True
     store.watcher.promises.call("a", kept.append)
@@ -616,7 +616,7 @@ def test_promises_outlive_a_store_that_is_away(store: FakeStore, caplog: pytest.
     assert kept[0]["result"] == "a"
 
 
-def test_a_result_that_cannot_be_read_is_an_error_of_those_who_wait_for_it(store: FakeStore) -> None:
+def test_damaged_result_fails_only_its_own_waiters(store: FakeStore) -> None:
     store.store_rows([("torn", "SUCCESS", b"[1", None)])
     kept: list[Any] = []
     store.watcher.promises.call("torn", kept.append)
@@ -629,7 +629,7 @@ def test_a_result_that_cannot_be_read_is_an_error_of_those_who_wait_for_it(store
     assert Thread(store.watcher, "torn", "fine").result() == ["fine"]
 
 
-def test_an_attendant_that_has_nothing_to_do_lets_threads_lead() -> None:
+def test_idle_waiter_thread_lets_other_threads_lead() -> None:
     store = FakeStore(False)
     store.end("a")
     asyncio.run(ended(store.watcher, "a"))
@@ -643,13 +643,13 @@ def test_an_attendant_that_has_nothing_to_do_lets_threads_lead() -> None:
     until(lambda: store.watcher.loops._thread is None)
 
 
-# -- many at once --
+# -- groups --
 
 GROUP = [f"member-{number}" for number in range(1000)]
 
 
 class Group:
-    """A thread that waits for all of GROUP. ended: how many it was given at each wake-up."""
+    """A thread that waits for all of GROUP. ended: which ids it got at each wake-up."""
 
     def __init__(self, watcher: ResultWatcher, ids: Collection[str] = GROUP, **options: Any) -> None:
         self.ended: list[set[str]] = []
@@ -667,9 +667,9 @@ class Group:
         return self.ended
 
 
-def test_of_a_group_each_is_looked_for_when_it_is_told_and_given_once(store: FakeStore) -> None:
+def test_members_of_a_group_are_read_when_notified_and_yielded_once(store: FakeStore) -> None:
     group = Group(store.watcher)
-    until(lambda: store.hears() and waiting(store, *GROUP))
+    until(lambda: store.is_subscribed() and waiting(store, *GROUP))
     began = time.monotonic()
     del store.looks[:]
     for task_id in GROUP:
@@ -677,29 +677,33 @@ def test_of_a_group_each_is_looked_for_when_it_is_told_and_given_once(store: Fak
     ended = group.result()
     assert sorted(task_id for some in ended for task_id in some) == sorted(GROUP)
     polls = 1 + (time.monotonic() - began) / POLL_SECONDS
-    assert sum(map(len, store.looks)) <= len(GROUP) * (1 + polls)  # and not so many for each that was told
+    assert sum(map(len, store.looks)) <= len(GROUP) * (
+        1 + polls
+    )  # and not the whole group for each notification
 
 
-def test_what_has_ended_is_waited_for_no_longer(store: FakeStore) -> None:
+def test_ended_members_are_no_longer_waited_for(store: FakeStore) -> None:
     group = Group(store.watcher)
-    until(lambda: store.hears() and waiting(store, *GROUP))
+    until(lambda: store.is_subscribed() and waiting(store, *GROUP))
     for end in range(20, len(GROUP), 20):
         store.tell(*GROUP[end - 20 : end])
         left = set(GROUP[end:])
         until(lambda left=left: store.watcher.waited_for() == left)  # type: ignore[misc]
     store.tell(*GROUP[-20:-1])
     until(lambda: store.watcher.waited_for() == {GROUP[-1]})
-    until(lambda: len(store.sources[-1].subscribed) <= 3)  # it subscribes anew for less than half as many
+    until(lambda: len(store.sources[-1].subscribed) <= 3)  # it resubscribes only when less than half is left
     assert GROUP[-1] in store.sources[-1].subscribed
     store.tell(GROUP[-1])
     group.result()
-    assert store.sources[-1].subscriptions < 25  # a group that halves subscribes anew, not one that shrinks
+    assert (
+        store.sources[-1].subscriptions < 25
+    )  # it resubscribes when the group has halved, not whenever it shrinks
 
 
-def test_who_is_told_that_something_ended_looks_for_the_few_first(store: FakeStore) -> None:
-    """A look for many takes long, so the next one has to wait; and those who wait for one do not."""
+def test_notification_for_all_reads_small_waits_first(store: FakeStore) -> None:
+    """Reading many results is slow and is therefore throttled; reading a single one is not."""
     group = Group(store.watcher)
-    until(lambda: store.hears() and waiting(store, *GROUP))
+    until(lambda: store.is_subscribed() and waiting(store, *GROUP))
     single = Thread(store.watcher, "single")
     until(lambda: waiting(store, "single"))
     store.watcher._rested_at = store.watcher._look_at_many = time.monotonic() + 3600
@@ -713,25 +717,25 @@ def test_who_is_told_that_something_ended_looks_for_the_few_first(store: FakeSto
     assert group.result()[-1] == set(GROUP)
 
 
-def test_where_nothing_is_told_looks_for_many_are_apart(store: FakeStore) -> None:
+def test_polls_for_many_results_are_spaced(store: FakeStore) -> None:
     store.tells = False
     store.takes = 0.03
     group = Group(store.watcher)
     until(lambda: len(store.looks) > 5)
     store.end(*GROUP)
     group.result()
-    apart = [after - before for before, after in zip(store.looked_at, store.looked_at[1:], strict=False)]
-    assert min(apart[1:]) > 3 * 0.03
+    intervals = [after - before for before, after in zip(store.looked_at, store.looked_at[1:], strict=False)]
+    assert min(intervals[1:]) > 3 * 0.03
 
 
-def test_who_goes_on_later_is_given_all_that_ended_meanwhile(store: FakeStore) -> None:
+def test_paused_iteration_gets_all_results_that_ended_meanwhile(store: FakeStore) -> None:
     walk = store.watcher.wait_each(["a", "b", "c"], PATIENCE)
     store.end("a")
     assert set(next(walk)) == {"a"}
     other = Thread(store.watcher, "x")
-    until(lambda: store.hears() and waiting(store, "x"))
+    until(lambda: store.is_subscribed() and waiting(store, "x"))
     store.tell("b")
-    until(lambda: store.watcher.waited_for() == {"c", "x"})  # it is not given again and again
+    until(lambda: store.watcher.waited_for() == {"c", "x"})  # it is not read again and again
     store.tell("x")
     assert other.result() == ["x"]
     store.tell("c")
@@ -739,7 +743,7 @@ def test_who_goes_on_later_is_given_all_that_ended_meanwhile(store: FakeStore) -
     assert store.watcher.waited_for() == set()
 
 
-def test_who_goes_away_in_between_is_forgotten(store: FakeStore) -> None:
+def test_closed_iteration_is_forgotten(store: FakeStore) -> None:
     walk = store.watcher.wait_each(["a", "b"], PATIENCE)
     store.end("a")
     next(walk)
@@ -747,13 +751,13 @@ def test_who_goes_away_in_between_is_forgotten(store: FakeStore) -> None:
     assert store.watcher.waited_for() == set()
 
 
-def test_a_group_is_told_that_the_store_is_away(store: FakeStore) -> None:
+def test_wait_each_raises_if_the_store_is_unavailable(store: FakeStore) -> None:
     store.away = True
     with pytest.raises(BackendError, match="the store is away"):
         list(store.watcher.wait_each(["a", "b"], PATIENCE))
 
 
-def test_one_that_cannot_be_read_is_given_as_such(store: FakeStore) -> None:
+def test_wait_each_yields_damaged_results(store: FakeStore) -> None:
     store.end("a")
     store._values[f"{TASK_PREFIX}b"] = (b"{", None)
     found = {
@@ -766,7 +770,7 @@ def test_one_that_cannot_be_read_is_given_as_such(store: FakeStore) -> None:
 
 
 class EndingLate(FakeStore):
-    """A look takes until time is over; "a" ends when nobody listens for it any more."""
+    """Each read takes until the timeout; "a" ends when it is no longer waited for."""
 
     def __init__(self) -> None:
         super().__init__(False)
@@ -780,7 +784,7 @@ class EndingLate(FakeStore):
         return super().read_many(ids)
 
 
-def test_what_ends_at_the_last_moment_is_given() -> None:
+def test_result_that_ends_at_the_last_moment_is_yielded() -> None:
     store = EndingLate()
     assert [set(found) for found in store.watcher.wait_each(["a", "b"], PATIENCE)] == [{"a"}]
     assert store.looks[-1] == {"a", "b"}

@@ -1,4 +1,4 @@
-"""How long to wait: the arithmetic."""
+"""Retry policies: delays and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def most() -> float:
 
 
 @pytest.mark.parametrize(("attempt", "expected"), [(0, 0.0), (1, 0.2), (2, 0.4), (3, 0.5), (100, 0.5)])
-def test_intervals_as_kombu_has_them(attempt: int, expected: float) -> None:
+def test_intervals_grow_as_in_kombu(attempt: int, expected: float) -> None:
     policy = RetryPolicy(interval_start=0, interval_step=0.2, interval_max=0.5)
     assert policy.delay(attempt, most) == pytest.approx(expected)
 
@@ -31,13 +31,13 @@ def test_backoff_doubles_up_to_its_maximum(retries: int, expected: float) -> Non
     assert backoff_delay(2, retries, 600, True, lambda: 0.5) == expected / 2
 
 
-def test_a_policy_with_backoff_uses_it() -> None:
+def test_policy_with_backoff_ignores_intervals() -> None:
     policy = RetryPolicy(backoff=1.0, backoff_max=10, jitter=False, interval_start=99)
     assert [policy.delay(attempt, most) for attempt in range(5)] == [1, 2, 4, 8, 10]
 
 
 @given(SECONDS, SECONDS, SECONDS, st.none() | SECONDS, SECONDS, st.booleans(), st.integers(0, 10**9), CHANCE)
-def test_a_wait_is_never_negative_and_never_over_its_maximum(
+def test_delay_is_between_zero_and_the_maximum(
     start: float,
     step: float,
     top: float,
@@ -51,18 +51,18 @@ def test_a_wait_is_never_negative_and_never_over_its_maximum(
     assert 0 <= policy.delay(attempt, lambda: chance) <= (top if backoff is None else cap)
 
 
-def test_reconnecting_never_gives_up_and_spreads() -> None:
+def test_reconnect_policy_is_unlimited_and_jittered() -> None:
     assert RECONNECT.allows(10**9)
     assert RECONNECT.delay(0, most) == pytest.approx(0.1, rel=1e-3)
     assert RECONNECT.delay(100, most) == pytest.approx(2, rel=1e-3)
     assert RECONNECT.delay(100, lambda: 0.0) == 0
 
 
-def test_how_many() -> None:
+def test_max_retries_limits_attempts() -> None:
     assert [RetryPolicy(max_retries=2).allows(attempt) for attempt in range(4)] == [True, True, False, False]
 
 
-def test_from_celerys_mapping() -> None:
+def test_policy_from_the_mapping_of_celery() -> None:
     policy = RetryPolicy.from_mapping(
         {
             "max_retries": None,
@@ -90,7 +90,7 @@ def test_from_celerys_mapping() -> None:
         ({"jitter": 1}, "cannot be 1"),
     ],
 )
-def test_what_is_wrong_in_a_mapping_is_named(options: dict[str, object], message: str) -> None:
+def test_invalid_mappings_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         RetryPolicy.from_mapping(options, "task_publish_retry_policy")
     assert caught.value.setting == "task_publish_retry_policy"

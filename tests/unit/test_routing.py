@@ -20,7 +20,7 @@ def queue_of(options: dict[str, Any] | None = None, name: str = "proj.add", **va
     return router(**values).route(name, options or {}, (), {}).queue
 
 
-def test_without_anything_it_is_the_default_queue() -> None:
+def test_default_queue() -> None:
     destination = router().route("proj.add", {}, (), {})
     assert (destination.queue, destination.routing_key, destination.exchange, destination.priority) == (
         "celery", "celery", "", 0,
@@ -67,7 +67,7 @@ def test_routes(routes: Any, expected: str) -> None:
     assert queue_of(task_routes=routes) == expected
 
 
-def test_a_route_may_be_a_dotted_name() -> None:
+def test_route_given_by_dotted_name() -> None:
     assert queue_of(task_routes=["tests.unit.test_routing.route_by_argument"]) == "celery"
     found = router(task_routes=["tests.unit.test_routing.route_by_argument"]).route("t", {}, ("far",), {})
     assert found.queue == "far"
@@ -82,13 +82,13 @@ def route_by_name(name: str, args: Any, kwargs: Any, options: Any, task: Any = N
 
 
 class Old:
-    """A router as Celery had them before 4.0."""
+    """A router class as in Celery before 4.0."""
 
     def route_for_task(self, task: str, args: Any = None, kwargs: Any = None) -> Any:
         return {"queue": "old"} if task == "proj.add" else None
 
 
-def test_a_router_may_be_an_object() -> None:
+def test_routers_can_be_objects() -> None:
     class New:
         def __call__(self, name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
             return "new" if args else None
@@ -97,14 +97,14 @@ def test_a_router_may_be_an_object() -> None:
     assert router(task_routes=[New(), Old()]).route("proj.add", {}, (1,), {}).queue == "new"
 
 
-def test_a_route_may_set_other_options() -> None:
+def test_routes_set_other_options() -> None:
     found = router(task_routes={"t": {"queue": "q", "priority": 7, "serializer": "pickle"}}).route(
         "t", {}, (), {}
     )
     assert (found.priority, found.options) == (7, {"serializer": "pickle"})
 
 
-def test_the_call_wins() -> None:
+def test_call_options_override_routes() -> None:
     routes = {"proj.add": {"queue": "routed", "priority": 3}}
     found = router(task_routes=routes).route("proj.add", {"queue": "asked", "priority": 9}, (), {})
     assert (found.queue, found.priority) == ("asked", 9)
@@ -122,7 +122,7 @@ def test_the_call_wins() -> None:
         ({"routing_key": "elsewhere"}, "elsewhere"),
     ],
 )
-def test_exchange_and_key_lead_to_the_queue_bound_there(options: dict[str, Any], expected: str) -> None:
+def test_exchange_and_routing_key_select_the_bound_queue(options: dict[str, Any], expected: str) -> None:
     queues = {
         "video": {"exchange": "media", "routing_key": "media.video"},
         "image": {"exchange": "media", "routing_key": "media.image.#"},
@@ -131,7 +131,7 @@ def test_exchange_and_key_lead_to_the_queue_bound_there(options: dict[str, Any],
     assert queue_of(options, task_queues=queues) == expected
 
 
-def test_a_queue_of_kombu_keeps_its_bindings() -> None:
+def test_kombu_queues_keep_their_bindings() -> None:
     from kombu import Exchange, Queue, binding
 
     media = Exchange("media")
@@ -153,20 +153,20 @@ def test_a_queue_of_kombu_keeps_its_bindings() -> None:
         queue_of({"exchange": "media", "routing_key": "media.sound"}, task_queues=queues)
 
 
-def test_a_key_that_leads_to_several_queues_is_refused() -> None:
-    """Celery's broker would copy the message into each."""
+def test_routing_key_matching_several_queues_is_rejected() -> None:
+    """With Celery, the broker copies the message into each of them."""
     queues = {"a": {"exchange": "x", "routing_key": "x.#"}, "b": {"exchange": "x", "routing_key": "x.y"}}
     with pytest.raises(PublishError, match="match the queues a, b, but a message goes to one"):
         queue_of({"exchange": "x", "routing_key": "x.y"}, task_queues=queues)
     assert queue_of({"queue": "b"}, task_queues=queues) == "b"
 
 
-def test_a_key_that_leads_nowhere() -> None:
+def test_unbound_routing_key_is_rejected() -> None:
     with pytest.raises(QueueNotFound, match="no queue in task_queues is bound to exchange 'media'"):
         queue_of({"exchange": "media", "routing_key": "none"}, task_queues={"a": {}})
 
 
-def test_unknown_queues_are_refused_where_they_must_be_declared() -> None:
+def test_undeclared_queue_is_rejected() -> None:
     values = {"task_queues": ["emails", "celery"], "task_create_missing_queues": False}
     assert queue_of({"queue": "emails"}, **values) == "emails"
     assert queue_of(**values) == "celery"
@@ -175,33 +175,33 @@ def test_unknown_queues_are_refused_where_they_must_be_declared() -> None:
 
 
 @pytest.mark.parametrize("queue", ["a b", "", "x'; DROP TABLE message; --", "a" * 300, 5, "a\nb"])
-def test_names_that_are_no_queue(queue: Any) -> None:
+def test_invalid_queue_names_are_rejected(queue: Any) -> None:
     with pytest.raises(PublishError, match="cannot be the name of a queue"):
         queue_of({"queue": queue})
 
 
-def test_a_kombu_queue_will_do() -> None:
+def test_queue_option_can_be_a_kombu_queue() -> None:
     from kombu import Queue
 
     assert queue_of({"queue": Queue("mine")}) == "mine"
 
 
 @pytest.mark.parametrize(("given", "expected"), [(0, 0), (9, 9), (12, 9), (255, 9), (None, 4)])
-def test_priorities(given: int | None, expected: int) -> None:
+def test_priority_is_capped_and_has_a_default(given: int | None, expected: int) -> None:
     assert router(task_default_priority=4).route("t", {"priority": given}, (), {}).priority == expected
 
 
 @pytest.mark.parametrize("priority", [-1, 256, "high", 1.5, True])
-def test_what_is_no_priority(priority: Any) -> None:
+def test_invalid_priorities_are_rejected(priority: Any) -> None:
     with pytest.raises(PublishError, match="whole number from 0 to 9"):
         router().route("t", {"priority": priority}, (), {})
 
 
-def test_a_router_that_answers_nonsense() -> None:
+def test_invalid_route_is_rejected() -> None:
     with pytest.raises(PublishError, match="a route in task_routes answered 5"):
         queue_of(task_routes=[lambda *args, **kwargs: 5])
 
 
-def test_only_functions_make_the_answer_depend_on_the_call() -> None:
+def test_router_is_constant_without_function_routes() -> None:
     assert router(task_routes={"a.*": "q"}).constant
     assert not router(task_routes=[route_by_argument]).constant

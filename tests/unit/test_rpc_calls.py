@@ -1,5 +1,5 @@
-"""What calls and results cost where results are sent to the caller: only those that are to have one name a
-queue, and what nobody asks for does not pile up."""
+"""The cost of the rpc:// backend: only calls that have a result name a reply queue, and unread results
+do not pile up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qworker.testing import FakeClock
 from qworker.transports.lease import Envelope, Sender
 
 
-class Kept(Sender):
-    """Keeps what is sent."""
+class KeepingSender(Sender):
+    """Keeps the envelopes that are sent."""
 
     def __init__(self) -> None:
         self.sent: list[Envelope] = []
@@ -25,32 +25,32 @@ class Kept(Sender):
 
 
 class Replies(RpcBackend):
-    """Whose queue is there without a server."""
+    """An RPC backend with a reply queue but no server."""
 
     def reply_to(self) -> str:
         return "mine"
 
 
-def test_only_calls_with_a_result_name_a_queue() -> None:
+def test_only_calls_with_a_result_have_reply_to() -> None:
     app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
     app.stores._backend = Replies("rpc://", app.conf, FakeClock())
-    app.broker.sender = kept = Kept()
-    asked = app.task(name="asked")(lambda x: x)
+    app.broker.sender = kept = KeepingSender()
+    with_result = app.task(name="asked")(lambda x: x)
     ignored = app.task(name="ignored", ignore_result=True)(lambda x: x)
-    asked.delay(1)
-    asked.apply_async((1,), task_id="x")
-    asked.apply_many([(1,)])
+    with_result.delay(1)
+    with_result.apply_async((1,), task_id="x")
+    with_result.apply_many([(1,)])
     for envelope in kept.sent:
         headers, properties = json.loads(envelope.headers), json.loads(envelope.properties or "{}")
         assert (properties["reply_to"], properties["correlation_id"]) == ("mine", headers["id"])
     del kept.sent[:]
     ignored.delay(1)
     ignored.apply_async((1,), priority=3)
-    asked.apply_async((1,), ignore_result=True)
+    with_result.apply_async((1,), ignore_result=True)
     assert ["reply_to" in (envelope.properties or "") for envelope in kept.sent] == [False] * 3
 
 
-def test_the_oldest_results_that_nobody_asks_for_go(caplog: pytest.LogCaptureFixture) -> None:
+def test_oldest_unread_results_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     kept = Newest(3 * (100 + ENTRY_BYTES))
     for name in "abca":
         kept[name] = b"x" * 100, None
@@ -68,6 +68,6 @@ def test_the_oldest_results_that_nobody_asks_for_go(caplog: pytest.LogCaptureFix
     assert kept.size == 0
 
 
-def test_what_came_by_rpc_is_bounded() -> None:
+def test_rpc_backend_bounds_unread_results() -> None:
     app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
     assert isinstance(RpcBackend("rpc://", app.conf, FakeClock())._values, Newest)

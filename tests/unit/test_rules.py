@@ -1,4 +1,4 @@
-"""The rules of calendars: what they take from dateutil without loading it, and how far they go with it."""
+"""Recurrence rules: their evaluation by dateutil, and the bounds on its work."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qworker.errors import InvalidSchedule
 START = datetime(2026, 1, 1)
 NOW = datetime(2026, 11, 24, 7, 30, tzinfo=UTC)
 STEPS = {"ydayset", "mdayset", "wdayset", "ddayset"}
-"""What dateutil calls once at each step of a rule."""
+"""Functions that dateutil calls once in each step of a rule."""
 MOST_STEPS = 50_000
-"""Days of the 60 years that a rule is followed by, twice; or hours of the five. Up to the year 9999 there are
-three million days."""
+"""Twice the days of the 60 years for which a rule is followed, or the hours of five. Up to the year 9999
+there are three million days."""
 MOST_FOUND = 200_000
-"""Times that are made to find one: MOST_TIMES of rules, in this step, and in those before it."""
+"""Times that are computed to find one: MOST_TIMES of rules, in this step and in those before it."""
 
 
 class Work:
@@ -35,7 +35,7 @@ class Work:
 
 @contextmanager
 def counted() -> Iterator[Work]:
-    """Counts what dateutil does meanwhile."""
+    """Count the work of dateutil in the block."""
     work = Work()
 
     def look(frame: Any, event: str, what: Any) -> None:
@@ -51,12 +51,12 @@ def counted() -> Iterator[Work]:
         sys.setprofile(None)
 
 
-def test_frequencies_are_numbered_as_dateutil_does() -> None:
+def test_frequency_constants_match_dateutil() -> None:
     for name in ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"):
         assert getattr(rules, name) == getattr(theirs, name)
 
 
-# -- rules that never come --
+# -- rules that never match --
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_frequencies_are_numbered_as_dateutil_does() -> None:
         (f"FREQ=YEARLY;INTERVAL={10**30}", "is too much"),
     ],
 )
-def test_that_a_rule_never_comes_is_found_in_time(text: str, why: str) -> None:
+def test_rules_that_never_match_are_rejected_quickly(text: str, why: str) -> None:
     with counted() as work, pytest.raises(InvalidSchedule, match=why):
         rrule(text, START)
     assert work.steps < MOST_STEPS
@@ -120,12 +120,12 @@ EVERY_MINUTE = f"BYHOUR={_all(24)};BYMINUTE={_all(60)}"
         (f"FREQ=MONTHLY;BYSETPOS={','.join(map(str, range(1, 62)))};BYHOUR=1,2,3", "61 values of BYSETPOS"),
     ],
 )
-def test_more_times_than_can_be_gone_through_are_refused(text: str, why: str) -> None:
+def test_rules_with_too_many_times_are_rejected(text: str, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why):
         rrule(text, START)
 
 
-# -- those that come seldom --
+# -- rules that match rarely --
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_more_times_than_can_be_gone_through_are_refused(text: str, why: str) ->
         (f"FREQ=MONTHLY;BYDAY=MO;{EVERY_MINUTE}", datetime(2026, 11, 30)),
     ],
 )
-def test_what_comes_seldom_is_found(text: str, following: datetime) -> None:
+def test_rare_matches_are_found(text: str, following: datetime) -> None:
     rule = rrule(text, START)
     with counted() as work:
         found = rule.next(NOW)
@@ -164,7 +164,7 @@ def test_what_comes_seldom_is_found(text: str, following: datetime) -> None:
         ("FREQ=YEARLY;INTERVAL=3;BYWEEKNO=53;BYDAY=SU", datetime(1970, 12, 31)),
     ],
 )
-def test_a_rule_that_began_long_ago_is_not_gone_through_from_there(text: str, start: datetime) -> None:
+def test_rule_with_an_old_start_is_not_followed_from_its_start(text: str, start: datetime) -> None:
     asked = NOW.replace(tzinfo=None)
     rule, known = rrule(text, start), theirs.rrulestr(text, dtstart=start)
     expected = known.after(asked), known.before(asked)
@@ -174,7 +174,7 @@ def test_a_rule_that_began_long_ago_is_not_gone_through_from_there(text: str, st
     assert work.steps < 500
 
 
-def test_dates_that_are_left_out_are_passed_in_one_go() -> None:
+def test_many_excluded_dates_are_skipped_in_one_pass() -> None:
     leap = [f"{year}0229T000000" for year in range(2028, 2083, 4)]
     text = f"DTSTART:20260101T000000\nRRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29\nEXDATE:{','.join(leap)}"
     rule = rrule(text)
@@ -186,19 +186,19 @@ def test_dates_that_are_left_out_are_passed_in_one_go() -> None:
     assert work.steps < 2 * MOST_STEPS
 
 
-def test_a_rule_by_the_minute_comes_as_often_as_its_count_says() -> None:
+def test_minutely_rule_ends_after_its_count() -> None:
     rule = rrule("FREQ=MINUTELY;COUNT=2000", datetime(2026, 1, 1, tzinfo=UTC))
     last = datetime(2026, 1, 2, 9, 19, tzinfo=UTC)
     assert rule.previous(datetime(2030, 1, 1, tzinfo=UTC)) == last
     assert rule.next(last) is None
 
 
-def test_a_rule_may_begin_on_the_last_day_of_the_calendar() -> None:
+def test_rule_can_start_on_the_last_day_of_the_calendar() -> None:
     rule = rrule("FREQ=WEEKLY;BYDAY=FR,SA,SU", datetime(9999, 12, 31))
     assert rule.next(NOW) == datetime(9999, 12, 31, tzinfo=UTC)
 
 
-# -- any --
+# -- random rules --
 
 numbers = {
     "BYMONTH": st.integers(1, 12),
@@ -227,8 +227,8 @@ starts = st.sampled_from([START, datetime(1, 1, 1), datetime(2024, 2, 29, 7, 30)
 
 
 @given(text=texts, start=starts, days=st.integers(0, 20_000))
-def test_no_rule_is_followed_without_end(text: str, start: datetime, days: int) -> None:
-    """And what is found is what dateutil finds."""
+def test_work_for_any_rule_is_bounded(text: str, start: datetime, days: int) -> None:
+    """And the times found equal those of dateutil."""
     asked = START + timedelta(days=days, hours=5)
     found = before = None
     with counted() as making:
@@ -249,7 +249,7 @@ def test_no_rule_is_followed_without_end(text: str, start: datetime, days: int) 
 
 
 @pytest.mark.parametrize("offset", [0, 0.5, 5, 600, 1799, 3599])
-def test_in_an_hour_that_comes_twice_the_next_time_is_later(offset: float) -> None:
+def test_repeated_hour_keeps_times_in_order(offset: float) -> None:
     zone = ZoneInfo("Europe/Berlin")
     set_back = datetime(2023, 10, 29, 1, tzinfo=UTC)  # 03:00 becomes 02:00
     rule = rrule("FREQ=HOURLY;BYMINUTE=0,30;BYSECOND=7")

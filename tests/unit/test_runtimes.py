@@ -1,4 +1,4 @@
-"""How long tasks take, as learned from their runs."""
+"""Runtime estimates, learned from runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from qworker.components.pool.contract import MAX_NAMES, OVERHEAD, RuntimeEstimates
 
 
-def test_nothing_is_known_of_what_has_never_run() -> None:
+def test_unknown_task_has_no_estimate() -> None:
     runtimes = RuntimeEstimates()
     assert (runtimes.seconds("add"), runtimes.mean) == (None, 0.0)
 
 
-def test_the_first_run_is_the_estimate() -> None:
+def test_first_run_is_the_estimate() -> None:
     runtimes = RuntimeEstimates()
     runtimes.learn("add", 0.5)
     assert runtimes.seconds("add") == runtimes.mean == pytest.approx(0.5 + OVERHEAD)
     assert runtimes.seconds("other") is None
 
 
-def test_it_settles_on_what_a_task_takes() -> None:
+def test_estimate_converges_to_the_runtime() -> None:
     runtimes = RuntimeEstimates()
     runtimes.learn("add", 0.1)
     for _ in range(40):
@@ -27,7 +27,7 @@ def test_it_settles_on_what_a_task_takes() -> None:
     assert runtimes.seconds("add") == pytest.approx(0.01, rel=0.02)
 
 
-def test_one_long_run_counts_at_once() -> None:
+def test_one_long_run_raises_the_estimate_at_once() -> None:
     runtimes = RuntimeEstimates()
     for _ in range(100):
         runtimes.learn("add", 0.001)
@@ -35,18 +35,18 @@ def test_one_long_run_counts_at_once() -> None:
     assert (runtimes.seconds("add") or 0) >= 2.0
 
 
-def test_the_mean_of_all_rises_quickly_and_falls_slowly() -> None:
+def test_mean_rises_quickly_and_falls_slowly() -> None:
     rising, falling = RuntimeEstimates(), RuntimeEstimates()
     rising.learn("short", 0.001)
     falling.learn("long", 1.0)
     for _ in range(5):
         rising.learn("long", 1.0)
         falling.learn("short", 0.001)
-    assert rising.mean > 0.5  # to fetch too much is worse than to fetch too often
+    assert rising.mean > 0.5  # fetching too much is worse than fetching too often
     assert falling.mean > 0.5
 
 
-def test_names_without_end_do_not_fill_the_memory() -> None:
+def test_number_of_task_names_is_limited() -> None:
     runtimes = RuntimeEstimates()
     for number in range(MAX_NAMES + 10):
         runtimes.learn(f"task {number}", 0.001)

@@ -1,4 +1,4 @@
-"""Representations: like repr() when that is harmless, bounded and of one line always."""
+"""safe_repr(): like repr() for plain values, and always bounded and on one line."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ NESTED = st.recursive(
     frozenset(),
      frozenset({1}), "it's", 'say "no"', "é", (1, [2, {"x": (None,)}])],
 )  # fmt: skip
-def test_small_values_look_as_repr_shows_them(value: object) -> None:
+def test_small_values_look_like_repr(value: object) -> None:
     assert safe_repr(value) == repr(value)
     assert repr_args((value, 1)) == repr((value, 1))
     assert repr_kwargs({"x": value}) == repr({"x": value})
 
 
-def test_nothing() -> None:
+def test_empty_arguments() -> None:
     assert repr_args(()) == "()"
     assert repr_kwargs({}) == "{}"
     assert repr_args([1, 2]) == "(1, 2)"  # type: ignore[arg-type]
 
 
 @given(st.lists(NESTED, max_size=5), st.integers(0, 200))
-def test_never_longer_than_asked_and_always_one_printable_line(values: list[Any], limit: int) -> None:
+def test_text_is_within_the_limit_and_printable(values: list[Any], limit: int) -> None:
     for text in (
         safe_repr(values, limit),
         repr_args(tuple(values), limit),
@@ -81,17 +81,17 @@ class BadList(list):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("value", [Explodes(), Lies(), Forges(), Endless(), Deep(), BadList([1])])
-def test_hostile_objects_do_no_harm(value: object) -> None:
+def test_hostile_objects_are_harmless(value: object) -> None:
     for text in (safe_repr(value), repr_args((value,)), repr_kwargs({"x": value})):
         assert len(text) <= LIMIT
         assert text.isprintable()
 
 
-def test_an_object_whose_repr_fails_is_named() -> None:
+def test_object_with_failing_repr_is_named() -> None:
     assert safe_repr(Explodes()) == "<Explodes whose repr() raised RuntimeError>"
 
 
-def test_what_contains_itself_ends() -> None:
+def test_cycles_are_cut() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     table: dict[str, Any] = {}
@@ -100,12 +100,12 @@ def test_what_contains_itself_ends() -> None:
     assert safe_repr(table) == "{'self': {...}}"
 
 
-def test_the_same_value_twice_is_not_a_cycle() -> None:
+def test_repeated_value_is_not_a_cycle() -> None:
     shared = [1]
     assert safe_repr([shared, shared]) == "[[1], [1]]"
 
 
-def test_large_values_are_cut_and_say_so() -> None:
+def test_large_values_are_truncated_with_an_ellipsis() -> None:
     assert safe_repr("x" * 5000).endswith("...")
     assert len(safe_repr("x" * 5000)) == LIMIT
     assert safe_repr(list(range(100)), 10_000).endswith(", ... 36 more]")
@@ -113,7 +113,7 @@ def test_large_values_are_cut_and_say_so() -> None:
     assert repr_args(("x" * 600, "y" * 600)).endswith("...")
 
 
-def test_an_int_too_long_to_print_is_described() -> None:
+def test_huge_int_is_described() -> None:
     huge = 10**5000
     assert safe_repr(huge) == f"<int of {huge.bit_length()} bits>"
     assert repr_args((1, huge)) == f"(1, <int of {huge.bit_length()} bits>)"

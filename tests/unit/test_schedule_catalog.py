@@ -1,4 +1,4 @@
-"""The catalog: all entries of an app, from wherever they come, and what was changed of them by hand."""
+"""The catalog: all entries of an app, from all sources, with the edits made by hand."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_entries_come_from_settings_code_and_tasks() -> None:
     assert (code.task, code.args, code.kwargs, code.schedule) == ("proj.other", (1,), {"b": 2}, schedule(30))
 
 
-def test_entries_share_what_is_the_same() -> None:
-    """There may be a hundred thousand of them."""
+def test_entries_share_equal_values() -> None:
+    """An app may have a hundred thousand entries."""
     base = {name: (SETTINGS, {"task": "t", "schedule": crontab(15, 3)}) for name in ("a", "b")}
     first, second = catalog(base, []).values()
     assert first.changed is second.changed
@@ -66,7 +66,7 @@ def test_entries_share_what_is_the_same() -> None:
     assert [one is other for one, other in zip(*fields, strict=True)] == [True] * 5
 
 
-def test_settings_go_before_code_and_code_before_tasks() -> None:
+def test_settings_override_code_and_code_overrides_tasks() -> None:
     app = app_of(beat_schedule={"proj.report": {"task": "proj.report", "schedule": 1}})
 
     @app.task(name="proj.report", schedule=3)
@@ -80,12 +80,12 @@ def test_settings_go_before_code_and_code_before_tasks() -> None:
     assert found.entry.schedule == schedule(1)
 
 
-def test_no_settings_are_no_entries() -> None:
+def test_no_settings_give_no_entries() -> None:
     assert catalog(base_of(app_of()), []) == {}
     assert catalog(base_of(app_of(beat_schedule=None)), []) == {}
 
 
-def test_wrong_ones_are_listed_with_what_is_wrong() -> None:
+def test_invalid_entries_are_listed_with_their_error() -> None:
     base = {
         "no-task": (SETTINGS, {"schedule": 5}),
         "no-dict": (SETTINGS, "report"),
@@ -106,7 +106,7 @@ def test_wrong_ones_are_listed_with_what_is_wrong() -> None:
 # -- edits --
 
 
-def test_an_edit_lies_over_the_base_field_by_field() -> None:
+def test_edit_overrides_single_fields() -> None:
     row = edited(fields={"enabled": False, "schedule": {"crontab": "0 4 * * *"}}, state=STATE)
     found = listed("a", GIVEN["a"], row)
     assert found == Listed(
@@ -122,18 +122,18 @@ def test_an_edit_lies_over_the_base_field_by_field() -> None:
     assert (entry.task, entry.args, entry.schedule) == ("t2", (2,), crontab(0, 4))
 
 
-def test_an_edit_of_nothing_changes_nothing() -> None:
+def test_empty_edit_changes_nothing() -> None:
     assert listed("a", GIVEN["a"], Row("a", 3, None, STATE)).changed == frozenset()
     assert listed("a", GIVEN["a"], edited()).entry == listed("a", GIVEN["a"], None).entry
 
 
-def test_a_removed_entry_is_listed_as_removed() -> None:
+def test_removed_entry_is_listed_as_removed() -> None:
     found = listed("a", GIVEN["a"], edited(removed=True, state=STATE))
     assert found == Listed("a", None, SETTINGS, removed=True, state=STATE)
     assert listed("a", ("settings", "nonsense"), edited(removed=True)).error is None
 
 
-def test_an_entry_that_was_added_by_hand() -> None:
+def test_entry_added_by_hand_is_listed() -> None:
     fields = {"task": "t", "schedule": {"every": 5}, "args": [1]}
     found = catalog(GIVEN, [edited("b", fields=fields, added=True, state=STATE)])
     assert list(found) == ["a", "b"]
@@ -142,18 +142,18 @@ def test_an_entry_that_was_added_by_hand() -> None:
     )
 
 
-def test_one_that_was_added_stands_for_one_of_the_settings() -> None:
+def test_entry_added_by_hand_replaces_one_of_the_settings() -> None:
     found = listed("a", GIVEN["a"], edited(fields={"task": "u", "schedule": {"every": 5}}, added=True))
     assert found.source == HAND
     assert found.entry == Entry(name="a", task="u", schedule=schedule(5))
 
 
-def test_rows_without_an_edit_are_no_entries() -> None:
-    """As of an entry that settings once had, or that was removed."""
+def test_rows_without_an_edit_are_not_listed() -> None:
+    """They remain from entries that were removed, also from settings."""
     assert list(catalog(GIVEN, [Row("gone", 0, None, STATE), Row("removed", 5, None, STATE)])) == ["a"]
 
 
-def test_an_edit_of_settings_that_are_gone_is_wrong_and_stops_no_other() -> None:
+def test_edit_of_a_missing_entry_is_an_error_of_its_own() -> None:
     found = catalog(GIVEN, [edited("b", fields={"enabled": False}), edited("a", fields={"enabled": False})])
     assert found["b"].entry is None
     assert "has no task" in (found["b"].error or "")
@@ -175,14 +175,14 @@ def test_an_edit_of_settings_that_are_gone_is_wrong_and_stops_no_other() -> None
         *(b'{"fields":{"enabled":1}}', b'{"fields":{"end":"9999-12-31T23:59:59-23:00"}}'),
     ],
 )
-def test_a_damaged_edit_is_told_of(edit: bytes) -> None:
+def test_damaged_edit_is_listed_with_an_error(edit: bytes) -> None:
     found = catalog({**GIVEN, "b": GIVEN["a"]}, [Row("a", 1, edit, STATE)])
     assert (found["a"].entry, found["a"].source, found["a"].state) == (None, SETTINGS, STATE)
     assert found["a"].error
     assert found["b"].error is None
 
 
-def test_an_edit_comes_back() -> None:
+def test_edit_round_trips() -> None:
     for edit in (Edit({}), Edit({"enabled": False}), Edit({}, removed=True), Edit({"task": "t"}, added=True)):
         assert read_edit(to_json(edit.as_data())) == edit
     assert json.loads(to_json(Edit({}).as_data())) == {"fields": {}}

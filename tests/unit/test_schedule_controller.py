@@ -1,4 +1,4 @@
-"""The thread that watches the heap, turn by turn."""
+"""The thread that watches the heap of delayed requests, step by step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from qworker.components.waiting.schedule_controller import MAX_REST, ScheduleCon
 from tests.support.rooms import Rooms, tags
 
 
-class Woken(ScheduleController):
-    """wakes: how often it was woken."""
+class CountingController(ScheduleController):
+    """Counts how often it is woken."""
 
     wakes = 0
 
@@ -18,17 +18,19 @@ class Woken(ScheduleController):
         super().wake()
 
 
-class Watched:
-    """A ScheduleController with what it puts out; no thread."""
+class Setup:
+    """A ScheduleController without a thread, and the requests that it releases."""
 
     def __init__(self) -> None:
         self.rooms = Rooms()
         self.clock = self.rooms.clock
         self.ready = ReadyQueue()
         self.moves = 0
-        self.controller = Woken(self.clock, lambda name, error: None, self.ready, self.moved)
+        self.controller = CountingController(
+            self.clock, lambda name, error: None, self.ready, self.count_move
+        )
 
-    def moved(self) -> None:
+    def count_move(self) -> None:
         self.moves += 1
 
     def enter(self, tag: int, after: float) -> None:
@@ -37,58 +39,58 @@ class Watched:
     def step(self) -> float | None:
         return self.controller.step(self.clock.monotonic())
 
-    def out(self) -> list[int]:
+    def released(self) -> list[int]:
         return tags(self.ready.get_many(Slots(99, 99)))
 
 
-def test_it_rests_until_woken_while_there_is_nothing() -> None:
-    assert Watched().step() is None
+def test_step_without_requests_waits_until_woken() -> None:
+    assert Setup().step() is None
 
 
-def test_a_request_goes_on_when_its_time_has_come_and_not_before() -> None:
-    watched = Watched()
-    watched.enter(1, 0.5)
-    assert watched.step() == 0.5
-    assert (watched.out(), watched.moves) == ([], 0)
-    watched.clock.advance(0.5)
-    assert watched.step() is None
-    assert (watched.out(), watched.moves) == ([1], 1)
+def test_request_is_released_when_it_is_due() -> None:
+    setup = Setup()
+    setup.enter(1, 0.5)
+    assert setup.step() == 0.5
+    assert (setup.released(), setup.moves) == ([], 0)
+    setup.clock.advance(0.5)
+    assert setup.step() is None
+    assert (setup.released(), setup.moves) == ([1], 1)
 
 
-def test_requests_go_on_in_the_order_of_their_times() -> None:
-    watched = Watched()
+def test_requests_are_released_in_the_order_of_their_times() -> None:
+    setup = Setup()
     for tag, after in ((1, 0.3), (2, 0.1), (3, 0.2), (4, 0.9)):
-        watched.enter(tag, after)
-    watched.clock.advance(0.5)
-    assert watched.step() is not None
-    assert watched.out() == [2, 3, 1]
+        setup.enter(tag, after)
+    setup.clock.advance(0.5)
+    assert setup.step() is not None
+    assert setup.released() == [2, 3, 1]
 
 
-def test_it_never_rests_so_long_that_a_clock_set_forward_goes_unnoticed() -> None:
-    watched = Watched()
-    watched.enter(1, 3600)
-    assert watched.step() == MAX_REST
-    watched.clock.jump(3600)
-    watched.step()
-    assert watched.out() == [1]
+def test_rest_is_bounded_so_that_clock_jumps_are_noticed() -> None:
+    setup = Setup()
+    setup.enter(1, 3600)
+    assert setup.step() == MAX_REST
+    setup.clock.jump(3600)
+    setup.step()
+    assert setup.released() == [1]
 
 
-def test_a_clock_set_back_makes_nothing_early() -> None:
-    watched = Watched()
-    watched.enter(1, 1)
-    watched.clock.jump(-60)
-    watched.clock.advance(2)
-    assert watched.step() == MAX_REST
-    assert watched.out() == []
-    watched.clock.jump(60)
-    watched.step()
-    assert watched.out() == [1]
+def test_clock_set_back_releases_nothing_early() -> None:
+    setup = Setup()
+    setup.enter(1, 1)
+    setup.clock.jump(-60)
+    setup.clock.advance(2)
+    assert setup.step() == MAX_REST
+    assert setup.released() == []
+    setup.clock.jump(60)
+    setup.step()
+    assert setup.released() == [1]
 
 
-def test_only_what_comes_first_wakes_it() -> None:
-    watched = Watched()
-    watched.enter(1, 10)
-    watched.enter(2, 20)
-    assert watched.controller.wakes == 1
-    watched.enter(3, 5)
-    assert watched.controller.wakes == 2
+def test_only_an_earlier_request_wakes_the_thread() -> None:
+    setup = Setup()
+    setup.enter(1, 10)
+    setup.enter(2, 20)
+    assert setup.controller.wakes == 1
+    setup.enter(3, 5)
+    assert setup.controller.wakes == 2

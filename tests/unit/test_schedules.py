@@ -1,4 +1,4 @@
-"""Intervals, single instants, rules of calendars, the sun; and which kind a value is."""
+"""Schedules: intervals, instants, recurrence rules, solar events; and values converted to schedules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def times(of: Schedule, after: datetime, count: int) -> list[datetime]:
     anchor=st.datetimes(datetime(1990, 1, 1), datetime(2050, 1, 1)),
     after=st.datetimes(datetime(1990, 1, 1), datetime(2050, 1, 1)),
 )
-def test_an_interval_is_counted_from_its_anchor(every: timedelta, anchor: datetime, after: datetime) -> None:
+def test_interval_counts_from_its_anchor(every: timedelta, anchor: datetime, after: datetime) -> None:
     anchor, after = anchor.replace(tzinfo=UTC), after.replace(tzinfo=UTC)
     counted = schedule(every).anchored(anchor)
     following = counted.next(after)
@@ -49,7 +49,7 @@ def test_an_interval_is_counted_from_its_anchor(every: timedelta, anchor: dateti
     assert counted.previous(following) == (following - every if following - every > anchor else None)
 
 
-def test_an_interval_without_an_anchor_is_counted_from_1970() -> None:
+def test_interval_without_an_anchor_counts_from_the_epoch() -> None:
     assert schedule(3600).next(datetime(2026, 1, 1, 10, 20, tzinfo=UTC)) == datetime(
         2026, 1, 1, 11, tzinfo=UTC
     )
@@ -58,7 +58,7 @@ def test_an_interval_without_an_anchor_is_counted_from_1970() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.0001, float("nan"), float("inf"), "5", None, True, 1e300])
-def test_what_is_no_interval_is_refused(value: Any) -> None:
+def test_invalid_intervals_are_rejected(value: Any) -> None:
     with pytest.raises(InvalidSchedule, match="not an interval"):
         schedule(value)
 
@@ -68,14 +68,14 @@ def test_what_is_no_interval_is_refused(value: Any) -> None:
     [(1, "every second"), (90, "every 90 seconds"), (0.5, "every 0.5 seconds"), (120, "every 2 minutes"),
      (3600, "every hour"), (172800, "every 2 days")],
 )  # fmt: skip
-def test_an_interval_in_words(seconds: float, words: str) -> None:
+def test_interval_in_words(seconds: float, words: str) -> None:
     assert schedule(seconds).words() == words
 
 
 # -- once --
 
 
-def test_an_instant_is_due_once() -> None:
+def test_clocked_is_due_once() -> None:
     once = clocked(START)
     assert once.next(START - timedelta(seconds=1)) == START
     assert once.next(START) is None
@@ -85,7 +85,7 @@ def test_an_instant_is_due_once() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "2026-01-01", datetime(2026, 1, 1), 5])
-def test_what_is_no_instant_is_refused(value: Any) -> None:
+def test_invalid_instants_are_rejected(value: Any) -> None:
     with pytest.raises(InvalidSchedule, match="not an instant"):
         clocked(value)
 
@@ -118,7 +118,7 @@ STEPS = {
 
 @pytest.mark.parametrize("text", RULES)
 @pytest.mark.parametrize("days", [-3, 0, 0.5, 40, 2000])
-def test_a_rule_says_what_dateutil_says(text: str, days: float) -> None:
+def test_rules_match_dateutil(text: str, days: float) -> None:
     begin = datetime(2026, 1, 1, 6, 20)
     after = begin + timedelta(days=days)
     since = begin
@@ -132,13 +132,13 @@ def test_a_rule_says_what_dateutil_says(text: str, days: float) -> None:
     assert ours.previous(after.replace(tzinfo=UTC)) == (before and before.replace(tzinfo=UTC))
 
 
-def test_a_set_of_rules_has_dates_besides_and_dates_left_out() -> None:
+def test_rule_sets_have_extra_and_excluded_dates() -> None:
     text = "DTSTART:20260101T090000\nRRULE:FREQ=DAILY;COUNT=4\nEXDATE:20260102T090000\nRDATE:20260110T120000"
     assert [each.day for each in times(rrule(text), START, 9)] == [1, 3, 4, 10]
     assert rrule(text).previous(datetime(2026, 1, 3, 9, tzinfo=UTC)) == datetime(2026, 1, 1, 9, tzinfo=UTC)
 
 
-def test_a_rule_keeps_to_the_clock_on_the_wall() -> None:
+def test_rule_follows_local_time_across_dst_changes() -> None:
     daily = rrule("FREQ=DAILY", datetime(2026, 3, 1, 2, 30), tz=BERLIN)
     night = datetime(2026, 3, 28, 12, tzinfo=BERLIN)
     assert [each.isoformat() for each in times(daily, night, 2)] == [
@@ -151,13 +151,13 @@ def test_a_rule_keeps_to_the_clock_on_the_wall() -> None:
     assert daily.previous(evening) == datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)
 
 
-def test_a_rule_has_the_zone_of_its_beginning() -> None:
+def test_rule_uses_the_timezone_of_its_start() -> None:
     utc = rrule("DTSTART:20260101T090000Z\nRRULE:FREQ=DAILY")
     assert times(utc, datetime(2026, 7, 1, tzinfo=BERLIN), 1) == [datetime(2026, 7, 1, 9, tzinfo=UTC)]
 
 
-class Asked(tzinfo):
-    """The zone of Berlin, and how often it was asked."""
+class CountingZone(tzinfo):
+    """The time zone of Berlin, counting how often it is used."""
 
     count = 0
 
@@ -177,33 +177,36 @@ class Asked(tzinfo):
 
 
 NIGHTS = [datetime(2026, 3, 29, 1, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)]
-"""Those on which the clock is moved."""
+"""The nights of DST changes."""
 
 
 @pytest.mark.parametrize("hours", range(-30, 31, 6))
 @pytest.mark.parametrize("night", NIGHTS)
-def test_what_comes_each_second_is_found_without_going_through_a_day(night: datetime, hours: int) -> None:
-    """Also where the clock is moved; what comes twice counts once."""
-    zone, second = Asked(), timedelta(seconds=1)
-    rule, asked = rrule("FREQ=SECONDLY", datetime(2026, 1, 1), tz=zone), night + timedelta(hours=hours)
+def test_secondly_rule_is_evaluated_without_walking_through_a_day(night: datetime, hours: int) -> None:
+    """Also around DST changes; the repeated hour counts once."""
+    zone, second = CountingZone(), timedelta(seconds=1)
+    rule, instant_asked = (
+        rrule("FREQ=SECONDLY", datetime(2026, 1, 1), tz=zone),
+        night + timedelta(hours=hours),
+    )
     zone.count = 0
-    later, earlier = rule.next(asked), rule.previous(asked)
+    later, earlier = rule.next(instant_asked), rule.previous(instant_asked)
     assert later is not None
     assert earlier is not None
     again = night == NIGHTS[1] and hours == 0
-    assert later.astimezone(UTC) == asked + (3600 * second if again else second)
-    assert earlier.astimezone(UTC) == asked - second
+    assert later.astimezone(UTC) == instant_asked + (3600 * second if again else second)
+    assert earlier.astimezone(UTC) == instant_asked - second
     assert zone.count < 500
 
 
-def test_a_rule_that_was_refused_is_not_looked_through_again() -> None:
+def test_rejected_rule_is_cached() -> None:
     given = {"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=31", "start": "2026-01-01T00:00:00"}
-    said = set()
+    messages = set()
     for _ in range(3):
-        with pytest.raises(InvalidSchedule, match="never matches") as told:
+        with pytest.raises(InvalidSchedule, match="never matches") as caught:
             maybe_schedule(given)
-        said.add(str(told.value))
-    assert len(said) == 1
+        messages.add(str(caught.value))
+    assert len(messages) == 1
     assert maybe_schedule({"rrule": "FREQ=DAILY"}) is maybe_schedule({"rrule": "FREQ=DAILY"})
 
 
@@ -217,7 +220,7 @@ def test_a_rule_that_was_refused_is_not_looked_through_again() -> None:
         "FREQ=WEEKLY;BYMONTHDAY=-1;BYDAY=FR",
     ],
 )
-def test_a_rule_with_rare_days_has_them(text: str) -> None:
+def test_rules_with_rare_days_match(text: str) -> None:
     assert rrule(text).next(datetime(2026, 1, 1, tzinfo=UTC)) is not None
 
 
@@ -238,22 +241,22 @@ def test_a_rule_with_rare_days_has_them(text: str) -> None:
         ("RRULE:FREQ=DAILY\nEXRULE:FREQ=WEEKLY", "EXRULE"),
     ],
 )
-def test_what_is_no_rule_is_refused_in_time(text: str, why: str) -> None:
+def test_invalid_rules_are_rejected(text: str, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why):
         rrule(text)
 
 
-# -- the sun --
+# -- solar events --
 
 
-def test_the_sun_sets_each_day_a_little_later_in_spring() -> None:
+def test_sunset_is_later_each_day_in_spring() -> None:
     found = times(solar("sunset", 52.52, 13.4), datetime(2026, 3, 1, tzinfo=UTC), 3)
     almanac = datetime(2026, 3, 1, 16, 46, tzinfo=UTC)
     for day, instant in enumerate(found):
         assert abs(instant - almanac - day * timedelta(days=1, seconds=110)) < timedelta(minutes=2)
 
 
-def test_dawn_comes_before_sunrise_and_that_before_noon() -> None:
+def test_solar_events_of_a_day_are_in_order() -> None:
     events = ("dawn_astronomical", "dawn_nautical", "dawn_civil", "sunrise", "solar_noon", "sunset",
               "dusk_civil", "dusk_nautical", "dusk_astronomical")  # fmt: skip
     found = [times(solar(event, 48.0, 11.0), datetime(2026, 3, 20, tzinfo=UTC), 1)[0] for event in events]
@@ -266,7 +269,7 @@ def test_dawn_comes_before_sunrise_and_that_before_noon() -> None:
 
 @pytest.mark.parametrize("event", ["dawn_civil", "sunrise", "solar_noon", "sunset", "dusk_astronomical"])
 @pytest.mark.parametrize("place", [(52.0, 13.0), (-33.9, 151.2), (0.0, -179.9)])
-def test_the_sun_has_one_event_a_day_from_wherever_one_asks(event: str, place: tuple[float, float]) -> None:
+def test_solar_event_occurs_once_a_day(event: str, place: tuple[float, float]) -> None:
     of = solar(event, *place)
     found = times(of, datetime(2026, 3, 1, tzinfo=UTC), 40)
     for earlier, later in pairwise(found):
@@ -278,18 +281,18 @@ def test_the_sun_has_one_event_a_day_from_wherever_one_asks(event: str, place: t
         assert of.previous(instant + bit) == instant
 
 
-def test_where_the_sun_stays_away_it_is_due_when_it_comes_back() -> None:
+def test_sunrise_after_polar_night() -> None:
     found = times(solar("sunrise", 78.2, 15.6), datetime(2026, 11, 15, tzinfo=UTC), 1)
     assert [(each.year, each.month) for each in found] == [(2027, 2)]
 
 
 @pytest.mark.parametrize("given", [("noon", 1, 1), ("sunset", 91, 0), ("sunset", 0, 200), ("sunset", "1", 2)])
-def test_what_is_no_event_or_place_is_refused(given: tuple[Any, ...]) -> None:
+def test_invalid_events_and_places_are_rejected(given: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidSchedule):
         solar(*given)
 
 
-# -- which kind --
+# -- conversion --
 
 
 class Own:
@@ -314,7 +317,7 @@ OWN = Own()
         (OWN, OWN),
     ],
 )
-def test_values_stand_for_schedules(value: Any, expected: Any) -> None:
+def test_values_are_converted_to_schedules(value: Any, expected: Any) -> None:
     assert maybe_schedule(value) == expected
 
 
@@ -324,7 +327,7 @@ class OfCelery:
 
 
 @pytest.mark.parametrize("value", [None, object(), [], OfCelery(), float("nan")])
-def test_what_is_no_schedule_is_refused(value: Any) -> None:
+def test_values_that_are_not_schedules_are_rejected(value: Any) -> None:
     with pytest.raises(InvalidSchedule):
         maybe_schedule(value)
 
@@ -339,7 +342,7 @@ def test_what_is_no_schedule_is_refused(value: Any) -> None:
         lambda: solar("sunset", 52.5, 13.4),
     ],
 )
-def test_a_schedule_is_a_value(make: Callable[[], Schedule]) -> None:
+def test_schedules_are_comparable_hashable_and_picklable(make: Callable[[], Schedule]) -> None:
     one, same = make(), make()
     assert one == same
     assert hash(one) == hash(same)

@@ -1,4 +1,4 @@
-"""app.schedules: entries looked at and changed from Python, over a store in memory."""
+"""app.schedules: reading and changing entries from Python, with a store in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTING = {"task": "proj.report", "schedule": "0 * * * *", "args": [1], "options
 
 
 class Busy(MemoryScheduleStore):
-    """After a row was looked at, *meanwhile* happens, as often as there are some. tries: edits so far."""
+    """A store where each read of a row is followed by a function of *meanwhile*. tries: edits so far."""
 
     def __init__(self) -> None:
         super().__init__(FakeClock(), shared=True)
@@ -60,10 +60,10 @@ def schedules(app: QWorker, store: Busy) -> Schedules:
     return Schedules(app, store)
 
 
-# -- looking --
+# -- reading --
 
 
-def test_all_entries_are_there_in_the_order_of_their_names(schedules: Schedules) -> None:
+def test_entries_are_ordered_by_name(schedules: Schedules) -> None:
     schedules.add("c", "t", 5)
     schedules.add("B", "t", 5)
     assert [each.name for each in schedules] == ["B", "a", "c"]
@@ -73,7 +73,7 @@ def test_all_entries_are_there_in_the_order_of_their_names(schedules: Schedules)
 
 
 @pytest.mark.parametrize("name", ["A", "nobody", "", "a ", "a\0", "\ud800", "x" * 1000])
-def test_one_that_is_not_there(schedules: Schedules, name: str) -> None:
+def test_unknown_entry_is_an_error(schedules: Schedules, name: str) -> None:
     for ask in (
         *(schedules.get, schedules.entry, schedules.preview, schedules.run, schedules.pause),
         *(schedules.resume, schedules.remove, schedules.reset, schedules.set),
@@ -83,7 +83,7 @@ def test_one_that_is_not_there(schedules: Schedules, name: str) -> None:
     assert schedules.runs(name) == []
 
 
-def test_one_that_is_spelled_wrong_is_guessed(schedules: Schedules) -> None:
+def test_misspelled_name_gets_a_suggestion(schedules: Schedules) -> None:
     schedules.add("nightly report", "t", 5)
     with pytest.raises(NoSuchEntry, match="did you mean 'nightly report'"):
         schedules.get("nightly reprot")
@@ -91,7 +91,7 @@ def test_one_that_is_spelled_wrong_is_guessed(schedules: Schedules) -> None:
         schedules.remove("nightly reprot")
 
 
-def test_the_next_due_times(schedules: Schedules) -> None:
+def test_preview_returns_the_next_due_times(schedules: Schedules) -> None:
     first = datetime(2023, 11, 14, 23, tzinfo=UTC)
     assert schedules.preview("a", 2) == [first, first.replace(day=15, hour=0)]
     assert schedules.preview("a", 1, datetime(2030, 1, 1, 5, 30, tzinfo=UTC)) == [
@@ -102,13 +102,13 @@ def test_the_next_due_times(schedules: Schedules) -> None:
     assert schedules.preview("a", 0) == []
 
 
-def test_due_times_are_told_in_the_zone_of_the_app(store: Busy) -> None:
+def test_preview_uses_the_timezone_of_the_app(store: Busy) -> None:
     app, _, _ = make_app(beat_schedule={"a": SETTING}, timezone="Asia/Tokyo")
     (instant,) = Schedules(app, store).preview("a", 1)
     assert instant.isoformat() == "2023-11-15T08:00:00+09:00"
 
 
-def test_what_has_become_of_an_entry_and_who_leads(schedules: Schedules, store: Busy) -> None:
+def test_runs_state_and_leader(schedules: Schedules, store: Busy) -> None:
     assert schedules.leader() == Lease()
     lease = store.take("us", Lease(), "about")
     state = State("s", 1.0, 2.0, 3.0, "id", 1)
@@ -122,7 +122,7 @@ def test_what_has_become_of_an_entry_and_who_leads(schedules: Schedules, store: 
 # -- changing --
 
 
-def test_an_entry_is_added(schedules: Schedules, store: Busy) -> None:
+def test_add(schedules: Schedules, store: Busy) -> None:
     found = schedules.add("b", "t", crontab(0, 4, tz="Europe/Berlin"), args=(1, 2), jitter=5)
     assert found == schedules["b"]
     assert (found.source, found.changed) == (HAND, frozenset())
@@ -145,7 +145,7 @@ def test_an_entry_is_added(schedules: Schedules, store: Busy) -> None:
         ("b", {"args": ["x" * 2**20]}, "too large"),
     ],
 )
-def test_what_cannot_be_added(
+def test_add_rejects_invalid_entries(
     schedules: Schedules, store: Busy, name: str, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidSchedule, match=said):
@@ -153,12 +153,12 @@ def test_what_cannot_be_added(
     assert store.rows() == []
 
 
-def test_a_schedule_of_ones_own_cannot_be_added(schedules: Schedules) -> None:
+def test_add_rejects_custom_schedules(schedules: Schedules) -> None:
     with pytest.raises(InvalidSchedule, match="is a custom schedule"):
         schedules.add("b", "t", Schedule())
 
 
-def test_fields_are_set_one_by_one_and_reset(schedules: Schedules) -> None:
+def test_set_changes_single_fields_until_reset(schedules: Schedules) -> None:
     schedules.set("a", args=[2])
     found = schedules.set("a", schedule=30)
     assert found.changed == {"args", "schedule"}
@@ -170,19 +170,19 @@ def test_fields_are_set_one_by_one_and_reset(schedules: Schedules) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"args": 5}, {"nmae": 1}, {"schedule": "never"}])
-def test_what_is_wrong_is_not_set(schedules: Schedules, store: Busy, fields: dict[str, Any]) -> None:
+def test_set_rejects_invalid_fields(schedules: Schedules, store: Busy, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule):
         schedules.set("a", **fields)
     assert store.rows() == []
 
 
-def test_pausing_and_resuming(schedules: Schedules) -> None:
+def test_pause_and_resume(schedules: Schedules) -> None:
     assert schedules.pause("a").entry.enabled is False  # type: ignore[union-attr]
     assert schedules.entry("a").enabled is False
     assert schedules.resume("a").entry.enabled is True  # type: ignore[union-attr]
 
 
-def test_one_of_the_settings_is_removed_until_reset(schedules: Schedules) -> None:
+def test_entry_of_the_settings_is_removed_until_reset(schedules: Schedules) -> None:
     schedules.set("a", args=[2])
     schedules.remove("a")
     assert schedules["a"].removed
@@ -193,7 +193,7 @@ def test_one_of_the_settings_is_removed_until_reset(schedules: Schedules) -> Non
     assert schedules.entry("a").args == (1,)
 
 
-def test_one_that_is_removed_can_be_added_anew(schedules: Schedules) -> None:
+def test_removed_entry_can_be_added_again(schedules: Schedules) -> None:
     schedules.remove("a")
     assert schedules.add("a", "other", 5).source == HAND
     assert schedules.entry("a").task == "other"
@@ -202,7 +202,7 @@ def test_one_that_is_removed_can_be_added_anew(schedules: Schedules) -> None:
     assert schedules.entry("a").task == "proj.report"
 
 
-def test_one_that_was_added_is_removed_for_good(schedules: Schedules) -> None:
+def test_added_entry_is_removed_for_good(schedules: Schedules) -> None:
     schedules.add("b", "t", 5)
     with pytest.raises(InvalidSchedule, match="was added by hand"):
         schedules.reset("b")
@@ -214,7 +214,7 @@ def test_one_that_was_added_is_removed_for_good(schedules: Schedules) -> None:
 
 
 @pytest.mark.parametrize("edit", [b"{", b'{"fields":{"args":5}}'])
-def test_a_damaged_edit_can_be_reset(schedules: Schedules, store: Busy, edit: bytes) -> None:
+def test_damaged_edit_can_be_reset(schedules: Schedules, store: Busy, edit: bytes) -> None:
     store.edit("a", edit, 0)
     assert schedules["a"].error is not None
     with pytest.raises(InvalidSchedule):
@@ -223,7 +223,7 @@ def test_a_damaged_edit_can_be_reset(schedules: Schedules, store: Busy, edit: by
 
 
 @pytest.mark.parametrize("edit", [b"{", b'{"fields":{"args":5},"added":true}'])
-def test_a_damaged_entry_can_be_removed(schedules: Schedules, store: Busy, edit: bytes) -> None:
+def test_damaged_entry_can_be_removed(schedules: Schedules, store: Busy, edit: bytes) -> None:
     store.edit("b", edit, 0)
     assert schedules["b"].error is not None
     schedules.remove("b")
@@ -231,10 +231,10 @@ def test_a_damaged_entry_can_be_removed(schedules: Schedules, store: Busy, edit:
         schedules["b"]
 
 
-# -- while others do the same --
+# -- concurrent changes --
 
 
-def test_no_change_of_another_is_lost(schedules: Schedules, app: QWorker, store: Busy) -> None:
+def test_concurrent_changes_are_merged(schedules: Schedules, app: QWorker, store: Busy) -> None:
     other = Schedules(app, store)
     store.meanwhile = [lambda: other.set("a", args=[7])]
     found = schedules.set("a", jitter=5)
@@ -242,9 +242,7 @@ def test_no_change_of_another_is_lost(schedules: Schedules, app: QWorker, store:
     assert (schedules.entry("a").args, schedules.entry("a").jitter) == ((7,), 5.0)
 
 
-def test_what_another_has_added_meanwhile_is_not_added_again(
-    schedules: Schedules, app: QWorker, store: Busy
-) -> None:
+def test_add_fails_if_the_entry_was_added_meanwhile(schedules: Schedules, app: QWorker, store: Busy) -> None:
     other = Schedules(app, store)
     store.meanwhile = [lambda: other.add("b", "theirs", 5)]
     with pytest.raises(InvalidSchedule, match="already"):
@@ -252,7 +250,7 @@ def test_what_another_has_added_meanwhile_is_not_added_again(
     assert schedules.entry("b").task == "theirs"
 
 
-def test_what_another_has_removed_meanwhile_is_not_changed(
+def test_set_fails_if_the_entry_was_removed_meanwhile(
     schedules: Schedules, app: QWorker, store: Busy
 ) -> None:
     schedules.add("b", "t", 5)
@@ -262,7 +260,7 @@ def test_what_another_has_removed_meanwhile_is_not_changed(
         schedules.set("b", jitter=5)
 
 
-def test_it_gives_up_at_last(schedules: Schedules, app: QWorker, store: Busy) -> None:
+def test_set_gives_up_after_repeated_conflicts(schedules: Schedules, app: QWorker, store: Busy) -> None:
     other = Schedules(app, store)
 
     def again() -> None:
@@ -277,7 +275,7 @@ def test_it_gives_up_at_last(schedules: Schedules, app: QWorker, store: Busy) ->
     assert other["a"].changed == frozenset()
 
 
-def test_where_nobody_would_see_it_nothing_is_changed(app: QWorker) -> None:
+def test_changes_need_a_shared_store(app: QWorker) -> None:
     schedules = Schedules(app, MemoryScheduleStore(FakeClock()))
     for change in (
         lambda: schedules.add("b", "t", 5),
@@ -290,10 +288,10 @@ def test_where_nobody_would_see_it_nothing_is_changed(app: QWorker) -> None:
     assert schedules.entry("a").args == (1,)
 
 
-# -- calling now --
+# -- running now --
 
 
-def test_an_entry_is_called_now(
+def test_run_calls_the_task_now(
     made: tuple[QWorker, KeepingStore, FakeClock], schedules: Schedules, store: Busy
 ) -> None:
     _, broker, _ = made
@@ -305,7 +303,7 @@ def test_an_entry_is_called_now(
     assert store.rows() == [], "it is none of its due times"
 
 
-def test_a_task_that_is_known_here_is_called_with_its_own_options(schedules: Schedules, app: QWorker) -> None:
+def test_run_uses_the_options_of_a_registered_task(schedules: Schedules, app: QWorker) -> None:
     @app.task(name="proj.known", queue="special")
     def known() -> None: ...
 
@@ -314,7 +312,7 @@ def test_a_task_that_is_known_here_is_called_with_its_own_options(schedules: Sch
     assert app.broker.sent[0].envelope.queue == "special"  # type: ignore[attr-defined]
 
 
-def test_the_store_of_the_app_is_opened_and_closed(app: QWorker) -> None:
+def test_store_of_the_app_is_opened_and_closed(app: QWorker) -> None:
     schedules = app.schedules
     assert schedules is app.schedules
     assert schedules.store is schedules.store

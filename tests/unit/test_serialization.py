@@ -1,4 +1,4 @@
-"""Values to bytes and back: kombu's dialect, limits, and messages a user can act on."""
+"""Serialization: kombu's JSON dialect, limits, and error messages."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def nested(depth: int) -> str:
 
 
 @given(VALUES)
-def test_everything_of_the_dialect_comes_back_as_it_was(value: Any) -> None:
+def test_json_round_trips(value: Any) -> None:
     assert decode(*_swap(encode(value)), JSON_ONLY) == value
 
 
 @given(VALUES)
-def test_kombu_reads_what_we_write_and_we_read_what_kombu_writes(value: Any) -> None:
+def test_json_is_compatible_with_kombu(value: Any) -> None:
     content_type, content_encoding, data = encode(value)
     assert kombu.serialization.loads(data, content_type, content_encoding) == value
     content_type, content_encoding, payload = kombu.serialization.dumps(value, "json")
@@ -72,7 +72,7 @@ def test_kombu_reads_what_we_write_and_we_read_what_kombu_writes(value: Any) -> 
 
 
 @given(VALUES)
-def test_our_json_is_kombus_without_the_spaces(value: Any) -> None:
+def test_json_equals_that_of_kombu_without_spaces(value: Any) -> None:
     assert json.loads(dumps(value)) == json.loads(kombu_dumps(value))
     assert kombu_loads(dumps(value)) == value
 
@@ -96,11 +96,11 @@ def _swap(encoded: tuple[str, str, bytes]) -> tuple[bytes, str, str]:
         (uuid.UUID(int=1), '{"__type__":"uuid","__value__":{"hex":"00000000000000000000000000000001"}}'),
     ],
 )
-def test_the_text_of_each_type(value: object, text: str) -> None:
+def test_json_text_of_each_type(value: object, text: str) -> None:
     assert dumps(value) == text
 
 
-def test_objects_and_registered_types_choose_their_own_json() -> None:
+def test_custom_and_registered_types() -> None:
     class Point:
         def __json__(self) -> dict[str, int]:
             return {"x": 1}
@@ -114,13 +114,13 @@ def test_objects_and_registered_types_choose_their_own_json() -> None:
     assert loads(dumps([Money("3.50")]))[0].amount == "3.50"
 
 
-def test_numbers_that_are_no_json_pass_as_python_writes_them() -> None:
+def test_infinity_and_nan_are_written_as_in_python() -> None:
     assert dumps([math.inf, -math.inf]) == "[Infinity,-Infinity]"
     assert math.isnan(loads("[NaN]")[0])
 
 
 @pytest.mark.parametrize("text", [" [1]", "[1] ", "\n[1]\n"])
-def test_white_space_around_a_value(text: str) -> None:
+def test_surrounding_whitespace_is_ignored(text: str) -> None:
     assert loads(text) == [1]
 
 
@@ -130,7 +130,7 @@ def test_white_space_around_a_value(text: str) -> None:
 @pytest.mark.parametrize(
     ("depth", "refused"), [(MAX_DEPTH - 1, False), (MAX_DEPTH, False), (MAX_DEPTH + 1, True)]
 )
-def test_depth_has_a_limit_both_ways(depth: int, refused: bool) -> None:
+def test_depth_is_limited_when_encoding_and_decoding(depth: int, refused: bool) -> None:
     value: Any = 1
     for _ in range(depth):
         value = [value] if len(str(depth)) % 2 else {"k": value}
@@ -178,7 +178,7 @@ def test_depth_is_exact(value: Any) -> None:
     assert actual == 0 or too_deep(data, actual - 1)
 
 
-# -- what cannot be serialised --
+# -- unserializable values --
 
 
 class Connection:
@@ -207,7 +207,7 @@ LOOP.append(LOOP)
         ({"k" * 500: Connection()}, None, "Connection"),
     ],
 )
-def test_the_message_says_which_part_and_what_to_do(value: Any, path: str | None, words: str) -> None:
+def test_encode_error_names_path_and_reason(value: Any, path: str | None, words: str) -> None:
     with pytest.raises(EncodeError, match=words) as caught:
         encode(value, what="args")
     if path is not None:
@@ -216,7 +216,7 @@ def test_the_message_says_which_part_and_what_to_do(value: Any, path: str | None
     assert len(str(caught.value)) < 600
 
 
-def test_other_serializers_say_so_too() -> None:
+def test_encode_errors_of_other_serializers() -> None:
     with pytest.raises(EncodeError, match="args cannot be serialised with pickle"):
         encode([lambda: None], "pickle", "args")
     with pytest.raises(ConfigurationError, match="did you mean 'json'") as caught:
@@ -224,7 +224,7 @@ def test_other_serializers_say_so_too() -> None:
     assert caught.value.setting == "task_serializer"
 
 
-def test_a_serializer_whose_package_is_missing_says_so() -> None:
+def test_missing_package_of_a_serializer_is_named() -> None:
     kombu.serialization.register("test_readonly", None, bytes, "application/x-test-readonly", "binary")
     try:
         with pytest.raises(ConfigurationError, match="'test_readonly' is not installed: install the package"):
@@ -234,7 +234,7 @@ def test_a_serializer_whose_package_is_missing_says_so() -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
-def test_each_serializer_both_ways_and_with_kombu(serializer: str) -> None:
+def test_serializers_round_trip_and_match_kombu(serializer: str) -> None:
     value = {"a": [1, "é", None, True], "b": {"c": 1.5}}
     content_type, content_encoding, data = encode(value, serializer)
     assert type(data) is bytes
@@ -242,7 +242,7 @@ def test_each_serializer_both_ways_and_with_kombu(serializer: str) -> None:
     assert kombu.serialization.loads(data, content_type, content_encoding, accept={content_type}) == value
 
 
-# -- what is accepted --
+# -- accepted content --
 
 
 class Trap:
@@ -250,19 +250,19 @@ class Trap:
         return (pytest.fail, ("a pickle was loaded",))
 
 
-def test_a_content_type_that_is_not_accepted_is_not_looked_at() -> None:
+def test_data_of_unaccepted_content_type_is_not_decoded() -> None:
     with pytest.raises(SecurityError, match=r"'application/x-python-serialize'.*'pickle'.*accept_content"):
         decode(pickle.dumps(Trap()), "application/x-python-serialize", "binary", JSON_ONLY)
 
 
 @pytest.mark.parametrize("content_type", ["application/data", "application/text", "text/plain", "", "json"])
-def test_nothing_is_accepted_by_default_not_even_what_kombu_trusts(content_type: str) -> None:
+def test_only_listed_content_types_are_accepted(content_type: str) -> None:
     accept = frozenset({"application/json"})
     with pytest.raises(SecurityError):
         decode(b"[]", content_type, "utf-8", accept)
 
 
-def test_accepted_by_name_or_by_content_type() -> None:
+def test_accept_lists_names_or_content_types() -> None:
     assert content_types(["json", "application/x-yaml"]) == {"application/json", "application/x-yaml"}
     for accept in (JSON_ONLY, content_types(["json"])):
         assert decode(b"[1]", "application/json", "utf-8", accept) == [1]
@@ -290,7 +290,7 @@ def test_accepted_by_name_or_by_content_type() -> None:
         (b'{"__type__":"base64","__value__":null}', "utf-8", "not valid JSON"),
     ],
 )
-def test_malformed_json_is_an_invalid_message_with_a_reason(data: bytes, encoding: str, reason: str) -> None:
+def test_malformed_json_is_rejected_with_a_reason(data: bytes, encoding: str, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason) as caught:
         decode(data, "application/json", encoding, JSON_ONLY)
     assert len(str(caught.value)) < 400
@@ -302,13 +302,13 @@ def test_malformed_json_is_an_invalid_message_with_a_reason(data: bytes, encodin
     "latin-1"),
      ("utf-16", "utf-16")],
 )  # fmt: skip
-def test_encodings_that_people_use(encoding: str, codec: str) -> None:
+def test_common_content_encodings(encoding: str, codec: str) -> None:
     text = '["e"]' if codec == "ascii" else '["é"]'
     assert decode(text.encode(codec), "application/json", encoding, JSON_ONLY) == json.loads(text)
 
 
 @pytest.mark.parametrize(("size", "refused"), [(99, False), (100, False), (101, True)])
-def test_size_has_a_limit(size: int, refused: bool) -> None:
+def test_size_is_limited(size: int, refused: bool) -> None:
     data = b'"' + b"x" * (size - 2) + b'"'
     if refused:
         with pytest.raises(InvalidTaskMessage, match="101 bytes is over the limit of 100"):
@@ -317,13 +317,13 @@ def test_size_has_a_limit(size: int, refused: bool) -> None:
         assert decode(data, "application/json", "utf-8", JSON_ONLY, limit=100)
 
 
-def test_a_result_is_read_back_at_any_size() -> None:
+def test_size_is_unlimited_without_a_limit() -> None:
     data = encode("x" * (serialization.MAX_BYTES + 1))[2]
     assert len(decode(data, "application/json", "utf-8", JSON_ONLY)) == serialization.MAX_BYTES + 1
 
 
 @pytest.mark.parametrize("name", ["pickle", "yaml", "msgpack"])
-def test_damaged_data_of_other_serializers_is_an_invalid_message(name: str) -> None:
+def test_damaged_data_of_other_serializers_is_rejected(name: str) -> None:
     content_type = serialization.CONTENT_TYPES[name]
     with pytest.raises(InvalidTaskMessage, match="not valid application/x-"):
         decode(b"\xc1\xff[{: !!python/object:os.system x", content_type, "binary", frozenset({name}))
@@ -333,13 +333,13 @@ def test_damaged_data_of_other_serializers_is_an_invalid_message(name: str) -> N
 
 
 @given(st.binary(max_size=2000), st.sampled_from(["gzip", "bzip2", "lzma", "zstd"]))
-def test_compression_both_ways(data: bytes, method: str) -> None:
+def test_compression_round_trips_and_matches_kombu(data: bytes, method: str) -> None:
     mime, packed = compress(data, method)
     assert decompress(packed, mime) == data
     assert kombu.compression.decompress(packed, mime) == data
 
 
-def test_the_gzip_of_other_languages_is_read_too() -> None:
+def test_gzip_and_zlib_formats_are_decompressed() -> None:
     assert decompress(gzip.compress(b"[1]"), GZIP) == b"[1]"
     assert decompress(zlib.compress(b"[1]"), GZIP) == b"[1]"
 
@@ -354,7 +354,7 @@ def test_the_gzip_of_other_languages_is_read_too() -> None:
     ],
     ids=["gzip", "bz2", "lzma", "zstd"],
 )
-def test_a_bomb_stops_at_the_limit(compressed: Callable[[bytes], tuple[str, bytes]]) -> None:
+def test_decompression_bomb_stops_at_the_limit(compressed: Callable[[bytes], tuple[str, bytes]]) -> None:
     mime, bomb = compressed(b"\0" * 50_000_000)
     assert len(bomb) < 100_000
     with pytest.raises(InvalidTaskMessage, match="more than the limit of 1000000 bytes"):
@@ -373,14 +373,14 @@ def test_a_bomb_stops_at_the_limit(compressed: Callable[[bytes], tuple[str, byte
         (b"x", "a" * 5000, "is not one of"),
     ],
 )
-def test_damaged_or_unknown_compression(data: bytes, mime: str, reason: str) -> None:
+def test_damaged_or_unknown_compression_is_rejected(data: bytes, mime: str, reason: str) -> None:
     with pytest.raises(InvalidTaskMessage, match=reason) as caught:
         decompress(data, mime)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(("size", "refused"), [(999, False), (1000, False), (1001, True)])
-def test_the_limit_after_decompression_is_exact(size: int, refused: bool) -> None:
+def test_decompression_limit_is_exact(size: int, refused: bool) -> None:
     packed = zlib.compress(b"x" * size)
     if refused:
         with pytest.raises(InvalidTaskMessage):
@@ -389,14 +389,14 @@ def test_the_limit_after_decompression_is_exact(size: int, refused: bool) -> Non
         assert len(decompress(packed, GZIP, 1000)) == size
 
 
-def test_an_unknown_method_is_a_configuration_error() -> None:
+def test_unknown_compression_method_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"no compression is named 'rar'.*gzip") as caught:
         compress(b"x", "rar")
     assert caught.value.setting == "task_compression"
 
 
-class _Told:
-    """What its method returns is data, too."""
+class _CustomJson:
+    """The return value of its method is checked, too."""
 
     def __json__(self) -> Any:
         return {"__type__": "invoice", "__value__": 3}
@@ -411,11 +411,11 @@ class _Told:
         ({"__type__": "invoice", "__value__": 3}, "args"),
         ([{"a": ({"__value__": 1, "__type__": date.today()},)}], "args[0]['a'][0]"),
         ({"a": datetime.now(), "b": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, "args['b']"),
-        ([_Told()], "args[0]"),
+        ([_CustomJson()], "args[0]"),
     ],
 )
-def test_what_looks_like_a_tag_is_refused(value: Any, path: str) -> None:
-    """Celery writes it, and its readers fail, or get a value of another type."""
+def test_dict_that_looks_like_a_type_tag_is_rejected(value: Any, path: str) -> None:
+    """Celery writes it, and readers fail or get a value of another type."""
     with pytest.raises(EncodeError, match="how JSON writes a value of another type") as failure:
         serialization.encode_json(value, {"args": value})
     assert str(failure.value).startswith(f"{path} cannot be serialised")
@@ -432,5 +432,5 @@ def test_what_looks_like_a_tag_is_refused(value: Any, path: str) -> None:
         {"x": [datetime(2030, 1, 1), uuid.UUID(int=1), b"\xff", {"__type__": 1}]},
     ],
 )
-def test_what_only_resembles_one_is_carried(value: Any) -> None:
+def test_dict_that_only_resembles_a_type_tag_is_encoded(value: Any) -> None:
     assert loads(dumps(value)) == value

@@ -1,4 +1,4 @@
-"""Settlements that a store refuses: who is to blame ends otherwise, and nobody else notices."""
+"""Settlements that a broker rejects: the offending message is settled differently, others are unaffected."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.support.rooms import Rooms
 
 
 class Picky(MemoryStore):
-    """Refuses every batch with a settlement that *refuses* says. gone: raised first, at the call of that
-    number."""
+    """Rejects each batch with a settlement for which *refuses* is true. gone: errors raised first, by
+    the number of the call."""
 
     refuses: Any = staticmethod(lambda settlement: False)
     gone: dict[int, Exception]
     calls = 0
-    deaf = False
-    """Nothing is confirmed."""
+    confirm_fails = False
+    """Whether confirm() fails."""
 
     def confirm(self) -> None:
-        if self.deaf:
+        if self.confirm_fails:
             raise BrokerUnavailable("no answer")
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
@@ -39,7 +39,7 @@ class Picky(MemoryStore):
         return super().settle(generation, settlements)
 
 
-class Desk:
+class Setup:
     def __init__(self, refuses: Any = lambda settlement: False) -> None:
         self.rooms = Rooms()
         self.store = Picky(self.rooms.clock)
@@ -70,144 +70,146 @@ def bad(settlement: Settlement) -> bool:
     return not isinstance(settlement, Release) and settlement.row is not None and b"BAD" in settlement.row[2]
 
 
-def test_of_a_batch_only_who_is_to_blame_ends_otherwise() -> None:
-    desk = Desk(bad)
-    tags = desk.lease(9)
-    orders = [Ack(tag, desk.row(f"id-{tag}", result="BAD" if tag == tags[4] else tag)) for tag in tags]
-    assert desk.carry_out(*orders) == set()
-    states = {tag: desk.stored(f"id-{tag}")["status"] for tag in tags}
+def test_only_the_rejected_settlement_of_a_batch_is_replaced() -> None:
+    setup = Setup(bad)
+    tags = setup.lease(9)
+    orders = [Ack(tag, setup.row(f"id-{tag}", result="BAD" if tag == tags[4] else tag)) for tag in tags]
+    assert setup.carry_out(*orders) == set()
+    states = {tag: setup.stored(f"id-{tag}")["status"] for tag in tags}
     assert states == {tag: "FAILURE" if tag == tags[4] else "SUCCESS" for tag in tags}
-    assert desk.left() == 0
-    assert desk.store.admin.dead() == []
-    assert desk.store.calls <= 2 + 2 * 4, "halves, not one after the other"
+    assert setup.left() == 0
+    assert setup.store.admin.dead() == []
+    assert setup.store.calls <= 2 + 2 * 4, "halves, not one after the other"
 
 
-def test_the_failure_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(bad)
-    (tag,) = desk.lease(1)
-    desk.carry_out(Ack(tag, desk.row("culprit", result="BAD")))
-    (message,) = desk.stored("culprit")["result"]["exc_message"]
+def test_failure_tells_why_the_settlement_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup(bad)
+    (tag,) = setup.lease(1)
+    setup.carry_out(Ack(tag, setup.row("culprit", result="BAD")))
+    (message,) = setup.stored("culprit")["result"]["exc_message"]
     assert message == "the broker refused how it ended: ValueError: not this\\x00one"
     assert f"task 'culprit' in message {tag}: the broker refused how it ended" in caplog.text
 
 
-def test_a_state_that_is_not_final_stays_what_it_is() -> None:
-    desk = Desk(bad)
-    (tag,) = desk.lease(1)
-    desk.carry_out(Ack(tag, desk.row("culprit", "RETRY", "BAD")), Store(desk.row("other", "STARTED", "BAD")))
-    assert desk.stored("culprit")["status"] == "RETRY"
-    assert desk.stored("other") is None
-    assert desk.left() == 0
+def test_nonfinal_states_are_kept() -> None:
+    setup = Setup(bad)
+    (tag,) = setup.lease(1)
+    setup.carry_out(
+        Ack(tag, setup.row("culprit", "RETRY", "BAD")), Store(setup.row("other", "STARTED", "BAD"))
+    )
+    assert setup.stored("culprit")["status"] == "RETRY"
+    assert setup.stored("other") is None
+    assert setup.left() == 0
 
 
-def test_what_no_row_helps_is_a_dead_letter() -> None:
-    desk = Desk(lambda settlement: isinstance(settlement, Ack) and settlement.row is not None)
-    (tag,) = desk.lease(1)
-    desk.carry_out(Ack(tag, desk.row("culprit")))
-    (letter,) = desk.store.admin.dead()
-    assert letter.reason.startswith("the broker refused how it ended: ValueError")
+def test_message_is_dead_lettered_if_no_result_is_accepted() -> None:
+    setup = Setup(lambda settlement: isinstance(settlement, Ack) and settlement.row is not None)
+    (tag,) = setup.lease(1)
+    setup.carry_out(Ack(tag, setup.row("culprit")))
+    (dead_letter,) = setup.store.admin.dead()
+    assert dead_letter.reason.startswith("the broker refused how it ended: ValueError")
 
 
-def test_a_dead_letter_keeps_its_row_when_its_reason_is_to_blame() -> None:
-    desk = Desk(lambda settlement: isinstance(settlement, DeadLetter) and "\0" in settlement.reason)
-    (tag,) = desk.lease(1)
-    desk.carry_out(DeadLetter(tag, "bad\0bad", desk.row("culprit", "FAILURE")))
-    (letter,) = desk.store.admin.dead()
-    assert letter.reason.startswith("'bad\\x00bad'; the broker refused")
-    assert desk.stored("culprit")["status"] == "FAILURE"
+def test_dead_letter_with_a_rejected_reason_keeps_its_result() -> None:
+    setup = Setup(lambda settlement: isinstance(settlement, DeadLetter) and "\0" in settlement.reason)
+    (tag,) = setup.lease(1)
+    setup.carry_out(DeadLetter(tag, "bad\0bad", setup.row("culprit", "FAILURE")))
+    (dead_letter,) = setup.store.admin.dead()
+    assert dead_letter.reason.startswith("'bad\\x00bad'; the broker refused")
+    assert setup.stored("culprit")["status"] == "FAILURE"
 
 
 @pytest.mark.parametrize("settlement", [Release(1, 5e9), Release(1, 5e9, counted=True)])
-def test_what_cannot_go_back_as_it_should_goes_back_at_once(settlement: Release) -> None:
-    desk = Desk(lambda settlement: isinstance(settlement, Release) and settlement.due is not None)
-    (tag,) = desk.lease(1)
-    desk.carry_out(settlement._replace(tag=tag))
-    (leased,) = desk.store.consumer.lease(["celery"], 1).messages
+def test_rejected_delayed_release_becomes_an_immediate_one(settlement: Release) -> None:
+    setup = Setup(lambda settlement: isinstance(settlement, Release) and settlement.due is not None)
+    (tag,) = setup.lease(1)
+    setup.carry_out(settlement._replace(tag=tag))
+    (leased,) = setup.store.consumer.lease(["celery"], 1).messages
     assert leased.deliveries == int(settlement.counted)
 
 
-def test_what_can_be_settled_in_no_way_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    first, second = desk.lease(2)
-    desk.store.refuses = lambda settlement: not isinstance(settlement, Store) and settlement.tag == first
-    desk.carry_out(Ack(first), Ack(second))
-    assert desk.left() == 1
+def test_unsettleable_message_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup()
+    first, second = setup.lease(2)
+    setup.store.refuses = lambda settlement: not isinstance(settlement, Store) and settlement.tag == first
+    setup.carry_out(Ack(first), Ack(second))
+    assert setup.left() == 1
     assert "cannot be settled" in caplog.text
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("gone"), LeaseLost("gone"), ConfigurationError("gone")])
-def test_who_is_away_is_asked_again_and_nothing_is_done_twice(error: Exception) -> None:
-    desk = Desk(bad)
-    tags = desk.lease(4)
-    orders = [Ack(tag, desk.row(f"id-{tag}", result="BAD" if tag == tags[3] else tag)) for tag in tags]
-    desk.store.gone[3] = error  # the whole is refused, the first half settled, then it is gone
+def test_settling_resumes_after_an_error_without_repeating(error: Exception) -> None:
+    setup = Setup(bad)
+    tags = setup.lease(4)
+    orders = [Ack(tag, setup.row(f"id-{tag}", result="BAD" if tag == tags[3] else tag)) for tag in tags]
+    setup.store.gone[3] = error  # the whole is refused, the first half settled, then it is gone
     with pytest.raises(type(error)):
-        desk.carry_out(*orders)
-    assert desk.left() == 2
-    assert desk.carry_out(*orders) == set(), "what was settled before was not lost"
-    assert desk.stored(f"id-{tags[3]}")["status"] == "FAILURE"
-    assert desk.left() == 0
+        setup.carry_out(*orders)
+    assert setup.left() == 2
+    assert setup.carry_out(*orders) == set(), "what was settled before was not lost"
+    assert setup.stored(f"id-{tags[3]}")["status"] == "FAILURE"
+    assert setup.left() == 0
 
 
-def test_under_a_new_lease_nothing_is_remembered() -> None:
-    desk = Desk(bad)
-    tags = desk.lease(2)
-    desk.store.gone[2] = LeaseLost("gone")
-    orders = [Ack(tags[0]), Ack(tags[1], desk.row("id", result="BAD"))]
+def test_new_generation_forgets_earlier_settlements() -> None:
+    setup = Setup(bad)
+    tags = setup.lease(2)
+    setup.store.gone[2] = LeaseLost("gone")
+    orders = [Ack(tags[0]), Ack(tags[1], setup.row("id", result="BAD"))]
     with pytest.raises(LeaseLost):
-        desk.carry_out(*orders)
-    assert desk.settlements.carry_out(desk.generation + 1, [Ack(tag) for tag in tags]) == set(tags)
+        setup.carry_out(*orders)
+    assert setup.settlements.carry_out(setup.generation + 1, [Ack(tag) for tag in tags]) == set(tags)
 
 
-def test_results_of_an_outage_are_stored_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_settled_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "PORTION_BYTES", 1000)
-    desk = Desk()
-    tags = desk.lease(5)
-    desk.carry_out(*(Ack(tag, desk.row(f"id-{tag}", result="x" * 600)) for tag in tags))
-    assert desk.store.calls == 3
-    assert desk.left() == 0
+    setup = Setup()
+    tags = setup.lease(5)
+    setup.carry_out(*(Ack(tag, setup.row(f"id-{tag}", result="x" * 600)) for tag in tags))
+    assert setup.store.calls == 3
+    assert setup.left() == 0
 
 
-def test_a_batch_that_is_taken_costs_one_call(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    tags = desk.lease(3)
+def test_accepted_batch_costs_one_call(caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup()
+    tags = setup.lease(3)
     with caplog.at_level(logging.DEBUG, "qworker.components.receiving.settlements"):
-        assert desk.carry_out(*map(Ack, tags), Ack(10**6)) == {10**6}
-    assert desk.store.calls == 1
+        assert setup.carry_out(*map(Ack, tags), Ack(10**6)) == {10**6}
+    assert setup.store.calls == 1
     assert caplog.text == ""
 
 
-def test_what_was_carried_out_without_an_answer_is_not_lost() -> None:
-    desk = Desk()
-    first, second, third = desk.lease(3)
-    desk.store.consumer.settle(desk.generation, [Ack(first), Ack(third)])
-    desk.store.gone = {2: BrokerUnavailable("no answer")}
+def test_settlement_carried_out_before_an_error_is_not_reported_as_lost() -> None:
+    setup = Setup()
+    first, second, third = setup.lease(3)
+    setup.store.consumer.settle(setup.generation, [Ack(first), Ack(third)])
+    setup.store.gone = {2: BrokerUnavailable("no answer")}
     with pytest.raises(BrokerUnavailable):
-        desk.carry_out(Ack(first), Ack(second))
-    assert desk.carry_out(Ack(first), Ack(second), Ack(third)) == {third}, "this one was told once only"
-    assert desk.left() == 0
+        setup.carry_out(Ack(first), Ack(second))
+    assert setup.carry_out(Ack(first), Ack(second), Ack(third)) == {third}, "this one was told once only"
+    assert setup.left() == 0
 
 
-def test_what_was_not_confirmed_is_not_lost() -> None:
-    desk = Desk()
-    first, second = desk.lease(2)
-    assert desk.carry_out(Ack(first), Ack(second)) == set()
-    desk.store.deaf = True
+def test_unconfirmed_settlement_is_not_reported_as_lost() -> None:
+    setup = Setup()
+    first, second = setup.lease(2)
+    assert setup.carry_out(Ack(first), Ack(second)) == set()
+    setup.store.confirm_fails = True
     with pytest.raises(BrokerUnavailable):
-        desk.settlements.confirm({first})
-    desk.store.deaf = False
-    assert desk.carry_out(Ack(first), Ack(second)) == {second}
-    desk.settlements.confirm({first})
-    assert desk.carry_out(Ack(first)) == {first}, "it is known by now"
+        setup.settlements.confirm({first})
+    setup.store.confirm_fails = False
+    assert setup.carry_out(Ack(first), Ack(second)) == {second}
+    setup.settlements.confirm({first})
+    assert setup.carry_out(Ack(first)) == {first}, "it is known by now"
 
 
-def test_who_was_taken_for_dead_meanwhile_does_not_know_what_was_carried_out() -> None:
-    desk = Desk()
-    (tag,) = desk.lease(1)
-    desk.store.consumer.settle(desk.generation, [Ack(tag)])
-    desk.store.gone = {2: BrokerUnavailable("no answer")}
+def test_reclaimed_consumer_gets_lease_lost() -> None:
+    setup = Setup()
+    (tag,) = setup.lease(1)
+    setup.store.consumer.settle(setup.generation, [Ack(tag)])
+    setup.store.gone = {2: BrokerUnavailable("no answer")}
     with pytest.raises(BrokerUnavailable):
-        desk.carry_out(Ack(tag))
-    desk.store._building.queues.give_up(desk.generation)
+        setup.carry_out(Ack(tag))
+    setup.store._building.queues.give_up(setup.generation)
     with pytest.raises(LeaseLost):
-        desk.carry_out(Ack(tag))
+        setup.carry_out(Ack(tag))

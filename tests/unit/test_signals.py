@@ -1,4 +1,4 @@
-"""Signals: who is called, how often, and that an observer changes nothing."""
+"""Signals: which receivers are called, how often, and that errors in receivers are contained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def signal() -> Signal:
     return Signal("task_happened")
 
 
-def test_a_receiver_gets_sender_signal_and_arguments(signal: Signal) -> None:
+def test_receiver_gets_sender_signal_and_arguments(signal: Signal) -> None:
     calls: list[dict[str, Any]] = []
 
     @signal.connect
@@ -36,7 +36,7 @@ def test_a_receiver_gets_sender_signal_and_arguments(signal: Signal) -> None:
     assert calls == [{"signal": signal, "sender": task, "result": 3}]
 
 
-def test_nobody_listening_is_an_empty_list(signal: Signal) -> None:
+def test_send_without_receivers_returns_an_empty_list(signal: Signal) -> None:
     assert not signal.receivers
     assert signal.send(None) == []
 
@@ -52,7 +52,7 @@ def test_nobody_listening_is_an_empty_list(signal: Signal) -> None:
         ("a", None, False),
     ],
 )
-def test_only_for_a_sender_by_name(signal: Signal, wanted: Any, sender: Any, called: bool) -> None:
+def test_receiver_for_a_sender_by_name(signal: Signal, wanted: Any, sender: Any, called: bool) -> None:
     calls: list[Any] = []
 
     @signal.connect(sender=wanted)
@@ -64,7 +64,7 @@ def test_only_for_a_sender_by_name(signal: Signal, wanted: Any, sender: Any, cal
     assert signal.has_listeners(sender) is called
 
 
-def test_only_for_a_sender_by_identity(signal: Signal) -> None:
+def test_receiver_for_a_sender_by_identity(signal: Signal) -> None:
     mine, other, calls = Task("same"), Task("same"), []
     signal.connect(lambda sender, **_: calls.append(sender), sender=mine)
     signal.send(other)
@@ -72,7 +72,7 @@ def test_only_for_a_sender_by_identity(signal: Signal) -> None:
     assert calls == [mine]
 
 
-def test_connected_twice_is_called_once_and_disconnected_not_at_all(signal: Signal) -> None:
+def test_connect_and_disconnect_are_idempotent(signal: Signal) -> None:
     calls: list[int] = []
 
     def receiver(**_: Any) -> None:
@@ -87,7 +87,7 @@ def test_connected_twice_is_called_once_and_disconnected_not_at_all(signal: Sign
     assert calls == [1]
 
 
-def test_a_dispatch_uid_stands_for_the_receiver(signal: Signal) -> None:
+def test_dispatch_uid_identifies_the_receiver(signal: Signal) -> None:
     calls: list[str] = []
     signal.connect(lambda **_: calls.append("old"), dispatch_uid="one")
     signal.connect(lambda **_: calls.append("new"), dispatch_uid="one")
@@ -97,9 +97,7 @@ def test_a_dispatch_uid_stands_for_the_receiver(signal: Signal) -> None:
     assert not signal.receivers
 
 
-def test_a_receiver_that_raises_is_logged_and_the_others_run(
-    signal: Signal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_receiver_is_logged_and_others_run(signal: Signal, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def broken(**_: Any) -> None:
@@ -135,7 +133,7 @@ def test_methods_and_weak_receivers(signal: Signal) -> None:
     assert not signal.receivers
 
 
-def test_a_receiver_may_disconnect_while_it_is_called(signal: Signal) -> None:
+def test_receiver_can_disconnect_itself(signal: Signal) -> None:
     calls: list[str] = []
 
     def once(**_: Any) -> None:
@@ -149,7 +147,7 @@ def test_a_receiver_may_disconnect_while_it_is_called(signal: Signal) -> None:
     assert calls == ["once", "always", "always"]
 
 
-def test_a_receiver_without_kwargs_is_refused_when_it_is_connected(signal: Signal) -> None:
+def test_receiver_without_kwargs_is_rejected(signal: Signal) -> None:
     def receiver(sender: Any) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"receiver\(\) must take \*\*kwargs"):
@@ -158,7 +156,7 @@ def test_a_receiver_without_kwargs_is_refused_when_it_is_connected(signal: Signa
         signal.connect("receiver")  # type: ignore[arg-type]
 
 
-def test_every_signal_is_called_what_it_is_assigned_to() -> None:
+def test_signal_names_match_their_variables() -> None:
     found = {name: value for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert {name: value.name for name, value in found.items()} == {name: name for name in found}
     assert {

@@ -1,4 +1,4 @@
-"""Signatures: calls that are not made yet."""
+"""Signatures: calls that have not been made yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qworker.errors import NotAvailable
 from tests.support.stores import make_app
 
 
-def test_it_is_the_dict_that_travels() -> None:
+def test_signature_is_a_serializable_dict() -> None:
     call = Signature("proj.add", (1,), {"y": 2}, {"queue": "q"})
     assert json.loads(json.dumps(call)) == {
         "task": "proj.add", "args": [1], "kwargs": {"y": 2}, "options": {"queue": "q"}, "subtask_type": None,
@@ -24,7 +24,7 @@ def test_it_is_the_dict_that_travels() -> None:
     assert pickle.loads(pickle.dumps(call)) == call
 
 
-def test_later_arguments_go_first_and_leave_the_original_alone() -> None:
+def test_clone_prepends_arguments_and_keeps_the_original() -> None:
     call = Signature("t", (3,), {"a": 1}, {"queue": "q"})
     merged = call.clone((1, 2), {"b": 2}, priority=5)
     assert (merged.args, merged.kwargs, merged.options) == (
@@ -35,22 +35,22 @@ def test_later_arguments_go_first_and_leave_the_original_alone() -> None:
     assert (call.args, call.kwargs, call.options) == ((3,), {"a": 1}, {"queue": "q"})
 
 
-def test_an_immutable_one_takes_options_only() -> None:
+def test_clone_of_an_immutable_signature_takes_options_only() -> None:
     merged = Signature("t", (3,), immutable=True).clone((1,), {"b": 2}, priority=5)
     assert (merged.args, merged.kwargs, merged.options, merged.immutable) == ((3,), {}, {"priority": 5}, True)
 
 
-def test_frozen_once_it_keeps_its_id() -> None:
+def test_identified_signature_keeps_its_id() -> None:
     frozen = Signature("t").identified()
     assert frozen.identified().options["task_id"] == frozen.options["task_id"]
     assert "task_id" not in Signature("t").options
 
 
-def test_it_shows_itself_as_a_call() -> None:
+def test_repr_looks_like_a_call() -> None:
     assert repr(Signature("proj.add", (1,), {"y": "z"})) == "proj.add(1, y='z')"
 
 
-def test_it_makes_the_call() -> None:
+def test_signature_sends_the_call() -> None:
     app, store, _ = make_app()
 
     @app.task(name="add")
@@ -70,19 +70,19 @@ def test_it_makes_the_call() -> None:
 
 
 @pytest.mark.parametrize("value", ["proj.add", [1], {"args": []}, 5])
-def test_what_is_no_signature_is_refused(value: object) -> None:
+def test_values_that_are_not_signatures_are_rejected(value: object) -> None:
     with pytest.raises(TypeError, match="link takes a signature"):
         signatures(value, "link", make_app()[0])
 
 
-def test_one_or_many_or_none() -> None:
+def test_signatures_accepts_one_several_or_none() -> None:
     app, _, _ = make_app()
     assert signatures(None, "link", app) == []
     assert [call.task for call in signatures({"task": "a"}, "link", app)] == ["a"]
     assert [call.task for call in signatures([Signature("a"), {"task": "b"}], "link", app)] == ["a", "b"]
 
 
-def test_what_follows_must_be_a_signature() -> None:
+def test_pipe_operator_needs_a_signature() -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         _ = Signature("a", (1,)) | (lambda: None)
 
@@ -97,7 +97,7 @@ def make_add() -> tuple[Any, Any]:
     return add, store
 
 
-def test_calling_it_runs_the_task_here_with_later_arguments_first() -> None:
+def test_calling_a_signature_runs_the_task_locally() -> None:
     add, store = make_add()
     assert add.s(2)(3) == 1
     assert add.si(5, 1)(9) == 4
@@ -107,7 +107,7 @@ def test_calling_it_runs_the_task_here_with_later_arguments_first() -> None:
     assert not store.sent
 
 
-def test_set_changes_the_signature_itself() -> None:
+def test_set_modifies_the_signature_in_place() -> None:
     add, store = make_add()
     call = add.s(2, 1)
     assert call.set(queue="far", immutable=True) is call
@@ -115,7 +115,7 @@ def test_set_changes_the_signature_itself() -> None:
     assert (call.immutable, store.sent[0].envelope.queue) == (True, "far")
 
 
-def test_links_are_added_once_each_and_given_back() -> None:
+def test_link_adds_each_signature_once_and_returns_it() -> None:
     add, store = make_add()
     call, after, error = add.s(2, 1), add.s(10), add.s(20)
     assert call.link(after) is after
@@ -127,7 +127,7 @@ def test_links_are_added_once_each_and_given_back() -> None:
     assert [each["args"] for each in store.sent[0].body.embed["callbacks"]] == [[10]]
 
 
-def test_a_frozen_call_has_its_result_before_it_is_made() -> None:
+def test_freeze_returns_the_result_before_the_call() -> None:
     add, store = make_add()
     call = add.s(2, 1)
     result = call.freeze()
@@ -136,7 +136,7 @@ def test_a_frozen_call_has_its_result_before_it_is_made() -> None:
     assert add.s(1).freeze("my-id").id == "my-id"
 
 
-def test_replacing_and_cloning_leave_the_original_alone() -> None:
+def test_replace_and_partial_keep_the_original() -> None:
     add, _ = make_add()
     call = add.signature((2, 1), {}, {"queue": "q"}, countdown=3)
     other = call.replace(args=(5, 4), options={})
@@ -150,7 +150,7 @@ def test_replacing_and_cloning_leave_the_original_alone() -> None:
     assert Signature.from_dict(call, app=add.app) == call
 
 
-def test_a_signature_is_made_of_a_task_its_name_or_a_dict() -> None:
+def test_ways_to_make_a_signature() -> None:
     add, _ = make_add()
     made = [
         add.app.signature(add, (2, 1), countdown=3),
@@ -164,7 +164,7 @@ def test_a_signature_is_made_of_a_task_its_name_or_a_dict() -> None:
 
 
 @pytest.mark.parametrize("name", ["append_to_list_option", "election", "register_type"])
-def test_what_a_signature_has_not_is_said(name: str) -> None:
+def test_unavailable_signature_attributes_explain_themselves(name: str) -> None:
     with pytest.raises(NotAvailable, match=rf"Signature\.{name} is not in qworker: "):
         getattr(Signature("a"), name)
 
@@ -172,14 +172,14 @@ def test_what_a_signature_has_not_is_said(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["add_around", "delay_on_commit", "apply_async_on_commit", "send_event", "start_strategy"]
 )
-def test_what_a_task_has_not_is_said(name: str) -> None:
+def test_unavailable_task_attributes_explain_themselves(name: str) -> None:
     add, _ = make_add()
     with pytest.raises(NotAvailable, match=rf"task\.{name} is not in qworker: "):
         getattr(add, name)
 
 
 @pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "request_stack"])
-def test_what_a_subclass_of_task_cannot_change_is_refused_there(name: str) -> None:
+def test_unsupported_attributes_of_task_subclasses_are_rejected(name: str) -> None:
     with pytest.raises(NotAvailable, match=rf"class Mine: {name} is not in qworker: "):
         type("Mine", (Task,), {name: None})
 
@@ -187,7 +187,7 @@ def test_what_a_subclass_of_task_cannot_change_is_refused_there(name: str) -> No
 @pytest.mark.parametrize(
     "name", ["shared", "backend", "lazy", "acks_on_timeout", "retry_on_worker_lost", "Request"]
 )
-def test_options_that_only_celerys_tasks_have_say_what_there_is_instead(name: str) -> None:
+def test_unsupported_celery_options_name_the_alternative(name: str) -> None:
     app, _, _ = make_app()
     with pytest.raises(NotAvailable, match=rf"task a: {name} is not in qworker: "):
         app.task(name="a", **{name: None})(lambda: None)

@@ -1,4 +1,4 @@
-"""Signatures: what a change to the message, the key or the time does."""
+"""Signed messages: the effects of changes to the message, the key or the time."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def parts(message: TaskMessage, signer: Signer) -> tuple[dict[str, Any], dict[st
     return parse_headers(encoded.headers), parse_properties(encoded.properties), encoded.body
 
 
-def test_a_signed_message_is_accepted(signer: Signer) -> None:
+def test_signed_message_is_accepted(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     assert decode_body(body, headers, properties, ACCEPT, signer).args == (1, 2)
 
 
-def test_an_unsigned_message_is_not(signer: Signer) -> None:
+def test_unsigned_message_is_rejected(signer: Signer) -> None:
     encoded = encode(MESSAGE)
     with pytest.raises(SecurityError, match="not signed"):
         decode_body(encoded.body, parse_headers(encoded.headers), parse_properties(None), ACCEPT, signer)
 
 
 @pytest.mark.parametrize("position", range(0, 90, 7))
-def test_a_flipped_bit_of_the_body_is_noticed(signer: Signer, position: int) -> None:
+def test_flipped_bit_in_the_body_is_detected(signer: Signer, position: int) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     position %= len(body)
     changed = body[:position] + bytes([body[position] ^ 1]) + body[position + 1 :]
@@ -62,7 +62,7 @@ def test_a_flipped_bit_of_the_body_is_noticed(signer: Signer, position: int) -> 
 
 
 @pytest.mark.parametrize("name", SIGNED_HEADERS)
-def test_a_changed_header_is_noticed(signer: Signer, name: str) -> None:
+def test_changed_header_is_detected(signer: Signer, name: str) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     for value in ("other", None, 7):
         if headers.get(name) != value:
@@ -71,14 +71,14 @@ def test_a_changed_header_is_noticed(signer: Signer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["content_type", "content_encoding", "reply_to"])
-def test_a_changed_property_is_noticed(signer: Signer, name: str) -> None:
+def test_changed_property_is_detected(signer: Signer, name: str) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     with pytest.raises(SecurityError, match="does not match"):
         signer.verify(headers, body, {**properties, name: "application/x-python-serialize"})
 
 
 @pytest.mark.parametrize("name", ["argsrepr", "shadow", "redelivered", "x-death", "traceparent"])
-def test_what_a_broker_adds_and_people_read_may_change(signer: Signer, name: str) -> None:
+def test_unsigned_headers_may_change(signer: Signer, name: str) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     signer.verify({**headers, name: "other"}, body, properties)
 
@@ -102,7 +102,7 @@ def test_keys_rotate(clock: FakeClock) -> None:
     new.verify(headers, body, properties)
 
 
-def test_the_same_key_id_with_another_secret_does_not_pass(signer: Signer, clock: FakeClock) -> None:
+def test_wrong_secret_with_the_right_key_id_is_rejected(signer: Signer, clock: FakeClock) -> None:
     headers, properties, body = parts(MESSAGE, Signer([OLD], clock))
     version, _, *rest = headers["signature"].split(":")
     ours = signer.sign(headers, body, properties).split(":")[1]
@@ -125,13 +125,13 @@ def test_the_same_key_id_with_another_secret_does_not_pass(signer: Signer, clock
         "é:\ud800:1:x",
     ],
 )
-def test_no_signature_at_all(signer: Signer, signature: object) -> None:
+def test_malformed_signatures_are_rejected(signer: Signer, signature: object) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     with pytest.raises(SecurityError):
         signer.verify({**headers, "signature": signature}, body, properties)
 
 
-def test_a_digest_that_is_not_ascii_is_just_wrong(signer: Signer) -> None:
+def test_malformed_digests_are_rejected(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     start = headers["signature"].rpartition(":")[0]
     for digest in ("é", "\ud800", ""):
@@ -139,7 +139,7 @@ def test_a_digest_that_is_not_ascii_is_just_wrong(signer: Signer) -> None:
             signer.verify({**headers, "signature": f"{start}:{digest}"}, body, properties)
 
 
-def test_a_replay_ends_with_max_age_counted_from_the_eta(clock: FakeClock) -> None:
+def test_max_age_counts_from_the_eta(clock: FakeClock) -> None:
     signer = Signer([NEW], clock, max_age=60)
     now = parts(MESSAGE, signer)
     later = parts(TaskMessage("proj.add", "id-1", eta=isoformat(clock.now() + 3600)), signer)
@@ -151,7 +151,7 @@ def test_a_replay_ends_with_max_age_counted_from_the_eta(clock: FakeClock) -> No
     signer.verify(later[0], later[2], later[1])
 
 
-def test_the_time_of_signing_is_signed(signer: Signer) -> None:
+def test_signing_time_is_signed(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     version, key, signed_at, *rest = headers["signature"].split(":")
     with pytest.raises(SecurityError, match="does not match"):
@@ -162,11 +162,11 @@ def test_the_time_of_signing_is_signed(signer: Signer) -> None:
         )
 
 
-def test_no_two_signatures_are_the_same(signer: Signer) -> None:
+def test_signatures_are_unique(signer: Signer) -> None:
     assert len({parts(MESSAGE, signer)[0]["signature"] for _ in range(50)}) == 50
 
 
-def test_the_callers_own_headers_are_signed_and_others_may_be_added(signer: Signer) -> None:
+def test_custom_headers_are_signed_and_headers_can_be_added(signer: Signer) -> None:
     own = {"tenant": "a", "odd:,%é name": [1, None, {"x": 1.5}], "when": {"a": (1, 2)}, "x-trace": "t"}
     message = TaskMessage("proj.add", "id-1", headers=own)
     headers, properties, body = parts(message, signer)
@@ -182,7 +182,7 @@ def test_the_callers_own_headers_are_signed_and_others_may_be_added(signer: Sign
 @pytest.mark.parametrize(
     "name", ["qworker_joins", "qworker_failed", "qworker_members", "qworker_publication"]
 )
-def test_our_own_headers_are_not_added_later(signer: Signer, name: str) -> None:
+def test_internal_headers_cannot_be_added_later(signer: Signer, name: str) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     with pytest.raises(SecurityError, match=f"{name}' was added after"):
         signer.verify({**headers, name: None}, body, properties)
@@ -192,7 +192,7 @@ def test_our_own_headers_are_not_added_later(signer: Signer, name: str) -> None:
         signer.verify({**headers, name: [2]}, body, properties)
 
 
-def test_a_sealed_result_is_opened_as_what_it_is_only(clock: FakeClock) -> None:
+def test_sealed_result_is_bound_to_its_subject(clock: FakeClock) -> None:
     old, both, new = Signer([OLD], clock), Signer([NEW, OLD], clock), Signer([NEW], clock)
     for data in (b"", b"5", b"\0qworker-signature\0", bytes(range(256))):
         sealed = old.seal(data, "result", "id-1")
@@ -208,7 +208,7 @@ def test_a_sealed_result_is_opened_as_what_it_is_only(clock: FakeClock) -> None:
             new.unseal(sealed, "result", "id-1")
 
 
-def test_one_kind_of_signature_does_not_pass_for_another(signer: Signer) -> None:
+def test_order_signatures_and_seals_are_not_interchangeable(signer: Signer) -> None:
     order = signer.sign_order("revoke", "id-1", False, "SIGTERM")
     assert signer.is_order(order, "revoke", "id-1", False, "SIGTERM")
     for fields in (("revoke", "id-2", False, "SIGTERM"), ("revoke", "id-1", True, "SIGTERM"), ()):
@@ -219,7 +219,7 @@ def test_one_kind_of_signature_does_not_pass_for_another(signer: Signer) -> None
     assert not signer.is_order(sealed.rpartition(b"\0")[2].decode(), "revoke", "id-1", False, "SIGTERM")
 
 
-def test_the_next_attempt_is_signed_anew(signer: Signer) -> None:
+def test_retry_is_signed_again(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     again = retry_headers(headers, 1_800_000_000.0, 1, headers["id"])
     assert "signature" not in again
@@ -230,12 +230,12 @@ def test_the_next_attempt_is_signed_anew(signer: Signer) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], "", [""], ["short"], ["long enough for a key", "short"]])
-def test_keys_must_be_there_and_long(keys: list[str]) -> None:
+def test_missing_or_short_keys_are_rejected(keys: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="16 bytes") as caught:
         Signer(keys)
     assert caught.value.setting == "security_key"
 
 
-def test_one_key_as_text_is_one_key(signer: Signer, clock: FakeClock) -> None:
+def test_single_key_can_be_a_string(signer: Signer, clock: FakeClock) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     Signer(NEW, clock).verify(headers, body, properties)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Claims on PostgreSQL: what is asked of the server, and what becomes of an answer when the next one
-fails."""
+"""Claims on PostgreSQL: the statements sent to the server, and the messages already claimed when the next
+statement fails."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BATCH = LONG_DRAIN // 2
 
 
 class FakeServer:
-    """Answers each statement by the next of *answers*: how many messages there are, an error, or the next due
-    time."""
+    """Answers each statement with the next of *answers*: the number of messages and the next due time, or an
+    error."""
 
     def __init__(self, *answers: tuple[int, float | None] | psycopg.Error) -> None:
         self.answers = list(answers)
-        self.asked: list[str] = []
+        self.statements: list[str] = []
         self.tag = 0
 
     def execute(self, statement: str, values: Sequence[Any]) -> FakeServer:
         assert statement.count("%s") == len(values)
-        self.asked.append(statement)
+        self.statements.append(statement)
         if statement != PROMOTE_DUE:
             self.answer = self.answers.pop(0)
             if isinstance(self.answer, psycopg.Error):
@@ -49,25 +49,25 @@ def claim(claims: Claims, server: FakeServer, due: float | None = None) -> list[
 
 
 def drained(server: FakeServer) -> Claims:
-    """In the midst of a long drain."""
+    """Claims in the middle of a long drain."""
     claims = Claims()
     claim(claims, server)
     claim(claims, server)
-    server.asked.clear()
+    server.statements.clear()
     return claims
 
 
-def test_a_long_drain_goes_on_where_it_was_and_looks_at_the_front_at_its_end() -> None:
+def test_long_drain_continues_after_its_last_message_and_ends_at_the_front() -> None:
     server = FakeServer((BATCH, None), (BATCH, None), (10, None), (5, None), (0, None))
     claims = drained(server)
     assert len(claim(claims, server)) == 15
-    assert server.asked == [CLAIM_AFTER, CLAIM]
+    assert server.statements == [CLAIM_AFTER, CLAIM]
     assert claim(claims, server) == []
-    assert server.asked[2:] == [CLAIM]
+    assert server.statements[2:] == [CLAIM]
 
 
-def test_what_was_taken_is_given_when_the_look_at_the_front_fails() -> None:
-    """The server has it as ours: a retry that did not know of it would leave it so for as long as we live."""
+def test_claimed_messages_are_returned_if_the_next_statement_fails() -> None:
+    """The server counts them as ours: if they were dropped here, nobody would get them while we live."""
     server = FakeServer((BATCH, None), (BATCH, None), (10, None), psycopg.errors.DeadlockDetected("no"))
     assert len(claim(drained(server), server)) == 10
     nothing = FakeServer((BATCH, None), (BATCH, None), (0, None), psycopg.errors.DeadlockDetected("no"))
@@ -76,10 +76,10 @@ def test_what_was_taken_is_given_when_the_look_at_the_front_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("due", "asked"),
+    ("due", "statements"),
     [(None, [CLAIM]), (100.1, [CLAIM]), (100.0, [PROMOTE_DUE, CLAIM]), (5.0, [PROMOTE_DUE, CLAIM])],
 )
-def test_what_is_known_to_be_due_is_made_ready_first(due: float | None, asked: list[str]) -> None:
+def test_due_messages_are_promoted_before_the_claim(due: float | None, statements: list[str]) -> None:
     server = FakeServer((3, None))
     claim(Claims(), server, due)
-    assert server.asked == asked
+    assert server.statements == statements

@@ -1,4 +1,4 @@
-"""PyMySQL under the name MySQLdb, as Django's projects have it: its errors stay those that it raises."""
+"""PyMySQL installed as MySQLdb, as in many Django projects: its errors are still recognized."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ except MySQLLink.errors:
 """
 
 
-def test_errors_of_a_driver_that_django_has_renamed() -> None:
+def test_errors_of_pymysql_installed_as_mysqldb() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
     assert done.stdout == "known\n", done.stderr

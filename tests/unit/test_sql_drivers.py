@@ -1,4 +1,4 @@
-"""What we use of PyMySQL's and psycopg's insides: it is there; where it is not, a message says what to do."""
+"""The private parts of PyMySQL and psycopg that we use exist; a missing one gives a clear error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qworker.transports.sql.timeout_connection import _until, check_wait
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_a_pymysql_without_what_we_reach_for_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_private_attribute_of_pymysql_is_reported(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     connection = LimitedConnection(defer_connect=True)
     assert hasattr(connection, name), "this PyMySQL has it"
     with monkeypatch.context() as patched:
@@ -24,15 +24,15 @@ def test_a_pymysql_without_what_we_reach_for_is_named(monkeypatch: pytest.Monkey
         for holder in (connection, Connection):
             if name in vars(holder):
                 patched.delattr(holder, name)
-        said = rf"PyMySQL {pymysql.__version__}.* {name}\..*pip install"
-        with pytest.raises(ConfigurationError, match=said):
+        message = rf"PyMySQL {pymysql.__version__}.* {name}\..*pip install"
+        with pytest.raises(ConfigurationError, match=message):
             connection.connect()
 
 
-def test_a_psycopg_that_waits_without_end_is_named() -> None:
+def test_psycopg_without_wait_timeout_is_reported() -> None:
     class Endless:
         def wait(self, gen: Any, timeout: float = 0.1) -> None:
-            """As it was before 3.2."""
+            """As before psycopg 3.2."""
 
     check_wait(psycopg.Connection)
     for connection in (Endless, object):
@@ -40,13 +40,13 @@ def test_a_psycopg_that_waits_without_end_is_named() -> None:
             check_wait(connection)
 
 
-def test_an_answer_that_does_not_come_in_time_is_not_waited_for() -> None:
+def test_wait_ends_at_its_timeout() -> None:
     def silent() -> Iterator[Any]:
         while True:
             yield "wait for something to read"
 
-    asked = _until(silent(), 0.0)
-    assert next(asked) == "wait for something to read"
-    assert asked.send(1) == "wait for something to read", "it says something"
+    waiting = _until(silent(), 0.0)
+    assert next(waiting) == "wait for something to read"
+    assert waiting.send(1) == "wait for something to read", "it says something"
     with pytest.raises(psycopg.OperationalError, match="in time"):
-        asked.send(0)
+        waiting.send(0)

@@ -1,4 +1,4 @@
-"""Links: which one a URL is spoken to by, and how it reads one as SQLAlchemy writes it."""
+"""Links to SQL servers: parsing of URLs in the form of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from qworker.transports.sql.links import as_written_plainly, family_of
         ("sqla+MariaDB+mysqldb://u@h/d", "mariadb://u@h/d"),
     ],
 )
-def test_a_url_as_sqlalchemy_writes_it_is_read(written: str, plain: str) -> None:
+def test_sqlalchemy_urls_are_simplified(written: str, plain: str) -> None:
     assert as_written_plainly(written) == plain
 
 
-def test_a_url_has_a_family() -> None:
+def test_family_of_a_url() -> None:
     assert [family_of(f"{scheme}://h/d") for scheme in ("postgres", "db+postgresql", "mysql", "mariadb")] == [
         *("postgresql", "postgresql", "mysql", "mysql"),
     ]
 
 
-def test_what_can_never_work_is_told_of_before_anything_is_connected() -> None:
+def test_missing_certificate_files_are_reported_before_connecting() -> None:
     for url in ("db+postgresql://h/d?sslrootcert=/no/such", "mysql+pymysql://h/d?ssl_ca=/no/such"):
         with pytest.raises(ConfigurationError, match=r"^beat_store: .*/no/such") as caught:
             ServerPlace(url, SYSTEM_CLOCK)

@@ -1,4 +1,4 @@
-"""Many rows in few statements, as MySQL reads them."""
+"""Multi-row statements for MySQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def escaped(value: Any) -> str:
     return f"escaped({type(value).__name__})"
 
 
-def test_rows_are_in_as_few_statements_as_their_size_allows() -> None:
+def test_rows_are_packed_into_few_statements_by_size() -> None:
     rows = [("x" * 10, number) for number in range(5)]
     (whole,) = statements(STATEMENT, rows, 1000, "utf8", escaped)
     assert whole == (
@@ -27,7 +27,7 @@ def test_rows_are_in_as_few_statements_as_their_size_allows() -> None:
     assert list(statements(STATEMENT, [], 1000, "utf8", escaped)) == []
 
 
-def test_what_is_not_written_here_the_driver_writes() -> None:
+def test_unusual_values_are_escaped_by_the_driver() -> None:
     plain = [None, 7, "it is", 'so "it" is', b"\x00'\\", b""]
     assert [literal(value, escaped) for value in plain] == [
         *("NULL", "7", "'it is'", "'so \"it\" is'", "x'00275c'", "x''"),

@@ -1,4 +1,4 @@
-"""What a database says of a value that it never takes, told from what it says when it takes nothing now."""
+"""Errors of a database that rejects a value, as opposed to errors that pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AWAY = {1040: "08004", 1053: "08S01", 1205: "HY000", 1213: "40001", 2006: None, 
 
 
 def mysql(number: int, state: str | None) -> Exception:
-    """As PyMySQL raises it: from 1.2.4 on with the server's state."""
+    """An error as PyMySQL raises it: from 1.2.4 on with the SQLSTATE."""
     error: Exception = error_map.get(number, pymysql.err.OperationalError)(number, "what the server said")
     error.sqlstate = state  # type: ignore[attr-defined]
     return error
@@ -34,18 +34,18 @@ def mysql(number: int, state: str | None) -> Exception:
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("number", [*RIGHTS, *AWAY])
-def test_a_mysql_that_takes_nothing_now_has_not_refused_the_value(number: int, with_state: bool) -> None:
+def test_mysql_access_and_availability_errors_are_not_refusals(number: int, with_state: bool) -> None:
     state = {**RIGHTS, **AWAY}[number]
     assert not refused(mysql(number, state if with_state else None))
 
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("number", VALUES)
-def test_a_mysql_refuses_a_value(number: int, with_state: bool) -> None:
+def test_mysql_value_errors_are_refusals(number: int, with_state: bool) -> None:
     assert refused(mysql(number, VALUES[number] if with_state else None))
 
 
-def test_postgresql_says_it_by_state() -> None:
+def test_postgresql_refusals() -> None:
     assert refused(psycopg.errors.StringDataRightTruncation("too long"))
     assert refused(psycopg.errors.CheckViolation("of a check"))
     assert not refused(psycopg.errors.InsufficientPrivilege("no rights"))
@@ -53,7 +53,7 @@ def test_postgresql_says_it_by_state() -> None:
     assert not refused(psycopg.errors.DeadlockDetected("two at once"))
 
 
-def test_sqlite_says_it_by_code() -> None:
+def test_sqlite_refusals() -> None:
     def error(code: int) -> Exception:
         made = sqlite3.OperationalError("what it said")
         made.sqlite_errorcode = code
@@ -64,6 +64,6 @@ def test_sqlite_says_it_by_code() -> None:
     assert not refused(error(sqlite3.SQLITE_FULL))
 
 
-def test_a_deadlock_may_pass() -> None:
+def test_deadlock_is_a_passing_error() -> None:
     assert passing(mysql(1213, "40001"))
     assert not passing(mysql(1406, "22001"))

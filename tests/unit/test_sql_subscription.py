@@ -1,4 +1,4 @@
-"""When publishers are to notify a consumer, and when it looks for what they did not tell."""
+"""When publishers notify a consumer, and when it polls for messages without a notification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qworker.transports.sql.consumer import FULL_CLAIMS, PAUSE_SECONDS, SECOND_L
 
 
 class FakeLink:
-    """Notes what is changed."""
+    """Records the statements."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -33,7 +33,7 @@ def paused() -> tuple[Any, Subscription]:
     return link, subscription
 
 
-def test_who_has_enough_is_not_notified_for_a_while() -> None:
+def test_busy_consumer_pauses_its_subscription() -> None:
     link, subscription = paused()
     assert not subscription.active
     assert not subscription.has_enough, "it is said once"
@@ -43,15 +43,15 @@ def test_who_has_enough_is_not_notified_for_a_while() -> None:
     assert len(link.done) == 1
 
 
-def test_a_claim_that_is_not_full_counts_anew() -> None:
+def test_partial_claim_resets_the_count() -> None:
     subscription = Subscription()
     for full in (True, True, False, True, True):
         subscription.claimed(0.0, full)
         assert not subscription.has_enough
 
 
-def test_who_listens_again_looks_once_more_a_little_later() -> None:
-    """Whoever published before it said so has notified nobody."""
+def test_resumed_consumer_polls_again_after_second_look() -> None:
+    """Publishers that did not see the subscription yet have not sent a notification."""
     link, subscription = paused()
     began = time.monotonic()
     subscription.resume(link, 7)
@@ -64,7 +64,7 @@ def test_who_listens_again_looks_once_more_a_little_later() -> None:
 
 
 @pytest.mark.parametrize(("after", "left"), [(-0.001, True), (0.0, False)])
-def test_a_claim_that_began_late_enough_is_that_look(after: float, left: bool) -> None:
+def test_late_claim_replaces_the_second_look(after: float, left: bool) -> None:
     subscription = Subscription()
     subscription.missed()
     subscription.claimed(subscription.look_at + after, full=False)

@@ -1,4 +1,4 @@
-"""The statements that store many results at once: what they do on SQLite, and how large they become."""
+"""Upserts of many results: their effect on SQLite, and their size."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def store(connection: sqlite3.Connection, *rows: tuple[str, str, object]) -> int
 
 @pytest.mark.parametrize("new", ANY_STATE)
 @pytest.mark.parametrize("old", ANY_STATE)
-def test_the_rule_is_that_of_states(table: sqlite3.Connection, old: str, new: str) -> None:
+def test_upsert_follows_state_precedence(table: sqlite3.Connection, old: str, new: str) -> None:
     assert store(table, ("x", old, "old")) == 1
     assert store(table, ("x", new, "new"), ("y", new, "new")) == 1 + states.may_replace(old, new)
     (found,) = table.execute("SELECT status, result FROM t WHERE task_id = 'x'")
     assert found == ((new, "new") if states.may_replace(old, new) else (old, "old"))
 
 
-def test_a_row_without_a_state_is_replaced(table: sqlite3.Connection) -> None:
+def test_row_without_a_state_is_replaced(table: sqlite3.Connection) -> None:
     table.execute("INSERT INTO t (task_id) VALUES ('x')")
     assert store(table, ("x", states.STARTED, None)) == 1
 
 
-def test_instants_are_text_on_sqlite() -> None:
+def test_datetimes_are_text_on_sqlite() -> None:
     ((_, values),) = sqlite_upsert("t", ("date_done",), [(datetime(2030, 1, 2),)], True, "?")
     assert values == ("2030-01-02 00:00:00.000000",)
 
 
-def test_one_statement_for_a_batch() -> None:
+def test_batch_is_one_statement() -> None:
     rows = [(str(number), states.SUCCESS, b"1", None) for number in range(256)]
     for upsert in (postgresql_upsert, mysql_upsert):
         ((statement, values),) = upsert("t", COLUMNS, rows, False)
@@ -69,7 +69,7 @@ def test_one_statement_for_a_batch() -> None:
         assert list(upsert("t", COLUMNS, [], False)) == []
 
 
-def test_what_is_too_large_for_one_statement_of_mysql_goes_in_several() -> None:
+def test_large_batches_are_split_for_mysql() -> None:
     large = [(str(number), states.SUCCESS, b"x" * (MAX_BYTES // 3), None) for number in range(7)]
     many = [(str(number), states.SUCCESS, b"", None) for number in range(MAX_ROWS + 1)]
     huge = [("x", states.SUCCESS, b"x" * (2 * MAX_BYTES), None)]
@@ -83,7 +83,7 @@ def test_what_is_too_large_for_one_statement_of_mysql_goes_in_several() -> None:
     rows=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ANY_STATE)), max_size=12),
     standing=st.sampled_from((None, *ANY_STATE)),
 )
-def test_the_latest_of_a_batch_is_what_one_after_another_leads_to(
+def test_latest_of_a_batch_equals_sequential_upserts(
     rows: list[tuple[str, str]], standing: str | None
 ) -> None:
     whole = [(task_id, status, str(number).encode(), None) for number, (task_id, status) in enumerate(rows)]

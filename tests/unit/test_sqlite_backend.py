@@ -1,4 +1,4 @@
-"""The result store in the embedded file: what it shares with the broker."""
+"""The result store in the file of the embedded broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def opened(path: Path, clock: Clock = SYSTEM_CLOCK) -> Backend:
     return open_backend(f"sqlite:///{path}", Settings({}, environ={}), clock)
 
 
-def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
+def test_file_is_created_on_first_use(tmp_path: Path) -> None:
     backend = opened(tmp_path / "r.db")
     assert backend.same_store(f"sqlite:///{tmp_path}/r.db")
     assert not backend.same_store(f"sqlite:///{tmp_path}/other.db")
@@ -30,7 +30,7 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("new", ["STARTED", "PROGRESS", "SUCCESS", "FAILURE"])
 @pytest.mark.parametrize("old", ["STARTED", "SUCCESS", "FAILURE", "REVOKED"])
-def test_a_row_that_the_worker_stores_is_as_if_stored_here(tmp_path: Path, old: str, new: str) -> None:
+def test_row_stored_by_a_worker_follows_state_precedence(tmp_path: Path, old: str, new: str) -> None:
     clock = FakeClock()
     backend = opened(tmp_path / "r.db", clock)
     backend.store("x", backend.meta("x", old, "old"))
@@ -45,7 +45,7 @@ def test_a_row_that_the_worker_stores_is_as_if_stored_here(tmp_path: Path, old: 
     backend.close()
 
 
-def test_who_waits_is_told_of_all_that_is_stored_since_the_first_has_waited(tmp_path: Path) -> None:
+def test_watcher_has_a_mark_after_the_first_wait(tmp_path: Path) -> None:
     backend = opened(tmp_path / "r.db")
     assert backend.watcher.mark() is None
     backend.store("x", backend.meta("x", "SUCCESS"))
@@ -55,14 +55,14 @@ def test_who_waits_is_told_of_all_that_is_stored_since_the_first_has_waited(tmp_
     assert backend.watcher.mark() is None
 
 
-def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     path.write_bytes(b"this is a text file, and a rather long one" * 100)
     with pytest.raises(BackendError, match="not a sound SQLite database"):
         opened(path).get("x")
 
 
-def test_a_damaged_row_says_so(tmp_path: Path) -> None:
+def test_damaged_row_is_an_error(tmp_path: Path) -> None:
     backend = opened(tmp_path / "r.db")
     backend.store("x", backend.meta("x", "SUCCESS", 1))
     with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
@@ -78,7 +78,7 @@ def test_a_damaged_row_says_so(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_sweep_takes_more_than_it_does_at_a_time(tmp_path: Path) -> None:
+def test_sweep_deletes_more_than_one_batch(tmp_path: Path) -> None:
     clock = FakeClock()
     backend = opened(tmp_path / "r.db", clock)
     backend.store("first", backend.meta("first", "SUCCESS"))
@@ -93,7 +93,7 @@ def test_a_sweep_takes_more_than_it_does_at_a_time(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_who_has_no_key_is_told_that_a_result_is_signed(tmp_path: Path) -> None:
+def test_reading_a_signed_result_without_a_key_is_an_error(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/r.db"
     with_key = Settings({"security_key": ["k" * 32]}, environ={})
     writer, reader = open_backend(url, with_key, SYSTEM_CLOCK), opened(tmp_path / "r.db")

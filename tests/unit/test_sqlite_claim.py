@@ -1,4 +1,4 @@
-"""What a claim costs must not grow with what waits."""
+"""The cost of a claim must not grow with the number of waiting messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qworker.transports.sql.embedded.consumer import CLAIM, CLAIM_DELAYED
 
 
 def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) -> int:
-    """Virtual machine steps, in hundreds, of *statement* with so many messages waiting."""
+    """Virtual machine steps, in hundreds, of *statement* with *waiting* messages."""
     database = Database(path / f"{waiting}.db")
     database.prepare()
     connection = database.connect("NORMAL")
@@ -36,7 +36,7 @@ def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) ->
     [(0, CLAIM, (1, "q", 10)), (1, CLAIM_DELAYED, (1, "q", 1e9, 10))],
     ids=["ready", "near"],
 )
-def test_a_claim_looks_at_no_more_than_it_takes(
+def test_claim_reads_only_the_messages_it_takes(
     tmp_path: Path, state: int, statement: str, values: tuple[Any, ...]
 ) -> None:
     few = steps(tmp_path, 20, state, statement, *values)
@@ -44,7 +44,7 @@ def test_a_claim_looks_at_no_more_than_it_takes(
     assert 0 < many <= few + 2
 
 
-def test_a_claim_ends_with_the_message_that_makes_it_too_large(tmp_path: Path) -> None:
+def test_claim_is_limited_by_size(tmp_path: Path) -> None:
     database = Database(tmp_path / "large.db")
     database.prepare()
     connection = database.connect("NORMAL")

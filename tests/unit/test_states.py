@@ -11,7 +11,7 @@ from qworker import states
 ANY = st.sampled_from([*sorted(states.ALL_STATES), "PROGRESS", "IGNORED"])
 
 
-def test_ranks_are_celerys() -> None:
+def test_precedence_is_that_of_celery() -> None:
     ranked = [
         "SUCCESS",
         "FAILURE",
@@ -43,12 +43,12 @@ def test_ranks_are_celerys() -> None:
         ("FAILURE", "RETRY", False),
     ],
 )
-def test_what_may_replace_what(old: str, new: str, allowed: bool) -> None:
+def test_may_replace(old: str, new: str, allowed: bool) -> None:
     assert states.may_replace(old, new) is allowed
 
 
 @given(st.lists(ANY, max_size=20))
-def test_once_final_always_final_and_success_is_for_ever(writes: list[str]) -> None:
+def test_final_states_stay_final_and_success_stays(writes: list[str]) -> None:
     stored, was_final, succeeded = "PENDING", False, False
     for new in writes:
         if states.may_replace(stored, new):
@@ -59,7 +59,7 @@ def test_once_final_always_final_and_success_is_for_ever(writes: list[str]) -> N
         assert not succeeded or stored == "SUCCESS"
 
 
-def test_the_sets_fit_together() -> None:
+def test_state_sets_are_consistent() -> None:
     assert not states.READY_STATES & states.UNREADY_STATES
     assert states.PROPAGATE_STATES < states.EXCEPTION_STATES
     assert set(states.PRECEDENCE) - {None} == states.ALL_STATES

@@ -1,4 +1,4 @@
-"""Pickles of an older Celery: plain data is read, everything else refused before it can do anything."""
+"""Pickles stored by older Celery versions: plain data is read, all else is rejected before it can run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trap:
 
 @pytest.mark.parametrize("protocol", [2, 4, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
-def test_plain_data_is_read(value: Any, protocol: int) -> None:
+def test_plain_data_is_loaded(value: Any, protocol: int) -> None:
     payload = pickle.dumps(value, protocol)
     assert is_pickle(payload)
     assert load_plain(payload, "here") == value
@@ -51,14 +51,14 @@ def test_plain_data_is_read(value: Any, protocol: int) -> None:
 @pytest.mark.parametrize(
     "value", [KeyError("no"), Path("/x"), print, Trap(Path("/x"))], ids=lambda value: type(value).__name__
 )
-def test_everything_else_is_refused_by_name(value: Any) -> None:
+def test_other_objects_are_rejected(value: Any) -> None:
     with pytest.raises(
         BackendError, match=r"here was pickled by Celery 5\.6 or before.*it holds an object of"
     ):
         load_plain(pickle.dumps(value), "here")
 
 
-def test_nothing_stored_can_run(tmp_path: Path) -> None:
+def test_pickles_cannot_execute_code(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     with pytest.raises(BackendError):
         load_plain(pickle.dumps([1, Trap(trap)]), "here")
@@ -66,14 +66,14 @@ def test_nothing_stored_can_run(tmp_path: Path) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_at_all(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_backend_errors(data: bytes) -> None:
     try:
         load_plain(b"\x80" + data, "here")
     except BackendError:
         pass
 
 
-def test_rows_of_an_older_celery(tmp_path: Path) -> None:
+def test_rows_of_older_celery_versions_are_read(tmp_path: Path) -> None:
     backend = open_backend(f"db+sqlite:///{tmp_path}/r.db", Settings({}, environ={}), SYSTEM_CLOCK)
     backend.store("new", backend.meta("new", "SUCCESS", {"a": 1}))
     import sqlite3
@@ -92,7 +92,7 @@ def test_rows_of_an_older_celery(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> None:
+def test_table_without_newer_columns_is_used(tmp_path: Path) -> None:
     import sqlite3
 
     with sqlite3.connect(tmp_path / "r.db") as connection:
@@ -111,7 +111,7 @@ def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> N
     backend.close()
 
 
-# What Celery 5.6.3 has stored for store_result("s", …, "STARTED"), mark_as_failure(…) and GroupResult("g",
+# Stored by Celery 5.6.3 for store_result("s", …, "STARTED"), mark_as_failure(…) and GroupResult("g",
 # …).save().
 RECORDED = {
     "gAWVHAAAAAAAAAB9lCiMA3BpZJRLAYwIaG9zdG5hbWWUjAFolHUu": {"pid": 1, "hostname": "h"},
@@ -130,11 +130,11 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("payload", RECORDED, ids=["state", "failure", "group"])
-def test_what_a_real_celery_has_stored_is_read(payload: str) -> None:
+def test_recorded_celery_pickles_are_read(payload: str) -> None:
     assert load_plain(b64decode(payload), "here") == RECORDED[payload]
 
 
-def test_of_celerys_own_objects_only_results_are_described() -> None:
+def test_celery_objects_other_than_results_are_rejected() -> None:
     task = b"\x80\x02ccelery.app.base\n_unpickle_appattr\n(X\x04\x00\x00\x00Task)tR."
     with pytest.raises(BackendError, match="it holds a Task"):
         load_plain(task, "here")

@@ -1,4 +1,4 @@
-"""Workflows as they are looked at: what is found from the id of any call in them, and at what cost."""
+"""Inspecting workflows: what is found from the id of any call in them, and at what cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.stores import KeepingStore, make_app
 
 
 class Store(MemoryBackend):
-    """refusal: what save_group() raises. sizes: of how many ids each look was."""
+    """refusal: error raised by save_group(). sizes: number of ids in each read."""
 
     refusal: Exception | None = None
 
@@ -68,7 +68,7 @@ def look(app: QWorker, task_id: str) -> Workflow:
 
 
 def shape(workflow: Workflow) -> Any:
-    """``[step, …]`` of the line of the root; each step is ``(id, state, [line below it, …])``."""
+    """``[step, …]`` of the root's chain; each step is ``(id, state, [chain below it, …])``."""
 
     def line(first: str) -> list[Any]:
         return [(step.id, step.state, [line(each) for each in step.calls]) for step in workflow.line(first)]
@@ -79,11 +79,11 @@ def shape(workflow: Workflow) -> Any:
 CALLED = [[("c", "PENDING", [])], [("d", "PENDING", [])]]
 
 
-def test_nothing_is_known_of_an_id_that_nobody_sent() -> None:
+def test_unknown_id_has_no_workflow() -> None:
     assert Survey(make(), "unknown").look() is None
 
 
-def test_calls_are_found_down_and_up() -> None:
+def test_callers_and_callees_are_found() -> None:
     app = make()
     end(app, "a", children=[(("b", None), None)])
     end(app, "b", parent_id="a", children=[(("c", None), None), (("d", None), None)])
@@ -94,7 +94,7 @@ def test_calls_are_found_down_and_up() -> None:
     assert found.unknown == ("the calls made by a task are not known until it has ended",)
 
 
-def test_what_called_it_and_runs_still_is_shown() -> None:
+def test_running_caller_is_shown() -> None:
     app = make()
     end(app, "b", parent_id="a")
     found = look(app, "b")
@@ -103,7 +103,7 @@ def test_what_called_it_and_runs_still_is_shown() -> None:
 
 
 @pytest.mark.parametrize("asked", ["last", "group", "member", "body"])
-def test_a_workflow_with_joins_is_known_from_any_call_of_it(asked: str) -> None:
+def test_workflow_with_joins_is_found_from_any_call(asked: str) -> None:
     app = make()
     add, total = app.tasks["add"], app.tasks["total"]
     work = chain(add.s(1), group(add.s(1), add.s(2) | add.s(3)), total.s(), add.s(5))
@@ -127,7 +127,7 @@ def test_a_workflow_with_joins_is_known_from_any_call_of_it(asked: str) -> None:
     assert [found.steps[each].name for each in (first, header.id, result.parent.id)] == ["add", None, "total"]
 
 
-def test_the_workflow_that_a_task_called_is_below_it() -> None:
+def test_workflow_called_by_a_task_is_shown_below_it() -> None:
     app = make()
     line = [["g", None, [[["m", "add"]]]], ["body", "total"]]
     outline.keep(app.backend, line, "a")
@@ -137,7 +137,7 @@ def test_the_workflow_that_a_task_called_is_below_it() -> None:
     assert shape(look(app, "a")) == expected
 
 
-def test_a_chord_that_celery_called_is_found_by_its_result() -> None:
+def test_chord_called_by_celery_is_found() -> None:
     app = make()
     header = (("g", None), [(("m", None), None), (("n", None), None)])
     end(app, "a", children=[(("body", header), None)])
@@ -145,23 +145,23 @@ def test_a_chord_that_celery_called_is_found_by_its_result() -> None:
     assert shape(look(app, "a")) == [("a", "SUCCESS", [[("g", "PENDING", members), ("body", "PENDING", [])]])]
 
 
-def test_a_group_that_was_saved_is_known() -> None:
+def test_saved_group_is_found() -> None:
     app = make()
     app.GroupResult("g", [app.AsyncResult("m"), app.AsyncResult("n")]).save()
     end(app, "n")
     assert shape(look(app, "g")) == [("g", "STARTED", [[("m", "PENDING", [])], [("n", "SUCCESS", [])]])]
 
 
-def test_a_member_of_a_group_that_is_not_stored_says_so() -> None:
+def test_member_of_an_unstored_group_is_explained() -> None:
     app = make()
     end(app, "m", group_id="g")
     assert look(app, "m").unknown == ("m is a member of group g, but nothing else of the group is stored",)
     end(app, "n", group_id="g", parent_id="a")
     end(app, "a", children=[(("g", None), [(("m", None), None), (("n", None), None)])])
-    assert look(app, "n").unknown == ()  # who called it names the group
+    assert look(app, "n").unknown == ()  # its caller names the group
 
 
-def test_a_store_without_parents_says_so() -> None:
+def test_store_without_parents_is_explained() -> None:
     app = make()
     app.backend.keeps_parents = False  # type: ignore[misc]
     end(app, "m")
@@ -171,14 +171,14 @@ def test_a_store_without_parents_says_so() -> None:
     )
 
 
-def test_a_call_whose_result_is_ignored_is_not_waited_for() -> None:
+def test_call_with_ignored_result_is_shown_as_ignored() -> None:
     app = make()
     add = app.tasks["add"]
     result = chain(group(add.s(1), add.s(2)), app.tasks["total"].s(), add.s(1).set(ignore_result=True))()
     assert look(app, result.id).steps[result.id].state == "IGNORED"
 
 
-def test_with_extended_results_every_workflow_is_known() -> None:
+def test_extended_results_record_every_workflow() -> None:
     app = make(result_extended=True)
     add = app.tasks["add"]
     line, beside = (add.s(1) | add.s(2))(), group(add.s(1), add.s(2))()
@@ -188,7 +188,7 @@ def test_with_extended_results_every_workflow_is_known() -> None:
     assert Survey(plain, (plain.tasks["add"].s(1) | plain.tasks["add"].s(2))().id).look() is None
 
 
-def test_forgetting_a_workflow_forgets_its_outline() -> None:
+def test_forget_removes_the_outline() -> None:
     app = make()
     result = chord([app.tasks["add"].s(1)], app.tasks["total"].s())()
     assert Survey(app, result.id).look() is not None
@@ -198,14 +198,14 @@ def test_forgetting_a_workflow_forgets_its_outline() -> None:
 
 
 @pytest.mark.parametrize("error", [BackendError("away"), EncodeError("large")])
-def test_a_workflow_is_called_also_when_its_outline_cannot_be_kept(error: Exception) -> None:
+def test_workflow_is_sent_even_if_its_outline_cannot_be_stored(error: Exception) -> None:
     app = make()
     assert isinstance(app.backend, Store)
     app.backend.refusal = error
     assert chord([app.tasks["add"].s(1)], app.tasks["total"].s())().id
 
 
-# -- what strangers have stored --
+# -- malformed data --
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_a_workflow_is_called_also_when_its_outline_cannot_be_kept(error: Except
         {"line": [["a", None, [[]]]]}, {"line": [["a", None]]}, {"line": [[7, "add"]]}, {"line": [["a", 7]]},
     ],
 )  # fmt: skip
-def test_an_outline_that_is_none_is_passed_over(kept: Any) -> None:
+def test_malformed_outline_is_ignored(kept: Any) -> None:
     app = make()
     app.backend.save_group("qworker-workflow-x", kept)
     assert Survey(app, "x").look() is None
 
 
-def test_what_calls_itself_is_shown_once() -> None:
+def test_cycles_are_shown_once() -> None:
     app = make()
     end(app, "a", parent_id="b", children=[(("b", None), None)])
     end(app, "b", parent_id="a", children=[(("a", None), None), "no result"])
@@ -230,7 +230,7 @@ def test_what_calls_itself_is_shown_once() -> None:
     assert look(app, "d").counts() == {"PENDING": 2}
 
 
-def test_what_cannot_be_read_says_so() -> None:
+def test_unreadable_result_is_shown_as_unreadable() -> None:
     app = make()
     end(app, "a", children=[(("b", None), None)])
     app.backend.write("celery-task-meta-b", b"\xff", None)  # type: ignore[attr-defined]
@@ -240,19 +240,19 @@ def test_what_cannot_be_read_says_so() -> None:
 # -- cost --
 
 
-def looks(app: QWorker) -> list[int]:
+def read_sizes(app: QWorker) -> list[int]:
     assert isinstance(app.backend, Store)
     app.backend.sizes.clear()
     return app.backend.sizes
 
 
-def test_each_level_is_one_look() -> None:
+def test_each_level_is_read_at_once() -> None:
     app = make()
     members = [((f"m{number}", None), None) for number in range(2000)]
     end(app, "a", children=[(("g", None), members)])
     for (member, _), _ in members:
         end(app, member, children=[((f"{member}-child", None), None)])
-    sizes = looks(app)
+    sizes = read_sizes(app)
     survey = Survey(app, "a")
     found = survey.look()
     assert found is not None
@@ -260,12 +260,12 @@ def test_each_level_is_one_look() -> None:
     assert sizes == [1, 2000, 2000]
     sizes.clear()
     survey.look()
-    assert sizes == [2000]  # what has ended is not looked at again
+    assert sizes == [2000]  # ended calls are not read again
 
 
-def test_a_line_of_thousands_is_one_look_when_its_outline_is_kept() -> None:
+def test_chain_with_a_stored_outline_is_read_at_once() -> None:
     app = make(result_extended=True)
     result = chain(app.tasks["add"].s(1) for _ in range(3000))()
-    sizes = looks(app)
+    sizes = read_sizes(app)
     assert look(app, result.id).counts() == {"PENDING": 3000}
     assert sizes == [1, 3000]

@@ -1,4 +1,4 @@
-"""Tasks: how they are defined, called in place, retried, and what they find inside."""
+"""Tasks: definition, eager calls, retries, and the request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.stores import KeepingStore, make_app
 
 
 class Hooked(Task[..., Any]):
-    """Records its hooks, as a base that people share."""
+    """A base class that records the hooks called."""
 
     max_retries = 1
     seen: list[str]
@@ -77,7 +77,7 @@ def request_of(task: Task[..., Any], **fields: Any) -> Context:
 # -- definitions --
 
 
-def test_a_task_looks_like_its_function() -> None:
+def test_task_looks_like_its_function() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -93,7 +93,7 @@ def test_a_task_looks_like_its_function() -> None:
     assert isinstance(add, Task)
 
 
-def test_a_bound_task_gets_itself() -> None:
+def test_bound_task_gets_itself_as_first_argument() -> None:
     app, _, _ = make_app()
 
     @app.task(bind=True, name="mine")
@@ -104,7 +104,7 @@ def test_a_bound_task_gets_itself() -> None:
     assert str(inspect.signature(mine)).startswith("(x: 'int')")
 
 
-def test_an_async_task_is_a_coroutine_when_called() -> None:
+def test_calling_an_async_task_returns_a_coroutine() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -116,7 +116,7 @@ def test_an_async_task_is_a_coroutine_when_called() -> None:
     assert asyncio.run(double(4)) == 8
 
 
-def test_settings_stand_behind_the_options() -> None:
+def test_settings_are_defaults_of_task_options() -> None:
     app, _, _ = make_app(
         task_serializer="pickle", security_key="k" * 32, accept_content=["pickle"], task_acks_late=False,
         task_time_limit=9, task_default_rate_limit="5/m", task_max_deliveries=3,
@@ -138,7 +138,7 @@ def test_settings_stand_behind_the_options() -> None:
     )  # fmt: skip
 
 
-def test_annotations_change_tasks_from_the_settings() -> None:
+def test_task_annotations_override_options() -> None:
     app, _, _ = make_app(
         task_annotations={"*": {"max_retries": 7}, "slow": {"rate_limit": "1/s", "max_retries": 8}}
     )
@@ -162,7 +162,7 @@ async def _async_generator(self: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("function", [_generator, _async_generator, functools.partial(_generator, 1)])
-def test_a_generator_is_refused_where_the_task_is_defined(function: Any) -> None:
+def test_generator_functions_are_rejected_as_tasks(function: Any) -> None:
     app, _, _ = make_app()
     with pytest.raises(ConfigurationError, match="task g has a yield"):
         app.task(name="g")(function)
@@ -188,7 +188,7 @@ def test_a_generator_is_refused_where_the_task_is_defined(function: Any) -> None
         ({"base": dict}, "must be a subclass of qworker.Task"),
     ],
 )
-def test_a_wrong_option_is_said_where_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+def test_invalid_task_options_are_rejected(options: dict[str, Any], message: str) -> None:
     app, _, _ = make_app()
     with pytest.raises(ConfigurationError, match=message):
 
@@ -196,13 +196,13 @@ def test_a_wrong_option_is_said_where_the_task_is_defined(options: dict[str, Any
         def work() -> None: ...
 
 
-def test_a_decorator_without_its_brackets() -> None:
+def test_positional_options_of_the_decorator_are_rejected() -> None:
     app, _, _ = make_app()
     with pytest.raises(ConfigurationError, match="options are given by name"):
         app.task("name")  # type: ignore[call-overload]
 
 
-def test_a_class_based_task() -> None:
+def test_class_based_task() -> None:
     app, store, _ = make_app()
 
     class Add(Task[[int, int], int]):
@@ -221,7 +221,7 @@ def test_a_class_based_task() -> None:
         add.delay(1)  # type: ignore[call-arg]
 
 
-def test_a_task_is_pickled_by_its_name() -> None:
+def test_task_is_pickled_by_name() -> None:
     app = QWorker("proj")
 
     @app.task(name="pickled")
@@ -233,10 +233,10 @@ def test_a_task_is_pickled_by_its_name() -> None:
         set_default_app(None)
 
 
-# -- run in place --
+# -- eager runs --
 
 
-def test_apply_runs_all_steps_of_a_worker() -> None:
+def test_apply_runs_hooks_like_a_worker() -> None:
     app, _, _ = make_app()
 
     @app.task(base=Hooked, bind=True)
@@ -252,7 +252,7 @@ def test_apply_runs_all_steps_of_a_worker() -> None:
     assert work.seen == ["before_start (4,) {}", "on_success 8", "after_return SUCCESS"]  # type: ignore[attr-defined]
 
 
-def test_apply_keeps_the_exception_or_throws_it() -> None:
+def test_apply_stores_or_throws_the_exception() -> None:
     app, _, _ = make_app()
 
     @app.task(base=Hooked)
@@ -274,7 +274,7 @@ def test_apply_keeps_the_exception_or_throws_it() -> None:
     assert fail.seen[:3] == ["before_start () {}", "on_failure KeyError('no') True", "after_return FAILURE"]  # type: ignore[attr-defined]
 
 
-def test_apply_retries_in_place_without_waiting() -> None:
+def test_apply_retries_at_once() -> None:
     app, store, clock = make_app()
 
     @app.task(base=Hooked, bind=True, max_retries=3, default_retry_delay=100)
@@ -300,7 +300,7 @@ def test_apply_with_ignore_and_reject() -> None:
     assert directed.apply((Reject("bad"),)).state == "REJECTED"
 
 
-def test_always_eager_passes_arguments_through_the_serializer() -> None:
+def test_eager_arguments_are_serialized() -> None:
     app, store, _ = make_app(task_always_eager=True)
 
     @app.task(name="kind")
@@ -315,7 +315,7 @@ def test_always_eager_passes_arguments_through_the_serializer() -> None:
     assert store.tries == 0
 
 
-def test_an_eager_call_may_name_its_id() -> None:
+def test_eager_call_accepts_a_task_id() -> None:
     app, _, _ = make_app(task_always_eager=True)
 
     @app.task(bind=True)
@@ -325,7 +325,7 @@ def test_an_eager_call_may_name_its_id() -> None:
     assert who.apply_async(task_id="mine").get() == "mine"
 
 
-def test_async_tasks_run_inline_too_even_inside_of_a_loop() -> None:
+def test_eager_async_tasks_run_inside_a_running_event_loop() -> None:
     app, _, _ = make_app(task_always_eager=True)
 
     @app.task(bind=True, autoretry_for=(OSError,), max_retries=1)
@@ -342,7 +342,7 @@ def test_async_tasks_run_inline_too_even_inside_of_a_loop() -> None:
     assert asyncio.run(caller()) == (1, 2)
 
 
-def test_eager_results_are_stored_only_when_asked() -> None:
+def test_eager_results_are_stored_on_request_only() -> None:
     app, _, _ = make_app(task_always_eager=True)
 
     @app.task
@@ -356,7 +356,7 @@ def test_eager_results_are_stored_only_when_asked() -> None:
     assert meta["result"] == 5
 
 
-def test_eager_calls_from_a_task_know_their_parent() -> None:
+def test_eager_call_made_in_a_task_knows_its_parent() -> None:
     app, _, _ = make_app(task_always_eager=True)
     seen: list[tuple[Any, Any]] = []
 
@@ -372,7 +372,7 @@ def test_eager_calls_from_a_task_know_their_parent() -> None:
     assert seen == [(result.id, result.id)]
 
 
-def test_signals_of_an_eager_run() -> None:
+def test_eager_run_sends_signals() -> None:
     app, _, _ = make_app()
     seen: list[str] = []
 
@@ -405,7 +405,7 @@ def flaky() -> Any:
     return flaky, store, clock
 
 
-def test_the_next_attempt_is_the_same_call_later(flaky: Any) -> None:
+def test_retry_sends_the_same_call_later(flaky: Any) -> None:
     task, store, clock = flaky
     request = request_of(
         task, args=(1,), kwargs={"y": 2}, retries=1, root_id="root", parent_id="p", group="g", group_index=2,
@@ -447,7 +447,7 @@ def test_the_next_attempt_is_the_same_call_later(flaky: Any) -> None:
         ({"countdown": 1, "expires": 30}, {"due": 1, "expires": 30}),
     ],
 )
-def test_what_may_change_from_one_attempt_to_the_next(
+def test_retry_options_change_the_next_attempt(
     flaky: Any, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     task, store, clock = flaky
@@ -472,14 +472,14 @@ def test_what_may_change_from_one_attempt_to_the_next(
 
 
 @pytest.mark.parametrize(
-    ("came", "given", "expected"),
+    ("original", "given", "expected"),
     [
-        # Named before, by their place now.
+        # Passed by keyword before, positionally now.
         (((), {"x": 1, "y": 2}), {"args": (3,)}, ((3,), {"y": 2})),
         (((), {"x": 1, "y": 2}), {"args": (3, 4)}, ((3, 4), {})),
         (((1,), {"y": 2}), {"args": [5]}, ((5,), {"y": 2})),
         (((), {"x": 1, "y": 2}), {"args": ()}, ((), {"x": 1, "y": 2})),
-        # By their place before, named now.
+        # Passed positionally before, by keyword now.
         (((1, 2), {}), {"kwargs": {"y": 8}}, ((1, 8), {})),
         (((1, 2), {}), {"kwargs": {"x": 7, "y": 8}}, ((7, 8), {})),
         (((1,), {"y": 2}), {"kwargs": {"x": 7, "y": 8}}, ((7,), {"y": 8})),
@@ -488,18 +488,18 @@ def test_what_may_change_from_one_attempt_to_the_next(
         (((1, 2), {}), {"args": (), "kwargs": {"x": 7, "y": 8}}, ((), {"x": 7, "y": 8})),
     ],
 )
-def test_a_retry_may_give_by_name_what_came_by_place_and_the_reverse(
-    flaky: Any, came: Any, given: dict[str, Any], expected: Any
+def test_retry_replaces_arguments_by_position_or_keyword(
+    flaky: Any, original: Any, given: dict[str, Any], expected: Any
 ) -> None:
     task, store, _ = flaky
-    token = push(request_of(task, args=came[0], kwargs=came[1]))
+    token = push(request_of(task, args=original[0], kwargs=original[1]))
     task.retry(throw=False, countdown=1, **given)
     pop(token)
     (sent,) = store.sent
     assert (sent.body.args, sent.body.kwargs) == expected
 
 
-def test_arguments_without_a_name_keep_their_places_in_a_retry() -> None:
+def test_positional_only_and_variable_arguments_are_kept_in_a_retry() -> None:
     app, store, _ = make_app()
 
     @app.task(name="odd", bind=True)
@@ -515,7 +515,7 @@ def test_arguments_without_a_name_keep_their_places_in_a_retry() -> None:
         assert (store.sent[-1].body.args, store.sent[-1].body.kwargs) == expected
 
 
-def test_the_request_knows_the_limits_of_its_call(flaky: Any) -> None:
+def test_request_has_the_time_limits_of_its_call(flaky: Any) -> None:
     task, _, _ = flaky
     limited, free = request_of(task, timelimit=(9, 8)), request_of(task)
     assert (limited.time_limit, limited.soft_time_limit) == (9, 8)
@@ -535,7 +535,7 @@ def test_the_request_knows_the_limits_of_its_call(flaky: Any) -> None:
         ({"time_limit": 2, "soft_time_limit": 3}, "comes after time_limit"),
     ],
 )
-def test_what_the_next_attempt_cannot_have(flaky: Any, options: dict[str, Any], words: str) -> None:
+def test_invalid_retry_options_are_rejected(flaky: Any, options: dict[str, Any], words: str) -> None:
     task, store, _ = flaky
     token = push(request_of(task))
     with pytest.raises(PublishError, match=words):
@@ -544,7 +544,7 @@ def test_what_the_next_attempt_cannot_have(flaky: Any, options: dict[str, Any], 
     assert store.tries == 0
 
 
-def test_a_next_attempt_stays_what_it_is_whatever_its_caller_says(flaky: Any) -> None:
+def test_retry_ignores_options_that_identify_the_call(flaky: Any) -> None:
     task, store, _ = flaky
     context = request_of(task)
     token = push(context)
@@ -556,13 +556,13 @@ def test_a_next_attempt_stays_what_it_is_whatever_its_caller_says(flaky: Any) ->
     assert "reply_to" not in sent.properties
 
 
-def test_no_task_changes_the_options_of_all(flaky: Any) -> None:
+def test_default_retry_kwargs_are_read_only(flaky: Any) -> None:
     with pytest.raises(TypeError):
         flaky[0].retry_kwargs["max_retries"] = 1
     assert not Task.retry_kwargs
 
 
-def test_a_priority_that_the_message_came_with_is_cut_down(flaky: Any) -> None:
+def test_retry_caps_the_priority_of_the_message(flaky: Any) -> None:
     task, store, _ = flaky
     context = request_of(task)
     context.delivery_info = {"routing_key": "came-by", "priority": 200}
@@ -572,7 +572,7 @@ def test_a_priority_that_the_message_came_with_is_cut_down(flaky: Any) -> None:
     assert store.sent[0].envelope.priority == 9
 
 
-def test_after_the_last_retry_the_exception_is_raised(flaky: Any) -> None:
+def test_retry_raises_the_exception_after_max_retries(flaky: Any) -> None:
     task, store, _ = flaky
     token = push(request_of(task, retries=3))
     with pytest.raises(ValueError, match="again"):
@@ -585,7 +585,7 @@ def test_after_the_last_retry_the_exception_is_raised(flaky: Any) -> None:
     assert store.tries == 1
 
 
-def test_for_ever_is_none() -> None:
+def test_max_retries_none_is_unlimited() -> None:
     app, store, _ = make_app()
 
     @app.task(bind=True, max_retries=None)
@@ -598,7 +598,7 @@ def test_for_ever_is_none() -> None:
     assert store.sent[0].headers["retries"] == 1001
 
 
-def test_called_directly_there_is_nothing_to_retry(flaky: Any) -> None:
+def test_retry_of_a_direct_call_raises(flaky: Any) -> None:
     task, store, _ = flaky
     with pytest.raises(ValueError, match="again"):
         task.retry(exc=ValueError("again"))
@@ -608,7 +608,7 @@ def test_called_directly_there_is_nothing_to_retry(flaky: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [{"args": 5}, {"args": "text"}, {"kwargs": [1]}], ids=str)
-def test_what_is_no_row_of_arguments_for_retry(flaky: Any, given: dict[str, Any]) -> None:
+def test_retry_rejects_invalid_args_and_kwargs(flaky: Any, given: dict[str, Any]) -> None:
     task, store, _ = flaky
     token = push(request_of(task))
     with pytest.raises(TypeError, match=f"calling flaky: {next(iter(given))}="):
@@ -617,7 +617,7 @@ def test_what_is_no_row_of_arguments_for_retry(flaky: Any, given: dict[str, Any]
     assert store.tries == 0
 
 
-def test_an_unknown_option_of_retry(flaky: Any) -> None:
+def test_retry_rejects_unknown_options(flaky: Any) -> None:
     task, store, _ = flaky
     token = push(request_of(task))
     with pytest.raises(Exception, match="no option 'cuontdown'"):
@@ -626,7 +626,7 @@ def test_an_unknown_option_of_retry(flaky: Any) -> None:
     assert store.tries == 0
 
 
-def test_a_retry_is_signed_again() -> None:
+def test_retry_is_signed_again() -> None:
     app, store, _ = make_app(security_key="k" * 32)
 
     @app.task(bind=True)
@@ -652,7 +652,7 @@ def test_a_retry_is_signed_again() -> None:
         ({"retry_backoff": 5, "retry_backoff_max": 12, "retry_jitter": False}, 9, 12),
     ],
 )
-def test_how_long_an_automatic_retry_waits(options: dict[str, Any], retries: int, expected: float) -> None:
+def test_autoretry_countdown(options: dict[str, Any], retries: int, expected: float) -> None:
     app, _, _ = make_app()
 
     @app.task(**options)
@@ -661,7 +661,7 @@ def test_how_long_an_automatic_retry_waits(options: dict[str, Any], retries: int
     assert work.autoretry_countdown(Context(retries=retries)) == expected
 
 
-def test_jitter_stays_below_the_delay() -> None:
+def test_autoretry_jitter_is_below_the_delay() -> None:
     app, _, _ = make_app()
 
     @app.task(retry_backoff=True)
@@ -672,10 +672,10 @@ def test_jitter_stays_below_the_delay() -> None:
     assert all(0 <= wait <= 16 for wait in waits)
 
 
-# -- state of one's own --
+# -- custom states --
 
 
-def test_update_state_shows_progress_and_cannot_undo_an_end() -> None:
+def test_update_state_cannot_replace_a_final_state() -> None:
     app, _, _ = make_app()
 
     @app.task(bind=True)
@@ -693,7 +693,7 @@ def test_update_state_shows_progress_and_cannot_undo_an_end() -> None:
         work.update_state(state="PROGRESS")
 
 
-def test_the_request_of_another_task_is_not_ours() -> None:
+def test_request_belongs_to_its_task_only() -> None:
     app, _, _ = make_app()
 
     @app.task(name="outer")
@@ -709,7 +709,7 @@ def test_the_request_of_another_task_is_not_ours() -> None:
     pop(token)
 
 
-def test_what_a_countdown_may_be(flaky: Any) -> None:
+def test_countdown_can_be_a_timedelta(flaky: Any) -> None:
     task, store, clock = flaky
     token = push(request_of(task))
     task.retry(throw=False, countdown=timedelta(minutes=1))
@@ -717,14 +717,14 @@ def test_what_a_countdown_may_be(flaky: Any) -> None:
     assert store.sent[0].envelope.due == clock.now() + 60
 
 
-def test_keeping_store_is_a_store() -> None:
+def test_keeping_store_implements_workers() -> None:
     assert KeepingStore().workers() == []
 
 
-# -- Ctrl-C while a task runs in the caller --
+# -- Ctrl-C during an eager run --
 
 
-def test_a_keyboard_interrupt_is_not_for_an_eager_task() -> None:
+def test_keyboard_interrupt_of_an_eager_task_propagates() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -735,7 +735,7 @@ def test_a_keyboard_interrupt_is_not_for_an_eager_task() -> None:
         work.apply()
 
 
-def test_a_keyboard_interrupt_ends_the_waiting_of_an_eager_async_task() -> None:
+def test_keyboard_interrupt_ends_an_eager_async_task() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -747,7 +747,7 @@ def test_a_keyboard_interrupt_ends_the_waiting_of_an_eager_async_task() -> None:
         work.apply()
 
 
-def test_an_interruption_of_the_worker_goes_through_an_eager_call() -> None:
+def test_worker_interruption_propagates_through_an_eager_call() -> None:
     app, _, _ = make_app()
 
     @app.task
@@ -768,7 +768,7 @@ def test_an_interruption_of_the_worker_goes_through_an_eager_call() -> None:
 
 
 class Gated(MemoryStore):
-    """A broker that takes a message only once the test lets it."""
+    """A broker that blocks push() until the test opens it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -791,7 +791,7 @@ def gated(**settings: Any) -> tuple[Gated, Task[..., int]]:
     return store, add
 
 
-def test_a_slow_broker_does_not_hold_up_the_event_loop() -> None:
+def test_slow_broker_does_not_block_the_event_loop() -> None:
     store, add = gated()
 
     async def main() -> list[str]:
@@ -803,7 +803,7 @@ def test_a_slow_broker_does_not_hold_up_the_event_loop() -> None:
             asyncio.create_task(add.app.asend_many([("add", (1, 2)), add.s(3, 4)], queue="celery")),
         ]
         for _ in range(10):
-            await asyncio.sleep(0)  # the loop turns, although no call has been taken yet
+            await asyncio.sleep(0)  # the loop runs although no call has been sent yet
         assert not any(call.done() for call in [*calls, *many])
         store.go.set()
         return [(await call).id for call in calls] + [each.id for some in many for each in await some]
@@ -836,7 +836,7 @@ def test_workflows_are_sent_from_asyncio(
     async def main() -> Any:
         call = asyncio.create_task(send(workflow(add)))
         for _ in range(10):
-            await asyncio.sleep(0)  # the loop turns, although the broker has taken nothing yet
+            await asyncio.sleep(0)  # the loop runs although the broker has accepted nothing yet
         assert not call.done()
         store.go.set()
         return await call
@@ -845,7 +845,7 @@ def test_workflows_are_sent_from_asyncio(
     assert store.messages == messages
 
 
-def test_what_a_call_refuses_it_refuses_in_asyncio() -> None:
+def test_async_calls_reject_invalid_arguments() -> None:
     _, add = gated()
     with pytest.raises(TypeError, match="missing"):
         asyncio.run(add.adelay(1))
@@ -855,13 +855,13 @@ def test_what_a_call_refuses_it_refuses_in_asyncio() -> None:
         asyncio.run(add.aapply_many([(1, 2)], no_such=1))
 
 
-def test_a_broker_that_is_away_ends_at_the_deadline_in_asyncio() -> None:
+def test_async_call_fails_after_task_publish_timeout() -> None:
     _, add = gated(task_publish_timeout=0.05)
     with pytest.raises(BrokerUnavailable, match="held up"):
         asyncio.run(add.adelay(1, 2))
 
 
-def test_a_call_made_in_a_task_knows_its_parent_in_asyncio_too() -> None:
+def test_async_call_made_in_a_task_knows_its_parent() -> None:
     store, add = gated()
     store.go.set()
     context = Context(id="parent", root_id="root")
@@ -879,7 +879,7 @@ def test_a_call_made_in_a_task_knows_its_parent_in_asyncio_too() -> None:
     assert context.children == [result]
 
 
-def test_revoking_and_waiting_is_refused() -> None:
+def test_revoke_rejects_wait_and_timeout() -> None:
     store, add = gated()
     store.go.set()
     result = add.delay(1, 2)

@@ -1,4 +1,4 @@
-"""Rate limits: tokens, lines of their own, and going back to the broker."""
+"""Rate limits: tokens, one queue for each task, and requests returned to the broker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MANY = Slots(1000, 1000)
 
 
 class Bucket:
-    """A TaskBucket with limits for add, and what went back to the broker."""
+    """A TaskBucket with a limit for add, and the requests returned to the broker."""
 
     def __init__(self, rate: float) -> None:
         self.rooms = Rooms()
         self.clock = self.rooms.clock
-        self.parked: list[tuple[int, float]] = []
-        self.queue = TaskBucket({"add": rate}, self.clock, self.park)
+        self.returned: list[tuple[int, float]] = []
+        self.queue = TaskBucket({"add": rate}, self.clock, self.return_to_broker)
 
-    def park(self, request: Request, due: float) -> None:
-        self.parked.append((request.tag, due - self.clock.now()))
+    def return_to_broker(self, request: Request, due: float) -> None:
+        self.returned.append((request.tag, due - self.clock.now()))
 
     def put(self, *requests: Request) -> None:
         self.queue.put_many(requests)
@@ -36,17 +36,17 @@ class Bucket:
 
 
 class Returning(Bucket):
-    """at_broker: when what went back to the broker is due, and its tag."""
+    """at_broker: due times and tags of the requests returned to the broker."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
         self.at_broker: list[tuple[float, int]] = []
 
-    def park(self, request: Request, due: float) -> None:
+    def return_to_broker(self, request: Request, due: float) -> None:
         self.at_broker.append((due, request.tag))
 
 
-def test_runs_are_at_least_an_interval_apart() -> None:
+def test_runs_are_spaced_by_the_interval() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))
     assert bucket.take() == [1]
@@ -55,11 +55,11 @@ def test_runs_are_at_least_an_interval_apart() -> None:
     assert bucket.take() == []
     bucket.clock.advance(0.002)
     assert bucket.take() == [2]
-    bucket.clock.advance(5)  # tokens do not pile up: one is all there is
+    bucket.clock.advance(5)  # tokens do not accumulate: there is one at most
     assert bucket.take() == [3]
 
 
-def test_a_token_without_a_slot_does_not_keep_the_mediator_busy() -> None:
+def test_token_without_a_free_slot_does_not_wake_the_mediator() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(2))
     waits: list[float] = []
@@ -78,7 +78,7 @@ def test_a_token_without_a_slot_does_not_keep_the_mediator_busy() -> None:
     assert bucket.take() == [2]
 
 
-def test_the_mediator_waits_for_the_next_token_when_the_pool_took_one() -> None:
+def test_taking_a_token_changes_the_wait_of_the_mediator() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(2))
     asleep_since = bucket.queue.changes
@@ -86,7 +86,7 @@ def test_the_mediator_waits_for_the_next_token_when_the_pool_took_one() -> None:
     assert bucket.queue.changes != asleep_since
 
 
-def test_what_is_put_back_without_having_run_gets_its_token_back() -> None:
+def test_put_back_returns_the_token() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))
     first = bucket.queue.get_many(MANY)
@@ -101,7 +101,7 @@ def test_what_is_put_back_without_having_run_gets_its_token_back() -> None:
     assert bucket.take() == []
 
 
-def test_there_is_no_burst_after_a_pause() -> None:
+def test_no_burst_after_an_idle_period() -> None:
     bucket = Bucket(rate=10)
     bucket.clock.advance(3600)
     bucket.put(*bucket.rooms.requests(5))
@@ -109,42 +109,42 @@ def test_there_is_no_burst_after_a_pause() -> None:
     assert bucket.take() == []
 
 
-def test_the_token_is_paid_when_the_task_is_taken_not_when_it_comes() -> None:
+def test_token_is_spent_when_the_task_is_taken() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))
-    bucket.clock.advance(1)  # nobody had a slot for all that time
+    bucket.clock.advance(1)  # no slot was free for all that time
     assert bucket.take() == [1]
     assert bucket.take() == []
 
 
-def test_a_limited_task_holds_nobody_else_up() -> None:
+def test_limited_task_does_not_block_others() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(5), bucket.rooms.request(6, "boom"), bucket.rooms.request(7, "boom"))
     assert bucket.take() == [1, 6, 7]
 
 
-def test_the_more_urgent_comes_first_also_beside_a_limited_one() -> None:
+def test_higher_priority_comes_before_a_limited_task() -> None:
     bucket = Bucket(rate=10)
     bucket.put(bucket.rooms.request(1), bucket.rooms.request(2, "boom", priority=5))
     assert bucket.take() == [2, 1]
 
 
-def test_without_slots_no_token_is_spent() -> None:
+def test_no_token_is_spent_without_slots() -> None:
     bucket = Bucket(rate=10)
     bucket.put(bucket.rooms.request(1))
     assert bucket.take(Slots(0, 5)) == []
     assert bucket.take() == [1]
 
 
-def test_a_limited_async_task_waits_for_an_async_slot() -> None:
+def test_limited_async_task_waits_for_an_async_slot() -> None:
     bucket = Bucket(rate=10)
-    bucket.queue = TaskBucket({"nap": 10}, bucket.clock, bucket.park)
+    bucket.queue = TaskBucket({"nap": 10}, bucket.clock, bucket.return_to_broker)
     bucket.put(bucket.rooms.request(1, "nap"))
     assert bucket.take(Slots(5, 0)) == []
     assert bucket.take(Slots(0, 1)) == [1]
 
 
-def test_what_was_put_back_needs_no_second_token() -> None:
+def test_put_back_task_needs_no_second_token() -> None:
     bucket = Bucket(rate=1)
     bucket.put(*bucket.rooms.requests(2))
     taken = bucket.queue.get_many(MANY)
@@ -153,18 +153,18 @@ def test_what_was_put_back_needs_no_second_token() -> None:
     assert bucket.take() == []
 
 
-def test_what_would_wait_too_long_goes_back_to_the_broker() -> None:
+def test_excess_requests_are_returned_to_the_broker() -> None:
     bucket = Bucket(rate=1)
     bucket.put(*bucket.rooms.requests(5))
-    assert len(bucket.queue) == 2  # the one that may run, and the one that may a second later
-    assert [tag for tag, _ in bucket.parked] == [3, 4, 5]
-    waits = [wait for _, wait in bucket.parked]
+    assert len(bucket.queue) == 2  # one that may run now, and one that may run a second later
+    assert [tag for tag, _ in bucket.returned] == [3, 4, 5]
+    waits = [wait for _, wait in bucket.returned]
     assert waits == pytest.approx(
         [2.0, 3.0, 4.0]
-    )  # one interval apart, so that they do not all come back at once
+    )  # spaced by the interval, so that they do not all return at once
 
 
-def test_a_late_call_does_not_overtake_what_went_back() -> None:
+def test_new_request_does_not_overtake_returned_ones() -> None:
     bucket = Bucket(rate=1)
     bucket.put(*bucket.rooms.requests(4))
     assert bucket.take() == [1]
@@ -172,14 +172,14 @@ def test_a_late_call_does_not_overtake_what_went_back() -> None:
     assert bucket.take() == [2]
     bucket.clock.advance(0.5)
     bucket.put(bucket.rooms.request(5))
-    assert (bucket.take(), bucket.parked[-1]) == ([], (5, pytest.approx(2.5))), "behind 3 and 4"
+    assert (bucket.take(), bucket.returned[-1]) == ([], (5, pytest.approx(2.5))), "behind 3 and 4"
 
 
-def test_what_returns_stands_before_all_who_came_later() -> None:
+def test_redelivered_requests_keep_their_place() -> None:
     bucket = Bucket(rate=8)
     bucket.put(*bucket.rooms.requests(30))
-    assert [tag for tag, _ in bucket.parked] == list(range(10, 31))
-    bucket.clock.advance(1.25)  # nobody had a slot
+    assert [tag for tag, _ in bucket.returned] == list(range(10, 31))
+    bucket.clock.advance(1.25)  # no slot was free
     bucket.put(bucket.rooms.request(10))
     bucket.put(bucket.rooms.request(11))
     ran: list[int] = []
@@ -190,8 +190,8 @@ def test_what_returns_stands_before_all_who_came_later() -> None:
     assert ran == list(range(1, 12))
 
 
-def test_what_another_worker_has_put_back_stands_before_the_new_ones() -> None:
-    """A plain delay says nothing of the like: such a call begins to wait when it is due."""
+def test_requests_returned_by_another_worker_come_first() -> None:
+    """Not so a call with an ETA: it starts to wait only when it is due."""
     bucket = Bucket(rate=10)
     due = bucket.clock.now()
     bucket.clock.advance(1)
@@ -205,18 +205,18 @@ def test_what_another_worker_has_put_back_stands_before_the_new_ones() -> None:
     assert ran == [9, 1, 2, 8]
 
 
-def test_a_line_that_gets_too_long_sends_its_last_away() -> None:
+def test_overlong_queue_returns_its_last_request() -> None:
     bucket = Bucket(rate=8)
     bucket.put(*bucket.rooms.requests(9))
     due = bucket.clock.now()
     bucket.clock.advance(1)
     bucket.put(*[bucket.rooms.request(tag, due=due) for tag in range(101, 101 + MOST_LATE)])
-    assert bucket.parked == [(9, pytest.approx(33.0))]
+    assert bucket.returned == [(9, pytest.approx(33.0))]
     assert bucket.take() == [1]
     assert len(bucket.queue) == LONGEST_WAIT * 8 + MOST_LATE - 1
 
 
-def test_who_never_returns_is_forgotten() -> None:
+def test_returned_requests_are_forgotten_after_a_while() -> None:
     bucket = Bucket(rate=1)
     bucket.put(*bucket.rooms.requests(5))
     line = bucket.queue._buckets["add"]
@@ -230,12 +230,12 @@ def test_who_never_returns_is_forgotten() -> None:
     rate=st.floats(0.5, 50),
     arrivals=st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 6)), max_size=25),
 )
-def test_the_order_is_kept_whatever_comes(rate: float, arrivals: list[tuple[float, int]]) -> None:
-    """With a broker that gives back in time what went there, tasks start in the order of their arrival."""
+def test_order_of_arrival_is_kept(rate: float, arrivals: list[tuple[float, int]]) -> None:
+    """If the broker redelivers returned requests in time, tasks start in the order of arrival."""
     bucket = Returning(rate)
     at_broker = bucket.at_broker
     ran: list[int] = []
-    came = 0
+    arrived = 0
 
     def pass_time(seconds: float) -> None:
         end = bucket.clock.now() + seconds
@@ -251,22 +251,22 @@ def test_the_order_is_kept_whatever_comes(rate: float, arrivals: list[tuple[floa
 
     for pause, count in arrivals:
         pass_time(pause)
-        bucket.put(*bucket.rooms.requests(count, first=came + 1))
-        came += count
+        bucket.put(*bucket.rooms.requests(count, first=arrived + 1))
+        arrived += count
         ran.extend(bucket.take())
-    pass_time((came + 3) * 1.6 / rate)
-    assert ran == list(range(1, came + 1))
+    pass_time((arrived + 3) * 1.6 / rate)
+    assert ran == list(range(1, arrived + 1))
 
 
-def test_the_wait_ends_with_the_next_token() -> None:
+def test_wait_ends_with_the_next_token() -> None:
     bucket = Bucket(rate=100)
     bucket.put(*bucket.rooms.requests(2))
     assert bucket.take() == [1]
-    # A real wait of 10 ms at the most; without the token's time in mind it would be a whole minute.
+    # A real wait of at most 10 ms; without regard to the token it would be a whole minute.
     assert bucket.queue._longest_wait(60) == pytest.approx(0.01)
 
 
-def test_clear_takes_what_waits_for_tokens_too() -> None:
+def test_clear_includes_requests_waiting_for_tokens() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3), bucket.rooms.request(4, "boom"))
     assert sorted(tags(bucket.queue.clear())) == [1, 2, 3, 4]
@@ -279,24 +279,24 @@ def test_clear_takes_what_waits_for_tokens_too() -> None:
     rate=st.floats(0.5, 200),
     arrivals=st.lists(st.tuples(st.floats(0, 0.3), st.integers(0, 4)), max_size=30),
 )
-def test_no_rate_is_exceeded_and_nothing_is_lost(rate: float, arrivals: list[tuple[float, int]]) -> None:
+def test_rate_is_not_exceeded_and_no_request_is_lost(rate: float, arrivals: list[tuple[float, int]]) -> None:
     bucket = Bucket(rate)
     starts: list[float] = []
-    came = 0
+    arrived = 0
     for pause, count in arrivals:
         bucket.clock.advance(pause)
-        bucket.put(*bucket.rooms.requests(count, first=came + 1))
-        came += count
+        bucket.put(*bucket.rooms.requests(count, first=arrived + 1))
+        arrived += count
         taken = bucket.take()
         assert len(taken) <= 1
         starts += [bucket.clock.monotonic()] * len(taken)
     gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert all(gap >= 1 / rate - 1e-9 for gap in gaps)
     assert len(bucket.queue) <= LONGEST_WAIT * rate + 2
-    assert len(starts) + len(bucket.queue) + len(bucket.parked) == came
+    assert len(starts) + len(bucket.queue) + len(bucket.returned) == arrived
 
 
-def test_what_is_limited_stands_in_the_order_of_the_scale() -> None:
+def test_limited_tasks_follow_the_priority_scale() -> None:
     rooms = Rooms()
     for lowest_first, order in ((False, [2, 1]), (True, [1, 2])):
         bucket = TaskBucket({"add": 10}, rooms.clock, lambda request, due: None, lowest_first)

@@ -1,4 +1,4 @@
-"""The end of a call that was killed, for a task that has on_terminated()."""
+"""Failure handling of killed tasks: on_terminated(), errbacks and callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.receiving import everything
 
 
 class Persistent(Task[Any, Any]):
-    """Runs again after it was killed."""
+    """A task that retries after it was killed."""
 
     has_on_terminated = True
 
@@ -26,8 +26,8 @@ class Persistent(Task[Any, Any]):
         raise self.retry(exc=LookupError(state), countdown=7, throw=False)
 
 
-class Bench:
-    """A task with on_terminated(), and one of its calls."""
+class Setup:
+    """An app whose task has on_terminated(), and one of its calls."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -53,8 +53,8 @@ class Bench:
         return termination.tell(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
 
 
-def test_a_task_that_hears_of_its_end_may_have_another_attempt() -> None:
-    bench = Bench()
+def test_on_terminated_can_retry() -> None:
+    bench = Setup()
     outcome = bench.tell()
     assert (outcome.kind, outcome.runtime) == (RETRY, None)
     assert outcome.text == "Retry in 7s: LookupError('FAILURE')"
@@ -64,15 +64,15 @@ def test_a_task_that_hears_of_its_end_may_have_another_attempt() -> None:
     assert bench.store.messages == 1
 
 
-def test_an_attempt_that_cannot_be_sent_now_is_asked_for_again() -> None:
-    bench = Bench(task_publish_retry=False)
+def test_unsent_retry_of_on_terminated_is_tried_again() -> None:
+    bench = Setup(task_publish_retry=False)
     bench.store.away = True
     assert bench.tell() == NOT_STARTED
     assert bench.clock.slept == [termination.AGAIN_SECONDS]
 
 
 class Linked:
-    """A call with a callback, in the header of a chord, that was killed."""
+    """A killed call with a callback and an errback."""
 
     def __init__(self, **fields: Any) -> None:
         self.store = MemoryStore(FakeClock())
@@ -84,10 +84,10 @@ class Linked:
             task_publish_retry=False,
             set_as_current=False,
         )
-        self.heard: list[Any] = []
+        self.errback_calls: list[Any] = []
         self.task = app.task(name="work", acks_late=fields.pop("acks_late", True))(lambda: None)
         self.link = app.task(name="link")(lambda value: None)
-        app.task(name="told")(lambda request, exc, traceback: self.heard.append(exc))
+        app.task(name="told")(lambda request, exc, traceback: self.errback_calls.append(exc))
         app.finalize()
         self.headers = fields.pop("headers", {})
         given = {"callbacks": [self.link.s().set(task_id="next")], "errbacks": [app.tasks["told"].s()]}
@@ -110,13 +110,13 @@ class Linked:
 
 @pytest.mark.parametrize("kind", [TIME_LIMIT, LOST, TERMINATED])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_a_task_that_was_killed_once_its_success_was_stored_goes_on(kind: str, acks_late: bool) -> None:
+def test_task_killed_after_storing_its_success_calls_its_callbacks(kind: str, acks_late: bool) -> None:
     linked = Linked(acks_late=acks_late)
     linked.app.backend.store_result("id-1", 5, states.SUCCESS)
     outcome = linked.tell(kind)
     assert (outcome.kind, outcome.runtime, outcome.text) == (SUCCESS, None, "")
     assert linked.sent() == [("next", [5])]
-    assert linked.heard == []
+    assert linked.errback_calls == []
 
 
 @pytest.mark.parametrize(
@@ -131,17 +131,17 @@ def test_a_task_that_was_killed_once_its_success_was_stored_goes_on(kind: str, a
         (TIME_LIMIT, states.SUCCESS, {"callbacks": None}),
     ],
 )
-def test_a_task_that_was_killed_has_failed_otherwise(kind: str, stored: Any, fields: dict[str, Any]) -> None:
-    """Also where the success may be that of another call of its id."""
+def test_task_killed_without_a_stored_success_fails(kind: str, stored: Any, fields: dict[str, Any]) -> None:
+    """Also if the stored success may be that of another call with the same id."""
     linked = Linked(**fields)
     if stored is not None:
         linked.app.backend.store_result("id-1", {"exc_type": "E", "exc_message": []}, stored)
     assert linked.tell(kind).kind == kind
     assert linked.sent() == []
-    assert len(linked.heard) == 1
+    assert len(linked.errback_calls) == 1
 
 
-def test_what_follows_a_killed_task_that_cannot_be_sent_now_is_sent_later() -> None:
+def test_unsent_callbacks_of_a_killed_task_are_sent_later() -> None:
     linked = Linked()
     linked.app.backend.store_result("id-1", 5, states.SUCCESS)
     linked.store.away = True

@@ -1,5 +1,5 @@
-"""What is asked of TLS: the names it is written by, what each driver is given, and what is said of
-mistakes."""
+"""TLS options: their names, the arguments given to each driver, and explanations of
+errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         ("mysql", {"ssl_verify_cert": "true", "ssl_verify_identity": "true"}, None),
     ],
 )
-def test_all_is_looked_at_where_nothing_else_is_said(scheme: str, parameters: Any, use_ssl: Any) -> None:
+def test_certificate_and_hostname_are_verified_by_default(scheme: str, parameters: Any, use_ssl: Any) -> None:
     assert tls_of(scheme, parameters, use_ssl) == Tls()
     context = Tls().context()
     assert context.check_hostname
@@ -48,7 +48,7 @@ def test_no_tls(parameters: Any, use_ssl: Any) -> None:
     assert tls_of("redis", parameters, use_ssl) is None
 
 
-def test_every_name_means_the_same() -> None:
+def test_alternative_option_names() -> None:
     wanted = Tls(ca_certs="/a", certfile="/c", keyfile="/k", password="p", ciphers="x", ca_path="/d")
     plain = {
         "ca_certs": Path("/a"),
@@ -65,22 +65,22 @@ def test_every_name_means_the_same() -> None:
     assert "hidden" not in repr(Tls(password="hidden"))
 
 
-def test_the_url_goes_before_the_setting() -> None:
+def test_url_overrides_the_setting() -> None:
     assert tls_of("redis", {"ssl_ca_certs": "/url"}, {"ssl_ca_certs": "/setting", "certfile": "/c"}) == Tls(
         ca_certs="/url", certfile="/c"
     )
 
 
 @pytest.mark.parametrize("none", [None, ssl.CERT_NONE, 0, "none", "None", "CERT_NONE", "false", False])
-def test_nothing_is_looked_at_where_that_is_said(none: Any) -> None:
-    """In every way in which Celery, redis-py and PyMySQL have it."""
+def test_verification_can_be_disabled(none: Any) -> None:
+    """In all spellings of Celery, redis-py and PyMySQL."""
     asked = tls_of("redis", {}, {"ssl_cert_reqs": none})
     assert asked == Tls(cert_reqs=ssl.CERT_NONE, check_hostname=False)
     assert asked.context().verify_mode == ssl.CERT_NONE
 
 
 @pytest.mark.parametrize("required", [ssl.CERT_REQUIRED, 2, "required", "CERT_REQUIRED", "true", True])
-def test_a_certificate_is_required(required: Any) -> None:
+def test_verification_can_be_required(required: Any) -> None:
     assert tls_of("redis", {}, {"ssl_cert_reqs": required}) == Tls()
 
 
@@ -94,13 +94,13 @@ def test_a_certificate_is_required(required: Any) -> None:
         ({"ssl_check_hostname": "perhaps"}, "ssl_check_hostname must be true or false"),
     ],
 )
-def test_options_there_are_none_of(options: Any, words: str) -> None:
+def test_invalid_options_are_rejected(options: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^result_backend: ") as caught:
         tls_of("redis", {}, options, "result_backend")
     assert words in str(caught.value)
 
 
-def test_files_are_looked_at(certificates: Certificates, tmp_path: Path) -> None:
+def test_files_are_checked(certificates: Certificates, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     empty, own = str(tmp_path / "empty"), certificates.client
     for asked, words in (
@@ -123,8 +123,8 @@ def test_files_are_looked_at(certificates: Certificates, tmp_path: Path) -> None
     assert len(good.context().get_ca_certs()) == 1
 
 
-def test_a_locked_key_is_opened_by_its_password(certificates: Certificates, tmp_path: Path) -> None:
-    """And nobody is asked for it on the terminal."""
+def test_encrypted_key_is_decrypted_with_the_password(certificates: Certificates, tmp_path: Path) -> None:
+    """And OpenSSL does not ask for it on the terminal."""
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(certificates.client.key.read_bytes(), None)
@@ -152,13 +152,13 @@ def test_a_locked_key_is_opened_by_its_password(certificates: Certificates, tmp_
         ("disque://host", "does not use TLS"),
     ],
 )
-def test_who_does_not_go_by_the_setting_says_so_and_does_not_go_unencrypted(url: str, instead: str) -> None:
+def test_brokers_without_broker_use_ssl_reject_it(url: str, instead: str) -> None:
     with pytest.raises(ConfigurationError, match="broker_use_ssl is for Redis, ") as refused:
         open_broker(url, Settings({"broker_use_ssl": True}))
     assert instead in str(refused.value)
 
 
-def test_parameters_of_a_url_are_divided() -> None:
+def test_tls_parameters_of_a_url_are_separated() -> None:
     query = [("ssl_ca_certs", "/a"), ("socket_timeout", "3"), ("ssl", "true"), ("sslmode", "require")]
     assert divided(query) == (
         {"ssl_ca_certs": "/a", "ssl": "true"},
@@ -166,7 +166,7 @@ def test_parameters_of_a_url_are_divided() -> None:
     )
 
 
-def test_redis_py_is_told_all_in_every_release() -> None:
+def test_redis_py_arguments_are_explicit() -> None:
     assert Tls().for_redis() == {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     assert Tls(certfile="/c", check_hostname=False).for_redis() == {
         "ssl_certfile": "/c",
@@ -175,7 +175,7 @@ def test_redis_py_is_told_all_in_every_release() -> None:
     }
 
 
-def test_kombu_is_asked_for_the_same(certificates: Certificates) -> None:
+def test_kombu_arguments(certificates: Certificates) -> None:
     authority = str(certificates.authority)
     strict = {"ca_certs": authority, "cert_reqs": ssl.CERT_REQUIRED}
     url = f"amqps://me@host:5671/v?ssl_ca_certs={authority}&heartbeat=3"
@@ -223,13 +223,13 @@ def test_kombu_is_asked_for_the_same(certificates: Certificates) -> None:
         ),
     ],
 )
-def test_what_drivers_say_is_explained(text: str, meaning: str) -> None:
-    said = explained(f"first\n{text}", REDIS)
-    assert meaning in said
-    assert said.endswith(f"(first {text})")
+def test_driver_errors_are_explained(text: str, meaning: str) -> None:
+    explanation = explained(f"first\n{text}", REDIS)
+    assert meaning in explanation
+    assert explanation.endswith(f"(first {text})")
 
 
-def test_what_nobody_explains_is_told_on_one_line() -> None:
+def test_unexplained_errors_are_one_line() -> None:
     assert explained("the disk is full\n\tdelete some\n", POSTGRESQL) == "the disk is full delete some"
 
 
@@ -258,14 +258,14 @@ def test_what_nobody_explains_is_told_on_one_line() -> None:
         ("LOADING Redis is loading the dataset in memory", True, ""),
     ],
 )
-def test_what_comes_while_connecting_may_be_about_tls(text: str, tls: bool, meaning: str) -> None:
-    said = explained(while_connecting(text, tls), REDIS)
-    assert meaning in said
-    assert (said == text) is not bool(meaning)
+def test_errors_while_connecting_mention_tls(text: str, tls: bool, meaning: str) -> None:
+    explanation = explained(while_connecting(text, tls), REDIS)
+    assert meaning in explanation
+    assert (explanation == text) is not bool(meaning)
     assert "TLS" not in explained(text, REDIS) or "alert" in text, "later it is not"
 
 
-def test_files_of_postgresqls_library(certificates: Certificates) -> None:
+def test_libpq_certificate_files_are_checked(certificates: Certificates) -> None:
     check_libpq({"sslrootcert": str(certificates.authority), "sslmode": "verify-full"}, "broker_url")
     check_libpq({"sslrootcert": "system", "sslcert": ""}, "broker_url")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Transfer: everything arrives as it was, and whatever breaks in between, nothing is in neither place."""
+"""Moving messages between brokers: they arrive unchanged, and an interruption loses none."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HOUR = 3600.0
 QUEUES = ("celery", "mail")
 
 
-class Telling(MemoryStore):
-    """Its waits take time of its clock only. envelopes: what it was given. before, after: told "push" and
-    "settle" as that is done."""
+class RecordingStore(MemoryStore):
+    """A store whose waits only advance its clock. envelopes: those pushed. before, after: called with "push"
+    and "settle"."""
 
     envelopes = ()
 
@@ -52,12 +52,12 @@ def numbered(number, queue="celery", **fields):
 
 
 def held(store):
-    """The ids of all that is in it."""
+    """The ids of all messages in *store*."""
     return sorted(ids(everything(store, QUEUES)))
 
 
-def id_of(letter):
-    return json.loads(letter.headers)["id"]
+def id_of(dead_letter):
+    return json.loads(dead_letter.headers)["id"]
 
 
 @pytest.fixture
@@ -67,20 +67,20 @@ def clock():
 
 @pytest.fixture
 def source(clock):
-    return Telling(clock)
+    return RecordingStore(clock)
 
 
 @pytest.fixture
 def target(clock):
-    return Telling(clock)
+    return RecordingStore(clock)
 
 
 def run(source, target, *arguments, **options):
-    """A move whose seconds of silence pass with the clock of the stores."""
+    """A move that uses the clock of the stores."""
     return move(source, target, *arguments, monotonic=source.clock.monotonic, **options)
 
 
-def test_a_message_arrives_as_it_was(clock, source, target):
+def test_messages_arrive_unchanged(clock, source, target):
     due, expires = clock.now() + HOUR, "2040-01-01T00:00:00+00:00"
     source.sender.push(
         [
@@ -102,7 +102,7 @@ def test_a_message_arrives_as_it_was(clock, source, target):
     assert (later.queue, later.priority, later.due) == ("mail", 3, due)
 
 
-def test_expiry_is_told_to_the_new_broker(source, target):
+def test_expiry_is_passed_to_the_target(source, target):
     source.sender.push(
         [numbered(1, headers={"expires": "2040-01-01T00:00:00+00:00"}), Envelope("celery", "{", None, b"")]
     )
@@ -118,21 +118,21 @@ def test_order_is_kept(source, target):
     assert len(moved) == 3 * BATCH
 
 
-def test_only_the_queues_that_were_named(source, target):
+def test_only_named_queues_are_moved(source, target):
     source.sender.push([numbered(1), numbered(2, queue="mail")])
     run(source, target, ["mail"])
     assert held(source) == ["id-1"]
     assert held(target) == ["id-2"]
 
 
-def test_progress_is_told_after_every_batch(source, target):
+def test_progress_is_reported_after_each_batch(source, target):
     source.sender.push([numbered(number) for number in range(BATCH + 1)])
-    told = []
-    run(source, target, progress=told.append)
-    assert told == [BATCH, BATCH + 1]
+    reported = []
+    run(source, target, progress=reported.append)
+    assert reported == [BATCH, BATCH + 1]
 
 
-def test_a_target_that_goes_away_leaves_everything_in_the_source(source, target):
+def test_unavailable_target_leaves_messages_in_the_source(source, target):
     source.sender.push([numbered(number) for number in range(5)])
     target.away = True
     with pytest.raises(BrokerUnavailable, match=r"0 messages were moved.*run it again"):
@@ -143,7 +143,7 @@ def test_a_target_that_goes_away_leaves_everything_in_the_source(source, target)
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
-def test_a_source_that_goes_away_after_a_push_leaves_one_batch_in_both(source, target, good):
+def test_source_failing_after_a_push_leaves_one_batch_in_both(source, target, good):
     total = 4 * BATCH
     source.sender.push([numbered(number) for number in range(total)])
     calls = []
@@ -161,7 +161,7 @@ def test_a_source_that_goes_away_after_a_push_leaves_one_batch_in_both(source, t
     assert len(here & there) == BATCH
 
 
-def test_what_a_killed_move_held_is_waited_for(clock, source, target):
+def test_messages_held_by_a_killed_move_are_waited_for(clock, source, target):
     source.sender.push([numbered(1)])
     killed = source.another()
     killed.consumer.register("move", ["celery"], 0)
@@ -170,7 +170,7 @@ def test_what_a_killed_move_held_is_waited_for(clock, source, target):
     assert run(source, target).moved == 1
 
 
-def test_what_a_worker_runs_is_left_and_told(source, target):
+def test_messages_held_by_a_worker_are_left_and_reported(source, target):
     source.sender.push([numbered(1)])
     worker = source.another()
     worker.consumer.register("worker", ["celery"], 1)
@@ -180,7 +180,7 @@ def test_what_a_worker_runs_is_left_and_told(source, target):
     assert [(info.queue, info.leased) for info in report.left] == [("celery", 1)]
 
 
-def test_what_another_took_meanwhile_is_counted(source, target):
+def test_messages_reclaimed_meanwhile_are_reported_as_duplicates(source, target):
     source.sender.push([numbered(1), numbered(2)])
     frozen = iter([True])
 
@@ -196,7 +196,7 @@ def test_what_another_took_meanwhile_is_counted(source, target):
     assert held(target) == ["id-1", "id-1", "id-2", "id-2"]
 
 
-def test_dead_letters_go_along_when_asked(clock, source, target):
+def test_dead_letters_are_moved_on_request(clock, source, target):
     source.sender.push([numbered(number) for number in range(3)])
     generation = source.consumer.register("undertaker", ["celery"], 1)
     for number, leased in enumerate(source.consumer.lease(["celery"], 10).messages):
@@ -208,25 +208,29 @@ def test_dead_letters_go_along_when_asked(clock, source, target):
     assert source.admin.dead() == before
     assert run(source, target, dead=True).dead == 3
     assert source.admin.dead() == []
-    assert [letter[1:] for letter in target.admin.dead()] == [letter[1:] for letter in before]
+    assert [dead_letter[1:] for dead_letter in target.admin.dead()] == [
+        dead_letter[1:] for dead_letter in before
+    ]
     target.admin.dead_retry()
     assert len(held(target)) == 3
 
 
-def buried(store, count):
-    """*count* dead letters, all of the same moment, are put into *store*."""
+def add_dead_letters(store, count):
+    """Put *count* dead letters with the same time into *store*."""
     store.letters["dead"].push(
         [Dead(0, "celery", "r", 5.0, 1, numbered(n).headers, None, b"") for n in range(count)]
     )
 
 
-def test_dead_letters_that_have_arrived_are_only_discarded(source, target):
-    buried(source, BATCH + 2)
+def test_dead_letters_already_at_the_target_are_only_discarded(source, target):
+    add_dead_letters(source, BATCH + 2)
     letters = source.admin.dead(None, 1000)
     target.letters["dead"].push(letters[:2] + letters[-2:])
     assert run(source, target, dead=True).dead == BATCH + 2
     assert source.admin.dead() == []
-    assert sorted(id_of(letter) for letter in target.admin.dead(None, 1000)) == sorted(map(id_of, letters))
+    assert sorted(id_of(dead_letter) for dead_letter in target.admin.dead(None, 1000)) == sorted(
+        map(id_of, letters)
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,24 +238,24 @@ def test_dead_letters_that_have_arrived_are_only_discarded(source, target):
     [{"queue": "mail"}, {"died_at": 6.0}, {"body": b"x"}, {"headers": numbered(1).headers}, {"headers": "{"}],
     ids=str,
 )
-def test_dead_letters_that_differ_are_not_taken_for_each_other(source, target, change):
-    """The same call may die more than once."""
-    buried(source, 1)
-    (letter,) = source.admin.dead()
-    target.letters["dead"].push([letter._replace(**change)])
+def test_similar_dead_letters_are_both_kept(source, target, change):
+    """The same call may be dead-lettered more than once."""
+    add_dead_letters(source, 1)
+    (dead_letter,) = source.admin.dead()
+    target.letters["dead"].push([dead_letter._replace(**change)])
     run(source, target, dead=True)
     assert len(target.admin.dead()) == 2
 
 
-def test_a_queue_that_is_named_twice_has_its_dead_letters_once(source, target):
-    buried(source, 2)
+def test_dead_letters_of_a_queue_named_twice_are_moved_once(source, target):
+    add_dead_letters(source, 2)
     assert run(source, target, ["celery", "celery"], dead=True).dead == 2
     assert len(target.admin.dead()) == 2
 
 
-def test_a_target_that_goes_away_among_the_dead_letters_says_so(source, target):
+def test_target_failing_during_dead_letters_is_an_error(source, target):
     source.sender.push([numbered(1)])
-    buried(source, 1)
+    add_dead_letters(source, 1)
 
     def vanish(call):
         target.away = True
@@ -262,48 +266,48 @@ def test_a_target_that_goes_away_among_the_dead_letters_says_so(source, target):
     assert len(source.admin.dead()) == 1
 
 
-class NoneFromElsewhere(MemoryLetters):
+class RejectingLetters(MemoryLetters):
     def push(self, letters):
         raise NotSupported("this broker does not accept dead letters from other brokers")
 
 
-def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, source):
+def test_target_that_rejects_dead_letters_gets_no_messages(clock, source):
     source.sender.push([numbered(1)])
     target = MemoryStore(clock)
-    target.letters = {"dead": NoneFromElsewhere("dead", target)}
+    target.letters = {"dead": RejectingLetters("dead", target)}
     with pytest.raises(NotSupported, match="dead letters from other brokers"):
         run(source, target, dead=True)
     assert held(source) == ["id-1"]
     assert run(source, target).moved == 1
 
 
-def test_one_broker_by_two_names_is_noticed_before_anything_is_moved(source):
+def test_same_broker_under_two_names_is_detected_before_moving(source):
     source.sender.push([numbered(number) for number in range(3)])
     with pytest.raises(ConfigurationError, match="two names of the same broker"):
-        move(source, Telling(source.clock, shared_with=source))
+        move(source, RecordingStore(source.clock, shared_with=source))
     assert source.settled == []
     assert held(source) == ["id-0", "id-1", "id-2"]
 
 
-def test_one_broker_by_two_names_is_noticed_where_nothing_can_be_revoked(source):
-    def deaf():
-        store = Telling(source.clock, shared_with=source)
+def test_same_broker_is_detected_without_revocations(source):
+    def without_revocations():
+        store = RecordingStore(source.clock, shared_with=source)
         store.revocations = None
         return store
 
     count = 2 * BATCH + 1
     source.sender.push([numbered(number) for number in range(count)])
     with pytest.raises(ConfigurationError, match="nothing was lost"):
-        move(deaf(), deaf())
+        move(without_revocations(), without_revocations())
     assert source.messages == count
 
 
-def test_an_empty_broker(source, target):
+def test_empty_source(source, target):
     assert run(source, target) == (0, 0, 0, [])
     assert run(source, target, ["none"]) == (0, 0, 0, [])
 
 
-def test_messages_are_acknowledged_after_they_were_stored(source, target):
+def test_messages_are_acked_after_the_push(source, target):
     source.sender.push([numbered(1)])
     order = []
     target.after = source.before = order.append
@@ -326,5 +330,5 @@ def test_messages_are_acknowledged_after_they_were_stored(source, target):
         ("sqlite:///a.db", "redis://h", False),
     ],
 )
-def test_the_same_place_is_known_by_other_names(one, other, same):
+def test_same_place(one, other, same):
     assert same_place(one, other) is same

@@ -1,5 +1,5 @@
-"""Tasks that are annotated with dataclasses, enums, timedeltas and models: plain data is sent, the function
-gets what it says, and its result is plain again."""
+"""Tasks annotated with dataclasses, enums, timedeltas and models: plain data is sent, the function
+gets values of its types, and its result is plain data again."""
 
 from __future__ import annotations
 
@@ -98,17 +98,19 @@ def task_of(app: QWorker, function: Any, **options: Any) -> Task[..., Any]:
     return app.task(name="bill", **options)(function)  # type: ignore[no-any-return]
 
 
-def kept() -> tuple[QWorker, KeepingStore]:
+def make_kept_app() -> tuple[QWorker, KeepingStore]:
     app, store, _ = make_app()
     return app, store
 
 
 @pytest.fixture
-def house() -> Iterator[tuple[QWorker, StepWorker]]:
-    """An app and a worker of it, step by step."""
+def app_and_worker() -> Iterator[tuple[QWorker, StepWorker]]:
+    """An app and a worker that is run step by step."""
     clock = FakeClock()
     broker = MemoryStore(clock, keeps_failed=True)
-    app = QWorker("house", broker=broker, backend="cache+memory://", clock=clock, set_as_current=False)
+    app = QWorker(
+        "app_and_worker", broker=broker, backend="cache+memory://", clock=clock, set_as_current=False
+    )
     with StepWorker(app) as worker:
         yield app, worker
 
@@ -120,8 +122,8 @@ EVERY_KIND = pytest.mark.parametrize("function", [bill, bill_async, BillTask])
 
 
 @EVERY_KIND
-def test_what_is_sent_is_plain(function: Any) -> None:
-    app, store = kept()
+def test_values_are_sent_as_plain_data(function: Any) -> None:
+    app, store = make_kept_app()
     task = task_of(app, function)
     task.delay(ORDER, wait=timedelta(seconds=90), by=[Person(name="Ada")])
     task.apply_async((ORDER,), priority=3)
@@ -134,15 +136,15 @@ def test_what_is_sent_is_plain(function: Any) -> None:
     ]  # fmt: skip
 
 
-def test_plain_data_is_sent_as_it_is() -> None:
-    app, store = kept()
+def test_plain_data_is_sent_unchanged() -> None:
+    app, store = make_kept_app()
     task_of(app, bill).delay(PLAIN, "x", 90)
     task_of(app, bill).delay("nonsense")
     assert [one.body.args for one in store.sent] == [(PLAIN, "x", 90), ("nonsense",)]
 
 
-def test_who_knows_the_name_alone_sends_plain_data() -> None:
-    app, store = kept()
+def test_calls_by_name_need_plain_data() -> None:
+    app, store = make_kept_app()
     task_of(app, bill)
     app.send_task("bill", (PLAIN,))
     assert store.sent[0].body.args == (PLAIN,)
@@ -152,8 +154,8 @@ def test_who_knows_the_name_alone_sends_plain_data() -> None:
         app.send_task("bill", (ORDER,))
 
 
-def test_what_would_arrive_as_something_else_is_refused_where_it_is_sent() -> None:
-    app, store = kept()
+def test_values_that_would_lose_their_type_are_rejected() -> None:
+    app, store = make_kept_app()
     task = task_of(app, bill)
     with pytest.raises(
         EncodeError, match=r"argument order of bill cannot be sent: expected Order, and this Expr"
@@ -163,13 +165,13 @@ def test_what_would_arrive_as_something_else_is_refused_where_it_is_sent() -> No
     with pytest.raises(EncodeError, match=r"argument by\[1\] of bill"):
         task.delay(ORDER, by=[Person(name="a"), type("Boss", (Person,), {})(name="b")])
     with pytest.raises(EncodeError, match=r"args\[1\] cannot"):
-        task.delay(ORDER, ORDER)  # of text
+        task.delay(ORDER, ORDER)  # the parameter is a str
     with pytest.raises(TypeError, match="missing"):
         task.delay()
     assert not store.sent
 
 
-def test_pickle_carries_values_as_they_are() -> None:
+def test_pickle_sends_values_unchanged() -> None:
     app, store, _ = make_app(
         result_serializer="pickle", accept_content=["json", "pickle"], security_key="x" * 32
     )
@@ -181,8 +183,8 @@ def test_pickle_carries_values_as_they_are() -> None:
     assert task.apply((ORDER,)).get() == Receipt(ORDER, timedelta(minutes=1))
 
 
-def test_stars_have_a_type_for_each() -> None:
-    app, store = kept()
+def test_variable_arguments_are_converted() -> None:
+    app, store = make_kept_app()
     seen: list[Any] = []
 
     @app.task(name="stars")
@@ -202,10 +204,10 @@ def test_stars_have_a_type_for_each() -> None:
 
 
 @EVERY_KIND
-def test_the_function_gets_values_and_the_result_is_plain(
-    house: tuple[QWorker, StepWorker], function: Any
+def test_function_gets_values_and_result_is_plain(
+    app_and_worker: tuple[QWorker, StepWorker], function: Any
 ) -> None:
-    app, worker = house
+    app, worker = app_and_worker
     task = task_of(app, function)
     result = task.delay(ORDER, by=[Person(name="Ada")])
     by_name = app.send_task("bill", (PLAIN,), {"wait": "PT1M"})
@@ -220,26 +222,26 @@ def test_the_function_gets_values_and_the_result_is_plain(
 
 @EVERY_KIND
 @pytest.mark.parametrize("given", [ORDER, PLAIN], ids=["value", "plain"])
-def test_eager_runs_do_the_same(function: Any, given: Any) -> None:
-    app, _ = kept()
+def test_eager_runs_convert_values(function: Any, given: Any) -> None:
+    app, _ = make_kept_app()
     task = task_of(app, function)
     assert task.apply((given,)).get() == RECEIPT
     app.conf.task_always_eager = True
     assert task.delay(given).get() == RECEIPT
 
 
-def test_a_direct_call_is_the_plain_function() -> None:
-    app, _ = kept()
+def test_direct_call_converts_nothing() -> None:
+    app, _ = make_kept_app()
     assert task_of(app, bill)(ORDER) == Receipt(ORDER, timedelta(minutes=1))
-    app, _ = kept()
+    app, _ = make_kept_app()
     assert asyncio.run(task_of(app, bill_async)(ORDER)) == Receipt(ORDER, timedelta(minutes=1))
 
 
 @EVERY_KIND
-def test_what_does_not_fit_fails_the_task_and_says_where(
-    house: tuple[QWorker, StepWorker], function: Any
+def test_mismatching_argument_fails_the_task_with_its_path(
+    app_and_worker: tuple[QWorker, StepWorker], function: Any
 ) -> None:
-    app, worker = house
+    app, worker = app_and_worker
     task = task_of(app, function)
     result = task.delay({"number": 1, "lines": [{"product": "x"}]})
     other = task.delay(PLAIN, by=[{"age": "old"}])
@@ -255,10 +257,8 @@ def test_what_does_not_fit_fails_the_task_and_says_where(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_it_is_not_tried_again_whatever_the_task_is_retried_for(
-    house: tuple[QWorker, StepWorker], kind: str
-) -> None:
-    app, worker = house
+def test_mismatching_argument_is_not_retried(app_and_worker: tuple[QWorker, StepWorker], kind: str) -> None:
+    app, worker = app_and_worker
     function = bill if kind == "sync" else bill_async
     task = app.task(name="bill", autoretry_for=(Exception,), max_retries=5, default_retry_delay=0)(function)
     result = task.delay("nonsense")
@@ -271,8 +271,8 @@ def test_it_is_not_tried_again_whatever_the_task_is_retried_for(
     assert app.AsyncResult(result.id).get() == RECEIPT
 
 
-def test_hooks_and_middleware_see_what_was_sent(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_hooks_and_middleware_see_plain_data(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
     seen: list[Any] = []
 
     class Watch(Middleware):
@@ -289,8 +289,8 @@ def test_hooks_and_middleware_see_what_was_sent(house: tuple[QWorker, StepWorker
     assert seen == [(PLAIN,), RECEIPT, RECEIPT]
 
 
-def test_a_result_of_another_type_is_left_alone(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_result_of_another_type_is_not_converted(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
 
     @app.task(name="odd")
     def odd(value: Any) -> Receipt | None:
@@ -305,8 +305,8 @@ def test_a_result_of_another_type_is_left_alone(house: tuple[QWorker, StepWorker
 # -- workflows --
 
 
-def test_values_go_through_every_kind_of_workflow(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_values_pass_through_workflows(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
     seen: list[Any] = []
 
     @app.task(name="start")
@@ -347,8 +347,8 @@ def test_values_go_through_every_kind_of_workflow(house: tuple[QWorker, StepWork
     assert ended(long)["number"] == 43
 
 
-def test_errbacks_get_values(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_errbacks_get_values(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
     seen: list[Any] = []
 
     @app.task(name="fail")
@@ -364,8 +364,8 @@ def test_errbacks_get_values(house: tuple[QWorker, StepWorker]) -> None:
     assert seen == [ORDER]
 
 
-def test_a_workflow_may_be_the_first_thing_that_an_app_does() -> None:
-    app, store = kept()
+def test_values_are_converted_in_the_first_workflow_of_an_app() -> None:
+    app, store = make_kept_app()
 
     @app.task(name="first")
     def first() -> None: ...
@@ -396,8 +396,8 @@ LINKS = {
 
 
 @pytest.mark.parametrize("how", LINKS)
-def test_what_is_linked_gets_values_wherever_it_is(house: tuple[QWorker, StepWorker], how: str) -> None:
-    app, worker = house
+def test_linked_calls_get_values(app_and_worker: tuple[QWorker, StepWorker], how: str) -> None:
+    app, worker = app_and_worker
     seen: list[Any] = []
 
     @app.task(name="a")
@@ -416,18 +416,18 @@ def test_what_is_linked_gets_values_wherever_it_is(house: tuple[QWorker, StepWor
     LINKS[how](a, fail, call).apply_async()
     worker.run()
     assert seen == [ORDER]
-    assert call.args == (ORDER,)  # what it was made of is left as it was
+    assert call.args == (ORDER,)  # the signature itself is unchanged
 
 
-def test_an_item_of_a_map_that_does_not_fit_fails_it(house: tuple[QWorker, StepWorker]) -> None:
-    app, worker = house
+def test_mismatching_item_of_a_map_fails_it(app_and_worker: tuple[QWorker, StepWorker]) -> None:
+    app, worker = app_and_worker
     result = task_of(app, bill).map([ORDER, 5]).apply_async()
     worker.run()
     assert str(result.result).startswith("bill does not take the argument order: expected an object")
 
 
-def test_a_retry_may_be_given_values() -> None:
-    app, store = kept()
+def test_retry_accepts_values() -> None:
+    app, store = make_kept_app()
 
     @app.task(name="bill", bind=True)
     def again(self: Any, order: Order) -> None: ...
@@ -441,11 +441,11 @@ def test_a_retry_may_be_given_values() -> None:
     assert [one.body.args[0]["number"] for one in store.sent] == [3, 3, 3]
 
 
-# -- who pays --
+# -- cost --
 
 
-def test_a_task_that_says_nothing_has_nothing() -> None:
-    app, _ = kept()
+def test_tasks_without_typed_parameters_convert_nothing() -> None:
+    app, _ = make_kept_app()
 
     def plain(x: int, y: str | None = None, *, when: UUID | None = None) -> list[int]: ...
 
@@ -458,8 +458,8 @@ def test_a_task_that_says_nothing_has_nothing() -> None:
     assert app.task(name="off", typing=False)(bill).typed_calls is None
 
 
-def test_annotations_are_looked_at_when_the_task_is_used() -> None:
-    app, store = kept()
+def test_annotations_are_resolved_on_first_use() -> None:
+    app, store = make_kept_app()
 
     @app.task(name="later")
     def later(order: Later) -> None: ...  # type: ignore[name-defined]  # noqa: F821
@@ -473,7 +473,7 @@ def test_annotations_are_looked_at_when_the_task_is_used() -> None:
     assert store.sent[0].body.args == (PLAIN,)
 
 
-def test_a_task_of_plain_annotations_loads_no_room_for_them() -> None:
+def test_plain_annotations_import_no_conversion_modules() -> None:
     program = """
 import sys
 from qworker import QWorker
@@ -489,8 +489,8 @@ print({*ours, "pydantic"} & sys.modules.keys())
     assert done.stdout == "set()\n"
 
 
-def test_a_decorated_function_says_what_it_wraps_says() -> None:
-    app, store = kept()
+def test_annotations_of_a_wrapped_function_are_used() -> None:
+    app, store = make_kept_app()
 
     def loud(function: Any) -> Any:
         @wraps(function)

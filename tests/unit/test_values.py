@@ -1,4 +1,4 @@
-"""Values that stand alone: what they are as plain data, and what they are made of."""
+"""Single values: their conversion to and from plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qworker.tasks.codecs import TIMEDELTA, ConversionError
         ("P999999999DT23H59M59.999999S", timedelta.max),
     ],
 )
-def test_durations(plain: Any, expected: timedelta) -> None:
+def test_durations_are_loaded(plain: Any, expected: timedelta) -> None:
     assert TIMEDELTA.load(plain) == expected
 
 
@@ -46,12 +46,12 @@ def test_durations(plain: Any, expected: timedelta) -> None:
         [1],
     ],
 )
-def test_what_is_no_duration(plain: Any) -> None:
+def test_invalid_durations_are_rejected(plain: Any) -> None:
     with pytest.raises(ConversionError, match="expected a timedelta"):
         TIMEDELTA.load(plain)
 
 
-def test_a_duration_that_seconds_cannot_tell_is_refused() -> None:
+def test_overlong_duration_is_rejected() -> None:
     assert TIMEDELTA.load(loads(dumps(TIMEDELTA.dump(timedelta.min)))) == timedelta.min
     with pytest.raises(ConversionError, match="centuries"):
         TIMEDELTA.dump(timedelta.max)

@@ -1,4 +1,4 @@
-"""The pipe that ends the listener's sleep."""
+"""The wakeup pipe, which ends the sleep of the listener."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def waker() -> Iterator[WakeupPipe]:
     waker.close()
 
 
-def test_what_was_said_before_ends_the_next_sleep_and_no_other(waker: WakeupPipe) -> None:
+def test_wakes_before_a_sleep_end_only_that_sleep(waker: WakeupPipe) -> None:
     waker.wake()
     waker.wake(b"n")
     assert waker.sleep(60)[0] == b"!n"
     assert waker.sleep(0)[0] == b""
 
 
-def test_another_thread_ends_a_sleep(waker: WakeupPipe) -> None:
+def test_wake_from_another_thread_ends_the_sleep(waker: WakeupPipe) -> None:
     thread = threading.Thread(target=waker.wake)
     began = time.monotonic()
     thread.start()
@@ -40,7 +40,7 @@ def test_another_thread_ends_a_sleep(waker: WakeupPipe) -> None:
     thread.join()
 
 
-def test_it_sleeps_until_one_of_the_files_can_be_read(waker: WakeupPipe) -> None:
+def test_sleep_ends_when_a_file_is_readable(waker: WakeupPipe) -> None:
     (first_read, first_write), (second_read, second_write) = os.pipe(), os.pipe()
     try:
         os.write(second_write, b"x")
@@ -53,14 +53,14 @@ def test_it_sleeps_until_one_of_the_files_can_be_read(waker: WakeupPipe) -> None
             os.close(end)
 
 
-def test_a_little_is_not_slept_as_nothing(waker: WakeupPipe) -> None:
-    """poll() counts whole milliseconds: what is due in 0.4 ms would be asked for again and again."""
+def test_submillisecond_sleep_is_not_rounded_to_zero(waker: WakeupPipe) -> None:
+    """poll() takes whole milliseconds: rounded down, a wait of 0.4 ms would be a busy loop."""
     began = time.monotonic()
     waker.sleep(0.0004)
     assert time.monotonic() - began >= 0.0004
 
 
-def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
+def test_wake_works_on_a_full_or_closed_pipe() -> None:
     waker = WakeupPipe()
     waker.wake()
     waker.open()
@@ -74,8 +74,8 @@ def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
     waker.wake()
 
 
-def test_a_late_call_never_reaches_a_file_that_is_not_its_own() -> None:
-    """The number of a closed file is soon another's, such as a pool process's socket."""
+def test_late_wake_does_not_write_to_a_reused_descriptor() -> None:
+    """The descriptor of a closed file is soon reused, for example for the socket of a pool process."""
     waker, over = WakeupPipe(), threading.Event()
 
     def call() -> None:
@@ -104,7 +104,7 @@ def test_a_late_call_never_reaches_a_file_that_is_not_its_own() -> None:
             thread.join()
 
 
-def test_where_nothing_is_said_the_pauses_grow() -> None:
+def test_poll_pauses_grow_without_messages() -> None:
     backoff = PollBackoff()
     backoff.open()
     try:
@@ -117,6 +117,6 @@ def test_where_nothing_is_said_the_pauses_grow() -> None:
         assert pauses == sorted(pauses)
         assert backoff.pause == SLOWEST
         backoff.found()
-        assert backoff.rest(-1, 60) is False  # after a pause of its own, and not of a minute
+        assert backoff.rest(-1, 60) is False  # after its own short pause, not after a minute
     finally:
         backoff.close()

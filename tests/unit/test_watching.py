@@ -1,4 +1,4 @@
-"""Watching: what is printed and drawn look after look, also while the broker is away."""
+"""Watching: repeated printing and drawing of a picture, also while the broker is unavailable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 def watch(
     looks: Iterable[Picture | Exception], *, as_json: bool = False, is_drawn: bool = False
 ) -> list[float]:
-    """Watch what *looks* are, then press Ctrl-C; return how long was slept."""
+    """Watch the pictures of *looks*, then press Ctrl-C; return the sleeps."""
     slept: list[float] = []
     left = list(looks)
 
@@ -50,27 +50,25 @@ def picture(text: str, is_last: bool = False) -> Picture:
     return Picture(["name", text], {"name": text}, is_last)
 
 
-def test_what_has_changed_is_printed_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_pictures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert watch([picture("a"), picture("a"), picture("b")]) == [2.5] * 3
     assert capsys.readouterr().out.splitlines() == ["12:00:00", "name", "a", "12:00:01", "name", "b"]
 
 
-def test_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     watch([picture("a"), picture("a"), picture("b\udc80")], as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"name": "a"}, {"name": "b\udc80"},
     ]  # fmt: skip
 
 
-def test_a_last_picture_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_picture_ends_watching(capsys: pytest.CaptureFixture[str]) -> None:
     assert watch([picture("a"), picture("b", is_last=True), picture("c")]) == [2.5]
     assert capsys.readouterr().out.splitlines()[-1] == "b"
 
 
 @pytest.mark.parametrize("error", [AWAY, BackendError("the result store at redis://:secret@h/0 is away")])
-def test_a_broker_that_is_away_is_told_of_once_and_waited_for(
-    capsys: pytest.CaptureFixture[str], error: Exception
-) -> None:
+def test_outage_is_reported_once_and_waited_for(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
     watch([picture("a"), error, error, picture("a"), picture("b")])
     out, err = capsys.readouterr()
     assert out.splitlines() == ["12:00:00", "name", "a", "12:00:02", "name", "b"]
@@ -80,14 +78,12 @@ def test_a_broker_that_is_away_is_told_of_once_and_waited_for(
     assert back == "The server answers again; it had not since 12:00:01."
 
 
-def test_a_broker_that_is_away_at_first_is_an_error() -> None:
+def test_unavailable_broker_at_the_start_is_an_error() -> None:
     with pytest.raises(BrokerUnavailable):
         watch([AWAY])
 
 
-def test_a_terminal_is_drawn_anew(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_is_redrawn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "8")
     rows = Picture([*(f"row {number}" for number in range(9)), "x" * 99], [])
@@ -101,7 +97,7 @@ def test_a_terminal_is_drawn_anew(
     ]  # fmt: skip
 
 
-def test_no_terminal_and_a_dumb_one_are_not_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_capable_terminals_are_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     assert can_draw(Terminal())
     assert not can_draw(io.StringIO())

@@ -1,4 +1,4 @@
-"""Whatever stands between a worker and its broker passes on all of the promise, or withholds it by name."""
+"""Wrappers of brokers pass on all members of the interface, or withhold them by name."""
 
 from __future__ import annotations
 
@@ -51,24 +51,26 @@ def spooled(kind: type, inner: Any, directory: Path) -> Any:
 @pytest.mark.parametrize(
     ("kind", "withheld"), [(SpoolCombined, {}), (SpoolInstead, NOT_INSTEAD)], ids=["combined", "instead"]
 )
-def test_a_spooler_passes_on_all_of_the_broker(kind: type, withheld: dict[str, str], tmp_path: Path) -> None:
+def test_spooler_wrappers_pass_on_the_broker_interface(
+    kind: type, withheld: dict[str, str], tmp_path: Path
+) -> None:
     inner = Noting()
     assert forgotten(spooled(kind, inner, tmp_path), inner, withheld) == []
 
 
-def test_several_brokers_pass_on_all_of_the_one_in_use() -> None:
+def test_failover_broker_passes_on_the_broker_interface() -> None:
     inner = Noting()
     assert forgotten(FailoverBroker([inner]), inner, NOT_WITH_FAILOVER) == []  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", [JoinedSender, TransactionalSender, _Held])
-def test_senders_of_a_transaction_push(kind: type) -> None:
+def test_transactional_senders_define_push(kind: type) -> None:
     assert not_defined(kind, [Sender], NOT_IN_A_TRANSACTION) == []
 
 
 class Silent(FailoverConsumer):
     def confirm(self) -> None:
-        """Nothing is asked."""
+        """Does not ask the broker."""
 
 
 class Forgetful(FailoverBroker):
@@ -77,7 +79,7 @@ class Forgetful(FailoverBroker):
         self.consumer = Silent(Brokers([inner], ROUND_ROBIN), FakeClock().monotonic)
 
 
-def test_one_that_forgets_a_member_is_found() -> None:
+def test_wrapper_missing_a_member_is_detected() -> None:
     inner = Noting()
     found = forgotten(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": "", "lack": ""})
     assert found == [
@@ -96,8 +98,8 @@ class Touching(Letters):
     def touch(self) -> None: ...
 
 
-def test_a_new_member_that_a_wrapper_forgets_is_found() -> None:
-    """Of a side, and of a part; a new part is asked for by Broker.__init__, and its absence a type error."""
+def test_wrapper_missing_a_new_member_is_detected() -> None:
+    """Of a side, and of a part. A missing new part is a type error, as Broker.__init__ requires it."""
     new = {**FIELDS, "admin": {"": Counting}, "letters": {"dead": Touching}, "history": {"": Counting}}
     inner = Noting()
     wrapper = FailoverBroker([inner])  # type: ignore[list-item]
@@ -108,7 +110,7 @@ def test_a_new_member_that_a_wrapper_forgets_is_found() -> None:
     ]  # fmt: skip
 
 
-def test_the_promise_is_small_and_each_part_has_a_place() -> None:
+def test_fields_of_the_broker_interface() -> None:
     assert list(FIELDS) == [
         "url", "sender", "consumer", "admin", "lacks", "letters", "revocations", "presence", "peeking",
         "delayed", "stored_results", "by_queue", "registry", "lowest_first", "silent_seconds",

@@ -1,4 +1,4 @@
-"""Written entries: there and back, and whatever else a store may have."""
+"""Serialized schedule entries: round trips, and malformed data in a store."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ENTRIES = st.builds(
 
 
 def reads(text: bytes) -> Any:
-    """What becomes of *text* as an edit: of an entry that was added, and over one of the settings."""
+    """Parse *text* as the edit of an added entry, and of an entry of the settings."""
     given = "settings", {"task": "t", "schedule": 60}
     found = listed("a", None, Row("a", 1, text, None)), listed("a", given, Row("a", 1, text, None))
     for each in found:
@@ -106,11 +106,11 @@ def reads(text: bytes) -> Any:
     return found
 
 
-# -- there and back --
+# -- round trips --
 
 
 @given(SCHEDULES)
-def test_every_kind_of_schedule_comes_back(one: Schedule) -> None:
+def test_schedules_round_trip(one: Schedule) -> None:
     written = json.loads(json.dumps(write_schedule(one)))
     back = read_schedule(written)
     assert back == one
@@ -121,7 +121,7 @@ def test_every_kind_of_schedule_comes_back(one: Schedule) -> None:
 
 
 @given(ENTRIES)
-def test_an_entry_comes_back(one: Entry) -> None:
+def test_entries_round_trip(one: Entry) -> None:
     text = to_json(as_data(one))
     back = read_entry("a", read_fields(from_json(text)))
     assert as_data(back) == from_json(text) | {"args": list(back.args)}
@@ -129,12 +129,12 @@ def test_an_entry_comes_back(one: Entry) -> None:
 
 
 @given(SCHEDULES, SCHEDULES)
-def test_another_schedule_is_told_from_it(one: Schedule, other: Schedule) -> None:
+def test_different_schedules_have_different_descriptions(one: Schedule, other: Schedule) -> None:
     if write_schedule(one) != write_schedule(other):
         assert told(one) != told(other)
 
 
-def test_fields_are_written_as_plain_data() -> None:
+def test_fields_are_plain_data() -> None:
     start = datetime(2027, 1, 1, tzinfo=UTC)
     fields = {"schedule": crontab(0, 4, tz="Europe/Berlin"), "args": (1, 2), "start": start, "end": None}
     assert write_fields(fields) == {
@@ -145,7 +145,7 @@ def test_fields_are_written_as_plain_data() -> None:
     }
 
 
-def test_a_schedule_of_ones_own_is_not_written() -> None:
+def test_custom_schedules_are_rejected() -> None:
     class Own(Schedule):
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -164,7 +164,7 @@ def test_a_schedule_of_ones_own_is_not_written() -> None:
 @pytest.mark.parametrize(
     "value", [{"args": [object()]}, {"args": [float("nan")]}, {"kwargs": {b"a": 1}}, {"args": [{1, 2}]}]
 )
-def test_what_json_cannot_hold_is_refused(value: dict[str, Any]) -> None:
+def test_values_that_are_not_json_are_rejected(value: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule, match="JSON"):
         to_json(value)
 
@@ -172,19 +172,19 @@ def test_what_json_cannot_hold_is_refused(value: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "value", [UUID(int=7), Decimal("1.10"), NOW, NOW.date(), NOW.time(), b"\x00\xff", {"a": [b"x"]}], ids=repr
 )
-def test_what_messages_carry_entries_carry(value: Any) -> None:
+def test_types_of_messages_round_trip(value: Any) -> None:
     written = {"args": [value], "kwargs": {"a": value}}
     assert from_json(to_json(written)) == written
 
 
 @pytest.mark.parametrize("damage", ['"soon"', "7", "{}", "null"])
-def test_damage_in_what_they_carry_is_told(damage: str) -> None:
+def test_damaged_typed_values_are_rejected(damage: str) -> None:
     text = b'{"args":[{"__type__":"datetime","__value__":%s}]}' % damage.encode()
     with pytest.raises(InvalidSchedule, match="is not JSON"):
         from_json(text)
 
 
-def test_what_contains_itself_or_is_too_large_is_refused() -> None:
+def test_cyclic_and_oversized_values_are_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(InvalidSchedule, match="JSON"):
@@ -196,11 +196,11 @@ def test_what_contains_itself_or_is_too_large_is_refused() -> None:
     assert from_json(to_json({"args": ["x" * (LARGEST - 100)]}))
 
 
-# -- anything else --
+# -- malformed data --
 
 
 class Trap:
-    """Unpickling it would be seen."""
+    """Records whether it is unpickled."""
 
     sprung = False
 
@@ -226,7 +226,7 @@ class Trap:
     ],
     ids=range(22),
 )
-def test_what_is_no_json_of_ours_is_told_of(text: bytes) -> None:
+def test_malformed_edits_are_reported(text: bytes) -> None:
     for each in reads(text):
         assert len(each.error or "") < 1000
     assert not Trap.sprung
@@ -265,7 +265,7 @@ def test_what_is_no_json_of_ours_is_told_of(text: bytes) -> None:
     ],
     ids=lambda given: f"{given!r:.50}",
 )
-def test_what_no_schedule_is(given: Any) -> None:
+def test_malformed_schedules_are_rejected(given: Any) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         read_schedule(given)
     assert len(str(caught.value)) < 1500
@@ -275,7 +275,7 @@ def test_what_no_schedule_is(given: Any) -> None:
 @pytest.mark.parametrize(
     "at", ["9999-12-31T23:59:59-23:00", "0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59+00:00"]
 )
-def test_an_instant_at_the_end_of_the_calendar_stops_nobody(at: str) -> None:
+def test_instants_at_the_ends_of_the_calendar(at: str) -> None:
     found = read_entry("a", {"task": "t", "schedule": {"at": at}})
     for ask in (found.next, found.previous):
         with suppress(InvalidSchedule):
@@ -293,7 +293,7 @@ JSON_OF_KINDS = st.dictionaries(
 
 
 @given(JSON_OF_KINDS)
-def test_nothing_else_is_raised_for_any_schedule(given: Any) -> None:
+def test_arbitrary_schedules_raise_only_invalid_schedule(given: Any) -> None:
     try:
         found = read_schedule(given)
     except InvalidSchedule:
@@ -305,12 +305,12 @@ def test_nothing_else_is_raised_for_any_schedule(given: Any) -> None:
     st.dictionaries(st.sampled_from([*sorted(FIELDS), "x"]), PLAIN | JSON_OF_KINDS, max_size=4),
     st.dictionaries(st.sampled_from(["added", "removed", "fields", "x"]), PLAIN, max_size=3),
 )
-def test_nothing_at_all_is_raised_for_any_edit(fields: dict[str, Any], marks: dict[str, Any]) -> None:
+def test_arbitrary_edits_do_not_raise(fields: dict[str, Any], marks: dict[str, Any]) -> None:
     found, over = reads(json.dumps({"fields": fields, **marks}).encode())
     assert found.source == HAND
     assert over.name == "a"
 
 
 @given(st.binary(max_size=200))
-def test_nothing_at_all_is_raised_for_any_bytes(text: bytes) -> None:
+def test_arbitrary_bytes_do_not_raise(text: bytes) -> None:
     reads(text)
