@@ -18,7 +18,7 @@ Thread:      any; pure.
 from __future__ import annotations
 
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -210,8 +210,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"ran {dict(ran)}, though it was refused")
         return found
     found += _too_often(seen, asked, want)
-    if not seen.case.world.joins and needs_joins(asked.order.flow):
-        return found  # flows that need joins fail
+    if _fails_to_join(seen, asked):
+        return found
     if asked.refused and exact:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and exact:
@@ -329,6 +329,8 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     """Yield calls that began before their countdown was over; without faults also those that began late."""
     order, skew = asked.order, seen.case.world.skew * (seen.case.world.workers + len(CALLERS) + 1)
+    if seen.may_lose and _goes_on(order.flow):  # a call that was lost may also run later
+        return
     starts: dict[int, float] = {}
     ends: dict[int, list[float]] = {}
     for number, start, end in seen.record.runs[asked.name]:
@@ -385,18 +387,13 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         if getattr(part, "does", "") in ("requeue", "dies") and not part.fails and seen.case.world.acks_late
     }
     executions = [*record.executions[asked.name], *record.tellings[asked.name]]
-    callers: dict[int, set[int]] = defaultdict(set)
-    for number, part in flow.parts.items():
-        called = [getattr(part, "calls", None), getattr(part, "instead", None), *getattr(part, "links", ())]
-        for each in filter(None, called):
-            for inner in parts_of(each):
-                callers[getattr(inner, "number", number)].add(number)
     errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
-    for number in errbacks:  # any call before it may fail again, and then what follows fails without a run
-        callers[number] |= flow.parts.keys() - errbacks
+    # Any call before it may fail again, and then what follows fails without a run.
+    callers = dict.fromkeys(errbacks, flow.parts.keys() - errbacks)
     repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
-    due = want.runs if asked.revoked or seen.may_lose else want.runs + want.told
+    more_fail = asked.revoked or seen.may_lose or _fails_to_join(seen, asked)
+    due = want.runs if more_fail else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
     yield from repeats.beyond(record.ran(asked.name) + record.told[asked.name], right, items)
@@ -470,13 +467,18 @@ def _is_complete(seen: Seen, asked: Asked, want: Expected) -> bool:
 def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:
     """Return calls that ran although a call that they wait for did not, such as a lost member of a chord."""
     flow = asked.order.flow
-    if isinstance(flow, Graph) and any(node.always for node in flow.nodes):
+    if _goes_on(flow):
         return []
     return [
         f"call {other} ran, and {one} before it never did"
         for one, other in sorted(want.before)
         if ran[other] and want.runs.get(one) and not ran[one]
     ]
+
+
+def _goes_on(flow: Any) -> bool:
+    """Return whether calls in *flow* run after a call that was lost."""
+    return isinstance(flow, Graph) and any(node.always for node in flow.nodes)
 
 
 def _repeats_nothing(fault: Fault) -> bool:
@@ -515,8 +517,12 @@ def _may_end_early(seen: Seen, asked: Asked) -> bool:
     """Return whether calls of *asked* may not run: it is revoked, or what they wait for may be gone or is not
     stored."""
     world = seen.case.world
-    no_joins = not world.joins and needs_joins(asked.order.flow)
-    return asked.revoked or no_joins or (world.forgets and bool(seen.fired))
+    return asked.revoked or _fails_to_join(seen, asked) or (world.forgets and bool(seen.fired))
+
+
+def _fails_to_join(seen: Seen, asked: Asked) -> bool:
+    """Return whether calls of *asked* fail because there are no joins."""
+    return not seen.case.world.joins and needs_joins(asked.order.flow)
 
 
 def _may_vanish(seen: Seen) -> bool:

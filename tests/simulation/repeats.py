@@ -135,9 +135,8 @@ class Repeats:
     """The repeated runs of an order. runs: ``(number, execution)`` of each run in a worker, and then of each
     call of an errback, which may be in the execution of the call that has failed. every: all
     executions of the world. bodies: those of all joins. calls: how often the order was called. delivered:
-    how often the message of a call is delivered, by number, if not once. callers: by number, the calls
-    that call it while they run, directly or in a workflow, and for an errback all that may fail: each of
-    their runs may call it with other ids."""
+    how often the message of a call is delivered, by number, if not once. callers: by the
+    numbers of errbacks, the calls that may fail: each of their runs may call it with other ids."""
 
     def __init__(
         self,
@@ -183,11 +182,15 @@ class Repeats:
                 yield f"call {number} ran {ran[number]} times; expected {right[number]} and {count} repeats"
 
     def senders(self, number: int) -> set[int]:
-        """Return the numbers of the calls that sent the call *number*."""
+        """Return the numbers of the calls that sent the call *number*, also through tasks without one."""
         ids = {key[0] for key in self.keys if key[1] == number}
-        parents = {run.parent for key, runs in self.keys.items() if key[1] == number for run in runs}
-        found = (each.id for each in self.every if each.id in parents or not ids.isdisjoint(each.sent))
-        senders = {self.numbers.get(id, -1) for id in (*found, *ids)} - {number}
+        found = set(ids)
+        while ids:
+            parents = {run.parent for run in self.every if run.id in ids}
+            sent = {run.id for run in self.every if run.id in parents or not ids.isdisjoint(run.sent)}
+            ids = sent - found - self.numbers.keys()
+            found |= sent
+        senders = {self.numbers.get(id, -1) for id in found} - {number}
         return senders | self.callers.get(number, set())
 
     def problems(self) -> Iterator[str]:

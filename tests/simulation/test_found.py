@@ -795,3 +795,30 @@ def test_a_linked_map_of_nothing_is_called_again() -> None:
     order = Order(Chord([Call(options={"countdown": 0.5}, number=0)], body), at=2.5)
     crash = Fault("crash", at=3.0, seconds=4.0)
     assert problems(run(Case(World("sqlite"), (order,), (crash,)))) == []
+
+
+def test_an_errback_of_a_group_is_told_that_there_are_no_joins() -> None:
+    """A task could not be replaced by a group: the checks did not expect its errback to be called, too."""
+    replaced = Call(instead=Group([Call()]))
+    group = Group([Call(fails=True), replaced], errbacks=[Errback()])
+    assert problems(run(case_of(group, world=World("memory+disabled")))) == []
+
+
+def test_a_call_that_was_lost_runs_later() -> None:
+    """It was called twice, and what always follows it ran after the loss, before the other call."""
+    nodes = [
+        Node(Call(number=0)),
+        Node(Call(number=1), after=[1]),
+        Node(Call(number=2), after=[1], always=True),
+    ]
+    order = Order(Graph(nodes), how="twice")
+    lost = Fault("child after", "worker", "join.hold")
+    assert problems(run(Case(World(acks_late=False), (order,), (lost,), seed=1))) == []
+
+
+def test_what_follows_a_nested_chord_is_sent_again() -> None:
+    """The body of the inner chord had no number: the checks did not find who had sent what follows it."""
+    chord = Chord([Chord([], Chunks(items=1, each=1, number=2))], Call(number=3))
+    order = Order(Pipe([Call(number=0), Call(links=[chord], number=1)]))
+    die = Fault("die", "worker1", method="settling")
+    assert problems(run(Case(orders=(order,), faults=(die,)))) == []
