@@ -1,7 +1,7 @@
-"""Where joins are tested: one JoinPlace for each kind of result store. A new store adds a class and a line to
+"""Places for the tests of joins, one for each kind of result store. A new store adds a class and a line to
 JOIN_PLACES.
 
-Comes from:  test_joins.py and test_join_settlements.py, which know of a store only what a JoinPlace says.
+Comes from:  test_joins.py and test_join_settlements.py, which access a store only through its JoinPlace.
 Goes to:     the store, in this process or in others.
 """
 
@@ -32,33 +32,32 @@ class JoinPlace(Protocol):
     """A result store's server, directory or file, empty at first."""
 
     one_process: bool
-    """No other process can reach it."""
+    """Whether no other process can access it."""
     points: tuple[str, ...]
-    """The crash points that it passes by."""
+    """The crash points that it reaches."""
     settles: bool
-    """The broker keeps results here, and records parts with the ack."""
+    """Whether the broker stores results here, and records parts with the ack."""
     one_step: bool
-    """A step is one script on the server: once parts are recorded, all that goes with them is done."""
+    """Whether each step is one script on the server, and so is done as a whole."""
 
     def backend(self, clock: Clock = SYSTEM_CLOCK) -> Backend:
-        """Another result store object on it."""
+        """Return another result store object on it."""
 
     def broker(self) -> Broker:
-        """Where bodies are sent: to the same store, where that keeps messages."""
+        """Return the broker for bodies: the same store, if it is a broker."""
 
     def left(self) -> int:
-        """How many rows, keys or files there are of joins that are not finished, counted behind the store's
-        back."""
+        """Return the number of rows, keys or files of unfinished joins, without using the store."""
 
     def remembered(self) -> int:
-        """How many joins are known as finished, counted likewise."""
+        """Return the number of joins remembered as finished, without using the store."""
 
     def clear(self) -> None:
-        """Leave nothing on the server."""
+        """Delete everything on the server."""
 
 
-class BesideFile:
-    """A result store that is no broker: bodies are sent to a SQLite file."""
+class SeparateBrokerPlace:
+    """A result store that is not a broker: bodies are sent to an SQLite file."""
 
     one_process = False
     points: tuple[str, ...] = ("recording-parts", "parts-recorded", "body-sent")
@@ -81,8 +80,8 @@ class BesideFile:
         return open_backend(url, Settings(settings, environ={}, directory=self.directory), clock)
 
 
-class SQLiteJoinPlace(BesideFile):
-    """The embedded broker's own file."""
+class SQLiteJoinPlace(SeparateBrokerPlace):
+    """The file of the embedded broker."""
 
     points = ("recording-parts", "parts-recorded", "finishing-join", "join-finished")
     settles = True
@@ -102,17 +101,17 @@ class SQLiteJoinPlace(BesideFile):
 
 
 class SQLiteAlonePlace(SQLiteJoinPlace):
-    """A file beside the broker's."""
+    """A file other than the broker's."""
 
-    points = BesideFile.points
+    points = SeparateBrokerPlace.points
     settles = False
 
     def broker(self) -> Broker:
         return SQLiteBroker(f"sqlite:///{self.directory}/messages.db")
 
 
-class SQLAlchemyPlace(BesideFile):
-    """SQLite by SQLAlchemy, which is no broker."""
+class SQLAlchemyPlace(SeparateBrokerPlace):
+    """SQLite through SQLAlchemy, which is not a broker."""
 
     def backend(self, clock: Clock = SYSTEM_CLOCK) -> Backend:
         return self.open(f"db+sqlite:///{self.directory}/results.db", clock)
@@ -129,8 +128,8 @@ class SQLAlchemyPlace(BesideFile):
             return int(connection.execute(count).fetchone()[0])
 
 
-class DatabasePlace(BesideFile):
-    """A server that is the broker, too."""
+class DatabasePlace(SeparateBrokerPlace):
+    """A database server that is also the broker."""
 
     points = ("recording-parts", "parts-recorded", "finishing-join", "join-finished")
     settles = True
@@ -165,13 +164,13 @@ class PostgreSQLJoinPlace(DatabasePlace):
 
 
 class MySQLJoinPlace(DatabasePlace):
-    """A database of MariaDB's."""
+    """A MariaDB database."""
 
     kind = MySQLPlace
 
 
-class RedisJoinPlace(BesideFile):
-    """A Redis database that is the broker, too: one prefix of keys for each directory."""
+class RedisJoinPlace(SeparateBrokerPlace):
+    """A Redis database that is also the broker: one prefix of keys for each directory."""
 
     points = ("recording-parts", "parts-recorded", "finishing-join", "join-finished")
     settles = True
@@ -190,7 +189,7 @@ class RedisJoinPlace(BesideFile):
         return self.redis.open()
 
     def left(self) -> int:
-        """Joins, parts, and what is of none."""
+        """Count joins, parts, and keys without a join."""
         client, prefix = self.redis.client, self.redis.prefix
         joins = list(client.scan_iter(f"{prefix}qworker.join.*", count=10_000))
         parts = list(client.scan_iter(f"{prefix}qworker.part.*", count=10_000))
@@ -208,19 +207,19 @@ class RedisJoinPlace(BesideFile):
 
 
 class RedisAlonePlace(RedisJoinPlace):
-    """Redis beside a broker that is a SQLite file."""
+    """Redis, with an SQLite file as the broker."""
 
-    points = BesideFile.points
+    points = SeparateBrokerPlace.points
     settles = False
 
     def broker(self) -> Broker:
-        return BesideFile.broker(self)
+        return SeparateBrokerPlace.broker(self)
 
 
-class FilesPlace(BesideFile):
+class FilesPlace(SeparateBrokerPlace):
     """A directory."""
 
-    points = (*BesideFile.points, "forgetting-join")
+    points = (*SeparateBrokerPlace.points, "forgetting-join")
 
     def backend(self, clock: Clock = SYSTEM_CLOCK) -> Backend:
         return self.open(f"file://{self.directory}/results", clock)
@@ -235,8 +234,8 @@ class FilesPlace(BesideFile):
         return len(list((self.directory / "results").rglob("qworker-lock-join-*")))
 
 
-class MemoryPlace(BesideFile):
-    """The memory of this process."""
+class MemoryPlace(SeparateBrokerPlace):
+    """Memory of this process."""
 
     one_process = True
 
@@ -258,7 +257,7 @@ class MemoryPlace(BesideFile):
         return sum(key.startswith("qworker-lock-join") for key in self._values)
 
 
-JOIN_PLACES: dict[str, type[BesideFile]] = {
+JOIN_PLACES: dict[str, type[SeparateBrokerPlace]] = {
     "sqlite": SQLiteJoinPlace,
     "sqlite-alone": SQLiteAlonePlace,
     "sql-sqlite": SQLAlchemyPlace,
@@ -271,11 +270,11 @@ JOIN_PLACES: dict[str, type[BesideFile]] = {
 }
 
 
-def run_beside(
+def start_process(
     kind: str, directory: Path, script: str, *arguments: str, crash_at: str = ""
 ) -> subprocess.Popen[str]:
-    """Another process on the place. It runs *script*, in which ``joins``, ``broker`` and ``parts(join,
-    numbers)`` are there, and ``arguments``."""
+    """Start another process on the place, which runs *script*. It has ``joins``, ``broker``, ``parts(join,
+    numbers)`` and ``arguments``."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + script, kind, str(directory), *arguments],
         cwd=REPOSITORY,

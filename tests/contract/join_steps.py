@@ -1,7 +1,7 @@
-"""What is done with joins in their tests, and in the processes that those start.
+"""Common steps of the tests of joins, and of the processes that they start.
 
 Comes from:  test_joins.py, test_join_settlements.py and test_redis_joins.py.
-Goes to:     the joins of a store, and the broker beside them.
+Goes to:     the joins of a store, and its broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def parts(join: str, numbers: Iterable[int], status: str = "SUCCESS") -> list[Pa
 
 
 def drain(joins: Joins, broker: Broker) -> list[Finished]:
-    """Claim and finish all that there is, as a worker does; what was finished by us."""
+    """Claim and finish all joins, like a worker; return those finished by this call."""
     done = []
     while found := joins.claim(16, SECONDS):
         done += [join for join in found if joins.finish(join, [message(join.id, QUEUE)], broker.sender)]

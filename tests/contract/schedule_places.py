@@ -1,7 +1,7 @@
-"""Where schedule stores are tested: one SchedulePlace for each kind of store, with its broker and beside one.
-A new store adds a class and a line to SCHEDULE_PLACES.
+"""Places for the tests of schedule stores: one for each kind of store, with and without its own broker. A new
+store adds a class and a line to SCHEDULE_PLACES.
 
-Comes from:  test_schedule_stores.py, which knows of a store only what a SchedulePlace says.
+Comes from:  test_schedule_stores.py, which accesses a store only through its SchedulePlace.
 Goes to:     the store, in this process or in others.
 """
 
@@ -33,9 +33,9 @@ TABLES = ("qworker_beat", "qworker_entry", "qworker_slot")
 class SchedulePlace:
     """A store's server, file or memory, empty at first.
 
-    - one_process: no other process can reach it.
-    - together: slots and messages are there together or not at all.
-    - points: the crash points that it passes by.
+    - one_process: whether no other process can access it.
+    - together: whether slots and messages are stored in one transaction.
+    - points: the crash points that it reaches.
     """
 
     one_process = False
@@ -46,7 +46,7 @@ class SchedulePlace:
         self.directory = directory
 
     def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
-        """Another store object on it."""
+        """Return another store object on it."""
         raise NotImplementedError
 
     def open(self, url: str, clock: Clock, scope: str, **settings: Any) -> ScheduleStore:
@@ -62,35 +62,35 @@ class SchedulePlace:
         return open_store(app)
 
     def broker(self) -> Broker:
-        """Where calls are sent."""
+        """Return the broker for calls."""
         return SQLiteBroker(f"sqlite:///{self.directory}/messages.db")
 
     def empty(self) -> None:
-        """Lose all that is kept, behind the stores' backs."""
+        """Delete all data, without using the stores."""
         raise NotImplementedError
 
     def lose(self) -> None:
-        """Lose also the tables, where there are some."""
+        """Delete the tables too, if there are any."""
         self.empty()
 
     def is_lost(self) -> bool:
-        """Whether all is as lose() leaves it."""
+        """Return whether everything is as after lose()."""
         raise NotImplementedError
 
     def spoil_edit(self, name: str, text: bytes) -> None:
-        """Write nonsense in the place of an edit."""
+        """Replace an edit with *text*."""
         raise NotImplementedError
 
     def spoil_state(self, name: str, last_due: int) -> None:
-        """Write that the last due time of an entry was *last_due*, in microseconds."""
+        """Set the last due time of an entry to *last_due*, in microseconds."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Leave nothing on the server."""
+        """Delete everything on the server."""
 
 
 class MemoryPlace(SchedulePlace):
-    """The memory of this process."""
+    """Memory of this process."""
 
     one_process = True
     points = ()
@@ -104,7 +104,7 @@ class MemoryPlace(SchedulePlace):
 
 
 class SQLiteAlonePlace(SchedulePlace):
-    """A file beside the broker's."""
+    """A file other than the broker's."""
 
     file = "schedules.db"
 
@@ -136,7 +136,7 @@ class SQLiteAlonePlace(SchedulePlace):
 
 
 class SQLitePlace(SQLiteAlonePlace):
-    """The embedded broker's own file."""
+    """The file of the embedded broker."""
 
     file = "messages.db"
     together = True
@@ -144,7 +144,7 @@ class SQLitePlace(SQLiteAlonePlace):
 
 
 class ServerPlace(SchedulePlace):
-    """A server that is the broker, too."""
+    """A database server that is also the broker."""
 
     together = True
     points = ("slots-taken", "entries-published")
@@ -193,13 +193,13 @@ class PostgreSQLSchedulePlace(ServerPlace):
 
 
 class MySQLSchedulePlace(ServerPlace):
-    """A database of MariaDB's."""
+    """A MariaDB database."""
 
     kind = MySQLPlace
 
 
 class PostgreSQLAlonePlace(PostgreSQLSchedulePlace):
-    """A schema beside a broker that is a file."""
+    """A schema, with a file as the broker."""
 
     together = False
     points = SchedulePlace.points
@@ -209,7 +209,7 @@ class PostgreSQLAlonePlace(PostgreSQLSchedulePlace):
 
 
 class MySQLAlonePlace(MySQLSchedulePlace):
-    """A database beside a broker that is a file."""
+    """A database, with a file as the broker."""
 
     together = False
     points = SchedulePlace.points
@@ -219,7 +219,7 @@ class MySQLAlonePlace(MySQLSchedulePlace):
 
 
 class RedisSchedulePlace(SchedulePlace):
-    """A Redis database that is the broker, too: one prefix of keys for each directory."""
+    """A Redis database that is also the broker: one prefix of keys for each directory."""
 
     together = True
     points = ("slots-taken", "entries-published")
@@ -256,7 +256,7 @@ class RedisSchedulePlace(SchedulePlace):
 
 
 class RedisAlonePlace(RedisSchedulePlace):
-    """Redis beside a broker that is a file."""
+    """Redis, with a file as the broker."""
 
     together = False
     points = SchedulePlace.points
@@ -278,11 +278,11 @@ SCHEDULE_PLACES: dict[str, type[SchedulePlace]] = {
 }
 
 
-def run_beside(
+def start_process(
     kind: str, directory: Path, script: str, *arguments: str, crash_at: str = ""
 ) -> subprocess.Popen[str]:
-    """Another process on the place. It runs *script*, in which ``place``, ``store``, ``broker`` and
-    ``arguments`` are there."""
+    """Start another process on the place, which runs *script*. It has ``place``, ``store``, ``broker`` and
+    ``arguments``."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + script, kind, str(directory), *arguments],
         cwd=REPOSITORY,

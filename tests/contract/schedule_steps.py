@@ -1,7 +1,7 @@
-"""What is done with schedule stores in their tests, and in the processes that those start.
+"""Common steps of the tests of schedule stores, and of the processes that they start.
 
 Comes from:  test_schedule_stores.py.
-Goes to:     the store, and the broker with it.
+Goes to:     the store, and its broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DUE = 1_700_000_000.25
 
 
 def leading(store: ScheduleStore, holder: str = "us") -> Lease:
-    """The lease, which is ours now, whoever had it."""
+    """Take the lease for *holder*, from any other holder."""
     lease = store.take(holder, store.look(), "about us")
     assert lease.holder == holder
     return lease
@@ -26,7 +26,7 @@ def state(number: int = 1, error: str | None = None) -> State:
 
 
 def firing(name: str, due: float = DUE, number: int = 1, count: int = 1) -> Firing:
-    """A call of *count* messages."""
+    """Return a call of *count* messages."""
     envelopes = [message(f"{due} {place} of {name!a}", QUEUE) for place in range(count)]
     return Firing(name, due, f"task-{number}", envelopes, state(number))
 

@@ -1,5 +1,4 @@
-"""One suite for every result store: memory, the embedded file, a directory, SQL on three databases, Redis,
-memcached."""
+"""One suite for every result store."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ DATABASES = ("postgresql", "mysql")
 SERVERS = (*DATABASES, "redis", "memcached", "mongodb")
 KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
 EXPIRE_THEMSELVES = ("redis", "memcached")
-"""Stores that need no sweep."""
+"""Stores that expire results without a sweep."""
 CUSTOM = "PROGRESS"
 ANY_STATE = (*sorted(states.ALL_STATES), CUSTOM)
 
@@ -56,8 +55,8 @@ Open = Callable[..., Backend]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test with every kind of store; but memcached has a clock that cannot be moved:
-    test_memcached_backend waits for it instead."""
+    """Run every test on every store, except tests that move the clock on memcached; test_memcached_backend
+    waits there instead."""
     if "kind" in metafunc.fixturenames:
         timed = "pass_time" in metafunc.function.__code__.co_names
         kinds = [kind for kind in KINDS if not (timed and kind == "memcached")]
@@ -73,7 +72,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
-    """Opens the store, and the very same one again when called again."""
+    """Return a function that opens the store; each call opens the same one."""
     tables = {name: f"{name}_{uuid.uuid4().hex[:12]}" for name in ("task", "group", "keyvalue")}
     urls = {
         "memory": "cache+memory://",
@@ -125,8 +124,7 @@ def store(
 
 
 def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
-    """Let *seconds* pass,
-    also on a server that has a clock of its own: there every key gets so much older."""
+    """Advance the clock by *seconds*. On Redis, which has its own, shorten the TTL of every key instead."""
     clock.advance(seconds)
     if isinstance(backend, RedisBackend):
         with redis.Redis.from_url(URLS["redis"]) as client:
@@ -147,7 +145,7 @@ FORGED: list[str] = []
 
 
 class Attack:
-    """Runs code in who unpickles it."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _run, ()
@@ -175,7 +173,7 @@ def test_results_are_signed(open_: Open, serializer: str, more: dict[str, Any]) 
 
 @pytest.mark.parametrize("key", [None, ["a key of somebody else's, which is long enough"]])
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_a_forged_result_is_neither_believed_nor_unpickled(
+def test_forged_result_is_refused_and_not_unpickled(
     open_: Open, serializer: str, key: list[str] | None
 ) -> None:
     settings = {"result_serializer": serializer, "result_accept_content": [serializer]}
@@ -196,7 +194,7 @@ def test_a_forged_result_is_neither_believed_nor_unpickled(
     assert FORGED == []
 
 
-def test_a_result_does_not_pass_for_another_tasks(open_: Open) -> None:
+def test_signed_result_of_another_task_is_refused(open_: Open) -> None:
     backend = open_(security_key=[KEY])
     one, other = new_id(), new_id()
     row = backend.row(one, backend.meta(one, states.SUCCESS, "of one"))
@@ -209,7 +207,7 @@ def test_a_result_does_not_pass_for_another_tasks(open_: Open) -> None:
 @pytest.mark.parametrize(
     "change", ["status = 'FAILURE'", "result = NULL", "result = 'null'", "status = 'FAILURE', result = NULL"]
 )
-def test_a_changed_row_is_not_believed(tmp_path: Path, change: str) -> None:
+def test_changed_row_is_refused(tmp_path: Path, change: str) -> None:
     url = f"db+sqlite:///{tmp_path}/sql.db"
     backend = open_backend(
         url, Settings({"security_key": [KEY]}, environ={}, directory=tmp_path), SYSTEM_CLOCK
@@ -222,11 +220,11 @@ def test_a_changed_row_is_not_believed(tmp_path: Path, change: str) -> None:
     backend.close()
 
 
-# -- what cannot be read --
+# -- damaged results --
 
 
 def damage(backend: Backend, task_id: str) -> None:
-    """Have something stored as the result of *task_id* that nobody can read, nor has signed."""
+    """Store an undecodable, unsigned result of *task_id*."""
     if isinstance(backend, MemcachedBackend):
         key = backend._key(TASK_PREFIX, task_id)
         backend._do(lambda client: client.set(key, b"[1, 2", 600))
@@ -238,45 +236,45 @@ SIGNED_OR_NOT = pytest.mark.parametrize("signed", [{}, {"security_key": [KEY]}],
 
 
 @SIGNED_OR_NOT
-def test_what_cannot_be_read_hurts_nobody_who_looks_at_others(open_: Open, signed: dict[str, Any]) -> None:
+def test_damaged_result_does_not_affect_reading_others(open_: Open, signed: dict[str, Any]) -> None:
     backend = open_(**signed)
-    one, torn, other = ids = [new_id() for _ in range(3)]
+    one, damaged, other = ids = [new_id() for _ in range(3)]
     store(backend, one, result=1)
-    damage(backend, torn)
+    damage(backend, damaged)
     assert set(backend.wait(ids, 0)) == {one}
     store(backend, other, result=2)
     found = backend.read_many([*ids, new_id()])
-    error = found.pop(torn)
+    error = found.pop(damaged)
     assert isinstance(error, DamagedResult)
-    assert (error.task_id, torn in str(error)) == (torn, True)
+    assert (error.task_id, damaged in str(error)) == (damaged, True)
     assert {key: meta["result"] for key, meta in found.items()} == {one: 1, other: 2}  # type: ignore[call-overload]
     assert set(backend.wait(ids, 10)) == {one, other}
     for ask in (
-        lambda: backend.get(torn),
+        lambda: backend.get(damaged),
         lambda: backend.get_many(ids),
-        lambda: backend.wait([torn], 10),
-        lambda: backend.wait([new_id(), torn], 10),
+        lambda: backend.wait([damaged], 10),
+        lambda: backend.wait([new_id(), damaged], 10),
     ):
-        with pytest.raises(DamagedResult, match=torn):
+        with pytest.raises(DamagedResult, match=damaged):
             ask()
-    backend.forget(torn)
+    backend.forget(damaged)
     assert set(backend.get_many(ids)) == {one, other}
 
 
 @SIGNED_OR_NOT
-def test_what_cannot_be_read_hurts_nobody_who_waits_for_others(open_: Open, signed: dict[str, Any]) -> None:
+def test_damaged_result_does_not_affect_other_waiters(open_: Open, signed: dict[str, Any]) -> None:
     backend = open_(**signed)
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
-    one, torn, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
+    one, damaged, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
 
     async def value(result: AsyncResult[Any]) -> Any:
         return await result
 
     async def main() -> list[Any]:
         awaiting = [asyncio.ensure_future(value(result)) for result in results]
-        await asyncio.sleep(0.1)  # all of them are looked for together
-        await asyncio.to_thread(damage, backend, torn.id)
-        with pytest.raises(DamagedResult, match=torn.id):
+        await asyncio.sleep(0.1)  # all of them are polled together
+        await asyncio.to_thread(damage, backend, damaged.id)
+        with pytest.raises(DamagedResult, match=damaged.id):
             await asyncio.wait_for(awaiting[1], 20)
         assert not awaiting[0].done()
         assert not awaiting[2].done()
@@ -287,20 +285,20 @@ def test_what_cannot_be_read_hurts_nobody_who_waits_for_others(open_: Open, sign
     found = asyncio.run(main())
     assert [found[0], found[2]] == ["of " + one.id, "of " + other.id]
     assert isinstance(found[1], DamagedResult)
-    with pytest.raises(DamagedResult, match=torn.id):
-        torn.get(timeout=20)
+    with pytest.raises(DamagedResult, match=damaged.id):
+        damaged.get(timeout=20)
 
 
 @SIGNED_OR_NOT
-def test_what_cannot_be_read_breaks_no_other_promise(open_: Open, signed: dict[str, Any]) -> None:
+def test_damaged_result_does_not_affect_other_callbacks(open_: Open, signed: dict[str, Any]) -> None:
     backend = open_(**signed)
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
-    one, torn, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
+    one, damaged, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
     kept: list[str] = []
     errors: list[BaseException] = []
     for result in results:
         result.then(lambda result: kept.append(result.id), on_error=errors.append)
-    damage(backend, torn.id)
+    damage(backend, damaged.id)
     until(lambda: errors)
     store(backend, one.id)
     until(lambda: kept)
@@ -309,43 +307,43 @@ def test_what_cannot_be_read_breaks_no_other_promise(open_: Open, signed: dict[s
     assert kept == [one.id, other.id]
     (error,) = errors
     assert isinstance(error, DamagedResult)
-    assert torn.id in str(error)
-    with pytest.raises(DamagedResult, match=torn.id):
-        torn.then(print)
+    assert damaged.id in str(error)
+    with pytest.raises(DamagedResult, match=damaged.id):
+        damaged.then(print)
 
 
-STRANGE = {
+INVALID_COLUMNS = {
     "sql-sqlite": ("date_done = 'yesterday'", "status = CAST('SUCCESS' AS "
                                               "BLOB)", "traceback = CAST(X'FF' AS TEXT)"),
     "postgresql": ("date_done = 'infinity'",),
 }  # fmt: skip
 
 
-def test_a_column_that_no_driver_reads_is_one_row_s_fault(open_: Open, kind: str, tmp_path: Path) -> None:
+def test_unreadable_column_affects_only_its_row(open_: Open, kind: str, tmp_path: Path) -> None:
     backend = open_()
-    changes = STRANGE.get(kind, ())
-    torn = [new_id() for _ in changes]
-    for task_id in (*torn, "good"):
+    changes = INVALID_COLUMNS.get(kind, ())
+    damaged = [new_id() for _ in changes]
+    for task_id in (*damaged, "good"):
         store(backend, task_id, result=task_id)
     if changes:
         table = backend._table  # type: ignore[attr-defined]
         with connect(backend.url, {}, short_lived=True).begin() as connection:
-            for task_id, change in zip(torn, changes, strict=True):
+            for task_id, change in zip(damaged, changes, strict=True):
                 connection.execute(
                     sa.text(f"UPDATE {table} SET {change} WHERE task_id = :id"), {"id": task_id}
                 )
     elif isinstance(backend, FilesystemBackend):
-        torn = [new_id()]
-        backend._path(TASK_PREFIX + torn[0]).mkdir()
-    found = backend.read_many([*torn, "good"])
+        damaged = [new_id()]
+        backend._path(TASK_PREFIX + damaged[0]).mkdir()
+    found = backend.read_many([*damaged, "good"])
     assert found.pop("good")["result"] == "good"  # type: ignore[call-overload]
-    assert {key for key, error in found.items() if isinstance(error, DamagedResult)} == set(torn)
+    assert {key for key, error in found.items() if isinstance(error, DamagedResult)} == set(damaged)
 
 
-# -- what is stored comes back --
+# -- storing and reading --
 
 
-def test_of_an_unknown_task_there_is_nothing(open_: Open) -> None:
+def test_unknown_task_has_no_result(open_: Open) -> None:
     assert open_().get(new_id()) is None
 
 
@@ -365,7 +363,7 @@ def test_of_an_unknown_task_there_is_nothing(open_: Open) -> None:
     ],
     ids=lambda value: type(value).__name__ + str(len(str(value))),
 )
-def test_a_value_comes_back_as_it_was(open_: Open, value: Any) -> None:
+def test_value_is_read_as_it_was_stored(open_: Open, value: Any) -> None:
     task_id = new_id()
     assert store(open_(), task_id, result=value)
     meta = open_().get(task_id)
@@ -373,7 +371,7 @@ def test_a_value_comes_back_as_it_was(open_: Open, value: Any) -> None:
     assert (meta["status"], meta["result"], meta["task_id"]) == (states.SUCCESS, value, task_id)
 
 
-def test_traceback_children_and_date_come_back(open_: Open) -> None:
+def test_traceback_children_and_date_are_stored(open_: Open) -> None:
     clock = FakeClock()
     context = Context(id="x", task="t", children=[AsyncResult("child")])
     error = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
@@ -393,7 +391,7 @@ def test_only_final_states_have_a_date(open_: Open) -> None:
     assert meta["date_done"] is None
 
 
-def test_the_call_is_kept_with_result_extended(open_: Open) -> None:
+def test_result_extended_stores_the_call(open_: Open) -> None:
     headers = {"id": "x", "task": "proj.add", "retries": 2, "parent_id": None, "group": None}
     context = Context.from_message(
         headers, Body((1,), {"y": 2}, {}), delivery_info={"routing_key": "mail"}, hostname="w@h"
@@ -407,7 +405,7 @@ def test_the_call_is_kept_with_result_extended(open_: Open) -> None:
     }  # fmt: skip
 
 
-def test_any_id_is_only_a_name(open_: Open) -> None:
+def test_unusual_task_ids_are_accepted(open_: Open) -> None:
     ids = ["../../etc/passwd", "a/b", "..", "%2e", "x'; DROP TABLE result; --", "*", "ü" * 60, "i" * 150]
     backend = open_()
     for number, task_id in enumerate(ids):
@@ -419,7 +417,7 @@ def test_any_id_is_only_a_name(open_: Open) -> None:
     "values",
     [{"result_compression": "gzip"}, {"result_serializer": "msgpack", "result_accept_content": ["msgpack"]}],
 )
-def test_other_ways_to_encode(open_: Open, values: dict[str, Any]) -> None:
+def test_compression_and_other_serializers(open_: Open, values: dict[str, Any]) -> None:
     store(open_(**values), "x", result={"a": "b" * 1000})
     meta = open_(**values).get("x")
     assert meta is not None
@@ -428,14 +426,14 @@ def test_other_ways_to_encode(open_: Open, values: dict[str, Any]) -> None:
 
 def test_compressed_results_are_read_without_the_setting(open_: Open, kind: str) -> None:
     if kind == "memory":
-        return  # its settings are those it was opened with
+        return  # it keeps the settings that it was opened with
     store(open_(result_compression="gzip"), "x", result=1)
     meta = open_().get("x")
     assert meta is not None
     assert meta["result"] == 1
 
 
-def test_what_cannot_be_serialised_is_named(open_: Open) -> None:
+def test_encode_error_names_the_value(open_: Open) -> None:
     backend = open_()
     with pytest.raises(EncodeError, match=r"the result\['a'\]"):
         store(backend, "x", result={"a": object()})
@@ -450,7 +448,7 @@ def test_forget(open_: Open) -> None:
     assert open_().get("x") is None
 
 
-def test_asked_and_written_by_hand(open_: Open) -> None:
+def test_celerys_backend_methods(open_: Open) -> None:
     backend = open_()
     assert backend.get_task_meta("a") == {"status": "PENDING", "result": None}
     assert (backend.get_state("a"), backend.get_result("a"), backend.task_result_exists("a")) == (
@@ -487,7 +485,7 @@ def test_asked_and_written_by_hand(open_: Open) -> None:
     assert not backend.task_result_exists("d")
 
 
-def test_get_many_leaves_out_what_is_not_there(open_: Open) -> None:
+def test_get_many_omits_missing_results(open_: Open) -> None:
     backend = open_()
     ids = [new_id() for _ in range(5)]
     for task_id in ids[:3]:
@@ -496,7 +494,7 @@ def test_get_many_leaves_out_what_is_not_there(open_: Open) -> None:
     assert {key: meta["result"] for key, meta in found.items()} == {key: key for key in ids[:3]}
 
 
-def test_what_a_worker_stores_by_the_batch(open_: Open) -> None:
+def test_store_rows_stores_a_batch(open_: Open) -> None:
     backend = open_()
     store(backend, "old", states.SUCCESS, "stands")
     histories = [
@@ -509,7 +507,7 @@ def test_what_a_worker_stores_by_the_batch(open_: Open) -> None:
     rows = [
         backend.row(task_id, backend.meta(task_id, status, result)) for task_id, status, result in histories
     ]
-    for _ in range(2):  # a worker that is told that it failed does it again
+    for _ in range(2):  # a worker repeats a batch after an error
         open_().store_rows([row for row in rows if row is not None])
         found = {
             key: (meta["status"], meta["result"]) for key, meta in backend.get_many(["old", "new"]).items()
@@ -519,7 +517,7 @@ def test_what_a_worker_stores_by_the_batch(open_: Open) -> None:
     open_().store_rows([])
 
 
-def test_batches_of_many_writers_pass_each_other_by(open_: Open) -> None:
+def test_concurrent_batches_do_not_block_each_other(open_: Open) -> None:
     backends, ids = [open_() for _ in range(4)], [new_id() for _ in range(30)]
 
     def work(number: int) -> None:
@@ -535,12 +533,12 @@ def test_batches_of_many_writers_pass_each_other_by(open_: Open) -> None:
     assert set(found) == set(ids)
 
 
-# -- a final state never goes back --
+# -- a final state is not overwritten --
 
 
 @pytest.mark.parametrize("new", ANY_STATE)
 @pytest.mark.parametrize("old", sorted(states.READY_STATES))
-def test_which_states_may_follow_a_final_one(open_: Open, old: str, new: str) -> None:
+def test_only_allowed_states_replace_a_final_one(open_: Open, old: str, new: str) -> None:
     backend = open_()
     store(backend, "x", old, "old")
     assert store(backend, "x", new, "new") is states.may_replace(old, new)
@@ -552,21 +550,21 @@ def test_which_states_may_follow_a_final_one(open_: Open, old: str, new: str) ->
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(st.sampled_from(ANY_STATE), min_size=1, max_size=8))
-def test_any_sequence_of_states_ends_as_the_rule_says(open_: Open, sequence: list[str]) -> None:
+def test_sequences_of_states_follow_may_replace(open_: Open, sequence: list[str]) -> None:
     backend, task_id = open_(), new_id()
-    standing: tuple[str, int] | None = None
+    expected: tuple[str, int] | None = None
     for number, status in enumerate(sequence):
-        allowed = standing is None or states.may_replace(standing[0], status)
+        allowed = expected is None or states.may_replace(expected[0], status)
         assert store(backend, task_id, status, number) is allowed
         if allowed:
-            standing = (status, number)
+            expected = (status, number)
     meta = backend.get(task_id)
     assert meta is not None
-    assert (meta["status"], meta["result"]) == standing
+    assert (meta["status"], meta["result"]) == expected
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run work(0) … work(count - 1) at the same time; raise what the first of them raised."""
+    """Run work(0) … work(count - 1) at the same time; raise the first error."""
     gate, errors = threading.Barrier(count), []
 
     def run(number: int) -> None:
@@ -591,7 +589,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         st.lists(st.sampled_from(ANY_STATE), min_size=1, max_size=4), min_size=4, max_size=4
     ).filter(lambda sequences: any(states.SUCCESS in one for one in sequences))
 )
-def test_of_many_writers_one_succeeds_and_stands(open_: Open, sequences: list[list[str]]) -> None:
+def test_one_of_many_concurrent_writers_succeeds(open_: Open, sequences: list[list[str]]) -> None:
     backends, task_id = [open_() for _ in sequences], new_id()
     accepted: list[tuple[str, str]] = []
 
@@ -609,9 +607,9 @@ def test_of_many_writers_one_succeeds_and_stands(open_: Open, sequences: list[li
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_stores_on_its_own_connection(open_: Open, kind: str) -> None:
+def test_forked_child_uses_its_own_connection(open_: Open, kind: str) -> None:
     if kind == "memory":
-        assert not open_().persistent  # nobody else is to see it
+        assert not open_().persistent  # no other process can read it
         return
     backend = open_()
     store(backend, "before", result=1)
@@ -629,7 +627,7 @@ def test_a_forked_child_stores_on_its_own_connection(open_: Open, kind: str) -> 
 # -- waiting --
 
 
-def test_waiting_for_what_is_there_returns_at_once(open_: Open) -> None:
+def test_wait_returns_stored_results_at_once(open_: Open) -> None:
     backend = open_()
     store(backend, "a", result=1)
     store(backend, "b", states.FAILURE, {})
@@ -637,24 +635,24 @@ def test_waiting_for_what_is_there_returns_at_once(open_: Open) -> None:
     assert set(backend.wait(["a", "b", "c", "d"], 5)) == {"a", "b"}
 
 
-def test_waiting_ends_when_time_is_over(open_: Open) -> None:
+def test_wait_ends_after_the_timeout(open_: Open) -> None:
     calls: list[int] = []
     backend = open_()
-    backend.get(new_id())  # a first connection takes its time
+    backend.get(new_id())  # connect first
     before = SYSTEM_CLOCK.monotonic()
     assert backend.wait([new_id()], 0.6, on_interval=lambda: calls.append(1), interval=0.02) == {}
     assert 0.59 <= SYSTEM_CLOCK.monotonic() - before < 10
     assert calls
 
 
-def test_no_time_at_all_is_one_look(open_: Open) -> None:
+def test_wait_with_zero_timeout_checks_once(open_: Open) -> None:
     backend = open_()
     store(backend, "x")
     assert set(backend.wait(["x"], 0)) == {"x"}
     assert backend.wait(["y"], 0) == {}
 
 
-def test_who_waits_is_woken(open_: Open) -> None:
+def test_waiting_caller_is_woken_by_a_result(open_: Open) -> None:
     waiting, storing = open_(), open_()
     storing.get("warm")
     took = []
@@ -666,10 +664,10 @@ def test_who_waits_is_woken(open_: Open) -> None:
         took.append(SYSTEM_CLOCK.monotonic() - before)
         timer.join()
         assert found[task_id]["result"] == 1
-    assert min(took) < 0.4  # the best of some: a machine may be busy
+    assert min(took) < 0.4  # the best of several: the machine may be busy
 
 
-def test_many_wait_at_once(open_: Open) -> None:
+def test_many_threads_wait_at_once(open_: Open) -> None:
     storing = open_()
     found: list[str] = []
     ids = [new_id() for _ in range(6)]
@@ -689,7 +687,7 @@ def test_many_wait_at_once(open_: Open) -> None:
 # -- time --
 
 
-def test_a_result_over_the_limit_is_refused_by_every_store(open_: Open) -> None:
+def test_result_over_message_max_bytes_is_refused(open_: Open) -> None:
     backend = open_(message_max_bytes=10_000)
     store(backend, "fits", result="x" * 9_000)
     with pytest.raises(EncodeError, match="message_max_bytes is 10000"):
@@ -717,7 +715,7 @@ def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
 
 
 def keep_longer(backend: Backend, seconds: float) -> None:
-    """Store what is kept so much longer than others, as that for which a join waits, and what is not."""
+    """Store results and groups: some kept longer, like those that a join needs, and some not."""
     for task_id, longer in (("kept", seconds), ("other", 0.0)):
         row = backend.row(task_id, backend.meta(task_id, states.SUCCESS, 7), longer)
         assert row is not None
@@ -725,7 +723,7 @@ def keep_longer(backend: Backend, seconds: float) -> None:
         backend.save_group(f"{task_id} group", [["a", None], None], longer)
 
 
-def test_what_a_join_waits_for_is_kept_longer_than_the_rest(open_: Open, kind: str) -> None:
+def test_results_for_a_join_are_kept_longer(open_: Open, kind: str) -> None:
     clock = FakeClock()
     backend = open_(clock, result_expires=60)
     keep_longer(backend, 600.0)
@@ -745,7 +743,7 @@ def test_what_a_join_waits_for_is_kept_longer_than_the_rest(open_: Open, kind: s
 # -- locks, counters, groups --
 
 
-def test_which_calls_a_workflow_has(open_: Open) -> None:
+def test_outline_of_a_workflow_is_stored(open_: Open) -> None:
     backend = open_()
     last, group = new_id(), new_id()
     line: list[Any] = [[group, None, [[["m", "add"]], [["n", "add", "IGNORED"]]]], [last, "total"]]
@@ -757,10 +755,10 @@ def test_which_calls_a_workflow_has(open_: Open) -> None:
     assert outline.read(backend, group) is None
 
 
-@pytest.mark.parametrize("for_ever", [None, 0, "0s"])
-def test_results_are_kept_for_ever_where_that_is_asked_for(open_: Open, kind: str, for_ever: Any) -> None:
+@pytest.mark.parametrize("never", [None, 0, "0s"])
+def test_results_never_expire_if_configured(open_: Open, kind: str, never: Any) -> None:
     clock = FakeClock(SYSTEM_CLOCK.now())
-    backend = open_(clock, result_expires=for_ever)
+    backend = open_(clock, result_expires=never)
     assert store(backend, "x", states.SUCCESS, 1)
     backend.store_rows([backend.row("y", backend.meta("y", states.SUCCESS, 2))])  # type: ignore[list-item]
     backend.save_group("g", ["x", "y"])
@@ -770,7 +768,7 @@ def test_results_are_kept_for_ever_where_that_is_asked_for(open_: Open, kind: st
     assert backend.get_group("g") == ["x", "y"]
 
 
-def test_a_lock_is_taken_once_until_it_is_given_back_or_expires(open_: Open) -> None:
+def test_lock_is_held_until_released_or_expired(open_: Open) -> None:
     clock = FakeClock()
     backend, key = open_(clock), new_id()
     assert backend.add(key, 10)
@@ -785,19 +783,19 @@ def test_a_lock_is_taken_once_until_it_is_given_back_or_expires(open_: Open) -> 
     backend.delete(key)
 
 
-def test_of_many_one_gets_the_lock(open_: Open) -> None:
+def test_one_of_many_threads_gets_the_lock(open_: Open) -> None:
     backends, key, got = [open_() for _ in range(6)], new_id(), []
     in_threads(6, lambda number: got.append(backends[number].add(key, 60)))
     assert sorted(got) == [False] * 5 + [True]
 
 
-def test_a_counter_counts_everybody(open_: Open) -> None:
+def test_counter_counts_all_threads(open_: Open) -> None:
     backends, key, seen = [open_() for _ in range(4)], new_id(), []
     in_threads(4, lambda number: seen.extend(backends[number].incr(key, 60) for _ in range(5)))
     assert sorted(seen) == list(range(1, 21))
 
 
-def test_an_expired_counter_begins_again(open_: Open) -> None:
+def test_expired_counter_restarts(open_: Open) -> None:
     clock = FakeClock()
     backend, key = open_(clock), new_id()
     assert [backend.incr(key, 10), backend.incr(key, 10)] == [1, 2]
@@ -805,7 +803,7 @@ def test_an_expired_counter_begins_again(open_: Open) -> None:
     assert backend.incr(key, 10) == 1
 
 
-def test_groups_are_kept_replaced_and_deleted(open_: Open) -> None:
+def test_groups_are_stored_replaced_and_deleted(open_: Open) -> None:
     backend = open_()
     described = [["g", None], [[["a", None], None], [["b", None], None]]]
     assert backend.get_group("g") is None
@@ -817,7 +815,7 @@ def test_groups_are_kept_replaced_and_deleted(open_: Open) -> None:
     assert backend.get_group("g") is None
 
 
-def test_a_group_is_saved_and_restored(open_: Open) -> None:
+def test_group_result_is_saved_and_restored(open_: Open) -> None:
     backend = open_()
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
     inner = app.GroupResult("inner", [app.AsyncResult("b"), app.AsyncResult("c")])
@@ -829,7 +827,7 @@ def test_a_group_is_saved_and_restored(open_: Open) -> None:
     assert app.GroupResult.restore("outer") is None
 
 
-def test_a_group_is_waited_for(open_: Open) -> None:
+def test_group_get_waits_for_all_results(open_: Open) -> None:
     asking, storing = open_(), open_()
     app = QWorker("proj", broker=KeepingStore(), backend=asking, set_as_current=False)
     ids = [new_id() for _ in range(300)]
@@ -857,11 +855,11 @@ def test_a_group_is_waited_for(open_: Open) -> None:
 
 
 def round_trips(backend: Backend, kind: str) -> list[str]:
-    """What *backend* asks its server, or its file, from now on; of a store that has neither, its looks."""
+    """Return a list that collects the requests of *backend* to its server or file; otherwise its reads."""
     asked: list[str] = []
     if isinstance(backend, SQLBackend):
         engine = backend._database.engine
-        sa.event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2]))
+        sa.event.listen(engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
         return asked
 
     def counting(name: str, method: Any) -> Any:
@@ -877,7 +875,7 @@ def round_trips(backend: Backend, kind: str) -> list[str]:
     return asked
 
 
-LOOKS = {
+CHECKS = {
     "ready": lambda group: group.ready() is False,
     "waiting": lambda group: group.waiting() is True,
     "failed": lambda group: group.failed() is True,
@@ -887,7 +885,7 @@ LOOKS = {
 }
 
 
-def test_to_ask_a_group_of_thousands_takes_a_few_round_trips(open_: Open, kind: str) -> None:
+def test_large_group_is_queried_in_few_round_trips(open_: Open, kind: str) -> None:
     backend = open_()
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
     ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
@@ -897,33 +895,33 @@ def test_to_ask_a_group_of_thousands_takes_a_few_round_trips(open_: Open, kind: 
     for start in range(0, len(rows), 100):
         backend.store_rows([row for row in rows[start : start + 100] if row is not None])
     asked = round_trips(backend, kind)
-    few = 2  # a statement of SQL has so many ids at most
-    for name, look in LOOKS.items():
+    few = 2  # an SQL statement has a maximum number of ids
+    for name, check in CHECKS.items():
         asked.clear()
-        assert look(app.GroupResult("g", [app.AsyncResult(each) for each in ids])), name
+        assert check(app.GroupResult("g", [app.AsyncResult(each) for each in ids])), name
         assert len(asked) <= few, (name, len(asked))
     group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
     assert group.completed_count() == len(ids) - 2
     asked.clear()
     assert (group.failed(), group.waiting()) == (True, True)
-    assert len(asked) <= 2  # one each, for the one that runs
+    assert len(asked) <= 2  # one each, for the one that is still running
     asked.clear()
     group.forget()
     assert len(asked) <= few + 1
     assert backend.read_many(ids) == {}
 
 
-def test_who_waits_for_thousands_looks_once_for_what_has_ended_since(open_: Open, kind: str) -> None:
+def test_as_completed_of_a_large_group_reads_in_batches(open_: Open, kind: str) -> None:
     asking, storing = open_(), open_()
     app = QWorker("proj", broker=KeepingStore(), backend=asking, set_as_current=False)
     ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
-    looks: list[int] = []
+    reads: list[int] = []
     read_many = asking.read_many
-    asking.read_many = lambda ids: looks.append(len(ids)) or read_many(ids)  # type: ignore[func-returns-value,method-assign]
+    asking.read_many = lambda ids: reads.append(len(ids)) or read_many(ids)  # type: ignore[func-returns-value,method-assign]
     group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
 
     def store_all() -> None:
-        until(lambda: len(looks) > 1)
+        until(lambda: len(reads) > 1)
         for start in range(0, len(ids), 20):
             some = ids[start : start + 20]
             found = [storing.row(each, storing.meta(each, states.SUCCESS, each)) for each in some]
@@ -936,10 +934,10 @@ def test_who_waits_for_thousands_looks_once_for_what_has_ended_since(open_: Open
     thread.start()
     assert asyncio.run(main()) == set(ids)
     thread.join()
-    assert len(looks) < len(ids) / 4, looks
+    assert len(reads) < len(ids) / 4, reads
 
 
-def test_a_group_is_awaited(open_: Open) -> None:
+def test_group_can_be_awaited(open_: Open) -> None:
     app = QWorker("proj", broker=KeepingStore(), backend=open_(), set_as_current=False)
     ids = [new_id() for _ in range(5)]
     group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
@@ -957,7 +955,7 @@ def test_a_group_is_awaited(open_: Open) -> None:
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
 
 
-def test_closed_and_used_again(open_: Open) -> None:
+def test_closed_backend_reopens_on_use(open_: Open) -> None:
     backend = open_()
     store(backend, "x")
     backend.close()
@@ -965,10 +963,10 @@ def test_closed_and_used_again(open_: Open) -> None:
     assert backend.get("x") is not None
 
 
-# -- the two that keep nothing for others --
+# -- disabled and unreachable stores --
 
 
-def test_disabled_takes_everything_and_tells_who_asks() -> None:
+def test_disabled_backend_discards_results_and_raises_on_read() -> None:
     backend = open_backend("disabled://", Settings({}, environ={}), SYSTEM_CLOCK)
     assert store(backend, "x")
     backend.forget("x")
@@ -978,7 +976,7 @@ def test_disabled_takes_everything_and_tells_who_asks() -> None:
         backend.add("x")
 
 
-def test_an_unreachable_server_is_a_backend_error_without_the_password() -> None:
+def test_unreachable_server_raises_backend_error_without_password() -> None:
     conf = Settings({"database_engine_options": {"connect_args": {"connect_timeout": 2}}}, environ={})
     backend = open_backend("db+postgresql+psycopg://me:hunter2@127.0.0.1:1/none", conf, SYSTEM_CLOCK)
     with pytest.raises(BackendError) as caught:

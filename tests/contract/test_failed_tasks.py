@@ -1,4 +1,4 @@
-"""Where failed tasks are kept: one suite for each broker that has such a place."""
+"""One suite for failed tasks of every broker that keeps them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ clock, open_, place, store = fixtures.clock, fixtures.open_, fixtures.place, fix
 
 
 class KeepingPlace(MemoryPlace):
-    """The broker in memory, with a place for failed tasks."""
+    """The broker in memory, which keeps failed tasks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -38,18 +38,18 @@ class KeepingPlace(MemoryPlace):
 
 
 class SweptByAge(AMQPPlace):
-    """The server removes what is too old, by its own clock: see tests/integration/test_amqp.py."""
+    """The server deletes old ones by its own clock: see tests/integration/test_amqp.py."""
 
-    cannot = {**AMQPPlace.cannot, "test_those_go_that_are_too_old": "the server removes them"}
+    cannot = {**AMQPPlace.cannot, "test_sweep_deletes_old_failed_tasks": "the server deletes them"}
 
 
 class SweptByItself(NatsPlace):
-    """The stream has limits, by the clock of the server: see tests/integration/test_nats_store.py."""
+    """The stream has limits, by the server's clock: see tests/integration/test_nats_store.py."""
 
     cannot = {
         **NatsPlace.cannot,
-        "test_those_go_that_are_too_many_and_no_dead_letters": "the server removes them",
-        "test_those_go_that_are_too_old": "the server removes them",
+        "test_sweep_deletes_surplus_failed_tasks_only": "the server deletes them",
+        "test_sweep_deletes_old_failed_tasks": "the server deletes them",
     }
 
 
@@ -71,7 +71,8 @@ def headers(name: str) -> str:
 
 
 def failing(store: Broker, clock: FakeClock, *names: str, queue: str = "q", priority: int = 3) -> Letters:
-    """Have calls with these ids fail, one second after another, with results."""
+    """Let calls with these ids fail, one second after another, with stored results; return the failed
+    tasks."""
     own = generation(store)
     store.sender.push([Envelope(queue, headers(name), None, b"[1]", priority) for name in names])
     for leased in take(store, queue):
@@ -87,15 +88,13 @@ def ids(kept: Any) -> list[str]:
     return [json.loads(each.headers)["id"] for each in kept]
 
 
-def test_a_failed_task_is_kept_beside_the_dead_letters_and_not_among_them(
-    store: Broker, place: Place, clock: FakeClock
-) -> None:
-    place_of_failed = failing(store, clock, "a", "b")
+def test_failed_tasks_are_separate_from_dead_letters(store: Broker, place: Place, clock: FakeClock) -> None:
+    failed_tasks = failing(store, clock, "a", "b")
     failing(store, clock, "c", queue="r")
-    assert ids(list(place_of_failed.newest())) == ["c", "b", "a"]
-    assert ids(list(place_of_failed.newest("q"))) == ["b", "a"]
-    assert ids(list(place_of_failed.newest(None, 1))) == ["c"]
-    newest = next(place_of_failed.newest())
+    assert ids(list(failed_tasks.newest())) == ["c", "b", "a"]
+    assert ids(list(failed_tasks.newest("q"))) == ["b", "a"]
+    assert ids(list(failed_tasks.newest(None, 1))) == ["c"]
+    newest = next(failed_tasks.newest())
     assert (newest.queue, newest.reason, newest.body) == ("r", "E('c')\ntraceback", b"[1]")
     assert newest.died_at == pytest.approx(clock.now())
     assert place.count() == 0
@@ -105,9 +104,7 @@ def test_a_failed_task_is_kept_beside_the_dead_letters_and_not_among_them(
         assert place.result("a") is not None, "stored in the same step"
 
 
-def test_one_is_sent_again_with_what_is_given_and_only_once(
-    store: Broker, place: Place, clock: FakeClock
-) -> None:
+def test_failed_task_is_sent_again_once_with_changes(store: Broker, place: Place, clock: FakeClock) -> None:
     kept = failing(store, clock, "a", "b")
     by_id = {json.loads(each.headers)["id"]: each.tag for each in list(kept.newest())}
     call = Again(by_id["a"], headers("a"), None, b"[2]")
@@ -115,7 +112,7 @@ def test_one_is_sent_again_with_what_is_given_and_only_once(
     assert kept.send_again([call]) == 0
     assert ids(list(kept.newest())) == ["b"]
     if RESULTS not in store.lacks:
-        assert place.result("a") is None, "who waits is to see the new end"
+        assert place.result("a") is None, "a waiting caller should get the new result"
         assert place.result("b") is not None
     (again,) = take(store)
     assert (again.body, again.priority, again.deliveries, again.due) == (b"[2]", 3, 0, None)
@@ -123,7 +120,7 @@ def test_one_is_sent_again_with_what_is_given_and_only_once(
     assert store.consumer.settle(generation(store), [Ack(again.tag)]) is not None
 
 
-def test_they_are_discarded_by_tag_or_all(store: Broker, clock: FakeClock) -> None:
+def test_failed_tasks_are_discarded_by_tag_or_all(store: Broker, clock: FakeClock) -> None:
     kept = failing(store, clock, "a", "b", "c")
     tags = {json.loads(each.headers)["id"]: each.tag for each in list(kept.newest())}
     assert kept.discard([tags["b"]]) == 1
@@ -132,7 +129,7 @@ def test_they_are_discarded_by_tag_or_all(store: Broker, clock: FakeClock) -> No
     assert list(kept.newest()) == []
 
 
-def test_those_go_that_are_too_many_and_no_dead_letters(store: Broker, clock: FakeClock) -> None:
+def test_sweep_deletes_surplus_failed_tasks_only(store: Broker, clock: FakeClock) -> None:
     own = generation(store)
     store.sender.push([Envelope("q", headers("dead"), None, b"[]")])
     (leased,) = take(store)
@@ -145,14 +142,14 @@ def test_those_go_that_are_too_many_and_no_dead_letters(store: Broker, clock: Fa
     assert ids(list(kept.newest())) == ["d", "c", "b"]
 
 
-def test_those_go_that_are_too_old(store: Broker, clock: FakeClock) -> None:
+def test_sweep_deletes_old_failed_tasks(store: Broker, clock: FakeClock) -> None:
     kept = failing(store, clock, "a", "b", "c")
     assert store.consumer.sweep("failed", 1.5, 100) == 1
     assert ids(list(kept.newest())) == ["c", "b"]
     assert store.consumer.sweep("failed", 0.0, 0) + store.consumer.sweep("failed", 0.0, 0) == 2
 
 
-def test_what_is_ours_no_longer_is_not_kept(open_: Open, clock: FakeClock) -> None:
+def test_failed_task_of_an_old_generation_is_not_kept(open_: Open, clock: FakeClock) -> None:
     store = open_(registered=True)
     own = generation(store)
     store.sender.push([Envelope("q", headers("a"), None, b"[]")])

@@ -1,13 +1,12 @@
-"""Interrupt anywhere: whatever a signal's handler cuts short, the same process publishes and reads on.
+"""Interrupt operations anywhere: afterwards, the same process can still publish and read.
 
-CPython looks for signals where a function begins and after a call of something written in C. A profile
-function is called at exactly these places, so an exception that it raises is as a signal's at the worst
-moment. Every operation is cut short at many of them, on every store; after each cut the same app has to
-publish and to read, on another thread (for which no lock may be left) and on this one (which may go on with
-nothing that is half done). In the end the queue holds what was published, and at most what was cut short
-besides.
+CPython runs signal handlers where a function begins, and after a call of a C function. A profile function is
+called at exactly these points, so an exception that it raises is like that of a signal handler at the worst
+moment. Every operation is interrupted at many of them, on every store. After each interrupt, the same app
+must publish and read, in another thread (so no lock may be held) and in this one (so no state may be
+inconsistent). In the end, the queue holds all published messages, and possibly the interrupted ones.
 
-TEST_QWORKER_INTERRUPTS says at how many places each operation is cut short; 0: at all of them.
+TEST_QWORKER_INTERRUPTS is the number of points at which each operation is interrupted; 0: at all of them.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ pytestmark = [
     pytest.mark.contract,
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning"
-    ),  # what is cut short is left to the collector of garbage
+    ),  # interrupted operations leave resources to the garbage collector
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PLACES = int(os.environ.get("TEST_QWORKER_INTERRUPTS", "12"))
+POINTS = int(os.environ.get("TEST_QWORKER_INTERRUPTS", "12"))
 PATIENCE = 20.0
 
 
-class Stray(Exception):
-    """What an alarm raises; many a timeout decorator has an Exception for it, not a BaseException."""
+class Interrupt(Exception):
+    """Raised by the signal handler. Many timeout decorators raise an Exception, not a BaseException."""
 
 
-class Shop:
-    """An app on some stores, with what is done in it. sure, unsure: messages that are in the queue, or may
-    be."""
+class Env:
+    """An app on some stores, and its operations. sure, unsure: number of messages that are in the queue, or
+    may be."""
 
     def __init__(self, broker: str, backend: str | None, **settings: Any) -> None:
         self.queue = f"interrupted-{uuid.uuid4().hex[:12]}"
@@ -83,7 +82,7 @@ class Shop:
             "apply_many": lambda: self.task.apply_many([(1,), (2,), (3,)]),
             "state": lambda: self.app.AsyncResult(self.known).state,
             "get": lambda: self.app.AsyncResult(self.known).get(timeout=5),
-            "wait": self.wait_in_vain,
+            "wait": self.wait_until_timeout,
             "update_state": lambda: self.store("PROGRESS"),
             "revoke": lambda: self.app.control.revoke("nobody"),
             "depths": lambda: self.app.broker.admin.depths([self.queue]),
@@ -99,23 +98,23 @@ class Shop:
         backend.store(id, backend.meta(id, state, 5, properties=properties))
         return id
 
-    def wait_in_vain(self) -> None:
+    def wait_until_timeout(self) -> None:
         try:
             self.app.AsyncResult("nobody").get(timeout=0.005)
         except ResultTimeout:
             pass
 
-    def go_on(self) -> None:
-        """Publish and read, as if nothing had been."""
+    def publish_and_read(self) -> None:
+        """Publish and read."""
         self.task.delay(2)
         self.sure += 1
         assert self.app.AsyncResult(self.store()).get(timeout=PATIENCE / 2) == 5
 
-    def go_on_everywhere(self, what: str) -> None:
+    def check_all_threads(self, what: str) -> None:
         began = time.monotonic()
         for thread, step in (
-            ("another thread", lambda: self.other.submit(self.go_on).result(PATIENCE)),
-            ("this one", self.go_on),
+            ("another thread", lambda: self.other.submit(self.publish_and_read).result(PATIENCE)),
+            ("this one", self.publish_and_read),
         ):
             try:
                 step()
@@ -128,22 +127,22 @@ class Shop:
         assert self.sure <= info.ready <= self.sure + self.unsure
 
     def check_pool(self) -> None:
-        """No connection of the result store's is lent to nobody."""
+        """Check that all connections of the result store are returned to its pool."""
         if isinstance(backend := self.app.backend, SQLBackend):
             pool = backend._database.engine.pool
             until(lambda: not pool.checkedout(), PATIENCE, pool.status)
 
 
 @contextmanager
-def closed(shop: Shop) -> Iterator[Shop]:
+def closed(env: Env) -> Iterator[Env]:
     try:
-        yield shop
+        yield env
     finally:
-        shop.other.shutdown(wait=False)
-        shop.app.broker.admin.purge(shop.queue)
-        shop.app.broker.admin.dead_discard([letter.tag for letter in shop.app.broker.admin.dead(shop.queue)])
-        shop.app.broker.close()
-        shop.app.backend.close()
+        env.other.shutdown(wait=False)
+        env.app.broker.admin.purge(env.queue)
+        env.app.broker.admin.dead_discard([letter.tag for letter in env.app.broker.admin.dead(env.queue)])
+        env.app.broker.close()
+        env.app.backend.close()
 
 
 STORES = (
@@ -160,31 +159,31 @@ STORES = (
     "filesystem",
     "kombu-files",
 )
-"""Of them "memory" and "kombu-files" publish by way of kombu."""
+""""memory" and "kombu-files" publish through kombu."""
 
 
 @pytest.fixture(params=STORES)
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     kind = request.param
     file = f"sqlite:///{tmp_path}/q.db"
     prefix = {"global_keyprefix": new_prefix()}
     if kind in ("postgresql", "mysql"):
         place = (PostgreSQLPlace if kind == "postgresql" else MySQLPlace)(tmp_path)
-        with closed(Shop(place.url, f"db+{place.url}")) as shop:
-            yield shop
+        with closed(Env(place.url, f"db+{place.url}")) as env:
+            yield env
         place.clear()
         return
     if kind == "mongodb":
         mongo = MongoPlace(tmp_path)
-        with closed(Shop(mongo.url, mongo.url)) as shop:
-            yield shop
+        with closed(Env(mongo.url, mongo.url)) as env:
+            yield env
         mongo.clear()
         return
     if kind == "nats":
         nats = NatsPlace(tmp_path)
         options = {"stream": nats.layout.stream}
-        with closed(Shop(nats.url, "cache+memory://", broker_transport_options=options)) as shop:
-            yield shop
+        with closed(Env(nats.url, "cache+memory://", broker_transport_options=options)) as env:
+            yield env
         nats.clear()
         return
     settings: dict[str, Any] = {}
@@ -212,21 +211,21 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         made = (file, f"file://{tmp_path}/results")
     else:
         made = (file, None)
-    with closed(Shop(*made, **settings)) as shop:
-        yield shop
+    with closed(Env(*made, **settings)) as env:
+        yield env
 
 
 class Cut:
-    """Runs *work*, and raises Stray at the place number *at* where Python looks for signals."""
+    """Run *work*, and raise Interrupt at the *at*-th point where Python runs signal handlers."""
 
     def __init__(self, work: Callable[[], object], at: int) -> None:
         self.left = at
         self.where = ""
         self.lost = False
-        """It hit where Python itself can raise nothing: a finalizer, or a generator that is closed."""
+        """Whether it hit where Python cannot raise: in a finalizer, or in a generator that is closed."""
         hook, sys.unraisablehook = sys.unraisablehook, self.unraisable
-        # Held here: between CPython's look at it and its call garbage may be collected, and a finalizer be
-        # cut short, which takes it off. What is called then is whatever lies in its place by now:
+        # Keep a reference: before CPython calls it, the garbage collector may run and a finalizer be
+        # interrupted, which unsets the profile function. CPython would then call a freed object:
         # "'traceback' object is not callable".
         profile = self.profile
         try:
@@ -235,7 +234,7 @@ class Cut:
                 work()
             finally:
                 sys.setprofile(None)
-        except Stray:
+        except Interrupt:
             pass
         else:
             assert self.left >= 0 or self.lost, f"swallowed at {self.where}"
@@ -256,15 +255,15 @@ class Cut:
                 self.handle(signal.SIGALRM, frame)
 
     def handle(self, signum: int, frame: FrameType) -> None:
-        raise Stray
+        raise Interrupt
 
     def unraisable(self, report: Any) -> None:
         self.lost = True
 
 
 def _in_a_finalizer(frame: FrameType | None) -> bool:
-    """Whether the collector of garbage is at work. A library's __del__ may catch what is raised in it; that
-    of a socket is written in C, and loses what the text of its warning raises."""
+    """Return whether a finalizer runs. A library's __del__ may catch the exception. That of a socket is
+    written in C, and ignores exceptions in the text of its warning."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or (code.co_name == "__repr__" and code.co_filename == socket.__file__):
@@ -273,134 +272,134 @@ def _in_a_finalizer(frame: FrameType | None) -> bool:
     return False
 
 
-def places(work: Callable[[], object]) -> list[int]:
-    """Where to cut *work* short: some of all places, others each time."""
+def cut_points(work: Callable[[], object]) -> list[int]:
+    """Return the points at which to interrupt *work*."""
     count = 1_000_000
     whole = Cut(work, count)
     found = range(count - whole.left)
-    return list(found) if not PLACES or len(found) <= PLACES else sorted(_chosen(found, PLACES))
+    return list(found) if not POINTS or len(found) <= POINTS else sorted(_chosen(found, POINTS))
 
 
 def _chosen(found: Sequence[int], count: int) -> list[int]:
-    """The same ones each time: a suite that fails by the luck of the draw teaches people to run it again."""
+    """Return the same sample each time: a suite that fails at random teaches people to run it again."""
     return random.Random(len(found)).sample(found, min(count, len(found)))
 
 
 @pytest.mark.parametrize("name", ["delay", "apply_many", "state", "get", "wait", "update_state", "revoke"])
-def test_cut_short_at_any_place(shop: Shop, name: str) -> None:
-    if name == "revoke" and "fanout" in shop.app.broker.lacks:
+def test_operations_can_be_interrupted_at_any_point(env: Env, name: str) -> None:
+    if name == "revoke" and "fanout" in env.app.broker.lacks:
         pytest.skip("this broker has no revocations")
     size = {"delay": 1, "apply_many": 3}.get(name, 0)
-    work = shop.operations[name]
-    work()  # connections are made
-    shop.sure += 2 * size
-    for place in places(work):
-        cut = Cut(work, place)
+    work = env.operations[name]
+    work()  # connects
+    env.sure += 2 * size
+    for point in cut_points(work):
+        cut = Cut(work, point)
         if cut.happened:
-            shop.unsure += size
+            env.unsure += size
         else:
-            shop.sure += size
-        shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
-    shop.check_queue()
-    shop.check_pool()
+            env.sure += size
+        env.check_all_threads(f"{name} was interrupted at {cut.where} ({point})")
+    env.check_queue()
+    env.check_pool()
 
 
 @pytest.mark.parametrize("name", ["depths", "purge", "dead", "dead_retry", "dead_discard"])
-def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
-    """Nor does it lose the dead letter that it has in its hand."""
-    broker = shop.app.broker
-    work = shop.operations[name]
-    generation = broker.consumer.register("interrupted@test", [shop.queue], 1)
-    shop.task.delay(0)
-    while not (found := broker.consumer.lease([shop.queue], 1).messages):
+def test_administration_can_be_interrupted_at_any_point(env: Env, name: str) -> None:
+    """The dead letter that it processes is not lost, either."""
+    broker = env.app.broker
+    work = env.operations[name]
+    generation = broker.consumer.register("interrupted@test", [env.queue], 1)
+    env.task.delay(0)
+    while not (found := broker.consumer.lease([env.queue], 1).messages):
         broker.consumer.wait(0.05)
     broker.consumer.settle(generation, [DeadLetter(found[0].tag, "why")])
     broker.consumer.deregister()
     work()
-    for place in places(work)[:: 2 if PLACES else 1]:
-        cut = Cut(work, place)
-        shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
-    shop.check_queue()
-    assert [letter.reason for letter in broker.admin.dead(shop.queue)] == ["why"]
+    for point in cut_points(work)[:: 2 if POINTS else 1]:
+        cut = Cut(work, point)
+        env.check_all_threads(f"{name} was interrupted at {cut.where} ({point})")
+    env.check_queue()
+    assert [letter.reason for letter in broker.admin.dead(env.queue)] == ["why"]
 
 
-def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:
-    _cut_short_on_its_way(sqs.url, SQS_OPTIONS)
+def test_sqs_calls_can_be_interrupted(sqs: Sqs) -> None:
+    _interrupt_calls(sqs.url, SQS_OPTIONS)
 
 
-def test_cut_short_on_its_way_to_disque(disque: DisqueServer) -> None:
+def test_disque_calls_can_be_interrupted(disque: DisqueServer) -> None:
     disque.reset()
-    _cut_short_on_its_way(disque.url, {"wait_time_seconds": 1})
+    _interrupt_calls(disque.url, {"wait_time_seconds": 1})
 
 
-def _cut_short_on_its_way(url: str, options: dict[str, Any]) -> None:
-    with closed(Shop(url, "cache+memory://", broker_transport_options=options)) as shop:
+def _interrupt_calls(url: str, options: dict[str, Any]) -> None:
+    with closed(Env(url, "cache+memory://", broker_transport_options=options)) as env:
         for name, size in (("delay", 1), ("apply_many", 3), ("depths", 0)):
-            work = shop.operations[name]
+            work = env.operations[name]
             work()
-            shop.sure += 2 * size
-            for place in _chosen(places(work), 4):
-                cut = Cut(work, place)
+            env.sure += 2 * size
+            for point in _chosen(cut_points(work), 4):
+                cut = Cut(work, point)
                 if cut.happened:
-                    shop.unsure += size
+                    env.unsure += size
                 else:
-                    shop.sure += size
-                shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
-        shop.check_queue()
+                    env.sure += size
+                env.check_all_threads(f"{name} was interrupted at {cut.where} ({point})")
+        env.check_queue()
 
 
-def test_cut_short_while_connecting(shop: Shop) -> None:
-    shop.task.delay(1)
-    shop.sure += 1
+def test_connecting_can_be_interrupted(env: Env) -> None:
+    env.task.delay(1)
+    env.sure += 1
 
-    for place in _chosen(range(400), PLACES or 400):
-        shop.app.broker.close()
-        cut = Cut(shop.operations["delay"], place)
-        shop.unsure += 1
-        shop.go_on_everywhere(f"connecting was cut short at {cut.where} ({place})")
-    shop.check_queue()
+    for point in _chosen(range(400), POINTS or 400):
+        env.app.broker.close()
+        cut = Cut(env.operations["delay"], point)
+        env.unsure += 1
+        env.check_all_threads(f"connecting was interrupted at {cut.where} ({point})")
+    env.check_queue()
 
 
-def test_cut_short_by_real_signals(shop: Shop) -> None:
+def test_operations_interrupted_by_real_signals(env: Env) -> None:
     def alarm(signum: int, frame: object) -> None:
-        raise Stray
+        raise Interrupt
 
     before = signal.signal(signal.SIGALRM, alarm)
     try:
-        for _ in range(2 * PLACES or 500):
-            shop.unsure += 4
+        for _ in range(2 * POINTS or 500):
+            env.unsure += 4
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, 0.004))
                 for name in ("delay", "state", "get", "update_state", "apply_many"):
-                    shop.operations[name]()
+                    env.operations[name]()
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except Stray:
+            except Interrupt:
                 pass
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            shop.go_on_everywhere("an alarm")
+            env.check_all_threads("an alarm")
     finally:
         signal.signal(signal.SIGALRM, before)
-    shop.check_queue()
+    env.check_queue()
 
 
-def test_others_messages_are_sent_once(shop: Shop) -> None:
-    """While this thread is cut short again and again, another one publishes beside it."""
+def test_interrupts_do_not_affect_publishing_in_another_thread(env: Env) -> None:
+    """Another thread publishes while this one is interrupted repeatedly."""
     stop = threading.Event()
     sent: list[str] = []
 
     def publish() -> None:
         while not stop.is_set():
-            sent.append(shop.task.delay(3).id)
+            sent.append(env.task.delay(3).id)
 
-    beside = shop.other.submit(publish)
-    work = shop.operations["delay"]
+    publishing = env.other.submit(publish)
+    work = env.operations["delay"]
     work()
-    shop.sure += 1
-    for place in range(0, 200, 200 // (PLACES or 200) or 1):
-        Cut(work, place)
-        shop.unsure += 1
+    env.sure += 1
+    for point in range(0, 200, 200 // (POINTS or 200) or 1):
+        Cut(work, point)
+        env.unsure += 1
     stop.set()
-    beside.result(PATIENCE)
-    shop.sure += len(sent)
-    shop.check_queue()
+    publishing.result(PATIENCE)
+    env.sure += len(sent)
+    env.check_queue()

@@ -1,5 +1,6 @@
-"""A move that is cut short at any call to either broker, and repeated: nothing is lost, dead letters are
-there once, and messages twice only when the cut came between storing a batch and acknowledging it."""
+"""A move of messages to another broker, killed at any call to either broker and then repeated: nothing is
+lost, dead letters are not duplicated, and messages only if the kill came between storing a batch and
+acknowledging it."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ LEASE_SECONDS = 15.0
 READY, LATER, DEAD = 3, 2, 4
 
 
-class CutShort(BaseException):
-    """The process was killed here."""
+class Killed(BaseException):
+    """Simulates that the process was killed."""
 
 
-class Knife:
-    """Cuts the process short at one of its calls, before or after it was carried out. calls: all so far."""
+class Killer:
+    """Kills the process at call number *at*, before or after it is made. calls: all so far."""
 
     def __init__(self, at: int, after: bool) -> None:
         self.at = at
@@ -42,30 +43,30 @@ class Knife:
         self.calls: list[str] = []
         self.dead = False
 
-    def cut(self) -> None:
+    def kill(self) -> None:
         self.dead = True
-        raise CutShort
+        raise Killed
 
-    def around(self, name: str, called: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, name: str, called: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if self.dead:
-                raise CutShort
+                raise Killed
             self.calls.append(name)
             if len(self.calls) == self.at and not self.after:
-                self.cut()
+                self.kill()
             answer = called(*arguments, **options)
             if len(self.calls) == self.at:
-                self.cut()
+                self.kill()
             return answer
 
         return call
 
 
-class Side:
-    """A side of a broker under the knife. Its waits take time of the clock only."""
+class KillableSide:
+    """A side of a broker whose calls may kill the process. Waits only advance the clock."""
 
-    def __init__(self, name: str, inner: object, knife: Knife, clock: FakeClock) -> None:
-        self._name, self._inner, self._knife, self._clock = name, inner, knife, clock
+    def __init__(self, name: str, inner: object, killer: Killer, clock: FakeClock) -> None:
+        self._name, self._inner, self._killer, self._clock = name, inner, killer, clock
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
@@ -73,31 +74,31 @@ class Side:
             return value
         if name == "wait":
             return self._wait
-        return self._knife.around(f"{self._name}.{name}", value)
+        return self._killer.wrap(f"{self._name}.{name}", value)
 
     def _wait(self, timeout: float, prefetch: int = 0) -> bool:
         self._clock.advance(timeout)
         return False
 
 
-class Cuttable:
-    """A broker whose sides are under the knife."""
+class KillableBroker:
+    """A broker whose calls may kill the process."""
 
     sender: Any
     consumer: Any
     admin: Any
 
-    def __init__(self, name: str, inner: Broker, knife: Knife, clock: FakeClock) -> None:
+    def __init__(self, name: str, inner: Broker, killer: Killer, clock: FakeClock) -> None:
         self.url, self.lacks = inner.url, inner.lacks
         for side in ("sender", "consumer", "admin"):
-            setattr(self, side, Side(f"{name}.{side}", getattr(inner, side), knife, clock))
+            setattr(self, side, KillableSide(f"{name}.{side}", getattr(inner, side), killer, clock))
         self.revocations = inner.revocations and Revocations(self.sender, self.consumer)
         self.presence = inner.presence and Workers(self.consumer, self.admin)
-        self.letters = {"dead": Side(f"{name}.letters", inner.letters["dead"], knife, clock)}
+        self.letters = {"dead": KillableSide(f"{name}.letters", inner.letters["dead"], killer, clock)}
 
 
-class House:
-    """Two places, and moves between them. Each move is a process of its own: it opens its own brokers."""
+class Migration:
+    """Two places, and moves between them. Each move is like a new process: it opens its own brokers."""
 
     def __init__(self, source: Place, target: Place) -> None:
         self.clock = FakeClock()
@@ -110,7 +111,7 @@ class House:
     def fill(self) -> None:
         with self.open(self.source) as store:
             store.sender.push([call(f"dead-{number}") for number in range(DEAD)])
-            generation = store.consumer.register("undertaker", ["celery"], 1)
+            generation = store.consumer.register("worker", ["celery"], 1)
             for leased in store.consumer.lease(["celery"], DEAD).messages:
                 store.consumer.settle(generation, [DeadLetter(leased.tag, "it ended")])
             store.consumer.deregister()
@@ -118,18 +119,18 @@ class House:
             store.sender.push([call(f"ready-{number}") for number in range(READY)])
             store.sender.push([call(f"later-{number}", due=due) for number in range(LATER)])
 
-    def move(self, knife: Knife) -> Report:
+    def move(self, killer: Killer) -> Report:
         with self.open(self.source) as source, self.open(self.target) as target:
             return move(
-                Cuttable("source", source, knife, self.clock),  # type: ignore[arg-type]
-                Cuttable("target", target, knife, self.clock),  # type: ignore[arg-type]
+                KillableBroker("source", source, killer, self.clock),  # type: ignore[arg-type]
+                KillableBroker("target", target, killer, self.clock),  # type: ignore[arg-type]
                 dead=True,
                 lease_seconds=LEASE_SECONDS,
                 monotonic=self.clock.monotonic,
             )
 
     def held(self, place: Place) -> tuple[Counter[str], Counter[str]]:
-        """How often each message, and each dead letter, is in *place*."""
+        """Return the counts of each message and each dead letter in *place*."""
         with self.open(place) as store:
             letters = [json.loads(letter.headers)["id"] for letter in store.admin.dead(None, 1000)]
             return Counter(ids(everything(store))), Counter(letters)
@@ -138,7 +139,7 @@ class House:
 NUMBERS = {"ready": READY, "later": LATER}
 MESSAGES = Counter({f"{kind}-{number}": 1 for kind, most in NUMBERS.items() for number in range(most)})
 LETTERS = Counter({f"dead-{number}": 1 for number in range(DEAD)})
-WAYS: dict[str, tuple[type[Place], type[Place]]] = {
+ROUTES: dict[str, tuple[type[Place], type[Place]]] = {
     "memory": (MemoryPlace, MemoryPlace),
     "sqlite-redis": (SQLitePlace, RedisPlace),
     "redis-sqlite": (RedisPlace, SQLitePlace),
@@ -146,37 +147,37 @@ WAYS: dict[str, tuple[type[Place], type[Place]]] = {
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_move_is_cut_short_anywhere_and_repeated(way: str, after: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", ROUTES)
+def test_killed_move_can_be_repeated(route: str, after: bool, tmp_path: Path) -> None:
     for at in count(1):
         with ExitStack() as stack:
             places = []
-            for number, kind in enumerate(WAYS[way]):
+            for number, kind in enumerate(ROUTES[route]):
                 directory = tmp_path / f"{at}-{number}"
                 directory.mkdir()
                 places.append(kind(directory))
                 stack.callback(places[-1].clear)
-            house = House(*places)
-            house.fill()
-            knife = Knife(at, after)
+            migration = Migration(*places)
+            migration.fill()
+            killer = Killer(at, after)
             try:
-                house.move(knife)
-            except CutShort:
-                house.clock.advance(LEASE_SECONDS + 1)  # what was held comes back
-                assert house.move(Knife(0, after)).left == []
-            messages, letters = house.held(house.target)
-            where = f"{knife.calls[-1]}, number {at}"
+                migration.move(killer)
+            except Killed:
+                migration.clock.advance(LEASE_SECONDS + 1)  # leases expire
+                assert migration.move(Killer(0, after)).left == []
+            messages, letters = migration.held(migration.target)
+            where = f"{killer.calls[-1]}, number {at}"
             assert letters == LETTERS, where
-            assert house.held(house.source) == (Counter(), Counter()), where
-            if not knife.dead:
+            assert migration.held(migration.source) == (Counter(), Counter()), where
+            if not killer.dead:
                 assert messages == MESSAGES
                 break
             between = ("source.consumer.settle", "target.sender.push")[after]
-            if knife.calls[-1] == between:
-                kind = ("ready", "later")[knife.calls.count(between) - 1]
+            if killer.calls[-1] == between:
+                kind = ("ready", "later")[killer.calls.count(between) - 1]
                 batch = [id for id in MESSAGES if id.startswith(kind)]
                 assert messages == MESSAGES + Counter(batch), where
             else:
                 assert messages == MESSAGES, where
     for reached in ("target.letters.push", "source.letters.discard", "source.consumer.settle"):
-        assert reached in knife.calls
+        assert reached in killer.calls

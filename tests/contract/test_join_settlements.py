@@ -1,4 +1,4 @@
-"""Parts that are recorded with the ack: one suite for every broker that keeps results in its own store."""
+"""Parts recorded with the ack: one suite for every broker that stores results itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from qworker.backends import Backend
 from qworker.backends.joins import Join
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Part, Release, ResultRow, Store
-from tests.contract.join_places import JOIN_PLACES, JoinPlace, run_beside
+from tests.contract.join_places import JOIN_PLACES, JoinPlace, start_process
 from tests.contract.join_steps import BODY, parts
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE, until
@@ -40,7 +40,7 @@ def row(backend: Backend, number: int, status: str = "SUCCESS") -> ResultRow:
 
 
 def taken(broker: Broker, count: int) -> tuple[int, list[Leased]]:
-    """A generation, and that many messages that it holds."""
+    """Register and lease *count* messages; return the generation and the messages."""
     generation = broker.consumer.register("w1@test", ["q"], 1)
     broker.sender.push([message(str(number)) for number in range(count)])
     found: list[Leased] = []
@@ -49,7 +49,7 @@ def taken(broker: Broker, count: int) -> tuple[int, list[Leased]]:
     return generation, found
 
 
-def test_an_ack_records_its_parts(broker: Broker, backend: Backend, place: JoinPlace) -> None:
+def test_ack_records_its_parts(broker: Broker, backend: Backend, place: JoinPlace) -> None:
     backend.joins.open([Join("a", 3, BODY), Join("b", 1, BODY)])
     generation, (first, second, third) = taken(broker, 3)
     both = (*parts("a", [0]), *parts("b", [0]))
@@ -67,7 +67,7 @@ def test_an_ack_records_its_parts(broker: Broker, backend: Backend, place: JoinP
     assert place.left() == 0
 
 
-def test_every_end_of_a_message_records_its_parts(broker: Broker, backend: Backend) -> None:
+def test_every_settlement_but_a_release_records_its_parts(broker: Broker, backend: Backend) -> None:
     backend.joins.open([Join("a", 6, BODY)])
     generation, (one, two, three, four) = taken(broker, 4)
     lost = four.tag + 1
@@ -89,7 +89,9 @@ def test_every_end_of_a_message_records_its_parts(broker: Broker, backend: Backe
     assert [part.task_id for part in join.parts] == [f"task-a-{number}" for number in range(6)]
 
 
-def test_what_is_not_ours_is_no_part(broker: Broker, backend: Backend, place: JoinPlace) -> None:
+def test_parts_of_unknown_messages_are_not_recorded(
+    broker: Broker, backend: Backend, place: JoinPlace
+) -> None:
     backend.joins.open([Join("a", 4, BODY)])
     generation, (one, two) = taken(broker, 2)
     unknown = two.tag + 1000
@@ -103,17 +105,17 @@ def test_what_is_not_ours_is_no_part(broker: Broker, backend: Backend, place: Jo
     assert place.left() == 2, "the join and one part"
 
 
-def test_parts_of_no_join_hinder_nothing(broker: Broker, backend: Backend, place: JoinPlace) -> None:
-    """Also where nobody has ever opened a join."""
+def test_parts_without_a_join_are_ignored(broker: Broker, backend: Backend, place: JoinPlace) -> None:
+    """Even if no join was ever opened."""
     generation, (one, two) = taken(broker, 2)
-    strange = [
+    invalid = [
         Part(name, number, "task", "SUCCESS")
         for name in ("x", "x" * 300, "\udc80\0")
         for number in (0, -1, 2**80)
     ]
     settlements = [
-        Ack(one.tag, row(backend, 0), tuple(strange)),
-        DeadLetter(two.tag, "why", parts=tuple(strange)),
+        Ack(one.tag, row(backend, 0), tuple(invalid)),
+        DeadLetter(two.tag, "why", parts=tuple(invalid)),
     ]
     assert broker.consumer.settle(generation, settlements) == set()
     backend.joins.open([Join("a", 1, BODY)])
@@ -121,9 +123,7 @@ def test_parts_of_no_join_hinder_nothing(broker: Broker, backend: Backend, place
     assert place.left() == 0
 
 
-def test_parts_are_recorded_by_who_settles_before_the_first_join_was_opened(
-    broker: Broker, backend: Backend
-) -> None:
+def test_consumer_records_parts_of_a_join_opened_later(broker: Broker, backend: Backend) -> None:
     generation, (one, two) = taken(broker, 2)
     assert (
         broker.consumer.settle(generation, [Ack(one.tag, row(backend, 0), tuple(parts("a", [0])))]) == set()
@@ -147,14 +147,14 @@ broker.consumer.settle(generation, [Ack(taken.tag, row, tuple(parts("a", [0])))]
 
 
 @pytest.mark.parametrize("point", ["acking", "recording-parts", "parts-recorded"])
-def test_a_crash_while_settling_loses_neither_or_both(
+def test_settling_records_ack_and_parts_atomically(
     broker: Broker, backend: Backend, place: JoinPlace, kind: str, tmp_path: Path, point: str
 ) -> None:
     backend.joins.open([Join("a", 1, BODY)])
     broker.consumer.register("w1@test", ["q"], 1)
     broker.sender.push([message("a")])
     hit = tmp_path / "hit"
-    other = run_beside(kind, tmp_path, SETTLING_SCRIPT, crash_at=f"{point}@{hit}")
+    other = start_process(kind, tmp_path, SETTLING_SCRIPT, crash_at=f"{point}@{hit}")
     assert other.communicate(timeout=PATIENCE)[0] == "settling\n"
     assert other.returncode == -signal.SIGKILL
     if point == "parts-recorded" and place.one_step:

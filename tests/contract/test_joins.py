@@ -1,4 +1,4 @@
-"""Joins: one suite for every result store that keeps them."""
+"""One suite for the joins of every result store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from qworker.errors import BrokerUnavailable, EncodeError
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Part, Sender
 from qworker.transports.sql.broker import SQLBroker
-from tests.contract.join_places import JOIN_PLACES, JoinPlace, run_beside
+from tests.contract.join_places import JOIN_PLACES, JoinPlace, start_process
 from tests.contract.join_steps import BODY, QUEUE, SECONDS, drain, parts, sent
-from tests.contract.test_interrupted import Cut, places
+from tests.contract.test_interrupted import Cut, cut_points
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE
 
@@ -29,13 +29,15 @@ pytestmark = pytest.mark.contract
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test with every kind of place, but for those with other processes, which memory has none of. Each
-    place passes by some of the crash points."""
+    """Run every test on every place, except tests with other processes in memory. ``point`` takes the crash
+    points that a place reaches."""
     if "kind" not in metafunc.fixturenames:
         return
     code = metafunc.function.__code__
-    beside = "kind" in code.co_varnames[: code.co_argcount]
-    kinds = {kind: place for kind, place in JOIN_PLACES.items() if not (beside and place.one_process)}
+    other_processes = "kind" in code.co_varnames[: code.co_argcount]
+    kinds = {
+        kind: place for kind, place in JOIN_PLACES.items() if not (other_processes and place.one_process)
+    }
     if "point" in metafunc.fixturenames:
         points = [(kind, point) for kind, place in kinds.items() for point in place.points]
         metafunc.parametrize(("kind", "point"), points)
@@ -55,16 +57,14 @@ def joins(place: JoinPlace, clock: FakeClock) -> Iterator[Joins]:
     backend.close()
 
 
-def test_where_none_was_ever_opened_there_are_none(joins: Joins) -> None:
+def test_unused_store_has_no_joins(joins: Joins) -> None:
     assert (joins.count(), joins.claim(10, SECONDS)) == (0, [])
 
 
 # -- parts --
 
 
-def test_a_join_is_finished_when_all_its_parts_are_there(
-    place: JoinPlace, joins: Joins, broker: Broker
-) -> None:
+def test_join_is_claimed_when_all_parts_are_recorded(place: JoinPlace, joins: Joins, broker: Broker) -> None:
     joins.open([Join("a", 3, BODY), Join("b", 2, b"")])
     assert joins.count() == 2
     joins.add(parts("a", [0, 1]))
@@ -80,7 +80,7 @@ def test_a_join_is_finished_when_all_its_parts_are_there(
     assert place.left() == 0
 
 
-def test_the_body_is_published_as_any_message(joins: Joins, broker: Broker) -> None:
+def test_finish_publishes_the_body(joins: Joins, broker: Broker) -> None:
     joins.open([Join("a", 1, BODY)])
     joins.add(parts("a", [0]))
     (join,) = joins.claim(1, SECONDS)
@@ -91,8 +91,8 @@ def test_the_body_is_published_as_any_message(joins: Joins, broker: Broker) -> N
     assert names(found) == ["x", "y"]
 
 
-def test_a_store_that_never_had_a_join_answers(place: JoinPlace, joins: Joins, clock: FakeClock) -> None:
-    """As one of an older qworker, which may have no place for them."""
+def test_store_without_joins_accepts_all_calls(place: JoinPlace, joins: Joins, clock: FakeClock) -> None:
+    """A store of an older version may lack the tables."""
     backend = place.backend(clock)
     assert backend.store("task", backend.meta("task", "SUCCESS", 1))
     joins.add(parts("a", [0]))
@@ -105,32 +105,32 @@ def test_a_store_that_never_had_a_join_answers(place: JoinPlace, joins: Joins, c
     backend.close()
 
 
-def test_the_broker_beside_misses_no_join_that_is_due(
+def test_broker_reports_whether_joins_are_due(
     place: JoinPlace, joins: Joins, broker: Broker, clock: FakeClock
 ) -> None:
-    """A worker looks in its result store only when the broker's connection has seen one there."""
+    """A worker claims joins only if its broker reports that there may be one."""
     may_have_due = broker.admin.may_have_due_joins
-    tells = isinstance(broker, SQLBroker)
-    assert may_have_due(clock.now()) is not tells  # there has never been one
+    reports = isinstance(broker, SQLBroker)
+    assert may_have_due(clock.now()) is not reports  # there has never been one
     joins.open([Join("a", 2, BODY, clock.now() + 60.0)])
-    assert may_have_due(clock.now()) is not tells
+    assert may_have_due(clock.now()) is not reports
     assert may_have_due(clock.now() + 60.0)  # it is overdue then
     joins.add(parts("a", [0, 1]))
     assert may_have_due(clock.now())
     (join,) = joins.claim(10, SECONDS)
-    assert may_have_due(clock.now()) is not tells
+    assert may_have_due(clock.now()) is not reports
     assert may_have_due(clock.now() + SECONDS)  # the claim has ended
     assert joins.finish(join, [], broker.sender)
-    assert may_have_due(clock.now()) is not tells
+    assert may_have_due(clock.now()) is not reports
 
 
-def test_a_join_without_members_is_finished_at_once(joins: Joins) -> None:
+def test_join_without_members_is_claimed_at_once(joins: Joins) -> None:
     joins.open([Join("a", 0, BODY)])
     (join,) = joins.claim(10, SECONDS)
     assert (join.id, join.body, list(join.parts), join.overdue) == ("a", BODY, [], False)
 
 
-def test_a_join_that_is_opened_twice_stays_as_it_is(joins: Joins) -> None:
+def test_opening_a_join_twice_changes_nothing(joins: Joins) -> None:
     joins.open([Join("a", 2, BODY)])
     joins.add(parts("a", [0]))
     joins.open([Join("a", 9, b"another"), Join("b", 1, b"")])
@@ -142,10 +142,10 @@ def test_a_join_that_is_opened_twice_stays_as_it_is(joins: Joins) -> None:
     assert joins.claim(10, SECONDS) == []
 
 
-def test_a_join_that_was_finished_is_not_opened_again(
+def test_finished_join_is_not_opened_again(
     place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker
 ) -> None:
-    """As by a member of a chain that comes again, and opens its joins again; until it is forgotten."""
+    """A redelivered task opens its joins again. A finished join is remembered for a while."""
     joins.open([Join("a", 1, BODY, clock.now() + 1000)])
     joins.add(parts("a", [0]))
     assert len(drain(joins, broker)) == 1
@@ -158,7 +158,7 @@ def test_a_join_that_was_finished_is_not_opened_again(
     assert [join.id for join in drain(joins, broker)] == ["b"]
     assert (sent(broker), joins.count(), place.left()) == (2, 0, 0)
     assert place.remembered() == 2
-    if not place.one_step:  # Redis counts the time itself
+    if not place.one_step:  # Redis has its own clock
         clock.advance(DONE_SECONDS_FOR_EVER)
         assert joins.claim(10, SECONDS) == []
         backend = place.backend(clock)
@@ -169,7 +169,7 @@ def test_a_join_that_was_finished_is_not_opened_again(
         assert joins.count() == 1
 
 
-def test_all_or_none_is_opened(place: JoinPlace, joins: Joins) -> None:
+def test_open_is_atomic(place: JoinPlace, joins: Joins) -> None:
     with pytest.raises(EncodeError, match="not the id of a join"):
         joins.open([Join("a", 2, BODY), Join("b" * 300, 2, BODY)])
     with pytest.raises(EncodeError, match="-1 members"):
@@ -180,7 +180,7 @@ def test_all_or_none_is_opened(place: JoinPlace, joins: Joins) -> None:
     joins.drop([])
 
 
-def test_a_part_that_comes_twice_counts_once_and_the_first_stands(joins: Joins) -> None:
+def test_repeated_part_is_ignored(joins: Joins) -> None:
     joins.open([Join("a", 2, BODY)])
     again = [Part("a", 0, "another", "FAILURE")]
     joins.add([*parts("a", [0]), *again])
@@ -194,7 +194,7 @@ def test_a_part_that_comes_twice_counts_once_and_the_first_stands(joins: Joins) 
     assert joins.claim(10, SECONDS) == []
 
 
-def test_parts_come_in_any_order_and_of_many_joins_at_once(joins: Joins, broker: Broker) -> None:
+def test_parts_of_many_joins_in_any_order(joins: Joins, broker: Broker) -> None:
     chance = random.Random(7)
     ids = [f"join {number}" for number in range(20)]
     joins.open([Join(name, size, name.encode()) for size, name in enumerate(ids)])
@@ -212,15 +212,15 @@ def test_parts_come_in_any_order_and_of_many_joins_at_once(joins: Joins, broker:
     assert (len(found), joins.count(), sent(broker)) == (20, 0, 20)
 
 
-STRANGE = ("", "é" * 200, "x" * 300, "with\0nul", "\udc80", "blank ", "A", "Ä")
+UNUSUAL_IDS = ("", "é" * 200, "x" * 300, "with\0nul", "\udc80", "blank ", "A", "Ä")
 
 
-def test_a_part_that_can_be_none_leaves_nothing_behind(place: JoinPlace, joins: Joins) -> None:
+def test_invalid_parts_are_not_stored(place: JoinPlace, joins: Joins) -> None:
     joins.open([Join("a", 2, BODY)])
     before = place.left()
     joins.add(parts("unknown", [0, 1]))
     joins.add(parts("a", [-1, 2, 3, 2**31, 2**63, 2**80]))
-    for name in STRANGE:
+    for name in UNUSUAL_IDS:
         joins.add(parts(name, [0, 1]))
     assert place.left() == before
     joins.drop(["a", "unknown"])
@@ -229,7 +229,7 @@ def test_a_part_that_can_be_none_leaves_nothing_behind(place: JoinPlace, joins: 
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"id": 1}', b"\xff"])
-def test_a_damaged_file_stops_no_other_join(tmp_path: Path, clock: FakeClock, data: bytes) -> None:
+def test_damaged_file_does_not_affect_other_joins(tmp_path: Path, clock: FakeClock, data: bytes) -> None:
     place = JOIN_PLACES["filesystem"](tmp_path)
     backend = place.backend(clock)
     joins = backend.joins
@@ -246,7 +246,7 @@ def test_a_damaged_file_stops_no_other_join(tmp_path: Path, clock: FakeClock, da
     backend.close()
 
 
-def test_ids_are_told_apart(joins: Joins) -> None:
+def test_similar_ids_are_distinguished(joins: Joins) -> None:
     ids = ["é" * 200, "A", "a", "Ä", "a/b", "../a", "a%2Fb", "日本", "x" * 255, "x" * 254]
     joins.open([Join(name, 1, name.encode()) for name in ids])
     for name in ids:
@@ -258,7 +258,7 @@ def test_ids_are_told_apart(joins: Joins) -> None:
 # -- size --
 
 
-def test_a_join_that_grows_waits_for_more(joins: Joins) -> None:
+def test_grown_join_waits_for_added_members(joins: Joins) -> None:
     joins.open([Join("a", 2, BODY)])
     joins.add(parts("a", [0]))
     assert [joins.grow("a", f"t{number}") for number in range(2, 43)] == list(range(2, 43))
@@ -273,8 +273,8 @@ def test_a_join_that_grows_waits_for_more(joins: Joins) -> None:
     assert joins.grow("unknown", "t") is None
 
 
-def test_a_call_is_added_once_however_often_that_is_done(joins: Joins) -> None:
-    """By a task that is delivered again, whose additions may have ended meanwhile."""
+def test_growing_twice_by_the_same_call_adds_it_once(joins: Joins) -> None:
+    """A redelivered task adds its calls again, and they may have ended meanwhile."""
     joins.open([Join("a", 1, BODY, 4e9), Join("b", 1, BODY)])
     for _ in range(2):
         assert [joins.grow("a", name) for name in ("x", "y")] == [1, 2]
@@ -288,7 +288,7 @@ def test_a_call_is_added_once_however_often_that_is_done(joins: Joins) -> None:
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65])
 @pytest.mark.parametrize("missing", ["first", "last"])
-def test_a_join_grows_from_any_size(joins: Joins, size: int, missing: str) -> None:
+def test_join_of_any_size_can_grow(joins: Joins, size: int, missing: str) -> None:
     joins.open([Join("a", size, BODY)])
     joins.add(parts("a", range(size - 1) if missing == "last" else range(1, size)))
     assert joins.grow("a", "added") == size
@@ -299,14 +299,14 @@ def test_a_join_grows_from_any_size(joins: Joins, size: int, missing: str) -> No
     assert list(join.parts) == parts("a", range(size + 1))
 
 
-def test_a_large_join_costs_what_its_members_cost(joins: Joins, broker: Broker) -> None:
+def test_large_join_uses_bounded_memory(joins: Joins, broker: Broker) -> None:
     size = 50_000
     joins.open([Join("a", size, BODY)])
     tracemalloc.start()
     for start in range(0, size, 1000):
         joins.add(parts("a", range(start, start + 1000)))
     _, most = tracemalloc.get_traced_memory()
-    assert most < 8 * 1024**2, "recording takes memory for the parts at hand"
+    assert most < 8 * 1024**2, "recording should only hold the given parts"
     (join,) = joins.claim(10, SECONDS)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -316,7 +316,7 @@ def test_a_large_join_costs_what_its_members_cost(joins: Joins, broker: Broker) 
     assert joins.count() == 0
 
 
-def test_what_one_claim_returns_is_bounded(joins: Joins) -> None:
+def test_claim_limits_the_number_of_members(joins: Joins) -> None:
     joins.open([Join(f"{number}", 40_000, BODY, 1.0) for number in range(4)])
     assert [len(joins.claim(10, SECONDS)) for _ in range(3)] == [3, 1, 0]
 
@@ -324,7 +324,7 @@ def test_what_one_claim_returns_is_bounded(joins: Joins) -> None:
 # -- claims --
 
 
-def test_each_join_is_claimed_once(place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker) -> None:
+def test_join_is_claimed_once(place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker) -> None:
     other = place.backend(clock)
     joins.open([Join(str(number), 1, BODY) for number in range(5)])
     for number in range(5):
@@ -339,7 +339,7 @@ def test_each_join_is_claimed_once(place: JoinPlace, joins: Joins, clock: FakeCl
     other.close()
 
 
-def test_a_claim_ends_and_who_is_late_publishes_nothing(
+def test_expired_claim_cannot_finish_the_join(
     place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker
 ) -> None:
     joins.open([Join("a", 1, BODY)])
@@ -359,9 +359,7 @@ def test_a_claim_ends_and_who_is_late_publishes_nothing(
     assert (sent(broker), place.left()) == (1, 0)
 
 
-def test_an_old_claim_is_none_on_a_join_that_was_opened_anew(
-    joins: Joins, clock: FakeClock, broker: Broker
-) -> None:
+def test_old_claim_cannot_finish_a_reopened_join(joins: Joins, clock: FakeClock, broker: Broker) -> None:
     joins.open([Join("a", 1, BODY)])
     joins.add(parts("a", [0]))
     (join,) = joins.claim(1, SECONDS)
@@ -371,20 +369,20 @@ def test_an_old_claim_is_none_on_a_join_that_was_opened_anew(
     assert (joins.count(), sent(broker)) == (1, 0)
 
 
-class Away(Sender):
-    """A broker that does not answer."""
+class UnavailableSender(Sender):
+    """The sender of a broker that is unavailable."""
 
     def push(self, envelopes: object, timeout: float = 10.0) -> None:
         raise BrokerUnavailable("away")
 
 
-def test_a_body_that_cannot_be_sent_stays(joins: Joins, clock: FakeClock, broker: Broker) -> None:
+def test_join_is_kept_if_its_body_cannot_be_sent(joins: Joins, clock: FakeClock, broker: Broker) -> None:
     joins.open([Join("a", 1, BODY)])
     joins.add(parts("a", [0]))
     (join,) = joins.claim(1, SECONDS)
 
     with pytest.raises(BrokerUnavailable, match="away"):
-        joins.finish(join, [message("body", QUEUE)], Away())
+        joins.finish(join, [message("body", QUEUE)], UnavailableSender())
     assert (joins.count(), sent(broker)) == (1, 0)
     clock.advance(2 * SECONDS + 1)
     (again,) = joins.claim(1, SECONDS)
@@ -392,7 +390,7 @@ def test_a_body_that_cannot_be_sent_stays(joins: Joins, clock: FakeClock, broker
     assert sent(broker) == 1
 
 
-def test_of_many_messages_of_a_body_one_is_to_run(place: JoinPlace, clock: FakeClock) -> None:
+def test_hold_allows_one_message_of_a_body(place: JoinPlace, clock: FakeClock) -> None:
     backends = [place.backend(clock) for _ in range(4)]
     numbers = (7, 2**63 - 1, 0, 12)
     with ThreadPoolExecutor(4) as threads:
@@ -401,17 +399,17 @@ def test_of_many_messages_of_a_body_one_is_to_run(place: JoinPlace, clock: FakeC
     assert first in numbers
     assert {each.joins.hold("x", 99, 60) for each in backends} == got
     assert backends[0].joins.hold("y", 99, 60) == 99
-    if not place.one_step:  # Redis counts the time itself
+    if not place.one_step:  # Redis has its own clock
         clock.advance(61)
         assert backends[0].joins.hold("x", 99, 60) == 99
     for each in backends:
         each.close()
 
 
-# -- the end of waiting --
+# -- overdue and dropped joins --
 
 
-def test_a_join_that_is_overdue_is_claimed_as_it_is(
+def test_overdue_join_is_claimed_with_the_parts_it_has(
     place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker
 ) -> None:
     joins.open([Join("a", 3, BODY, clock.now() + 10), Join("b", 1, BODY)])
@@ -425,7 +423,7 @@ def test_a_join_that_is_overdue_is_claimed_as_it_is(
     assert (join.id, join.overdue, list(join.parts)) == ("a", True, parts("a", [1]))
     assert joins.claim(10, SECONDS) == []
     joins.add(parts("a", [0, 2]))
-    assert joins.claim(10, SECONDS) == [], "its parts are there, but it is claimed"
+    assert joins.claim(10, SECONDS) == [], "it is complete, but claimed"
     clock.advance(SECONDS)
     (again,) = joins.claim(10, SECONDS)
     assert (again.overdue, len(again.parts)) == (True, 3)
@@ -434,7 +432,7 @@ def test_a_join_that_is_overdue_is_claimed_as_it_is(
     assert place.left() == 0
 
 
-def test_a_join_that_is_dropped_is_gone(place: JoinPlace, joins: Joins, broker: Broker) -> None:
+def test_dropped_join_is_deleted(place: JoinPlace, joins: Joins, broker: Broker) -> None:
     joins.open([Join(name, 70, BODY) for name in "abc"])
     joins.add([*parts("a", range(70)), *parts("b", range(3))])
     (join,) = joins.claim(10, SECONDS)
@@ -448,7 +446,7 @@ def test_a_join_that_is_dropped_is_gone(place: JoinPlace, joins: Joins, broker: 
 # -- many at once --
 
 
-def test_parts_from_many_threads(place: JoinPlace, broker: Broker) -> None:
+def test_parts_recorded_by_many_threads(place: JoinPlace, broker: Broker) -> None:
     backend = place.backend()
     ids = [f"j{number}" for number in range(12)]
     backend.joins.open([Join(name, 40, BODY) for name in ids])
@@ -489,10 +487,12 @@ while mine:
 """
 
 
-def test_parts_from_many_processes(place: JoinPlace, kind: str, tmp_path: Path, broker: Broker) -> None:
+def test_parts_recorded_by_many_processes(
+    place: JoinPlace, kind: str, tmp_path: Path, broker: Broker
+) -> None:
     joins = place.backend().joins
     joins.open([Join(f"j{number}", 30, BODY) for number in range(8)])
-    others = [run_beside(kind, tmp_path, ADDING, str(seed)) for seed in range(3)]
+    others = [start_process(kind, tmp_path, ADDING, str(seed)) for seed in range(3)]
     done = Counter(name for other in others for name in other.communicate(timeout=PATIENCE * 3)[0].split())
     done.update(join.id for join in drain(joins, broker))
     assert [other.returncode for other in others] == [0, 0, 0]
@@ -504,11 +504,10 @@ def test_parts_from_many_processes(place: JoinPlace, kind: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["open", "add", "claim", "finish", "drop"])
-def test_cut_short_at_any_place(
+def test_operations_interrupted_at_any_point_can_be_repeated(
     place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker, name: str
 ) -> None:
-    """What a signal interrupts is done or not, and done again by another thread, which no lock keeps from
-    it."""
+    """An interrupted operation leaves no lock behind, and another thread can repeat it."""
     numbers = itertools.count()
 
     def prepared() -> tuple[str, Callable[[], object]]:
@@ -529,7 +528,7 @@ def test_cut_short_at_any_place(
         (claimed,) = claiming()
         return join, partial(joins.finish, claimed, [message(join, QUEUE)], broker.sender)
 
-    def go_on(join: str) -> None:
+    def continue_after(join: str) -> None:
         if name == "open":
             joins.open([Join(join, 2, BODY)])
         if name == "drop":
@@ -538,21 +537,21 @@ def test_cut_short_at_any_place(
             joins.add(parts(join, [0, 1]))
         clock.advance(2 * SECONDS + 1)
         while not drain(joins, broker) and name != "open" and joins.count():
-            clock.advance(SECONDS + 1)  # what was cut short may go on beside us, and claim it yet
+            clock.advance(SECONDS + 1)  # the interrupted operation may continue, and claim it
 
     with ThreadPoolExecutor(1) as other:
         join, work = prepared()
-        where = places(work)
+        points = cut_points(work)
         every: list[str] = []
-        other.submit(go_on, join).result(PATIENCE)
-        for at in where:
+        other.submit(continue_after, join).result(PATIENCE)
+        for at in points:
             broker.admin.purge(QUEUE)
             join, work = prepared()
             cut = Cut(work, at)
-            other.submit(go_on, join).result(PATIENCE)
+            other.submit(continue_after, join).result(PATIENCE)
             once = {0} if name == "drop" else {1, 2} if name == "finish" and not place.settles else {1}
             assert sent(broker) in once, cut.where
-            if name == "open":  # it may go on beside us, and be opened once more
+            if name == "open":  # it may continue, and open the join once more
                 every.append(join)
                 joins.drop(every)
             else:
@@ -572,12 +571,14 @@ drain(joins, broker)
 """
 
 
-def test_a_crash_at(place: JoinPlace, kind: str, tmp_path: Path, broker: Broker, point: str) -> None:
-    """What was cut short is done again, as a message is that comes again."""
+def test_crash_while_recording_or_finishing(
+    place: JoinPlace, kind: str, tmp_path: Path, broker: Broker, point: str
+) -> None:
+    """Interrupted steps are repeated, like a redelivered message."""
     hit = tmp_path / "hit"
-    other = run_beside(kind, tmp_path, WORKING, crash_at=f"{point}@{hit}")
-    told, _ = other.communicate(timeout=PATIENCE)
-    assert told == "opened\n"
+    other = start_process(kind, tmp_path, WORKING, crash_at=f"{point}@{hit}")
+    output, _ = other.communicate(timeout=PATIENCE)
+    assert output == "opened\n"
     assert other.returncode == -signal.SIGKILL
     clock = FakeClock(now=4e9)
     backend = place.backend(clock)

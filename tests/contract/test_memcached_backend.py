@@ -1,5 +1,4 @@
-"""What only the result store in memcached does: its limits, its clock, many servers, connections that
-break."""
+"""The memcached result backend: its limits, its clock, several servers, broken connections."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_results_locks_and_counters_expire() -> None:
     until(lambda: backend.incr("n", 60) == 1)
 
 
-def test_what_a_join_waits_for_is_kept_longer_than_the_rest() -> None:
+def test_results_for_a_join_are_kept_longer() -> None:
     backend = make(result_expires=1)
     keep_longer(backend, 600.0)
     until(lambda: backend.get("other") is None and backend.get_group("other group") is None)
@@ -54,13 +53,13 @@ def test_what_a_join_waits_for_is_kept_longer_than_the_rest() -> None:
     assert backend.get_group("kept group") is not None
 
 
-def test_a_long_life_is_not_taken_for_a_date_in_the_past() -> None:
+def test_long_expiry_is_not_interpreted_as_a_timestamp() -> None:
     backend = make(result_expires=90 * 86400)
     store(backend, "x")
     assert backend.get("x") is not None
 
 
-def test_the_key_is_that_of_celery() -> None:
+def test_key_is_celerys() -> None:
     backend = make(result_backend_transport_options={})
     task_id = str(uuid.uuid4())
     store(backend, task_id)
@@ -71,12 +70,12 @@ def test_the_key_is_that_of_celery() -> None:
     client.close()
 
 
-def test_what_is_too_large_is_said_to_be() -> None:
+def test_result_over_the_item_limit_raises_encode_error() -> None:
     with pytest.raises(EncodeError, match="larger than cache"):
         store(make(), "x", "x" * 2_000_000)
 
 
-def test_several_servers_share_the_results() -> None:
+def test_results_are_distributed_over_several_servers() -> None:
     address = require("memcached").partition("://")[2].strip("/")
     backend = make(f"cache+memcached://{address};{address.replace('127.0.0.1', 'localhost')}/")
     ids = [str(number) for number in range(50)]
@@ -86,14 +85,14 @@ def test_several_servers_share_the_results() -> None:
     assert not store(backend, "7")
 
 
-def test_a_server_that_is_away_is_a_backend_error() -> None:
+def test_unavailable_server_raises_backend_error() -> None:
     backend = make("cache+memcached://127.0.0.1:1/")
     for step in (lambda: store(backend, "x"), lambda: backend.get("x"), lambda: backend.add("x")):
         with pytest.raises(BackendError, match=r"127\.0\.0\.1:1"):
             step()
 
 
-def test_it_goes_on_when_its_connections_were_closed() -> None:
+def test_backend_reconnects_after_closed_connections() -> None:
     backend = make()
     store(backend, "x")
     for client in list(backend._client.client_pool._free_objs):
@@ -102,6 +101,6 @@ def test_it_goes_on_when_its_connections_were_closed() -> None:
 
 
 @pytest.mark.parametrize("url", ["cache+memcached://:1", "cache+memcached://host:port"])
-def test_a_url_that_names_no_server(url: str) -> None:
+def test_url_without_a_valid_server_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="memcached"):
         make(url)

@@ -1,4 +1,4 @@
-"""One suite for every TaskPool; then what only a pool of processes can do."""
+"""One suite for every TaskPool, and tests of process pools."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from tests.support.waiting import PATIENCE, until
 
 pytestmark = [
     pytest.mark.contract,
-    # The zygote is forked from the test's process, which has threads; a worker has none yet.
+    # The zygote is forked from the test process, which has threads; a worker does not have any yet.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
 
 
 def make_app(directory: Path) -> QWorker:
-    """An app of tasks that do what tasks do; nothing opens its file, for rows only are made."""
+    """Return an app with tasks. Its file is never opened."""
     app = QWorker("pools", broker=f"sqlite:///{directory}/never-opened.db", set_as_current=False)
 
     @app.task(name="add")
     def add(x: int, y: int) -> int:
         return x + y
 
-    @app.task(name="boom")
-    def boom(kind: str) -> None:
+    @app.task(name="fail")
+    def fail(kind: str) -> None:
         raise {
-            "ValueError": ValueError("boom"),
+            "ValueError": ValueError("fail"),
             "SystemExit": SystemExit(3),
             "KeyboardInterrupt": KeyboardInterrupt(),
             "Ignore": Ignore(),
             "Reject": Reject("no", requeue=True),
         }[kind]
 
-    @app.task(name="aboom")
-    async def aboom(kind: str) -> None:
-        boom.run(kind)
+    @app.task(name="afail")
+    async def afail(kind: str) -> None:
+        fail.run(kind)
 
     @app.task(name="nap")
     async def nap(seconds: float) -> str:
@@ -68,7 +68,7 @@ def make_app(directory: Path) -> QWorker:
 
     @app.task(name="wait_for")
     def wait_for(path: str) -> str:
-        """Runs until there is such a file; says that it has begun by another."""
+        """Run until the file *path* exists; create ``path.begun`` at the start."""
         Path(f"{path}.begun").touch()
         while not os.path.exists(path):
             time.sleep(0.002)
@@ -83,7 +83,7 @@ def make_app(directory: Path) -> QWorker:
 
     @app.task(name="acancel")
     async def acancel(how: str) -> None:
-        """Is cancelled by what is not the worker."""
+        """Be cancelled, but not by the worker."""
         task: Any = asyncio.current_task()
         loop = asyncio.get_running_loop()
         if how == "itself":
@@ -101,7 +101,7 @@ def make_app(directory: Path) -> QWorker:
 
     @app.task(name="adisturb")
     async def adisturb(how: str) -> str:
-        """Disturbs the loop, which it shares with others."""
+        """Disturb the event loop, which other tasks share."""
         loop = asyncio.get_running_loop()
         if how == "stop":
             loop.stop()
@@ -120,7 +120,7 @@ def make_app(directory: Path) -> QWorker:
 
     @app.task(name="stubborn")
     async def stubborn(path: str) -> str:
-        """Ends in its own way when it is cancelled."""
+        """Return normally when cancelled."""
         Path(f"{path}.begun").touch()
         try:
             await asyncio.sleep(30)
@@ -138,8 +138,8 @@ def make_app(directory: Path) -> QWorker:
     async def atouch(path: str) -> int:
         return touch.run(path)
 
-    @app.task(name="tell", bind=True)
-    def tell(self: Any) -> list[Any]:
+    @app.task(name="report_request", bind=True)
+    def report_request(self: Any) -> list[Any]:
         request = self.request
         return [request.id, request.hostname, request.deliveries, request.delivery_info, request.retries]
 
@@ -162,7 +162,7 @@ def make_app(directory: Path) -> QWorker:
 
     @app.task(name="alarmed")
     def alarmed(seconds: float) -> str:
-        """Has a time limit of its own for a part, as timeout decorators make it."""
+        """Use a time limit for a part, like a timeout decorator."""
         before = signal.signal(signal.SIGALRM, alarm)
         signal.setitimer(signal.ITIMER_REAL, 5)
         try:
@@ -173,26 +173,26 @@ def make_app(directory: Path) -> QWorker:
         time.sleep(seconds)
         return "slept"
 
-    @app.task(name="forgetful")
-    def forgetful(first: float, repeat: float, size: int) -> str:
-        """Sets an alarm and leaves it to others."""
+    @app.task(name="leave_alarm")
+    def leave_alarm(first: float, repeat: float, size: int) -> str:
+        """Set an alarm and do not cancel it."""
         signal.signal(signal.SIGALRM, alarm)
         signal.setitimer(signal.ITIMER_REAL, first, repeat)
         return "x" * size
 
-    @app.task(name="deafening")
-    def deafening() -> None:
+    @app.task(name="ignore_signal")
+    def ignore_signal() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-    @app.task(name="hurt")
-    def hurt(how: str, path: str = "") -> Any:
-        """Does what no task should."""
+    @app.task(name="misbehave")
+    def misbehave(how: str, path: str = "") -> Any:
+        """Do something that no task should do."""
         if path:
             Path(path).touch()
         if how == "exit":
             os._exit(7)
         if how == "segfault":
-            faulthandler.disable()  # pytest's, which would write about it at length
+            faulthandler.disable()  # pytest's would print tracebacks
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             ctypes.string_at(0)
         if how == "kill":
@@ -218,7 +218,7 @@ def make_app(directory: Path) -> QWorker:
 
 
 class Rig:
-    """A pool of some kind, what it has told, and messages for it."""
+    """A pool of some kind, the events it has reported, and messages for it."""
 
     def __init__(self, kind: str, directory: Path, **settings: Any) -> None:
         self.kind = kind
@@ -268,22 +268,22 @@ class Rig:
         return receive(self.app, leased, 1, frozenset({"json"}))
 
     def submit(self, task: str, *args: Any, **fields: Any) -> Request:
-        """Give one request to the pool as soon as there is room."""
+        """Submit one request as soon as the pool has a free slot."""
         request = self.request(task, *args, **fields)
         until(lambda: not self.pool.submit([request]))
         return request
 
     def end_of(self, request: Request) -> Outcome:
-        """How *request* ended."""
+        """Wait for the outcome of *request*."""
         return until(lambda: next((outcome for one, outcome in self.ends if one is request), None))
 
     def run(self, task: str, *args: Any, **fields: Any) -> Outcome:
         while (end := self.end_of(self.submit(task, *args, **fields))).kind == UNSTARTED:
-            pass  # on a busy machine a child may be slow to begin: the mediator would try again
+            pass  # on a busy machine a child may be slow to start; the mediator would retry
         return end
 
     def result(self, outcome: Outcome) -> Any:
-        """What is in the row that goes with the ack."""
+        """Return the result in the row of *outcome*."""
         assert outcome.row is not None, outcome
         return self.app.backend.decode(outcome.row[2])["result"]
 
@@ -291,7 +291,7 @@ class Rig:
         return str(self.directory / name)
 
     def begun(self, name: str) -> None:
-        """Wait until a task waits for this file."""
+        """Wait until a task has started to wait for this file."""
         until((self.directory / f"{name}.begun").exists)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ def rig(request: pytest.FixtureRequest, rig_of: Make) -> Rig:
 
 @pytest.fixture(params=["threads", "processes"])
 def busy(request: pytest.FixtureRequest, rig_of: Make) -> Rig:
-    """A pool in which several things happen at once."""
+    """A pool that runs several tasks at once."""
     return rig_of(request.param)
 
 
@@ -335,7 +335,7 @@ def processes(rig_of: Make) -> Rig:
 # -- every pool --
 
 
-def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
+def test_task_runs_and_its_outcome_has_the_result(rig: Rig) -> None:
     end = rig.run("add", 2, 3)
     assert (end.kind, rig.result(end)) == ("success", 5)
     assert end.runtime is not None
@@ -343,7 +343,7 @@ def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
     until(lambda: rig.pool.in_flight() == 0)
 
 
-@pytest.mark.parametrize("task", ["boom", "aboom"])
+@pytest.mark.parametrize("task", ["fail", "afail"])
 @pytest.mark.parametrize(
     ("kind", "outcome"),
     [
@@ -354,7 +354,7 @@ def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
         ("Reject", "requeued"),
     ],
 )
-def test_whatever_a_task_raises_the_pool_goes_on(rig: Rig, task: str, kind: str, outcome: str) -> None:
+def test_pool_continues_after_an_exception(rig: Rig, task: str, kind: str, outcome: str) -> None:
     end = rig.run(task, kind)
     assert end.kind == outcome
     if outcome == "failure":
@@ -368,8 +368,8 @@ def test_async_tasks_run(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["itself", "a future", "a library", "everything"])
-def test_an_async_task_that_is_cancelled_by_others_than_the_worker_has_failed(rig: Rig, how: str) -> None:
-    """Were it taken for the worker's own doing, it would go back uncounted, and come again for ever."""
+def test_async_task_not_cancelled_by_the_worker_fails(rig: Rig, how: str) -> None:
+    """Otherwise it would be requeued uncounted, and delivered again for ever."""
     end = rig.run("acancel", how)
     assert end.kind == "failure"
     stored = rig.result(end)
@@ -378,14 +378,14 @@ def test_an_async_task_that_is_cancelled_by_others_than_the_worker_has_failed(ri
     assert rig.result(rig.run("nap", 0)) == "rested"
 
 
-def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
+def test_undecodable_body_is_an_invalid_outcome(rig: Rig) -> None:
     end = rig.run("add", body=b"[[1, 2")
     assert (end.kind, bool(end.text)) == ("invalid", True)
     assert rig.result(rig.run("add", 1, 1)) == 2
 
 
-def test_the_task_knows_its_request(rig: Rig) -> None:
-    request = rig.submit("tell", retries=1)
+def test_task_can_access_its_request(rig: Rig) -> None:
+    request = rig.submit("report_request", retries=1)
     info = {
         "exchange": "",
         "routing_key": "q",
@@ -397,7 +397,7 @@ def test_the_task_knows_its_request(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("task", ["touch", "atouch"])
-def test_what_comes_too_late_does_not_start(rig: Rig, task: str) -> None:
+def test_request_past_its_deadline_is_not_started(rig: Rig, task: str) -> None:
     late, early = rig.request(task, rig.path("late")), rig.request(task, rig.path("early"))
     now = rig.app.clock.uptime()
     late.starts_before, early.starts_before = now, now + 3600
@@ -409,7 +409,7 @@ def test_what_comes_too_late_does_not_start(rig: Rig, task: str) -> None:
     until(lambda: rig.pool.in_flight() == 0)
 
 
-def test_what_comes_too_late_tells_nobody_that_it_failed(rig: Rig) -> None:
+def test_failing_request_past_its_deadline_calls_no_errbacks(rig: Rig) -> None:
     late = rig.request("touch", rig.path("late"))
     late.failing = Failing(Outcome(LOST), "FAILURE", {})
     late.starts_before = rig.app.clock.uptime()
@@ -417,21 +417,21 @@ def test_what_comes_too_late_tells_nobody_that_it_failed(rig: Rig) -> None:
     assert rig.end_of(late) == Outcome(UNSTARTED)
 
 
-def test_the_started_state_is_told_before_the_end(rig: Rig) -> None:
+def test_started_state_is_reported_before_the_end(rig: Rig) -> None:
     rig.run("tracked")
     ((request, row),) = rig.stored
     assert request is rig.ends[-1][0]
     assert row[:2] == (request.id, "STARTED")
 
 
-def test_every_one_of_many_ends_once(rig: Rig) -> None:
+def test_many_requests_each_end_once(rig: Rig) -> None:
     waiting = [rig.request("add", n, 1) for n in range(300)]
     waiting += [rig.request("nap", 0) for _ in range(50)]
     total = len(waiting)
     ended: list[Ended] = []
 
     def feed() -> bool:
-        """As the mediator does, which also gets back what a child that stalled had not begun."""
+        """Submit like the mediator, including requests that a stalled child had not started."""
         nonlocal waiting
         while rig.ends:
             request, outcome = rig.ends.pop(0)
@@ -447,9 +447,9 @@ def test_every_one_of_many_ends_once(rig: Rig) -> None:
     until(lambda: rig.pool.in_flight() == 0)
 
 
-def test_the_pool_tells_how_many_are_busy_for_long(rig: Rig, tmp_path: Path) -> None:
+def test_busy_beyond_counts_long_running_tasks(rig: Rig, tmp_path: Path) -> None:
     if isinstance(rig.pool, InlinePool):
-        pytest.skip("what runs inline has ended when anybody can ask")
+        pytest.skip("inline tasks have ended when submit() returns")
     assert rig.pool.busy_beyond(0.0) == 0
     path = str(tmp_path / "go")
     rig.submit("wait_for", path)
@@ -460,7 +460,7 @@ def test_the_pool_tells_how_many_are_busy_for_long(rig: Rig, tmp_path: Path) -> 
     assert rig.pool.latest_runtime() > 0
 
 
-def test_the_pool_learns_what_tasks_take(rig: Rig) -> None:
+def test_pool_learns_task_runtimes(rig: Rig) -> None:
     assert (rig.pool.mean_runtime(), rig.pool.expected_runtime("add")) == (0.0, None)
     rig.run("careful", 0.02)
     assert rig.pool.mean_runtime() >= 0.02
@@ -468,7 +468,7 @@ def test_the_pool_learns_what_tasks_take(rig: Rig) -> None:
     assert rig.pool.expected_runtime("add") is None
 
 
-def test_room_is_told_when_there_is_some_again(rig: Rig) -> None:
+def test_free_slots_are_reported(rig: Rig) -> None:
     rooms = rig.rooms
     rig.run("add", 1, 1)
     until(lambda: rig.rooms > rooms)
@@ -476,7 +476,7 @@ def test_room_is_told_when_there_is_some_again(rig: Rig) -> None:
     assert rig.pool.free_slots().asynchronous >= 5
 
 
-def test_a_quiet_pool_takes_nothing_and_finishes_what_it_has(rig: Rig) -> None:
+def test_quiet_pool_refuses_requests_and_finishes_running_ones(rig: Rig) -> None:
     request = rig.submit("nap", 0.01)
     rig.pool.quiet()
     rig.pool.quiet()
@@ -486,11 +486,11 @@ def test_a_quiet_pool_takes_nothing_and_finishes_what_it_has(rig: Rig) -> None:
     assert rig.result(rig.end_of(request)) == "rested"
 
 
-def test_what_is_not_running_cannot_be_terminated(rig: Rig) -> None:
+def test_terminate_of_an_unknown_request_returns_false(rig: Rig) -> None:
     assert not rig.pool.terminate(rig.request("add", 1, 1), "SIGKILL")
 
 
-def test_an_idle_pool_stops_at_once_and_twice(rig: Rig) -> None:
+def test_idle_pool_stops_immediately(rig: Rig) -> None:
     rig.run("add", 1, 1)
     rig.run("nap", 0)
     began = time.monotonic()
@@ -500,22 +500,22 @@ def test_an_idle_pool_stops_at_once_and_twice(rig: Rig) -> None:
     assert rig.pool.submit([request := rig.request("add", 1, 1)]) == [request]
 
 
-def test_starting_twice_is_once(rig: Rig) -> None:
+def test_start_can_be_called_twice(rig: Rig) -> None:
     rig.pool.start()
     assert rig.result(rig.run("add", 1, 1)) == 2
 
 
-def test_the_report(rig: Rig) -> None:
+def test_info_reports_concurrency_and_processes(rig: Rig) -> None:
     rig.run("add", 1, 1)
     info = until(lambda: (found := rig.pool.info())["in-flight"] == 0 and found["processes"] and found)
     assert info["max-concurrency"] == 2
     assert rig.pool.alive
 
 
-# -- pools in which several things happen at once --
+# -- pools that run several tasks at once --
 
 
-def test_no_more_run_at_once_than_there_are_slots(busy: Rig) -> None:
+def test_concurrency_limits_running_tasks(busy: Rig) -> None:
     first, second, third = (busy.request("wait_for", busy.path("go")) for _ in range(3))
     assert busy.pool.submit([first, second, third]) == [third]
     busy.begun("go")
@@ -526,7 +526,7 @@ def test_no_more_run_at_once_than_there_are_slots(busy: Rig) -> None:
     busy.end_of(second)
 
 
-def test_the_pool_tells_what_it_runs_and_since_when(busy: Rig) -> None:
+def test_running_lists_requests_and_start_times(busy: Rig) -> None:
     before = time.monotonic()
     requests = [busy.request(task, busy.path("go")) for task in ("await_for", "wait_for", "wait_for")]
     assert busy.pool.running() == []
@@ -541,7 +541,7 @@ def test_the_pool_tells_what_it_runs_and_since_when(busy: Rig) -> None:
     until(lambda: busy.pool.running() == [])
 
 
-def test_async_tasks_run_at_once_beside_sync_ones(busy: Rig) -> None:
+def test_async_tasks_run_concurrently_with_sync_tasks(busy: Rig) -> None:
     requests = [busy.request("await_for", busy.path("go")) for _ in range(5)]
     waiting: list[Request] = requests
 
@@ -559,9 +559,9 @@ def test_async_tasks_run_at_once_beside_sync_ones(busy: Rig) -> None:
     assert [busy.result(busy.end_of(request)) for request in requests] == ["there"] * 5
 
 
-def test_what_has_not_started_is_taken_back_and_never_runs(busy: Rig) -> None:
+def test_recalled_requests_never_run(busy: Rig) -> None:
     for _ in range(20):
-        busy.run("touch", busy.path("warm"))  # so that it is known to be short
+        busy.run("touch", busy.path("warm"))  # so that its runtime is known to be short
     block = [busy.submit("wait_for", busy.path(name)) for name in ("go1", "go2")]
     for name in ("go1", "go2"):
         busy.begun(name)
@@ -578,11 +578,11 @@ def test_what_has_not_started_is_taken_back_and_never_runs(busy: Rig) -> None:
     assert not os.path.exists(busy.path("ran"))
 
 
-def test_what_the_stop_cuts_short_is_returned(busy: Rig) -> None:
+def test_stop_returns_unfinished_requests(busy: Rig) -> None:
     request = busy.submit("wait_for", busy.path("never"))
     busy.begun("never")
     began = time.monotonic()
-    assert busy.pool.stop(began + 60) == [request]  # which would run for ever
+    assert busy.pool.stop(began + 60) == [request]  # it would run for ever
     assert time.monotonic() - began < 30
     Path(busy.path("never")).touch()  # a thread cannot be killed: let it go
     for thread in threading.enumerate():
@@ -591,7 +591,7 @@ def test_what_the_stop_cuts_short_is_returned(busy: Rig) -> None:
     assert [one for one, _ in busy.ends if one is request] == []
 
 
-def test_async_tasks_are_interrupted_when_the_worker_waits_no_longer(busy: Rig) -> None:
+def test_interrupt_ends_async_tasks(busy: Rig) -> None:
     request = busy.submit("await_for", busy.path("never"))
     busy.begun("never")
     busy.pool.interrupt()
@@ -600,46 +600,46 @@ def test_async_tasks_are_interrupted_when_the_worker_waits_no_longer(busy: Rig) 
 
 
 @pytest.mark.parametrize("how", ["stop", "exit", "interrupt"])
-def test_what_a_task_does_to_the_loop_ends_no_other(busy: Rig, how: str) -> None:
-    beside = busy.submit("await_for", busy.path("go"))
+def test_task_that_disturbs_the_loop_does_not_end_others(busy: Rig, how: str) -> None:
+    others = busy.submit("await_for", busy.path("go"))
     busy.begun("go")
     assert busy.result(busy.run("adisturb", how)) == "went on"
     Path(busy.path("go")).touch()
-    assert busy.result(busy.end_of(beside)) == "there"
+    assert busy.result(busy.end_of(others)) == "there"
 
 
-def test_one_async_task_is_terminated_and_no_other(busy: Rig) -> None:
+def test_terminate_ends_one_async_task_only(busy: Rig) -> None:
     if busy.kind == "processes":
         until(lambda: len(busy.pool.info()["processes"]) == 2)
-    beside = [busy.submit("await_for", busy.path("go"))]
+    others = [busy.submit("await_for", busy.path("go"))]
     request = busy.submit("await_for", busy.path("never"))
-    beside += [busy.submit("wait_for", busy.path("go2")), busy.submit("wait_for", busy.path("go3"))]
+    others += [busy.submit("wait_for", busy.path("go2")), busy.submit("wait_for", busy.path("go3"))]
     for name in ("go", "never", "go2", "go3"):
         busy.begun(name)
     processes = busy.pool.info()["processes"]
     assert busy.pool.terminate(request, "SIGTERM")
-    busy.pool.terminate(request, "SIGTERM")  # twice is once, and too late where it has ended by now
+    busy.pool.terminate(request, "SIGTERM")  # no effect the second time, or after the end
     end = busy.end_of(request)
     assert end.kind == "terminated"
     for name in ("go", "go2", "go3"):
         Path(busy.path(name)).touch()
-    assert [busy.result(busy.end_of(one)) for one in beside] == ["there"] * 3
+    assert [busy.result(busy.end_of(one)) for one in others] == ["there"] * 3
     assert busy.pool.info()["processes"] == processes
 
 
-def test_an_async_task_may_end_in_its_own_way_when_it_is_terminated(busy: Rig) -> None:
+def test_terminated_async_task_may_catch_the_cancellation(busy: Rig) -> None:
     request = busy.submit("stubborn", busy.path("begin"))
     busy.begun("begin")
     busy.pool.terminate(request, "SIGKILL")
     assert busy.result(busy.end_of(request)) == "tidied up"
 
 
-def test_suspects_run_one_at_a_time_while_others_go_on(busy: Rig) -> None:
-    """What has met with several deaths is tried apart from what met with the same ones."""
+def test_suspects_run_one_at_a_time_beside_other_tasks(busy: Rig) -> None:
+    """Suspects are messages whose workers have died several times."""
     paths = [busy.path(f"suspect{number}") for number in range(3)]
     suspects = [busy.request("wait_for", path, deliveries=3) for path in paths[:2]]
     suspects.append(busy.request("await_for", paths[2], deliveries=3))
-    assert busy.pool.submit(suspects) == [], "they wait in the pool, and take nobody's place"
+    assert busy.pool.submit(suspects) == [], "they wait in the pool, without using a slot"
     for number, path in enumerate(paths):
         busy.begun(f"suspect{number}")
         assert busy.result(busy.run("add", number, 1)) == number + 1
@@ -649,7 +649,7 @@ def test_suspects_run_one_at_a_time_while_others_go_on(busy: Rig) -> None:
     until(lambda: busy.pool.in_flight() == 0)
 
 
-def test_suspects_that_wait_are_taken_back_like_any_others(busy: Rig) -> None:
+def test_waiting_suspects_can_be_recalled(busy: Rig) -> None:
     first, second = (busy.request("wait_for", busy.path(name), deliveries=3) for name in ("go", "go2"))
     busy.pool.submit([first])
     busy.begun("go")
@@ -663,7 +663,7 @@ def test_suspects_that_wait_are_taken_back_like_any_others(busy: Rig) -> None:
 # -- processes --
 
 
-def test_what_waited_for_a_frozen_process_until_it_was_too_late_does_not_start(rig_of: Make) -> None:
+def test_request_in_a_frozen_process_past_its_deadline_is_not_started(rig_of: Make) -> None:
     one = rig_of("processes", concurrency=1)
     until(lambda: one.run("add", 1, 1).kind == "success")
     (pid,) = one.pool.info()["processes"]
@@ -677,28 +677,28 @@ def test_what_waited_for_a_frozen_process_until_it_was_too_late_does_not_start(r
     assert not os.path.exists(one.path("late"))
 
 
-def test_a_suspect_shares_its_process_with_nobody(processes: Rig) -> None:
+def test_suspect_has_a_process_of_its_own(processes: Rig) -> None:
     suspect = processes.request("await_for", processes.path("go"), deliveries=3)
     processes.pool.submit([suspect])
     processes.begun("go")
     waiting = [processes.request("await_for", processes.path("go")) for _ in range(5)]
     waiting = processes.pool.submit(waiting)
     until(lambda: processes.pool.in_flight() == 6 - len(waiting))
-    assert processes.pool.submit([processes.request("hurt", "exit", deliveries=3)]) == []
+    assert processes.pool.submit([processes.request("misbehave", "exit", deliveries=3)]) == []
     Path(processes.path("go")).touch()
     assert processes.result(processes.end_of(suspect)) == "there"
     assert suspect.pid not in {one.pid for one, _ in processes.ends if one is not suspect}
 
 
-def test_an_interruption_that_the_worker_did_not_order_counts_as_a_death(processes: Rig) -> None:
-    """A signal from elsewhere: were it taken for the worker's, the task would come again for ever."""
-    end = processes.run("hurt", "interrupt")
+def test_interrupt_signal_from_elsewhere_counts_as_a_death(processes: Rig) -> None:
+    """If it were taken for the worker's, the task would be delivered again for ever."""
+    end = processes.run("misbehave", "interrupt")
     assert end.kind == LOST
     assert "the worker did not send" in end.text
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_the_soft_limit_is_raised_inside_the_task(processes: Rig) -> None:
+def test_soft_limit_is_raised_inside_the_task(processes: Rig) -> None:
     end = processes.run("careful", 30, timelimit=(None, 0.05))
     assert processes.result(end) == "cleaned up"
     end = processes.run("wait_for", processes.path("never"), timelimit=(None, 0.05))
@@ -706,44 +706,44 @@ def test_the_soft_limit_is_raised_inside_the_task(processes: Rig) -> None:
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_the_soft_limit_of_one_task_does_not_hit_the_next(processes: Rig) -> None:
+def test_soft_limit_does_not_affect_the_next_task(processes: Rig) -> None:
     for _ in range(5):
         processes.run("add", 1, 1, timelimit=(None, 0.05))
     assert processes.result(processes.run("careful", 0.15)) == "slept"
 
 
-def test_a_task_may_use_the_alarm_clock_and_keeps_its_soft_limit(processes: Rig) -> None:
+def test_soft_limit_works_if_the_task_uses_sigalrm(processes: Rig) -> None:
     end = processes.run("alarmed", 30.0, timelimit=(None, 0.1))
     assert processes.result(end)["exc_type"] == "SoftTimeLimitExceeded"
 
 
-def test_what_a_task_did_to_the_signal_of_soft_limits_does_not_reach_the_next(rig_of: Make) -> None:
+def test_soft_limit_works_after_a_task_ignored_its_signal(rig_of: Make) -> None:
     rig = rig_of("processes", concurrency=1)
-    rig.run("deafening")
+    rig.run("ignore_signal")
     assert rig.result(rig.run("careful", 30, timelimit=(None, 0.05))) == "cleaned up"
 
 
-def test_an_alarm_that_a_task_forgets_hits_no_other(rig_of: Make) -> None:
+def test_alarm_left_by_a_task_does_not_affect_the_next(rig_of: Make) -> None:
     rig = rig_of("processes", concurrency=1)
     first = rig.result(rig.run("touch", rig.path("x")))
-    assert rig.result(rig.run("forgetful", 0.1, 0, 1)) == "x"
+    assert rig.result(rig.run("leave_alarm", 0.1, 0, 1)) == "x"
     assert rig.result(rig.run("careful", 0.3)) == "slept"
     assert rig.result(rig.run("touch", rig.path("x"))) == first
 
 
-def test_alarms_in_quick_succession_break_no_frame(rig_of: Make) -> None:
-    """Each goes off while the outcome is on its way, if anything lets it."""
+def test_frequent_alarms_do_not_corrupt_results(rig_of: Make) -> None:
+    """They go off while the outcome is being sent."""
     rig = rig_of("processes", concurrency=1)
     first = rig.result(rig.run("touch", rig.path("x")))
     for number in range(30):
-        end = rig.run("forgetful", 0.0005 * (number % 5 + 1), 0.0005, 3_000_000)
+        end = rig.run("leave_alarm", 0.0005 * (number % 5 + 1), 0.0005, 3_000_000)
         result = rig.result(end)
         assert len(result) == 3_000_000 or result["exc_type"] == "TimeoutError"
         assert rig.result(rig.run("add", number, 1)) == number + 1
     assert rig.result(rig.run("touch", rig.path("x"))) == first
 
 
-def test_the_hard_limit_kills_and_the_pool_heals(processes: Rig) -> None:
+def test_hard_limit_kills_the_child_and_it_is_replaced(processes: Rig) -> None:
     pids = processes.pool.info()["processes"]
     began = time.monotonic()
     end = processes.run("wait_for", processes.path("never"), timelimit=(0.1, None))
@@ -754,7 +754,7 @@ def test_the_hard_limit_kills_and_the_pool_heals(processes: Rig) -> None:
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_async_limits_cancel_the_task_and_spare_the_child(processes: Rig) -> None:
+def test_async_time_limits_cancel_the_task_only(processes: Rig) -> None:
     until(lambda: len(processes.pool.info()["processes"]) == 2)
     pids = processes.pool.info()["processes"]
     soft = processes.run("nap", 30, timelimit=(None, 0.05))
@@ -772,30 +772,28 @@ def test_async_limits_cancel_the_task_and_spare_the_child(processes: Rig) -> Non
         ("kill", "killed by SIGKILL"),
     ],
 )
-def test_a_task_that_takes_its_process_along_is_lost_and_the_pool_heals(
-    processes: Rig, how: str, words: str
-) -> None:
-    end = processes.run("hurt", how)
+def test_task_that_ends_its_process_is_lost(processes: Rig, how: str, words: str) -> None:
+    end = processes.run("misbehave", how)
     assert end.kind == LOST
     assert words in end.text
     assert processes.result(processes.run("add", 1, 1)) == 2
     until(lambda: len(processes.pool.info()["processes"]) == 2)
 
 
-def test_a_task_that_closes_its_files_is_lost_and_the_pool_heals(processes: Rig) -> None:
-    end = processes.run("hurt", "close")
+def test_task_that_closes_all_files_is_lost(processes: Rig) -> None:
+    end = processes.run("misbehave", "close")
     assert end.kind == LOST
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_a_task_that_forks_ends_once(processes: Rig) -> None:
-    request = processes.submit("hurt", "fork")
+def test_task_that_forks_ends_once(processes: Rig) -> None:
+    request = processes.submit("misbehave", "fork")
     assert processes.result(processes.end_of(request)) == "parent"
     processes.run("add", 1, 1)
     assert len([one for one, _ in processes.ends if one is request]) == 1
 
 
-def test_every_child_is_killed_at_once_and_the_pool_heals(processes: Rig) -> None:
+def test_pool_recovers_when_all_children_are_killed(processes: Rig) -> None:
     running = [processes.submit("wait_for", processes.path(f"go{n}")) for n in range(2)]
     for n in range(2):
         processes.begun(f"go{n}")
@@ -805,37 +803,37 @@ def test_every_child_is_killed_at_once_and_the_pool_heals(processes: Rig) -> Non
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_an_idle_child_that_is_killed_is_replaced_and_nobody_notices(processes: Rig) -> None:
+def test_killed_idle_child_is_replaced(processes: Rig) -> None:
     until(lambda: len(processes.pool.info()["processes"]) == 2)
     for pid in processes.pool.info()["processes"]:
         os.kill(pid, signal.SIGKILL)
     for n in range(20):
         end = processes.run("add", n, 1)
-        if end.row is None:  # it was sent to a child that was dying: as if it had been lost, or not begun
+        if end.row is None:  # it was sent to a dying child
             assert end.kind in (LOST, UNSTARTED)
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_a_child_is_replaced_after_its_number_of_tasks(rig_of: Make) -> None:
+def test_child_is_replaced_after_max_tasks_per_child(rig_of: Make) -> None:
     rig = rig_of("processes", concurrency=1, max_tasks_per_child=3)
     pids = [rig.result(rig.run("touch", rig.path("x"))) for _ in range(9)]
     assert len(set(pids)) == 3
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 3]
 
 
-def test_a_child_that_has_grown_is_replaced(rig_of: Make) -> None:
+def test_child_over_max_memory_is_replaced(rig_of: Make) -> None:
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize() // 1024
     rig = rig_of("processes", concurrency=1, max_memory_per_child=resident + 60 * 1024)
     first = rig.result(rig.run("touch", rig.path("x")))
     assert rig.result(rig.run("touch", rig.path("x"))) == first
-    held = rig.submit("hurt", "grow")
+    held = rig.submit("misbehave", "grow")
     assert rig.result(rig.end_of(held)) == 150 * 1024 * 1024
-    # It was freed again, which glibc gives back to the system: only what stays counts.
+    # glibc has returned the freed memory to the system, so it does not count.
     assert rig.result(rig.run("touch", rig.path("x"))) == first
 
 
-def test_terminate_ends_the_task_by_its_signal(processes: Rig) -> None:
+def test_terminate_sends_the_signal(processes: Rig) -> None:
     request = processes.submit("wait_for", processes.path("never"))
     processes.begun("never")
     assert processes.pool.terminate(request, "SIGTERM")
@@ -844,17 +842,17 @@ def test_terminate_ends_the_task_by_its_signal(processes: Rig) -> None:
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_who_shared_the_child_of_a_terminated_task_goes_back(rig_of: Make) -> None:
+def test_tasks_in_the_child_of_a_terminated_task_are_requeued(rig_of: Make) -> None:
     rig = rig_of("processes", concurrency=1)
-    beside = rig.submit("await_for", rig.path("never"))
+    others = rig.submit("await_for", rig.path("never"))
     rig.begun("never")
     request = rig.submit("wait_for", rig.path("never2"))
     rig.begun("never2")
     rig.pool.terminate(request, "SIGKILL")
-    assert (rig.end_of(request).kind, rig.end_of(beside).kind) == (TERMINATED, INTERRUPTED)
+    assert (rig.end_of(request).kind, rig.end_of(others).kind) == (TERMINATED, INTERRUPTED)
 
 
-def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: Rig) -> None:
+def test_interrupt_ends_sync_tasks(processes: Rig) -> None:
     careless = processes.submit("wait_for", processes.path("never"))
     careful = processes.submit("careful", 30, processes.path("soon"))
     processes.begun("never")
@@ -864,22 +862,22 @@ def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: R
     assert processes.result(processes.end_of(careful)) == "cleaned up"
 
 
-def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
-    """They were short so far, so several are put into a frame; then one of them is not."""
+def test_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
+    """Earlier runs were short, so several are sent in one frame; then one of them is long."""
     rig = rig_of("processes", concurrency=1)
     rig.run("careful", 0)
     for _ in range(100):
         rig.pool.runtimes.learn("careful", 0.0)
     long, *behind = [rig.request("careful", seconds) for seconds in (6.0, 0, 0, 0)]
     taken = len(behind) - len(rig.pool.submit([long, *behind]))
-    assert taken == 3, "they were to be in one frame"
+    assert taken == 3, "they should be in one frame"
     ends = [rig.end_of(request) for request in behind]
-    assert [end.kind for end in ends] == [UNSTARTED] * 3  # the mediator has them again, for another child
+    assert [end.kind for end in ends] == [UNSTARTED] * 3  # the mediator gets them back, for another child
     assert rig.pool.in_flight() == 1, "the long one still runs"
     assert rig.result(rig.end_of(long)) == "slept"
 
 
-def test_children_die_with_the_pool(processes: Rig) -> None:
+def test_children_end_with_the_pool(processes: Rig) -> None:
     processes.submit("wait_for", processes.path("never"))
     processes.begun("never")
     pids = processes.pool.info()["processes"]
@@ -888,40 +886,40 @@ def test_children_die_with_the_pool(processes: Rig) -> None:
 
 
 def zygote_of(rig: Rig) -> int:
-    """The id of the process that forks the children."""
+    """Return the id of the process that forks the children."""
     pid = until(lambda: rig.pool.info()["processes"])[0]
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_task_that_kills_its_process_group_takes_nobody_with_it(processes: Rig) -> None:
-    beside = processes.submit("wait_for", processes.path("go"))
+def test_task_that_kills_its_process_group_affects_no_others(processes: Rig) -> None:
+    others = processes.submit("wait_for", processes.path("go"))
     processes.begun("go")
     zygote = zygote_of(processes)
-    assert processes.run("hurt", "kill group").kind == LOST
+    assert processes.run("misbehave", "kill group").kind == LOST
     assert zygote_of(processes) == zygote
     Path(processes.path("go")).touch()
-    assert processes.result(processes.end_of(beside)) == "there"
+    assert processes.result(processes.end_of(others)) == "there"
 
 
-def test_children_have_sessions_of_their_own(processes: Rig) -> None:
+def test_each_child_has_its_own_session(processes: Rig) -> None:
     until(lambda: len(processes.pool.info()["processes"]) == 2)
     processes.run("add", 1, 1)
     until(lambda: all(os.getsid(pid) == pid for pid in processes.pool.info()["processes"]))
 
 
-def test_a_task_that_takes_the_zygote_is_lost_and_the_pool_goes_on(processes: Rig) -> None:
-    beside = processes.submit("await_for", processes.path("never"))
+def test_task_that_kills_the_zygote_is_lost(processes: Rig) -> None:
+    others = processes.submit("await_for", processes.path("never"))
     processes.begun("never")
     for _ in range(3):
-        end = processes.run("hurt", "kill parent")
+        end = processes.run("misbehave", "kill parent")
         assert end.kind == LOST
         assert "the process that forks children" in end.text
         assert processes.result(processes.run("add", 1, 1)) == 2
-    assert processes.end_of(beside).kind == LOST
+    assert processes.end_of(others).kind == LOST
     until(lambda: len(processes.pool.info()["processes"]) == 2)
 
 
-def test_no_child_outlives_the_zygote(processes: Rig) -> None:
+def test_children_end_with_the_zygote(processes: Rig) -> None:
     until(lambda: len(processes.pool.info()["processes"]) == 2)
     pids = processes.pool.info()["processes"]
     os.kill(zygote_of(processes), signal.SIGKILL)
@@ -929,9 +927,7 @@ def test_no_child_outlives_the_zygote(processes: Rig) -> None:
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
-def test_the_pool_crashes_with_a_reason_when_its_children_cannot_be_born(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pool_crashes_if_it_cannot_fork_children(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig("processes", tmp_path)
     assert isinstance(rig.pool, ProcessPool)
     zygote = rig.pool._spawner._zygote  # type: ignore[attr-defined]
@@ -941,14 +937,14 @@ def test_the_pool_crashes_with_a_reason_when_its_children_cannot_be_born(
         os.kill(zygote.pid, signal.SIGKILL)
         until(lambda: rig.crashes)
     assert "the process that forks the pool's children has died" in str(rig.crashes[0])
-    assert rig.end_of(request).kind == LOST, "it is counted, lest it come again for ever"
+    assert rig.end_of(request).kind == LOST, "it counts as a death, or it would be delivered again for ever"
     assert not rig.pool.alive
     assert rig.pool.free_slots() == (0, 0)
     rig.close()
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_no_thread_outlives_its_pool(rig_of: Make, kind: str) -> None:
+def test_pool_threads_end_with_the_pool(rig_of: Make, kind: str) -> None:
     before = set(threading.enumerate())
     rig = rig_of(kind)
     rig.run("add", 1, 1)

@@ -1,5 +1,4 @@
-"""What only the result store on Redis does: Celery's keys and channels, connections that break, waiting in
-asyncio."""
+"""The Redis result backend: Celery's keys and channels, broken connections, waiting in asyncio."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from tests.servers import require
 pytestmark = pytest.mark.contract
 
 
-class Shop:
-    """An app with results under a prefix of its own, and a plain client beside it."""
+class Env:
+    """An app with results under a new prefix, and a plain client."""
 
     def __init__(self) -> None:
         self.url = require("redis")
@@ -36,7 +35,7 @@ class Shop:
     def make_app(self, **settings: Any) -> QWorker:
         options = {"global_keyprefix": self.prefix, "client_name": self.prefix}
         return QWorker(
-            "shop",
+            "env",
             broker=MemoryStore(FakeClock()),
             backend=settings.pop("backend", self.url),
             set_as_current=False,
@@ -57,7 +56,7 @@ class Shop:
         return f"{self.prefix}celery-task-meta-{task_id}"
 
     def kill_connections(self) -> None:
-        """Let the server close every connection of the app."""
+        """Have the server close every connection of the app."""
         for connection in self.client.client_list():
             if connection["name"] == self.prefix:
                 self.client.client_kill_filter(_id=connection["id"])
@@ -69,8 +68,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop() -> Iterator[Shop]:
-    made = Shop()
+def env() -> Iterator[Env]:
+    made = Env()
     yield made
     made.app.close()
     for key in made.client.scan_iter(f"{made.prefix}*", count=10_000):
@@ -78,92 +77,92 @@ def shop() -> Iterator[Shop]:
     made.client.close()
 
 
-def test_key_value_expiry_and_message_are_those_of_celery(shop: Shop) -> None:
-    with shop.client.pubsub(ignore_subscribe_messages=True) as listener:
-        listener.subscribe(shop.key("x"))
+def test_key_value_expiry_and_message_are_celerys(env: Env) -> None:
+    with env.client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe(env.key("x"))
         listener.get_message(timeout=5)
-        shop.store("x", 5)
+        env.store("x", 5)
         message = listener.get_message(timeout=5) or listener.get_message(timeout=5)
-    stored = shop.client.get(shop.key("x"))
+    stored = env.client.get(env.key("x"))
     assert stored is not None
     assert message is not None
     assert message["data"] == stored
     meta = json.loads(stored)
     assert (meta["status"], meta["result"], meta["task_id"]) == ("SUCCESS", 5, "x")
-    assert 86_000_000 < shop.client.pttl(shop.key("x")) <= 86_400_000
-    assert shop.client.keys(f"{shop.prefix}*") == [shop.key("x").encode()]
+    assert 86_000_000 < env.client.pttl(env.key("x")) <= 86_400_000
+    assert env.client.keys(f"{env.prefix}*") == [env.key("x").encode()]
 
 
-def test_what_was_refused_is_not_told(shop: Shop) -> None:
-    shop.store("x", 5)
-    with shop.client.pubsub(ignore_subscribe_messages=True) as listener:
-        listener.subscribe(shop.key("x"))
+def test_refused_result_is_not_published(env: Env) -> None:
+    env.store("x", 5)
+    with env.client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe(env.key("x"))
         listener.get_message(timeout=5)
-        shop.store("x", {}, "FAILURE")
+        env.store("x", {}, "FAILURE")
         assert listener.get_message(timeout=0.1) is None
 
 
-def test_it_goes_on_when_the_server_closed_its_connections(shop: Shop) -> None:
-    shop.store("x", 1)
+def test_backend_reconnects_after_closed_connections(env: Env) -> None:
+    env.store("x", 1)
     for step in (
-        lambda: shop.store("y", 2),
-        lambda: shop.backend.get("x"),
-        lambda: shop.backend.get_many(["x"]),
+        lambda: env.store("y", 2),
+        lambda: env.backend.get("x"),
+        lambda: env.backend.get_many(["x"]),
     ):
-        shop.kill_connections()
+        env.kill_connections()
         step()
 
 
-def test_who_has_waited_before_waits_again_after_its_connection_was_closed(shop: Shop) -> None:
+def test_wait_reconnects_if_closed_since_the_last_wait(env: Env) -> None:
     for number in range(3):
-        tell = shop.later(lambda number=number: shop.store(f"x{number}", number))  # type: ignore[misc]
-        assert shop.backend.wait([f"x{number}"], 10)[f"x{number}"]["result"] == number
-        tell.join()
-        shop.kill_connections()
+        storing = env.later(lambda number=number: env.store(f"x{number}", number))  # type: ignore[misc]
+        assert env.backend.wait([f"x{number}"], 10)[f"x{number}"]["result"] == number
+        storing.join()
+        env.kill_connections()
 
 
-def test_who_waits_hears_the_result_though_its_connection_was_closed_meanwhile(shop: Shop) -> None:
-    kill = shop.later(shop.kill_connections)
-    tell = shop.later(lambda: shop.store("x", 1), 0.3)
-    assert shop.backend.wait(["x"], 10)["x"]["result"] == 1
+def test_wait_reconnects_if_closed_while_waiting(env: Env) -> None:
+    kill = env.later(env.kill_connections)
+    storing = env.later(lambda: env.store("x", 1), 0.3)
+    assert env.backend.wait(["x"], 10)["x"]["result"] == 1
     kill.join()
-    tell.join()
+    storing.join()
 
 
-def test_who_awaits_is_woken_and_so_are_many(shop: Shop) -> None:
+def test_awaiting_callers_are_notified_without_polling(env: Env) -> None:
     ids = [uuid.uuid4().hex for _ in range(50)]
-    shop.store(ids[0], ids[0])
+    env.store(ids[0], ids[0])
 
     async def main() -> float:
-        results = asyncio.gather(*[AsyncResult[Any](task_id, app=shop.app) for task_id in ids])
+        results = asyncio.gather(*[AsyncResult[Any](task_id, app=env.app) for task_id in ids])
         await asyncio.sleep(0.2)
         began = time.monotonic()
         for task_id in ids[1:]:
-            await asyncio.to_thread(shop.store, task_id, task_id)
+            await asyncio.to_thread(env.store, task_id, task_id)
         assert await results == ids
-        assert await AsyncResult[Any](ids[7], app=shop.make_app()) == ids[7]
+        assert await AsyncResult[Any](ids[7], app=env.make_app()) == ids[7]
         return time.monotonic() - began
 
-    assert asyncio.run(main()) < len(ids) * 0.5 / 2  # and not half a second for each
+    assert asyncio.run(main()) < len(ids) * 0.5 / 2  # polling would take half a second each
 
 
-def test_who_awaits_survives_a_closed_connection(shop: Shop) -> None:
+def test_await_reconnects_if_closed_while_waiting(env: Env) -> None:
     async def main() -> None:
-        result = asyncio.ensure_future(asyncio.wait_for(AsyncResult[Any]("x", app=shop.app), 10))
+        result = asyncio.ensure_future(asyncio.wait_for(AsyncResult[Any]("x", app=env.app), 10))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(shop.kill_connections)
+        await asyncio.to_thread(env.kill_connections)
         await asyncio.sleep(0.1)
-        await asyncio.to_thread(shop.store, "x", 1)
+        await asyncio.to_thread(env.store, "x", 1)
         assert await result == 1
 
     asyncio.run(main())
 
 
-def test_the_loop_has_a_new_await_while_the_last_one_ends(shop: Shop) -> None:
+def test_consecutive_awaits_in_one_loop(env: Env) -> None:
     async def main() -> None:
         for number in range(30):
-            shop.later(lambda number=number: shop.store(f"x{number}", number), 0.002)  # type: ignore[misc]
-            assert await asyncio.wait_for(AsyncResult[Any](f"x{number}", app=shop.app), 10) == number
+            env.later(lambda number=number: env.store(f"x{number}", number), 0.002)  # type: ignore[misc]
+            assert await asyncio.wait_for(AsyncResult[Any](f"x{number}", app=env.app), 10) == number
 
     asyncio.run(main())
 
@@ -177,14 +176,12 @@ def test_the_loop_has_a_new_await_while_the_last_one_ends(shop: Shop) -> None:
         ("redis://127.0.0.1:6379/9", "sqlite:///x.db", False),
     ],
 )
-def test_whether_the_messages_are_in_the_same_database(
-    backend: str, broker: str, same: bool, shop: Shop
-) -> None:
-    assert shop.make_app(backend=backend).backend.same_store(broker) is same
+def test_same_store_compares_server_and_database(backend: str, broker: str, same: bool, env: Env) -> None:
+    assert env.make_app(backend=backend).backend.same_store(broker) is same
 
 
-def test_an_unreachable_server_is_a_backend_error_without_the_password(shop: Shop) -> None:
-    backend = shop.make_app(backend="redis://me:hunter2@127.0.0.1:1/0").backend
+def test_unreachable_server_raises_backend_error_without_password(env: Env) -> None:
+    backend = env.make_app(backend="redis://me:hunter2@127.0.0.1:1/0").backend
     for step in (lambda: backend.get("x"), lambda: backend.wait(["x"], 1), lambda: backend.add("x")):
         with pytest.raises(BackendError) as caught:
             step()

@@ -1,5 +1,6 @@
-"""What only joins on Redis do: chords in Celery's layout, keys that expire or are not what they should be.
-What all stores do is in test_joins.py; what is held beside Celery itself is in ``tests/compat``."""
+"""Joins on Redis: chords in Celery's layout, expiring keys, damaged keys.
+
+The suite for all stores is in test_joins.py; tests with Celery itself are in ``tests/compat``."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from qworker.backends.redis.joins import RedisJoins, part_value, read_part
 from qworker.errors import BackendError, DamagedResult
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Ack, Broker, Part
-from tests.contract.join_places import RedisAlonePlace, RedisJoinPlace, run_beside
+from tests.contract.join_places import RedisAlonePlace, RedisJoinPlace, start_process
 from tests.contract.join_steps import QUEUE, SECONDS, parts, sent
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE
@@ -26,8 +27,8 @@ BODY = b'{"task": "body", "args": []}'
 WHICH = (".j", ".t", ".s", ".d", ".c")
 
 
-class Room:
-    """A result store, its joins, and Celery's keys beside them."""
+class Env:
+    """A result store, its joins, and Celery's keys."""
 
     def __init__(self, place: RedisJoinPlace) -> None:
         self.place = place
@@ -48,8 +49,8 @@ class Room:
         value = part_value(self.backend, "g", task_id, status, result)
         return Part("g", number, task_id, status, value, BODY)
 
-    def there(self) -> set[str]:
-        """Which of Celery's keys there are."""
+    def existing(self) -> set[str]:
+        """Return the suffixes of Celery's keys that exist."""
         return {which for which in WHICH if self.client.exists(self.key(which))}
 
     def finish(self, join: Finished) -> bool:
@@ -62,351 +63,351 @@ class Room:
 
 
 @pytest.fixture(params=[RedisJoinPlace, RedisAlonePlace], ids=["redis", "redis-alone"])
-def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
-    room = Room(request.param(tmp_path))
-    yield room
-    room.close()
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    env = Env(request.param(tmp_path))
+    yield env
+    env.close()
 
 
-# -- records that a stranger has written --
+# -- damaged records --
 
 
-def test_a_join_whose_name_is_no_text_is_dropped(room: Room) -> None:
+def test_join_with_undecodable_name_is_dropped(env: Env) -> None:
     name = b"\xff"
-    room.client.hset(f"{room.prefix}qworker.join.".encode() + name, mapping={"size": 0, "body": "x"})
-    room.client.zadd(f"{room.prefix}qworker.joins", {name: 0})
-    room.joins.open([Join("a", 0, BODY)])
-    assert [join.id for join in room.joins.claim(10, SECONDS)] == ["a"]
-    assert room.joins.count() == 1
+    env.client.hset(f"{env.prefix}qworker.join.".encode() + name, mapping={"size": 0, "body": "x"})
+    env.client.zadd(f"{env.prefix}qworker.joins", {name: 0})
+    env.joins.open([Join("a", 0, BODY)])
+    assert [join.id for join in env.joins.claim(10, SECONDS)] == ["a"]
+    assert env.joins.count() == 1
 
 
 @pytest.mark.parametrize(
     ("number", "value"), [("x", b"SUCCESS\nt1"), ("", b"SUCCESS\nt1"), ("1", b"\xff"), ("1.5", b"SUCCESS")]
 )
-def test_a_damaged_part_is_missing(room: Room, number: str, value: bytes) -> None:
-    room.joins.open([Join("a", 2, BODY)])
-    room.client.hset(f"{room.prefix}qworker.part.a", number, value)
-    room.joins.add([Part("a", 0, "t0", "SUCCESS")])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_damaged_part_counts_as_missing(env: Env, number: str, value: bytes) -> None:
+    env.joins.open([Join("a", 2, BODY)])
+    env.client.hset(f"{env.prefix}qworker.part.a", number, value)
+    env.joins.add([Part("a", 0, "t0", "SUCCESS")])
+    (join,) = env.joins.claim(10, SECONDS)
     assert join.overdue
     assert [part.task_id for part in join.parts] == ["t0"]
 
 
-def test_a_run_that_is_no_text_stops_nothing(room: Room) -> None:
-    room.joins.set_size("g", 1)
-    room.client.hset(f"{room.prefix}qworker.join.g", "run", b"\xff")
-    room.joins.add([room.part(0)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_undecodable_run_is_replaced(env: Env) -> None:
+    env.joins.set_size("g", 1)
+    env.client.hset(f"{env.prefix}qworker.join.g", "run", b"\xff")
+    env.joins.add([env.part(0)])
+    (join,) = env.joins.claim(10, SECONDS)
     assert join.run == "\ufffd"
 
 
 # -- chords --
 
 
-def test_the_size_is_kept_until_the_last_member_is_due_and_longer(room: Room) -> None:
-    room.joins.set_size("g", 3)
-    room.joins.set_size("h", 3, delay=5000.5)
-    more = room.client.ttl(room.key(".s", "h")) - room.client.ttl(room.key(".s"))
+def test_size_expires_later_with_delayed_members(env: Env) -> None:
+    env.joins.set_size("g", 3)
+    env.joins.set_size("h", 3, delay=5000.5)
+    more = env.client.ttl(env.key(".s", "h")) - env.client.ttl(env.key(".s"))
     assert 4990 < more <= 5001
 
 
-def test_what_is_counted_is_kept_as_long_as_the_size(room: Room) -> None:
-    room.joins.set_size("g", 3, delay=5000.5)
-    room.joins.add([room.part(0)])
-    room.joins.grow("g", "added")
-    room.joins.add([room.part(1)])
-    keys = [*(room.key(each) for each in (".j", ".t", ".s", ".d")), f"{room.prefix}qworker.added.g"]
-    assert [key for key in keys if room.client.ttl(key) <= 86400 + 4990] == []
+def test_parts_expire_as_late_as_the_size(env: Env) -> None:
+    env.joins.set_size("g", 3, delay=5000.5)
+    env.joins.add([env.part(0)])
+    env.joins.grow("g", "added")
+    env.joins.add([env.part(1)])
+    keys = [*(env.key(each) for each in (".j", ".t", ".s", ".d")), f"{env.prefix}qworker.added.g"]
+    assert [key for key in keys if env.client.ttl(key) <= 86400 + 4990] == []
 
 
-def test_a_chord_that_our_part_completes_is_ours(room: Room) -> None:
-    room.joins.set_size("g", 3)
-    room.joins.add([room.part(2, result=[2]), room.part(0, result={"x": 0}), room.part(0, result={"x": 0})])
-    assert room.joins.claim(10, SECONDS) == []
-    assert room.joins.count() == 0
-    room.joins.add([room.part(1, "FAILURE", {"exc_type": "KeyError"}), room.part(1)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_chord_completed_by_qworker_is_finished_by_qworker(env: Env) -> None:
+    env.joins.set_size("g", 3)
+    env.joins.add([env.part(2, result=[2]), env.part(0, result={"x": 0}), env.part(0, result={"x": 0})])
+    assert env.joins.claim(10, SECONDS) == []
+    assert env.joins.count() == 0
+    env.joins.add([env.part(1, "FAILURE", {"exc_type": "KeyError"}), env.part(1)])
+    (join,) = env.joins.claim(10, SECONDS)
     assert (join.id, join.body, join.overdue) == ("g", BODY, False)
     assert [part[:4] for part in join.parts] == [
         ("g", 0, "t0", "SUCCESS"),
         ("g", 1, "t1", "FAILURE"),
         ("g", 2, "t2", "SUCCESS"),
     ]
-    assert [read_part(room.backend, "g", part.value)[2] for part in join.parts] == [
+    assert [read_part(env.backend, "g", part.value)[2] for part in join.parts] == [
         {"x": 0},
         {"exc_type": "KeyError"},
         [2],
     ]
-    assert room.joins.claim(10, SECONDS) == []
-    assert room.finish(join)
-    assert not room.finish(join)
-    assert (sent(room.broker), room.joins.count(), room.there()) == (1, 0, {".c"})
-    assert room.client.get(room.key(".c")) == b"done"
-    assert 0 < room.client.ttl(room.key(".c")) <= 86400
-    room.joins.add([room.part(number) for number in range(3)])
-    assert (room.there(), room.place.left(), room.joins.claim(10, SECONDS)) == ({".c"}, 0, [])
+    assert env.joins.claim(10, SECONDS) == []
+    assert env.finish(join)
+    assert not env.finish(join)
+    assert (sent(env.broker), env.joins.count(), env.existing()) == (1, 0, {".c"})
+    assert env.client.get(env.key(".c")) == b"done"
+    assert 0 < env.client.ttl(env.key(".c")) <= 86400
+    env.joins.add([env.part(number) for number in range(3)])
+    assert (env.existing(), env.place.left(), env.joins.claim(10, SECONDS)) == ({".c"}, 0, [])
 
 
-def test_all_keys_of_a_chord_expire(room: Room) -> None:
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0)])
-    assert room.joins.grow("g", "t2") == 2
-    room.joins.add([room.part(1), room.part(2)])
-    assert room.there() == set(WHICH)
-    keys = [room.key(which) for which in WHICH]
-    keys += [f"{room.prefix}qworker.join.g", f"{room.prefix}qworker.added.g"]
-    assert all(0 < room.client.ttl(key) <= 86400 for key in keys)
-    room.joins.drop(["g"])
-    assert (room.there(), room.place.left()) == (set(), 0)
+def test_chord_keys_expire(env: Env) -> None:
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0)])
+    assert env.joins.grow("g", "t2") == 2
+    env.joins.add([env.part(1), env.part(2)])
+    assert env.existing() == set(WHICH)
+    keys = [env.key(which) for which in WHICH]
+    keys += [f"{env.prefix}qworker.join.g", f"{env.prefix}qworker.added.g"]
+    assert all(0 < env.client.ttl(key) <= 86400 for key in keys)
+    env.joins.drop(["g"])
+    assert (env.existing(), env.place.left()) == (set(), 0)
 
 
-def test_a_chord_that_grows_waits_for_more(room: Room) -> None:
-    assert room.joins.grow("g", "t2") is None
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0)])
-    for _ in range(2):  # as by a task that is delivered again
-        assert [room.joins.grow("g", f"t{number}") for number in (2, 3, 4)] == [2, 3, 4]
-    room.joins.add([room.part(number) for number in range(1, 4)])
-    assert room.joins.claim(10, SECONDS) == []
-    room.joins.add([room.part(4)])
-    assert room.joins.grow("g", "t5") is None
-    assert len(room.joins.claim(10, SECONDS)) == 1
+def test_grown_chord_waits_for_added_members(env: Env) -> None:
+    assert env.joins.grow("g", "t2") is None
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0)])
+    for _ in range(2):  # like a redelivered task
+        assert [env.joins.grow("g", f"t{number}") for number in (2, 3, 4)] == [2, 3, 4]
+    env.joins.add([env.part(number) for number in range(1, 4)])
+    assert env.joins.claim(10, SECONDS) == []
+    env.joins.add([env.part(4)])
+    assert env.joins.grow("g", "t5") is None
+    assert len(env.joins.claim(10, SECONDS)) == 1
 
 
-def test_parts_may_come_before_the_size_does(room: Room) -> None:
-    room.joins.add([room.part(0), room.part(1)])
-    assert room.joins.claim(10, SECONDS) == []
-    room.joins.set_size("g", 3)
-    room.joins.add([room.part(2)])
-    assert len(room.joins.claim(10, SECONDS)) == 1
+def test_parts_may_arrive_before_the_size(env: Env) -> None:
+    env.joins.add([env.part(0), env.part(1)])
+    assert env.joins.claim(10, SECONDS) == []
+    env.joins.set_size("g", 3)
+    env.joins.add([env.part(2)])
+    assert len(env.joins.claim(10, SECONDS)) == 1
 
 
 @pytest.mark.parametrize("when", ["open", "complete", "claimed", "finished"])
-def test_a_size_that_is_told_again_changes_nothing(room: Room, when: str) -> None:
-    """As by a member of a chain that comes again, and begins its chord again."""
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0)])
+def test_setting_the_size_again_changes_nothing(env: Env, when: str) -> None:
+    """Like a redelivered task of a chain, which starts its chord again."""
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0)])
     if when != "open":
-        room.joins.add([room.part(1)])
-    found = room.joins.claim(10, SECONDS) if when in ("claimed", "finished") else []
+        env.joins.add([env.part(1)])
+    found = env.joins.claim(10, SECONDS) if when in ("claimed", "finished") else []
     if when == "finished":
-        assert room.finish(found.pop())
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0), room.part(1)])
-    found += room.joins.claim(10, SECONDS)
-    assert [room.finish(join) for join in found] == ([] if when == "finished" else [True])
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0), room.part(1)])
-    assert (room.joins.claim(10, SECONDS), sent(room.broker)) == ([], 1)
+        assert env.finish(found.pop())
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0), env.part(1)])
+    found += env.joins.claim(10, SECONDS)
+    assert [env.finish(join) for join in found] == ([] if when == "finished" else [True])
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0), env.part(1)])
+    assert (env.joins.claim(10, SECONDS), sent(env.broker)) == ([], 1)
 
 
-def test_members_without_a_number_come_last(room: Room) -> None:
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(-1), room.part(0)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_members_without_a_number_come_last(env: Env) -> None:
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(-1), env.part(0)])
+    (join,) = env.joins.claim(10, SECONDS)
     assert [(part.number, part.task_id) for part in join.parts] == [(0, "t0"), (1, "t-1")]
 
 
-def test_a_claim_on_a_chord_is_taken_over(room: Room) -> None:
-    room.joins.set_size("g", 1)
-    room.joins.add([room.part(0)])
-    (early,) = room.joins.claim(10, SECONDS)
-    room.clock.advance(SECONDS + 1)
-    (late,) = room.joins.claim(10, SECONDS)
+def test_expired_claim_on_a_chord_is_taken_over(env: Env) -> None:
+    env.joins.set_size("g", 1)
+    env.joins.add([env.part(0)])
+    (early,) = env.joins.claim(10, SECONDS)
+    env.clock.advance(SECONDS + 1)
+    (late,) = env.joins.claim(10, SECONDS)
     assert (early.parts, early.token != late.token) == (late.parts, True)
-    assert not room.finish(early)
-    assert room.finish(late)
-    assert sent(room.broker) == 1
+    assert not env.finish(early)
+    assert env.finish(late)
+    assert sent(env.broker) == 1
 
 
 @pytest.mark.parametrize("lapsed", ["expired", "done", "cleaned up"])
-def test_a_chord_that_celery_took_over_is_celerys(room: Room, lapsed: str) -> None:
-    room.joins.set_size("g", 1)
-    room.joins.add([room.part(0)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_chord_taken_over_by_celery_cannot_be_finished(env: Env, lapsed: str) -> None:
+    env.joins.set_size("g", 1)
+    env.joins.add([env.part(0)])
+    (join,) = env.joins.claim(10, SECONDS)
     if lapsed == "expired":
-        room.client.set(room.key(".c"), "another", ex=5)
+        env.client.set(env.key(".c"), "another", ex=5)
     else:
-        room.client.delete(*(room.key(which) for which in WHICH))
+        env.client.delete(*(env.key(which) for which in WHICH))
         if lapsed == "done":
-            room.client.set(room.key(".c"), "done", ex=300)
-    room.clock.advance(SECONDS + 1)
-    assert room.joins.claim(10, SECONDS) == []
-    assert not room.finish(join)
-    assert sent(room.broker) == 0
-    assert room.joins.count() == (lapsed == "expired")
-    if lapsed == "expired":  # and whoever took it over died
-        room.client.delete(room.key(".c"))
-        room.clock.advance(6)
-        (again,) = room.joins.claim(10, SECONDS)
-        assert room.finish(again)
-        assert sent(room.broker) == 1
+            env.client.set(env.key(".c"), "done", ex=300)
+    env.clock.advance(SECONDS + 1)
+    assert env.joins.claim(10, SECONDS) == []
+    assert not env.finish(join)
+    assert sent(env.broker) == 0
+    assert env.joins.count() == (lapsed == "expired")
+    if lapsed == "expired":  # and the new holder died
+        env.client.delete(env.key(".c"))
+        env.clock.advance(6)
+        (again,) = env.joins.claim(10, SECONDS)
+        assert env.finish(again)
+        assert sent(env.broker) == 1
 
 
-def test_a_claim_that_lapsed_and_that_nobody_took_still_holds(room: Room) -> None:
-    room.joins.set_size("g", 1)
-    room.joins.add([room.part(0)])
-    (join,) = room.joins.claim(10, SECONDS)
-    room.client.delete(room.key(".c"))
-    assert room.finish(join)
-    assert sent(room.broker) == 1
+def test_lapsed_claim_without_a_new_holder_is_valid(env: Env) -> None:
+    env.joins.set_size("g", 1)
+    env.joins.add([env.part(0)])
+    (join,) = env.joins.claim(10, SECONDS)
+    env.client.delete(env.key(".c"))
+    assert env.finish(join)
+    assert sent(env.broker) == 1
 
 
-def test_members_in_a_list(room: Room) -> None:
-    place = room.place
-    options = {"global_keyprefix": room.prefix, "result_chord_ordered": False}
-    backend = place.open(place.redis.url, room.clock, result_backend_transport_options=options)
+def test_unordered_chord_members_are_stored_in_a_list(env: Env) -> None:
+    place = env.place
+    options = {"global_keyprefix": env.prefix, "result_chord_ordered": False}
+    backend = place.open(place.redis.url, env.clock, result_backend_transport_options=options)
     assert isinstance(backend, RedisBackend)
     backend.joins.set_size("g", 2)
-    backend.joins.add([room.part(1), room.part(0)])
-    assert room.client.type(room.key(".j")) == b"list"
+    backend.joins.add([env.part(1), env.part(0)])
+    assert env.client.type(env.key(".j")) == b"list"
     (join,) = backend.joins.claim(10, SECONDS)
     assert [part.task_id for part in join.parts] == ["t1", "t0"]
-    assert room.finish(join)
+    assert env.finish(join)
     backend.close()
 
 
-def test_an_ack_records_the_part_of_a_chord(tmp_path: Path) -> None:
-    room = Room(RedisJoinPlace(tmp_path))
-    room.joins.set_size("g", 1)
-    generation = room.broker.consumer.register("w1@test", ["q"], 1)
-    room.broker.sender.push([message("a"), message("b")])
-    one, two = room.broker.consumer.lease(["q"], 2).messages
-    consumer = room.broker.consumer
-    assert consumer.settle(generation, [Ack(one.tag + 1000, None, (room.part(0),))]) == {one.tag + 1000}
-    assert room.joins.claim(10, SECONDS) == []
-    acks = [Ack(one.tag, None, (room.part(0), *parts("unknown", [0]))), Ack(two.tag, None, (room.part(0),))]
+def test_ack_records_the_part_of_a_chord(tmp_path: Path) -> None:
+    env = Env(RedisJoinPlace(tmp_path))
+    env.joins.set_size("g", 1)
+    generation = env.broker.consumer.register("w1@test", ["q"], 1)
+    env.broker.sender.push([message("a"), message("b")])
+    one, two = env.broker.consumer.lease(["q"], 2).messages
+    consumer = env.broker.consumer
+    assert consumer.settle(generation, [Ack(one.tag + 1000, None, (env.part(0),))]) == {one.tag + 1000}
+    assert env.joins.claim(10, SECONDS) == []
+    acks = [Ack(one.tag, None, (env.part(0), *parts("unknown", [0]))), Ack(two.tag, None, (env.part(0),))]
     assert consumer.settle(generation, acks) == set()
-    (join,) = room.joins.claim(10, SECONDS)
+    (join,) = env.joins.claim(10, SECONDS)
     assert [part.task_id for part in join.parts] == ["t0"]
-    room.close()
+    env.close()
 
 
-# -- what should not be --
+# -- damaged chords and joins --
 
 
-def spoil(room: Room, key: str, kind: str) -> None:
-    room.client.delete(key)
+def damage(env: Env, key: str, kind: str) -> None:
+    env.client.delete(key)
     if kind == "list":
-        room.client.rpush(key, "x")
+        env.client.rpush(key, "x")
     elif kind == "hash":
-        room.client.hset(key, "x", "y")
+        env.client.hset(key, "x", "y")
     else:
-        room.client.set(key, kind)
+        env.client.set(key, kind)
 
 
 @pytest.mark.parametrize("kind", ["list", "hash"])
 @pytest.mark.parametrize("which", WHICH)
-def test_a_chord_with_a_key_of_a_wrong_type_is_given_up(room: Room, which: str, kind: str) -> None:
-    room.joins.set_size("g", 2)
-    spoil(room, room.key(which), kind)
-    room.joins.add([room.part(0), room.part(1)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_chord_with_a_key_of_a_wrong_type_is_overdue(env: Env, which: str, kind: str) -> None:
+    env.joins.set_size("g", 2)
+    damage(env, env.key(which), kind)
+    env.joins.add([env.part(0), env.part(1)])
+    (join,) = env.joins.claim(10, SECONDS)
     assert (join.id, join.body, join.overdue) == ("g", BODY, True)
-    assert room.joins.claim(10, SECONDS) == []
-    assert room.finish(join)
-    assert (room.there(), sent(room.broker), room.place.left()) == ({".c"}, 1, 0)
+    assert env.joins.claim(10, SECONDS) == []
+    assert env.finish(join)
+    assert (env.existing(), sent(env.broker), env.place.left()) == ({".c"}, 1, 0)
 
 
 @pytest.mark.parametrize("size", ["abc", "", "-1", "nan", "1e999", "99999999999999999999"])
-def test_a_chord_of_an_absurd_size_is_given_up(room: Room, size: str) -> None:
-    room.client.set(room.key(".s"), size)
-    room.joins.add([room.part(0)])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_chord_of_an_invalid_size_is_overdue(env: Env, size: str) -> None:
+    env.client.set(env.key(".s"), size)
+    env.joins.add([env.part(0)])
+    (join,) = env.joins.claim(10, SECONDS)
     assert join.overdue
-    assert room.finish(join)
-    room.joins.add([room.part(1)])
-    assert room.joins.claim(10, SECONDS) == []
+    assert env.finish(join)
+    env.joins.add([env.part(1)])
+    assert env.joins.claim(10, SECONDS) == []
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"{}", b"[1,2,3]", b'[1,2,"SUCCESS",3]', b"[" * 100_000])
-def test_a_member_that_cannot_be_read_has_failed(room: Room, value: bytes) -> None:
-    room.joins.set_size("g", 2)
-    room.joins.add([room.part(0), Part("g", 1, "t1", "SUCCESS", value, b"\xffno JSON")])
-    (join,) = room.joins.claim(10, SECONDS)
+def test_undecodable_member_counts_as_failed(env: Env, value: bytes) -> None:
+    env.joins.set_size("g", 2)
+    env.joins.add([env.part(0), Part("g", 1, "t1", "SUCCESS", value, b"\xffno JSON")])
+    (join,) = env.joins.claim(10, SECONDS)
     assert join.body == b"\xffno JSON"
     assert ("g", 1, "", "FAILURE") in [part[:4] for part in join.parts]
     with pytest.raises(DamagedResult, match="stored result"):
-        read_part(room.backend, "g", value)
-    assert room.finish(join)
+        read_part(env.backend, "g", value)
+    assert env.finish(join)
 
 
-def test_a_join_whose_key_is_another_thing_is_refused(room: Room) -> None:
-    spoil(room, f"{room.prefix}qworker.join.a", "text")
+def test_opening_a_join_with_a_key_of_a_wrong_type_is_refused(env: Env) -> None:
+    damage(env, f"{env.prefix}qworker.join.a", "text")
     with pytest.raises(BackendError, match=r"qworker\.join\.a is not a key of joins: delete it"):
-        room.joins.open([Join("b", 1, b""), Join("a", 1, b"")])
-    assert room.joins.count() == 0
-    room.joins.add(parts("a", [0]))
-    assert room.joins.grow("a", "t") is None
-    room.joins.drop(["a"])
-    assert room.place.left() == 0
+        env.joins.open([Join("b", 1, b""), Join("a", 1, b"")])
+    assert env.joins.count() == 0
+    env.joins.add(parts("a", [0]))
+    assert env.joins.grow("a", "t") is None
+    env.joins.drop(["a"])
+    assert env.place.left() == 0
 
 
-def test_an_index_that_is_another_thing_is_told_of(room: Room) -> None:
-    room.joins.open([Join("a", 1, b"")])
-    spoil(room, f"{room.prefix}qworker.joins", "text")
+def test_index_of_a_wrong_type_is_reported(env: Env) -> None:
+    env.joins.open([Join("a", 1, b"")])
+    damage(env, f"{env.prefix}qworker.joins", "text")
     with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
-        room.joins.open([Join("b", 1, b"")])
+        env.joins.open([Join("b", 1, b"")])
     with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
-        room.joins.claim(10, SECONDS)
-    room.joins.add(parts("a", [0]))
-    room.client.delete(f"{room.prefix}qworker.joins")
+        env.joins.claim(10, SECONDS)
+    env.joins.add(parts("a", [0]))
+    env.client.delete(f"{env.prefix}qworker.joins")
 
 
-def test_parts_that_are_another_thing_are_lost_and_the_join_is_given_up(room: Room) -> None:
-    room.joins.open([Join("a", 1, b"", room.clock.now() + 10)])
-    spoil(room, f"{room.prefix}qworker.part.a", "text")
-    room.joins.add(parts("a", [0]))
-    assert room.joins.claim(10, SECONDS) == []
-    room.clock.advance(11)
-    (join,) = room.joins.claim(10, SECONDS)
+def test_parts_of_a_wrong_type_are_lost(env: Env) -> None:
+    env.joins.open([Join("a", 1, b"", env.clock.now() + 10)])
+    damage(env, f"{env.prefix}qworker.part.a", "text")
+    env.joins.add(parts("a", [0]))
+    assert env.joins.claim(10, SECONDS) == []
+    env.clock.advance(11)
+    (join,) = env.joins.claim(10, SECONDS)
     assert (join.overdue, list(join.parts)) == (True, [])
-    assert room.finish(join)
-    assert room.client.keys(f"{room.prefix}qworker.part*") == []
+    assert env.finish(join)
+    assert env.client.keys(f"{env.prefix}qworker.part*") == []
 
 
 @pytest.mark.parametrize("chord", [False, True])
-def test_a_server_that_lost_all(room: Room, chord: bool) -> None:
+def test_join_cannot_be_finished_after_data_loss(env: Env, chord: bool) -> None:
     if chord:
-        room.joins.set_size("g", 1)
-        room.joins.add([room.part(0)])
+        env.joins.set_size("g", 1)
+        env.joins.add([env.part(0)])
     else:
-        room.joins.open([Join("g", 1, b"")])
-        room.joins.add(parts("g", [0]))
-    (join,) = room.joins.claim(10, SECONDS)
-    room.place.redis.lose()
-    assert not room.finish(join)
-    room.joins.add(parts("g", [0]))
-    assert (sent(room.broker), room.joins.count(), room.joins.claim(10, SECONDS)) == (0, 0, [])
-    assert room.place.left() == 0
+        env.joins.open([Join("g", 1, b"")])
+        env.joins.add(parts("g", [0]))
+    (join,) = env.joins.claim(10, SECONDS)
+    env.place.redis.lose()
+    assert not env.finish(join)
+    env.joins.add(parts("g", [0]))
+    assert (sent(env.broker), env.joins.count(), env.joins.claim(10, SECONDS)) == (0, 0, [])
+    assert env.place.left() == 0
 
 
-def test_a_join_that_is_gone_leaves_its_place(room: Room) -> None:
-    """As after the time for which a join is kept."""
-    room.joins.open([Join("a", 1, b"", room.clock.now() + 10)])
-    ttl = room.client.ttl(f"{room.prefix}qworker.join.a")
+def test_expired_join_is_removed_from_the_index(env: Env) -> None:
+    """The key of a join expires some time after its deadline."""
+    env.joins.open([Join("a", 1, b"", env.clock.now() + 10)])
+    ttl = env.client.ttl(f"{env.prefix}qworker.join.a")
     assert 86400 < ttl <= 86410
-    room.joins.open([Join("b", 2, b"", room.clock.now() + 10)])
-    room.joins.add(parts("b", [0]))
-    assert 86400 < room.client.ttl(f"{room.prefix}qworker.part.b") <= 86410
-    room.client.delete(f"{room.prefix}qworker.join.a")
-    room.clock.advance(11)
-    assert [join.id for join in room.joins.claim(10, SECONDS)] == ["b"]
-    assert room.joins.count() == 1
+    env.joins.open([Join("b", 2, b"", env.clock.now() + 10)])
+    env.joins.add(parts("b", [0]))
+    assert 86400 < env.client.ttl(f"{env.prefix}qworker.part.b") <= 86410
+    env.client.delete(f"{env.prefix}qworker.join.a")
+    env.clock.advance(11)
+    assert [join.id for join in env.joins.claim(10, SECONDS)] == ["b"]
+    assert env.joins.count() == 1
 
 
-def test_a_body_of_many_messages_is_published_whole(room: Room) -> None:
-    """More than one command of a script takes."""
-    room.joins.open([Join("a", 0, b"")])
-    (join,) = room.joins.claim(10, SECONDS)
-    later = room.clock.now() + 4e9
+def test_body_of_many_messages_is_published_completely(env: Env) -> None:
+    """More messages than one command of a script accepts."""
+    env.joins.open([Join("a", 0, b"")])
+    (join,) = env.joins.claim(10, SECONDS)
+    later = env.clock.now() + 4e9
     many = [message(str(number), QUEUE) for number in range(9000)]
     many += [message(f"later {number}", QUEUE, due=later) for number in range(9000)]
-    assert room.joins.finish(join, many, room.broker.sender)
-    info = room.broker.admin.depths([QUEUE])[0]
+    assert env.joins.finish(join, many, env.broker.sender)
+    info = env.broker.admin.depths([QUEUE])[0]
     assert (info.ready, info.delayed) == (9000, 9000)
-    room.broker.consumer.register("w1@test", [QUEUE], 1)
-    assert names(room.broker.consumer.lease([QUEUE], 2).messages) == ["0", "1"]
+    env.broker.consumer.register("w1@test", [QUEUE], 1)
+    assert names(env.broker.consumer.lease([QUEUE], 2).messages) == ["0", "1"]
 
 
 # -- kill -9 --
@@ -427,23 +428,23 @@ drain(joins, broker)
     "point", ["recording-parts", "parts-recorded", "finishing-join", "body-sent", "join-finished"]
 )
 @pytest.mark.parametrize("kind", ["redis", "redis-alone"])
-def test_a_chord_whose_worker_was_killed_at(kind: str, point: str, tmp_path: Path) -> None:
+def test_chord_after_a_crash_of_its_worker(kind: str, point: str, tmp_path: Path) -> None:
     place = {"redis": RedisJoinPlace, "redis-alone": RedisAlonePlace}[kind](tmp_path)
-    room = Room(place)
+    env = Env(place)
     hit = tmp_path / "hit"
-    other = run_beside(kind, tmp_path, WORKING, crash_at=f"{point}@{hit}")
-    told, _ = other.communicate(timeout=PATIENCE)
-    assert told == ("" if "parts" in point else "counted\n")
+    other = start_process(kind, tmp_path, WORKING, crash_at=f"{point}@{hit}")
+    output, _ = other.communicate(timeout=PATIENCE)
+    assert output == ("" if "parts" in point else "counted\n")
     assert hit.exists() == (other.returncode == -signal.SIGKILL) == (point in place.points)
-    room.joins.add([room.part(number, result=number) for number in range(3)])
-    room.clock.advance(4e9)
-    for join in (found := room.joins.claim(10, SECONDS)):
-        assert [read_part(room.backend, "g", part.value) for part in join.parts] == [
+    env.joins.add([env.part(number, result=number) for number in range(3)])
+    env.clock.advance(4e9)
+    for join in (found := env.joins.claim(10, SECONDS)):
+        assert [read_part(env.backend, "g", part.value) for part in join.parts] == [
             (f"t{number}", "SUCCESS", number) for number in range(3)
         ]
-        assert room.finish(join)
+        assert env.finish(join)
     after = point in ("body-sent", "join-finished") or not hit.exists()
     assert len(found) == (not after or (point == "body-sent" and hit.exists()))
-    assert sent(room.broker) == 1 + (point == "body-sent" and hit.exists())
-    assert (room.there(), room.place.left()) == ({".c"}, 0)
-    room.close()
+    assert sent(env.broker) == 1 + (point == "body-sent" and hit.exists())
+    assert (env.existing(), env.place.left()) == ({".c"}, 0)
+    env.close()

@@ -1,4 +1,4 @@
-"""The registry of every store that keeps one, held to its port."""
+"""One suite for the registries of all brokers that have one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 def check(registry: Registry, other: Registry) -> None:
-    """*other*: the same as others see it."""
+    """Check *registry* and *other*, two views of the same registry."""
     assert registry.entries() == {}
     registry.drop(["nothing"])
     registry.put({})
@@ -52,13 +52,13 @@ def check(registry: Registry, other: Registry) -> None:
     assert registry.entries() == {}
 
 
-def test_what_one_puts_there_all_see(place: Any) -> None:
+def test_registry_is_shared_by_all_connections(place: Any) -> None:
     with closing(place.open()) as one, closing(place.open()) as other:
         assert one.registry is not None
         assert other.registry is not None
         check(one.registry, other.registry)
 
 
-def test_a_connections_own_registry_is_the_same() -> None:
+def test_local_registry_behaves_the_same() -> None:
     registry = LocalRegistry()
     check(registry, registry)

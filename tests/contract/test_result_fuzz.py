@@ -1,9 +1,8 @@
-"""Results that a store of their own may never take, among others that it must: the writer never waits for
-them.
+"""Batches of valid results and results that a result store refuses: the writer never waits for the latter.
 
-Through ResultWriter, on every result store: the innocents of a batch are stored and go on, the culprit
-becomes a failure that says why or its message a dead letter, nothing is raised, and nothing is tried again
-that can never succeed.
+The tests use ResultWriter on every result store. The valid results of a batch are stored and their messages
+settled. An invalid one becomes a failure with the reason, or its message a dead letter. Nothing is raised,
+and nothing is retried that cannot succeed.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ TEXTS = (
 )
 
 
-class Desk:
-    """A writer without a thread, over a store of *kind*."""
+class Harness:
+    """A ResultWriter without a thread, for a result store of *kind*."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
@@ -73,14 +72,14 @@ class Desk:
         self._numbers = iter(range(1, 10**9))
 
     def write(self, rows: list[Any]) -> list[SettlementOrder]:
-        """What goes on, each row having been that of an ack."""
+        """Write each row as that of an ack; return the resulting settlement orders."""
         tags = [next(self._numbers) for _ in rows]
         self.writer.mailbox.post_many(
             SettlementOrder(None, Ack(tag, row)) for tag, row in zip(tags, rows, strict=True)
         )
         self.writer.step(self.app.clock.monotonic())
-        assert self.writer.held() == 0, "nothing waits"
-        found, self.posted[:] = {letter.settlement.tag: letter for letter in self.posted}, []  # type: ignore[union-attr]
+        assert self.writer.held() == 0, "all rows should be written"
+        found, self.posted[:] = {order.settlement.tag: order for order in self.posted}, []  # type: ignore[union-attr]
         return [found[tag] for tag in tags]
 
     def close(self) -> None:
@@ -90,10 +89,10 @@ class Desk:
 
 
 @pytest.fixture(params=KINDS)
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(request.param, tmp_path)
-    yield desk
-    desk.close()
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(request.param, tmp_path)
+    yield harness
+    harness.close()
 
 
 texts = st.sampled_from(TEXTS) | st.text(st.characters(), max_size=300)
@@ -107,18 +106,18 @@ columns = st.dictionaries(
 )
 
 
-def test_whatever_a_result_holds_the_others_are_stored_and_nothing_waits(desk: Desk) -> None:
-    backend = desk.app.backend
-    sql = desk.place is not None or desk.kind == "sql-sqlite"
+def test_invalid_results_do_not_affect_others_in_the_batch(harness: Harness) -> None:
+    backend = harness.app.backend
+    sql = harness.place is not None or harness.kind == "sql-sqlite"
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(batch=st.lists(st.tuples(statuses, pieces, st.none() | columns), min_size=1, max_size=8))
     def fuzz(batch: list[Any]) -> None:
         rows, good = [], []
         for status, extra, raw in batch:
-            good.append(f"good-{next(desk._numbers)}")
+            good.append(f"good-{next(harness._numbers)}")
             rows.append(backend.row(good[-1], backend.meta(good[-1], "SUCCESS", good[-1])))
-            bad = f"bad-{next(desk._numbers)}"
+            bad = f"bad-{next(harness._numbers)}"
             if raw is not None and sql:
                 usual = {
                     "status": status,
@@ -132,9 +131,9 @@ def test_whatever_a_result_holds_the_others_are_stored_and_nothing_waits(desk: D
             try:
                 rows.append(backend.row(bad, backend.meta(bad, status, **extra)))
             except EncodeError:
-                continue  # said in the child, where it is made a failure
-        letters = desk.write(rows)
-        assert all(isinstance(letter.settlement, Ack | DeadLetter) for letter in letters)
+                continue  # a child turns this into a failure
+        orders = harness.write(rows)
+        assert all(isinstance(order.settlement, Ack | DeadLetter) for order in orders)
         assert {name: meta["result"] for name, meta in backend.get_many(good).items()} == {
             name: name for name in good
         }
@@ -142,26 +141,26 @@ def test_whatever_a_result_holds_the_others_are_stored_and_nothing_waits(desk: D
     fuzz()
 
 
-def test_a_row_that_is_too_large_is_a_failure(desk: Desk) -> None:
-    if desk.kind not in ("mysql", "memcached"):
-        return  # takes what message_max_bytes allows
-    backend = desk.app.backend
+def test_result_that_is_too_large_becomes_a_failure(harness: Harness) -> None:
+    if harness.kind not in ("mysql", "memcached"):
+        return  # it accepts up to message_max_bytes
+    backend = harness.app.backend
     large = backend.row("large", backend.meta("large", "SUCCESS", '"' * 8_000_000))
-    letters = desk.write([backend.row("one", backend.meta("one", "SUCCESS", 1)), large])
-    assert all(isinstance(letter.settlement, Ack) for letter in letters)
+    orders = harness.write([backend.row("one", backend.meta("one", "SUCCESS", 1)), large])
+    assert all(isinstance(order.settlement, Ack) for order in orders)
     found = backend.get_many(["one", "large"])
     assert {name: meta["status"] for name, meta in found.items()} == {"one": "SUCCESS", "large": "FAILURE"}
 
 
-def test_what_stands_and_cannot_be_read_is_replaced(tmp_path: Path) -> None:
-    desk = Desk("filesystem", tmp_path)
-    backend = desk.app.backend
+def test_undecodable_stored_result_is_replaced(tmp_path: Path) -> None:
+    harness = Harness("filesystem", tmp_path)
+    backend = harness.app.backend
     assert backend.store("x", backend.meta("x", "RETRY"))
     for path in (tmp_path / "results").glob("celery-task-meta-*"):
         path.write_bytes(b"\xff\xfe no JSON")
-    (letter,) = desk.write([backend.row("x", backend.meta("x", "SUCCESS", 7))])
-    assert isinstance(letter.settlement, Ack)
+    (order,) = harness.write([backend.row("x", backend.meta("x", "SUCCESS", 7))])
+    assert isinstance(order.settlement, Ack)
     meta = backend.get("x")
     assert meta is not None
     assert meta["result"] == 7
-    desk.close()
+    harness.close()

@@ -1,4 +1,4 @@
-"""Results that are sent to who called, over brokers that kombu reaches: in memory, RabbitMQ, Redis."""
+"""The RPC result backend, over kombu's transports for memory, RabbitMQ and Redis."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def send(
     backend.store(task_id, backend.meta(task_id, status, result, properties=properties))
 
 
-def test_the_result_comes_to_who_called_and_to_nobody_else(make: Make) -> None:
+def test_result_is_sent_only_to_the_caller(make: Make) -> None:
     caller, other, worker = make(), make(), make()
     queue = caller.reply_to()
     assert queue == caller.reply_to() != other.reply_to()
@@ -84,29 +84,29 @@ def test_the_result_comes_to_who_called_and_to_nobody_else(make: Make) -> None:
     assert caller.get_many(["x", "y"]).keys() == {"x"}
 
 
-def test_a_reply_that_is_not_signed_is_passed_over(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsigned_replies_are_ignored(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     key = {"security_key": ["a key that is long enough for the tests"]}
-    caller, worker, stranger = make(**key), make(**key), make()
+    caller, worker, unsigned = make(**key), make(**key), make()
     other = make(security_key=["a key of somebody else's, which is long enough"])
     queue = caller.reply_to()
-    send(stranger, queue, "x", "a lie")
+    send(unsigned, queue, "x", "a lie")
     send(other, queue, "x", "another lie")
     send(worker, queue, "x", "the truth")
     assert caller.wait(["x"], 10)["x"]["result"] == "the truth"
     assert caplog.text.count("a reply cannot be read") == 2
 
 
-class _Unreadable(RpcBackend):
-    """Sends what nobody can read: what Celery makes of such a dictionary."""
+class _UndecodableBackend(RpcBackend):
+    """Sends a result with a type that nobody can decode."""
 
     def encode(self, meta: Any) -> bytes:
         return super().encode(meta).replace(b'"hole"', b'{"__type__":"invoice","__value__":3}')
 
 
-def test_who_waits_for_a_reply_that_cannot_be_read_is_told(make: Make) -> None:
+def test_undecodable_reply_raises_damaged_result(make: Make) -> None:
     caller, worker = make(), make()
     queue = caller.reply_to()
-    worker.__class__ = _Unreadable
+    worker.__class__ = _UndecodableBackend
     send(worker, queue, "x", "hole")
     send(worker, queue, "last", 1)
     assert caller.wait(["last"], 10)["last"]["result"] == 1
@@ -114,7 +114,7 @@ def test_who_waits_for_a_reply_that_cannot_be_read_is_told(make: Make) -> None:
         caller.get("x")
 
 
-def test_a_final_state_stands(make: Make) -> None:
+def test_final_state_is_not_overwritten(make: Make) -> None:
     caller, worker = make(), make()
     queue = caller.reply_to()
     for task_id, status in (("x", "STARTED"), ("x", "SUCCESS"), ("x", "FAILURE"), ("last", "SUCCESS")):
@@ -123,7 +123,7 @@ def test_a_final_state_stands(make: Make) -> None:
     assert (caller.get("x") or {})["status"] == "SUCCESS"
 
 
-def test_a_batch_arrives_whole(make: Make) -> None:
+def test_batch_of_results_arrives_completely(make: Make) -> None:
     caller, worker = make(), make()
     properties = {"reply_to": caller.reply_to()}
     ids = [str(number) for number in range(100)]
@@ -136,13 +136,13 @@ def test_a_batch_arrives_whole(make: Make) -> None:
     assert [(caller.get(key) or {})["result"] for key in ids] == ids
 
 
-def test_where_nobody_waits_nothing_is_sent(make: Make) -> None:
+def test_result_without_reply_queue_is_not_sent(make: Make) -> None:
     backend = make()
     assert backend.row("x", backend.meta("x", "SUCCESS", 1)) is None
     assert not backend.store("x", backend.meta("x", "SUCCESS", 1))
 
 
-def test_who_awaits_gets_it(make: Make) -> None:
+def test_awaiting_caller_gets_the_result(make: Make) -> None:
     caller, worker = make(), make()
     app = QWorker("rpc", broker=MemoryStore(FakeClock()), backend=caller, set_as_current=False)
     queue = caller.reply_to()
@@ -156,8 +156,8 @@ def test_who_awaits_gets_it(make: Make) -> None:
     timer.join()
 
 
-def test_a_server_that_falls_silent_is_given_up() -> None:
-    """It has accepted the connection, and answers nothing that it is asked on it."""
+def test_unresponsive_server_times_out() -> None:
+    """It has accepted the connection, but answers no requests."""
     with Proxy(5672) as proxy:
         conf = Settings({"broker_url": proxy.url(require("rabbitmq"))}, environ={})
         connector = Connector(conf)
@@ -169,21 +169,21 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
         assert 5 < time.monotonic() - began < 30
 
 
-def test_errors_name_the_broker_without_its_password() -> None:
+def test_errors_mask_the_password_of_the_broker() -> None:
     connector = Connector(Settings({"broker_url": "amqp://me:secret@rabbit.example//"}, environ={}))
     why = connector.why(ConnectionRefusedError(111, "Connection refused"))
     assert "(amqp://me:********@rabbit.example//)" in why
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_a_queue_of_its_own(make: Make, url: str) -> None:
+def test_forked_child_has_its_own_reply_queue(make: Make, url: str) -> None:
     if url == "memory://":
-        return  # which is nobody else's
+        return  # it has no other processes
     caller = make()
     queue = caller.reply_to()
     pid = os.fork()
     if pid == 0:
-        faulthandler.dump_traceback_later(60, exit=True)  # where it hangs, if it does
+        faulthandler.dump_traceback_later(60, exit=True)  # shows where it hangs, if it does
         try:
             own = caller.reply_to()
             send(caller, own, "in-child", 1)
@@ -196,8 +196,8 @@ def test_a_forked_child_has_a_queue_of_its_own(make: Make, url: str) -> None:
     assert caller.get("in-child") is None
 
 
-def test_connecting_imports_nothing_that_a_fork_could_leave_half_done(make: Make, url: str) -> None:
-    """A child that is forked during an import of another thread's waits for the end of it for ever."""
+def test_connecting_does_not_import_librabbitmq(make: Make, url: str) -> None:
+    """A child forked during an import in another thread waits for its end for ever."""
     sought: list[str] = []
 
     class Finder:
@@ -217,10 +217,8 @@ def test_connecting_imports_nothing_that_a_fork_could_leave_half_done(make: Make
     assert "librabbitmq" not in sought
 
 
-def test_the_timeout_of_all_new_sockets_of_the_process_is_left_alone(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads that set it for a while, and put back what they found, can leave it set for ever."""
+def test_default_socket_timeout_is_not_changed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that set it temporarily, and restore the old value, can leave it set for ever."""
     set_to: list[float | None] = []
     before = set(threading.enumerate())
     caller = make()
@@ -229,7 +227,7 @@ def test_the_timeout_of_all_new_sockets_of_the_process_is_left_alone(
     (reader,) = set(threading.enumerate()) - before
     for other in before - {threading.current_thread()}:
         if other.name == reader.name:
-            other.join(10)  # of the test before
+            other.join(10)  # from the previous test
     monkeypatch.setattr("socket.setdefaulttimeout", set_to.append)
     caller.close()
     reader.join(10)
@@ -237,9 +235,9 @@ def test_the_timeout_of_all_new_sockets_of_the_process_is_left_alone(
     assert set_to == []
 
 
-def test_the_message_is_that_of_celery(make: Make, url: str) -> None:
+def test_reply_has_celerys_format(make: Make, url: str) -> None:
     if not url.startswith("amqp"):
-        return  # looked at where messages can be taken out of a queue by anybody
+        return  # the format is the same on all; on RabbitMQ, the queue is easy to read
     backend = make()
     with Connection(url) as connection:
         queue = connection.SimpleBuffer(uuid.uuid4().hex)
@@ -255,14 +253,14 @@ def test_the_message_is_that_of_celery(make: Make, url: str) -> None:
     }  # fmt: skip
 
 
-def test_there_are_no_locks_and_no_groups(make: Make) -> None:
+def test_locks_and_groups_are_not_supported(make: Make) -> None:
     backend = make()
     for ask in (backend.add, backend.incr, backend.delete, backend.get_group, backend.delete_group):
         with pytest.raises(NotSupported):
             ask("x")
 
 
-def test_a_broker_that_is_away_is_said_so_to_both_sides() -> None:
+def test_unavailable_broker_raises_for_worker_and_caller() -> None:
     app = QWorker("rpc", broker_url="amqp://me:hunter2@127.0.0.1:1//", backend="rpc://", set_as_current=False)
     backend = app.backend
     with pytest.raises(BackendError):
@@ -272,7 +270,7 @@ def test_a_broker_that_is_away_is_said_so_to_both_sides() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_calls_name_the_queue_and_calls_inside_of_tasks_do_not(make: Make) -> None:
+def test_reply_queue_is_set_for_calls_outside_of_tasks_only(make: Make) -> None:
     backend = make()
     store = KeepingStore()
     app = QWorker("rpc", broker=store, backend=backend, result_backend="rpc://", set_as_current=False)

@@ -1,4 +1,4 @@
-"""Schedule stores: one suite for all of them, each with its broker and beside one."""
+"""One suite for every schedule store, with and without its own broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.contract.schedule_places import (
     SchedulePlace,
     ServerPlace,
     SQLiteAlonePlace,
-    run_beside,
+    start_process,
 )
 from tests.contract.schedule_steps import DUE, firing, leading, sent, state
 from tests.support.waiting import PATIENCE
@@ -42,18 +42,20 @@ NAMES = (
     *("отчёт", "報告", "📈", "📉", "straße", "strasse", "é", "e\u0301", "0", "-1 a", "1700000000250000 a"),
     *("x" * 255, "é" * 255, "lease", "slots.report"),
 )
-"""Names that a store may take for each other, or for something of its own."""
+"""Names that a store may confuse with each other, or with its own names."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test with every kind of place, but for those with other processes, which memory has none of. Each
-    place passes by some of the crash points."""
+    """Run every test on every place, except tests with other processes in memory. ``point`` takes the crash
+    points that a place reaches."""
     if "kind" not in metafunc.fixturenames:
         return
     code = metafunc.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
-    beside = "kind" in arguments or "kept" in arguments
-    kinds = {kind: each for kind, each in SCHEDULE_PLACES.items() if not (beside and each.one_process)}
+    other_processes = "kind" in arguments or "kept" in arguments
+    kinds = {
+        kind: each for kind, each in SCHEDULE_PLACES.items() if not (other_processes and each.one_process)
+    }
     if "point" in metafunc.fixturenames:
         points = [(kind, point) for kind, each in kinds.items() for point in each.points]
         metafunc.parametrize(("kind", "point"), points)
@@ -70,7 +72,7 @@ def place(kind: str, tmp_path: Path) -> Iterator[SchedulePlace]:
 
 @pytest.fixture
 def kept(place: SchedulePlace) -> SchedulePlace:
-    """A place that is not only in the memory of this process."""
+    """Return a place that is not in memory."""
     return place
 
 
@@ -93,15 +95,15 @@ def broker(place: SchedulePlace) -> Iterator[Broker]:
     broker.close()
 
 
-class Away(Sender):
-    """A broker that does not answer."""
+class UnavailableSender(Sender):
+    """The sender of a broker that is unavailable."""
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         raise BrokerUnavailable("away")
 
 
 def at_once(count: int, work: Callable[[int], T]) -> list[T]:
-    """What *work* makes in each of *count* threads, which begin together."""
+    """Run *work* in *count* threads, which start together; return the results."""
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> T:
@@ -113,7 +115,7 @@ def at_once(count: int, work: Callable[[int], T]) -> list[T]:
 
 
 def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Let processes that have said they are ready go on together; what they say then."""
+    """Let the processes, once all are ready, continue together; return their outputs."""
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -127,13 +129,13 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 # -- the lease --
 
 
-def test_nobody_leads_at_first(store: ScheduleStore) -> None:
+def test_new_store_has_no_lease(store: ScheduleStore) -> None:
     assert store.look() == Lease()
     assert (store.rows(), store.row("a"), store.slots("a"), store.pending()) == ([], None, [], [])
 
 
-def test_who_only_looks_changes_nothing(kept: SchedulePlace, store: ScheduleStore) -> None:
-    """Not even tables are made, where there are some: `qworker doctor` and who waits to take over look."""
+def test_reading_changes_nothing(kept: SchedulePlace, store: ScheduleStore) -> None:
+    """No tables are created, either: `qworker doctor` reads, and every waiting scheduler."""
     leading(store)
     kept.lose()
     other = kept.store()
@@ -150,8 +152,8 @@ def test_who_only_looks_changes_nothing(kept: SchedulePlace, store: ScheduleStor
     other.close()
 
 
-def test_who_only_looks_waits_for_nobody_who_writes(tmp_path: Path, clock: FakeClock) -> None:
-    """Every process that could take over looks four times a second."""
+def test_reading_is_not_blocked_by_a_writer(tmp_path: Path, clock: FakeClock) -> None:
+    """Every waiting scheduler reads four times a second."""
     place = SQLiteAlonePlace(tmp_path)
     store = place.store(clock)
     lease = leading(store)
@@ -162,7 +164,7 @@ def test_who_only_looks_waits_for_nobody_who_writes(tmp_path: Path, clock: FakeC
     store.close()
 
 
-def test_a_lease_is_taken_renewed_and_given_back(place: SchedulePlace, store: ScheduleStore) -> None:
+def test_lease_is_taken_renewed_and_released(place: SchedulePlace, store: ScheduleStore) -> None:
     ours = store.take("us", Lease(), "who we are: ü")
     assert ours == Lease("us", 1, 1, 0, "who we are: ü")
     other = place.store()
@@ -181,33 +183,31 @@ def test_a_lease_is_taken_renewed_and_given_back(place: SchedulePlace, store: Sc
 @pytest.mark.parametrize(
     "stale", [Lease("us", 1, 0), Lease("us", 0, 1), Lease("who", 1, 1), Lease()], ids=repr
 )
-def test_a_lease_that_has_changed_since_it_was_looked_at_is_not_taken(
-    store: ScheduleStore, stale: Lease
-) -> None:
+def test_lease_is_not_taken_if_it_has_changed(store: ScheduleStore, stale: Lease) -> None:
     ours = leading(store)
     assert store.take("they", stale) == ours
     assert store.look() == ours
 
 
-def test_an_edit_does_not_keep_a_lease_from_being_taken(store: ScheduleStore) -> None:
+def test_edit_does_not_prevent_taking_the_lease(store: ScheduleStore) -> None:
     seen = leading(store)
     assert store.edit("a", b"{}", 0)
     assert store.take("they", seen).holder == "they"
 
 
-def test_a_lease_that_was_taken_is_another_s(store: ScheduleStore) -> None:
+def test_old_holder_cannot_renew_or_release_a_taken_lease(store: ScheduleStore) -> None:
     old = leading(store)
     new = leading(store, "they")
     assert store.renew(old) == new
     store.resign(old)
     assert store.look() == new
     again = leading(store, "us")
-    assert store.renew(old) == again, "a generation of ours that is over"
+    assert store.renew(old) == again, "an old generation of the same holder"
     store.resign(old)
     assert store.look() == again
 
 
-def test_what_was_left_cannot_be_renewed(store: ScheduleStore) -> None:
+def test_released_lease_cannot_be_renewed(store: ScheduleStore) -> None:
     lease = leading(store)
     store.resign(lease)
     assert store.renew(lease).holder == ""
@@ -216,19 +216,19 @@ def test_what_was_left_cannot_be_renewed(store: ScheduleStore) -> None:
 
 
 @pytest.mark.parametrize("successor", ["they", "us"])
-def test_an_old_generation_is_kept_out(
+def test_old_generation_cannot_write(
     place: SchedulePlace, store: ScheduleStore, broker: Broker, successor: str
 ) -> None:
     old = leading(store)
     with suppress(BrokerUnavailable):
-        store.fire(old, [firing("pending")], Away())
+        store.fire(old, [firing("pending")], UnavailableSender())
     before = store.rows(), store.pending()
     leading(store, successor)
     with pytest.raises(LeaseLost):
         store.note(old, {"a": state()})
     with pytest.raises(LeaseLost):
         store.fire(old, [firing("a")], broker.sender)
-    if not place.one_process:  # where nothing is pending
+    if not place.one_process:  # in memory, nothing is pending
         with pytest.raises(LeaseLost):
             store.sent(old, [("pending", DUE)])
     assert (store.rows(), store.pending()) == before
@@ -256,8 +256,8 @@ print(lease.holder, lease.generation)
 
 
 def test_one_of_many_processes_takes_the_lease(kind: str, tmp_path: Path, place: SchedulePlace) -> None:
-    """They make the tables, too."""
-    processes = [run_beside(kind, tmp_path, RACING, f"w{number}") for number in range(4)]
+    """They create the tables, too."""
+    processes = [start_process(kind, tmp_path, RACING, f"w{number}") for number in range(4)]
     found = outputs(processes)
     assert [process.returncode for process in processes] == [0] * 4
     assert len(set(found)) == 1
@@ -267,7 +267,7 @@ def test_one_of_many_processes_takes_the_lease(kind: str, tmp_path: Path, place:
 # -- rows --
 
 
-def test_a_row_has_the_edit_and_the_state(place: SchedulePlace, store: ScheduleStore) -> None:
+def test_row_contains_edit_and_state(place: SchedulePlace, store: ScheduleStore) -> None:
     lease = leading(store)
     assert store.edit("a", b'{"fields":{}}', 0)
     store.note(lease, {"a": state(1, "wrong: ü\n"), "b": State()})
@@ -280,7 +280,7 @@ def test_a_row_has_the_edit_and_the_state(place: SchedulePlace, store: ScheduleS
     other.close()
 
 
-def test_a_stale_edit_is_refused(store: ScheduleStore) -> None:
+def test_stale_edit_is_refused(store: ScheduleStore) -> None:
     assert not store.edit("a", b"1", 1)
     assert store.edit("a", b"1", 0)
     assert not store.edit("a", b"2", 0)
@@ -293,7 +293,7 @@ def test_a_stale_edit_is_refused(store: ScheduleStore) -> None:
     assert (second.edit, second.version > first.version) == (b"2", True)
 
 
-def test_a_row_without_an_edit_is_pruned(place: SchedulePlace, store: ScheduleStore) -> None:
+def test_prune_deletes_rows_without_an_edit(place: SchedulePlace, store: ScheduleStore) -> None:
     lease = leading(store)
     for name in ("gone", "left", "again", "kept"):
         assert store.edit(name, b"1", 0)
@@ -306,7 +306,7 @@ def test_a_row_without_an_edit_is_pruned(place: SchedulePlace, store: ScheduleSt
     store.prune(lease, {**removed, "who": 3})
     other = place.store()
     assert sorted(row.name for row in other.rows()) == ["again", "kept"], (
-        "what has an edit, or another version"
+        "rows with an edit, or another version"
     )
     assert (other.row("gone"), other.row("left"), other.row("noted")) == (None, None, None)
     kept = other.row("kept")
@@ -315,7 +315,7 @@ def test_a_row_without_an_edit_is_pruned(place: SchedulePlace, store: ScheduleSt
     assert store.edit("gone", b"3", 0)
     again = other.row("gone")
     assert again is not None
-    assert again.version > removed["gone"], "so that whoever leads sees it"
+    assert again.version > removed["gone"], "so that the scheduler notices it"
     store.prune(lease, {})
     leading(store, "they")
     with pytest.raises(LeaseLost):
@@ -323,7 +323,7 @@ def test_a_row_without_an_edit_is_pruned(place: SchedulePlace, store: ScheduleSt
     other.close()
 
 
-def test_names_are_pruned_one_by_one(store: ScheduleStore) -> None:
+def test_prune_distinguishes_similar_names(store: ScheduleStore) -> None:
     lease = leading(store)
     store.note(lease, {name: state(1) for name in NAMES})
     for count, name in enumerate(NAMES, 1):
@@ -331,7 +331,7 @@ def test_names_are_pruned_one_by_one(store: ScheduleStore) -> None:
         assert sorted(row.name for row in store.rows()) == sorted(NAMES[count:])
 
 
-def test_an_edit_keeps_the_state_and_a_note_keeps_the_edit(store: ScheduleStore) -> None:
+def test_edit_keeps_the_state_and_note_keeps_the_edit(store: ScheduleStore) -> None:
     lease = leading(store)
     store.note(lease, {"a": state(1)})
     assert store.edit("a", b"1", 0)
@@ -349,19 +349,19 @@ def test_an_edit_keeps_the_state_and_a_note_keeps_the_edit(store: ScheduleStore)
     assert (row.edit, row.state) == (None, state(2))
 
 
-def test_an_edit_before_any_state_has_none(store: ScheduleStore) -> None:
+def test_edited_row_without_a_note_has_no_state(store: ScheduleStore) -> None:
     assert store.edit("a", b"1", 0)
     assert store.row("a") == Row("a", 1, b"1", None)
 
 
-def test_rows_after_a_version_are_those_that_were_edited_later(store: ScheduleStore) -> None:
+def test_rows_after_a_version_are_later_edits(store: ScheduleStore) -> None:
     lease = leading(store)
     for name in ("a", "b", "c"):
         assert store.edit(name, b"1", 0)
     version = store.look().version
     assert store.rows(version) == []
     store.note(lease, {"a": state(), "d": state()})
-    assert store.rows(version) == [], "a note is no edit"
+    assert store.rows(version) == [], "a note is not an edit"
     row = store.row("b")
     assert row is not None
     assert store.edit("b", b"2", row.version)
@@ -374,7 +374,7 @@ def test_rows_after_a_version_are_those_that_were_edited_later(store: ScheduleSt
     assert {row.name for row in store.rows()} == {"a", "b", "c", "d"}
 
 
-def test_one_of_many_edits_of_the_same_version_is_taken(place: SchedulePlace, store: ScheduleStore) -> None:
+def test_one_of_concurrent_edits_of_a_version_is_accepted(place: SchedulePlace, store: ScheduleStore) -> None:
     stores = [place.store() for _ in range(6)]
     known = 0
     for _ in range(4):
@@ -388,9 +388,7 @@ def test_one_of_many_edits_of_the_same_version_is_taken(place: SchedulePlace, st
         each.close()
 
 
-def test_edits_of_many_threads_all_get_versions_of_their_own(
-    place: SchedulePlace, store: ScheduleStore
-) -> None:
+def test_concurrent_edits_get_different_versions(place: SchedulePlace, store: ScheduleStore) -> None:
     stores = [place.store() for _ in range(6)]
     assert all(at_once(6, lambda number: stores[number].edit(f"e{number}", b"1", 0)))
     assert sorted(row.version for row in store.rows()) == [1, 2, 3, 4, 5, 6]
@@ -409,8 +407,8 @@ def test_instants_are_exact_to_the_microsecond(store: ScheduleStore, broker: Bro
         assert store.slots("a")[0].due == due
 
 
-def test_text_that_no_database_takes_is_kept_somehow(store: ScheduleStore) -> None:
-    """As an error of somebody's code, which may say anything."""
+def test_error_text_that_databases_refuse_is_sanitised(store: ScheduleStore) -> None:
+    """An error of user code may contain any text."""
     lease = leading(store)
     store.note(lease, {"a": state(1, "a\0b \ud800 ü")})
     row = store.row("a")
@@ -422,7 +420,7 @@ def test_text_that_no_database_takes_is_kept_somehow(store: ScheduleStore) -> No
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 10_000], ids=["none", "nul", "lone", "long"])
-def test_a_name_that_none_can_have_is_not_there(store: ScheduleStore, name: str) -> None:
+def test_invalid_name_is_not_found(store: ScheduleStore, name: str) -> None:
     assert store.row(name) is None
     assert store.slots(name) == []
 
@@ -430,7 +428,7 @@ def test_a_name_that_none_can_have_is_not_there(store: ScheduleStore, name: str)
 # -- slots --
 
 
-def test_a_slot_is_taken_once(store: ScheduleStore, broker: Broker, clock: FakeClock) -> None:
+def test_slot_is_taken_once(store: ScheduleStore, broker: Broker, clock: FakeClock) -> None:
     lease = leading(store)
     one, other = firing("a", DUE, 1, count=2), firing("b", DUE, 2)
     assert store.fire(lease, [one, other], broker.sender) == [one, other]
@@ -447,7 +445,7 @@ def test_a_slot_is_taken_once(store: ScheduleStore, broker: Broker, clock: FakeC
     assert store.pending() == []
 
 
-def test_of_two_firings_of_one_due_time_one_is_made(store: ScheduleStore, broker: Broker) -> None:
+def test_one_of_two_calls_for_a_due_time_is_made(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     made = store.fire(lease, [firing("a", DUE, 1), firing("a", DUE, 2)], broker.sender)
     assert [each.task_id for each in made] == ["task-1"]
@@ -455,7 +453,7 @@ def test_of_two_firings_of_one_due_time_one_is_made(store: ScheduleStore, broker
     assert [slot.task_id for slot in store.slots("a")] == ["task-1"]
 
 
-def test_firing_keeps_the_states(store: ScheduleStore, broker: Broker) -> None:
+def test_fire_stores_the_states(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     assert store.edit("a", b"1", 0)
     store.fire(lease, [firing("a", DUE, 1), firing("a", DUE + 1, 2)], broker.sender)
@@ -465,10 +463,10 @@ def test_firing_keeps_the_states(store: ScheduleStore, broker: Broker) -> None:
     store.fire(lease, [firing("a", DUE, 3)], broker.sender)
     row = store.row("a")
     assert row is not None
-    assert row.state == state(3), "also where the slot was taken"
+    assert row.state == state(3), "even if the slot was already taken"
 
 
-def test_nothing_at_all_can_be_fired_noted_and_sent(store: ScheduleStore, broker: Broker) -> None:
+def test_empty_arguments_are_accepted(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     assert store.fire(lease, [], broker.sender) == []
     store.note(lease, {})
@@ -476,7 +474,7 @@ def test_nothing_at_all_can_be_fired_noted_and_sent(store: ScheduleStore, broker
     assert store.sweep(DUE) == 0
 
 
-def test_who_is_ready_to_call_has_called_nothing(store: ScheduleStore, broker: Broker) -> None:
+def test_prepare_sends_no_calls(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     store.prepare(broker.sender)
     store.prepare(broker.sender)
@@ -486,7 +484,7 @@ def test_who_is_ready_to_call_has_called_nothing(store: ScheduleStore, broker: B
 
 
 @pytest.mark.parametrize("server", [PostgreSQLSchedulePlace, MySQLSchedulePlace])
-def test_who_is_ready_to_call_has_met_the_broker(
+def test_prepare_creates_the_tables_of_the_broker(
     server: type[ServerPlace], tmp_path: Path, clock: FakeClock
 ) -> None:
     place = server(tmp_path)
@@ -510,17 +508,17 @@ beat = Beat(app, print)
 beat.step(0.0)
 beat.clock.sleep(0.01)
 beat.step(0.1)
-assert beat.fired, "nothing was called"
+assert beat.fired, "no call was made"
 print(sorted({"sqlalchemy", "pymysql" if scheme.startswith("postgres") else "psycopg"} & set(sys.modules)))
 """
 
 
 @pytest.mark.parametrize("server", ["postgresql", "mysql"])
 @pytest.mark.parametrize("where", ["broker", "store"])
-def test_a_beat_loads_no_sqlalchemy(server: str, where: str, tmp_path: Path) -> None:
+def test_beat_does_not_import_sqlalchemy(server: str, where: str, tmp_path: Path) -> None:
     place = SCHEDULE_PLACES[server](tmp_path)
-    said, _ = run_beside(server, tmp_path, BEATING, where).communicate(timeout=PATIENCE)
-    assert said == "[]\n"
+    output, _ = start_process(server, tmp_path, BEATING, where).communicate(timeout=PATIENCE)
+    assert output == "[]\n"
     place.clear()
 
 
@@ -534,7 +532,7 @@ def test_many_calls_at_once(store: ScheduleStore, broker: Broker) -> None:
     assert len(store.rows()) == 700
 
 
-def test_one_of_many_threads_makes_a_call(place: SchedulePlace, store: ScheduleStore) -> None:
+def test_one_of_many_threads_makes_each_call(place: SchedulePlace, store: ScheduleStore) -> None:
     lease = leading(store)
     stores, brokers = [place.store() for _ in range(6)], [place.broker() for _ in range(6)]
     made = at_once(
@@ -558,29 +556,29 @@ print(sum(map(len, made)))
 """
 
 
-def test_one_of_many_processes_makes_a_call(
+def test_one_of_many_processes_makes_each_call(
     kind: str, tmp_path: Path, store: ScheduleStore, broker: Broker
 ) -> None:
     leading(store)
-    processes = [run_beside(kind, tmp_path, FIRING) for _ in range(3)]
+    processes = [start_process(kind, tmp_path, FIRING) for _ in range(3)]
     assert sum(map(int, outputs(processes))) == 20
     assert sent(broker) == 20
     assert len(store.slots("a")) == 20
 
 
-def test_it_says_whether_messages_are_there_with_the_slots(
+def test_is_with_tells_whether_the_store_is_the_broker(
     place: SchedulePlace, store: ScheduleStore, broker: Broker
 ) -> None:
     assert store.is_with(broker.sender) is place.together
-    assert not store.is_with(Away())
+    assert not store.is_with(UnavailableSender())
 
 
-def test_a_broker_that_is_away_leaves_pending_slots_or_none(
+def test_unavailable_broker_leaves_pending_slots_or_none(
     place: SchedulePlace, store: ScheduleStore, broker: Broker, clock: FakeClock
 ) -> None:
     lease = leading(store)
     with pytest.raises(BrokerUnavailable):
-        store.fire(lease, [firing("a"), firing("b", DUE + 1, 2)], Away())
+        store.fire(lease, [firing("a"), firing("b", DUE + 1, 2)], UnavailableSender())
     if place.one_process:
         assert (store.pending(), store.slots("a")) == ([], [])
         assert len(store.fire(lease, [firing("a")], broker.sender)) == 1
@@ -599,7 +597,7 @@ def test_a_broker_that_is_away_leaves_pending_slots_or_none(
     assert store.pending() == []
 
 
-def test_the_newest_slots_come_first(store: ScheduleStore, broker: Broker) -> None:
+def test_slots_are_listed_newest_first(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     dues = [DUE + number for number in (3, 1, 4, 0, 2, 10)]
     store.fire(lease, [firing("a", due) for due in dues], broker.sender)
@@ -620,15 +618,15 @@ def test_old_slots_are_swept_in_portions(store: ScheduleStore, broker: Broker) -
     assert max(counts) <= 1000
     left = sorted(slot.due for name in ("e0", "e1", "e2") for slot in store.slots(name, 1000))
     assert left == [DUE + number for number in range(850, 900)]
-    assert len(store.fire(lease, [firing("e0", DUE)], broker.sender)) == 1, "it is forgotten"
+    assert len(store.fire(lease, [firing("e0", DUE)], broker.sender)) == 1, "its slot was deleted"
 
 
 def test_pending_slots_are_not_swept(kept: SchedulePlace, store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     with suppress(BrokerUnavailable):
-        store.fire(lease, [firing("a", DUE + number) for number in range(1200)], Away())
+        store.fire(lease, [firing("a", DUE + number) for number in range(1200)], UnavailableSender())
     store.fire(lease, [firing("a", DUE + 5000)], broker.sender)
-    assert store.sweep(DUE + 10_000) == 1, "what is pending does not stand in the way"
+    assert store.sweep(DUE + 10_000) == 1, "pending slots do not block others"
     assert store.sweep(DUE + 10_000) == 0
     assert len(store.pending()) == 1200
     store.sent(lease, [(slot.name, slot.due) for slot in store.pending()])
@@ -637,10 +635,10 @@ def test_pending_slots_are_not_swept(kept: SchedulePlace, store: ScheduleStore, 
     assert store.slots("a") == []
 
 
-# -- what is kept apart --
+# -- names and scopes --
 
 
-def test_names_are_kept_apart(place: SchedulePlace, store: ScheduleStore, broker: Broker) -> None:
+def test_similar_names_are_distinguished(place: SchedulePlace, store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     for number, name in enumerate(NAMES):
         assert store.edit(name, b"%d" % number, 0), name
@@ -658,10 +656,12 @@ def test_names_are_kept_apart(place: SchedulePlace, store: ScheduleStore, broker
     assert [name for name in NAMES if store.slots(name)] == []
 
 
-def test_pending_slots_have_their_names(kept: SchedulePlace, store: ScheduleStore) -> None:
+def test_pending_slots_of_similar_names_are_distinguished(kept: SchedulePlace, store: ScheduleStore) -> None:
     lease = leading(store)
     with suppress(BrokerUnavailable):
-        store.fire(lease, [firing(name, DUE, number) for number, name in enumerate(NAMES)], Away())
+        store.fire(
+            lease, [firing(name, DUE, number) for number, name in enumerate(NAMES)], UnavailableSender()
+        )
     pending = store.pending()
     assert {(slot.name, slot.task_id) for slot in pending} == {
         (name, f"task-{number}") for number, name in enumerate(NAMES)
@@ -676,7 +676,7 @@ def test_pending_slots_have_their_names(kept: SchedulePlace, store: ScheduleStor
     ("one", "two"),
     [("proj", "Proj"), ("a", "a.slots"), ("a.b", "a%2Eb"), ("ä", "a"), ("a%", "a%25")],
 )
-def test_scopes_are_kept_apart(place: SchedulePlace, broker: Broker, one: str, two: str) -> None:
+def test_scopes_are_independent(place: SchedulePlace, broker: Broker, one: str, two: str) -> None:
     ours, theirs = place.store(scope=one), place.store(scope=two)
     lease = leading(ours)
     assert theirs.look() == Lease()
@@ -684,7 +684,7 @@ def test_scopes_are_kept_apart(place: SchedulePlace, broker: Broker, one: str, t
     assert ours.edit("a", b"1", 0)
     ours.fire(lease, [firing(name) for name in ("a", "lease", "states", "dues")], broker.sender)
     with suppress(BrokerUnavailable):
-        ours.fire(lease, [firing("a", DUE + 1)], Away())
+        ours.fire(lease, [firing("a", DUE + 1)], UnavailableSender())
     assert (theirs.look(), theirs.rows(), theirs.pending()) == (Lease(), [], [])
     assert theirs.slots("a") == []
     assert theirs.sweep(DUE + 100) == 0
@@ -704,14 +704,14 @@ def test_scopes_are_kept_apart(place: SchedulePlace, broker: Broker, one: str, t
 
 
 @pytest.mark.parametrize("how", ["empty", "lose"])
-def test_a_store_that_is_emptied_goes_on(
+def test_emptied_store_can_be_used(
     kept: SchedulePlace, store: ScheduleStore, broker: Broker, how: str
 ) -> None:
     lease = leading(store)
     assert store.edit("a", b"1", 0)
     store.fire(lease, [firing("a")], broker.sender)
     getattr(kept, how)()
-    for _ in range(2):  # the first may tell of it
+    for _ in range(2):  # the first call may raise
         with suppress(BackendError):
             assert store.look() == Lease()
     assert store.renew(lease).holder == ""
@@ -727,7 +727,7 @@ def test_a_store_that_is_emptied_goes_on(
 
 
 @pytest.mark.parametrize("how", ["empty", "lose"])
-def test_an_edit_of_an_emptied_store(kept: SchedulePlace, store: ScheduleStore, how: str) -> None:
+def test_emptied_store_accepts_edits(kept: SchedulePlace, store: ScheduleStore, how: str) -> None:
     assert store.edit("a", b"1", 0)
     getattr(kept, how)()
     if how == "lose":
@@ -740,7 +740,7 @@ def test_an_edit_of_an_emptied_store(kept: SchedulePlace, store: ScheduleStore, 
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff\x00", b"[]", b'{"fields": 1}', b'"' + b"x" * 1000 + b'"'])
-def test_a_damaged_edit_spoils_no_other(kept: SchedulePlace, store: ScheduleStore, text: bytes) -> None:
+def test_damaged_edit_does_not_affect_others(kept: SchedulePlace, store: ScheduleStore, text: bytes) -> None:
     good = b'{"fields":{"task":"t","schedule":{"every":5}},"added":true}'
     assert store.edit("a", good, 0)
     assert store.edit("b", good, 0)
@@ -754,7 +754,7 @@ def test_a_damaged_edit_spoils_no_other(kept: SchedulePlace, store: ScheduleStor
 
 
 @pytest.mark.parametrize("last_due", [2**62, -(2**62), 10**18])
-def test_an_instant_that_is_none_is_as_no_state(
+def test_invalid_instant_is_read_as_no_state(
     kept: SchedulePlace, store: ScheduleStore, last_due: int
 ) -> None:
     store.note(leading(store), {"a": state(), "b": state()})
@@ -772,7 +772,7 @@ def test_an_instant_that_is_none_is_as_no_state(
         *(b'["s",0,null,[],null,0,null]', b'["s",0,null,null,null,1e999,null]'),
     ],
 )
-def test_nonsense_in_the_place_of_a_state_on_redis(tmp_path: Path, text: bytes) -> None:
+def test_invalid_state_on_redis_is_read_as_no_state(tmp_path: Path, text: bytes) -> None:
     place = RedisSchedulePlace(tmp_path)
     store = place.store()
     try:
@@ -786,7 +786,7 @@ def test_nonsense_in_the_place_of_a_state_on_redis(tmp_path: Path, text: bytes) 
         place.clear()
 
 
-def test_nonsense_elsewhere_on_redis(tmp_path: Path) -> None:
+def test_invalid_values_on_redis_are_ignored(tmp_path: Path) -> None:
     place = RedisSchedulePlace(tmp_path)
     store, broker = place.store(), place.broker()
     client = place.redis.client
@@ -794,9 +794,9 @@ def test_nonsense_elsewhere_on_redis(tmp_path: Path) -> None:
         lease = leading(store)
         store.fire(lease, [firing("a")], broker.sender)
         with suppress(BrokerUnavailable):
-            store.fire(lease, [firing("a", DUE + 1)], Away())
-        nonsense = {b"x": b"[1,2]", b"5": b"{", b"6": b"[1]", b"7": b'["x",""]', b"8": b"\xff"}
-        client.hset(place.key("slots.a"), mapping=nonsense)
+            store.fire(lease, [firing("a", DUE + 1)], UnavailableSender())
+        invalid = {b"x": b"[1,2]", b"5": b"{", b"6": b"[1]", b"7": b'["x",""]', b"8": b"\xff"}
+        client.hset(place.key("slots.a"), mapping=invalid)
         client.zadd(place.key("pending"), {b"nonsense": 1, b"5 a": 5, b"6 nobody": 6, b"9 \xff": 7})
         client.zadd(place.key("dues"), {b"nonsense": 1, b"5 a": 5})
         client.hset(place.key("states"), b"\xff\xfe", json.dumps(state()))
@@ -807,7 +807,7 @@ def test_nonsense_elsewhere_on_redis(tmp_path: Path) -> None:
         while store.sweep(DUE + 10):
             pass
         assert [slot.due for slot in store.pending()] == [DUE + 1]
-        client.hset(place.key("lease"), mapping={"generation": "x", "beats": "", "version": "nonsense"})
+        client.hset(place.key("lease"), mapping={"generation": "x", "beats": "", "version": "invalid"})
         assert store.look() == Lease("us", 0, 0, 0, "about us")
         assert leading(store, "they").generation == 1
     finally:
@@ -825,13 +825,13 @@ print("alive")
 """
 
 
-def test_a_crash_at(
+def test_crash_while_firing(
     kind: str, tmp_path: Path, place: SchedulePlace, store: ScheduleStore, broker: Broker, point: str
 ) -> None:
     hit = tmp_path / "hit"
-    other = run_beside(kind, tmp_path, CRASHING, crash_at=f"{point}@{hit}")
-    said, _ = other.communicate(timeout=PATIENCE)
-    assert (other.returncode, said, hit.exists()) == (-signal.SIGKILL, "", True)
+    other = start_process(kind, tmp_path, CRASHING, crash_at=f"{point}@{hit}")
+    output, _ = other.communicate(timeout=PATIENCE)
+    assert (other.returncode, output, hit.exists()) == (-signal.SIGKILL, "", True)
     slots = [slot for name in ("a", "b") for slot in store.slots(name)]
     assert len(slots) in (0, 2)
     assert [row.state is not None for row in store.rows()] == [True] * len(slots)
@@ -842,9 +842,9 @@ def test_a_crash_at(
         assert store.pending() == []
     else:
         assert sent(broker) == (3 if point == "entries-sent" else 0)
-        on_redis_or_later = point != "slots-taken"
+        has_pending_slots = point != "slots-taken"
         assert sorted(store.pending()) == slots
-        assert bool(slots) is on_redis_or_later
+        assert bool(slots) is has_pending_slots
         store.sent(lease, [(slot.name, slot.due) for slot in slots])
         assert store.pending() == []
     made = store.fire(lease, [firing("a", DUE, 1, count=2), firing("b", DUE, 2)], broker.sender)
@@ -879,16 +879,16 @@ print("done")
 """
 
 
-def test_a_forked_child_has_connections_of_its_own(
+def test_forked_child_has_its_own_connections(
     kind: str, tmp_path: Path, place: SchedulePlace, broker: Broker
 ) -> None:
-    other = run_beside(kind, tmp_path, FORKING)
-    said, _ = other.communicate(timeout=PATIENCE)
-    assert (other.returncode, said) == (0, "done\n")
+    other = start_process(kind, tmp_path, FORKING)
+    output, _ = other.communicate(timeout=PATIENCE)
+    assert (other.returncode, output) == (0, "done\n")
     assert sent(broker) == 3
 
 
-def test_a_store_can_be_used_after_it_was_closed(store: ScheduleStore) -> None:
+def test_closed_store_reopens_on_use(store: ScheduleStore) -> None:
     leading(store)
     store.close()
     store.close()

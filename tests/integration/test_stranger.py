@@ -83,9 +83,7 @@ TABLE = {
     ],
     "revocations": ["test_revocations"],
     "presence and leases of workers, registered queues and tasks, notifications": ["test_presence"],
-    "replies of `rpc://`": [
-        "../contract/test_rpc_backend.py::test_a_reply_that_is_not_signed_is_passed_over"
-    ],
+    "replies of `rpc://`": ["../contract/test_rpc_backend.py::test_unsigned_replies_are_ignored"],
     "message files of `spool://`": ["test_messages"],
 }
 """The rows of the page, each with the tests that show it."""
