@@ -1,4 +1,4 @@
-"""What the tests of the Django package share: a project in this process, and Q_CLUSTER as a test says."""
+"""Fixtures for the Django tests: a project in this process, and Q_CLUSTER set by each test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ configure()
 
 
 @pytest.fixture(autouse=True)
-def _nobodys_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_cluster_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A developer's own Q_CLUSTER_NAME must not change what a test sees."""
     monkeypatch.delenv("Q_CLUSTER_NAME", raising=False)
     conf.reset()
@@ -25,7 +25,7 @@ def _nobodys_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def cluster() -> Iterator[Callable[..., None]]:
-    """Call it with keys of Q_CLUSTER and values: the setting is that until the end of the test."""
+    """A function that sets Q_CLUSTER to its keyword arguments until the end of the test."""
     made = []
 
     def configure_cluster(**keys: object) -> None:

@@ -1,4 +1,4 @@
-"""Which processors a worker process may use: the rows of the manual."""
+"""CPU affinity of worker processes: the table of the manual."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("processors", "each", "expected"), ROWS)
-def test_workers_take_the_next_processors_in_turn(processors: int, each: int, expected: Any) -> None:
+def test_workers_are_assigned_processors_in_turn(processors: int, each: int, expected: Any) -> None:
     available = range(processors)
     assert [processors_of(worker, each, available) for worker in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("each", [0, -1, 4, 5])
-def test_none_or_as_many_as_there_are_is_all(each: int) -> None:
+def test_affinity_of_zero_or_all_processors_uses_all(each: int) -> None:
     assert processors_of(1, each, range(4)) == [0, 1, 2, 3]
 
 
-def test_processors_that_this_process_may_not_use_are_left_out() -> None:
+def test_unavailable_processors_are_skipped() -> None:
     assert [processors_of(worker, 1, [2, 5]) for worker in range(3)] == [[2], [5], [2]]
 
 
@@ -37,7 +37,7 @@ def _pinned(answers: Any) -> None:
     answers.put(sorted(os.sched_getaffinity(0)))
 
 
-def test_a_process_is_pinned(cluster: Any) -> None:
+def test_process_is_pinned(cluster: Any) -> None:
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(available) < 2:
         pytest.skip("it takes two processors that this process may use, and a system that tells of them")
@@ -50,7 +50,7 @@ def test_a_process_is_pinned(cluster: Any) -> None:
     process.join()
 
 
-def test_where_the_system_cannot_do_it_the_log_says_what_it_would_be(
+def test_missing_affinity_support_is_logged(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)

@@ -1,4 +1,4 @@
-"""The two labels under which the app is installed, of which a project has one."""
+"""The two labels of the app, of which a project installs one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OURS, ADOPTING = "qworker.django", "qworker.django.apps.DjangoQConfig"
 
 
 @pytest.mark.parametrize("installed", [[OURS, ADOPTING], [ADOPTING, OURS]])
-def test_both_labels_at_once_are_refused(installed: list[str]) -> None:
+def test_installing_both_labels_is_an_error(installed: list[str]) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"aren't unique, duplicates: qworker.django"):
         Apps(installed)
 
 
-def test_the_predecessors_label_beside_the_predecessor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_q_label_together_with_django_q_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     predecessor = ModuleType("django_q")
     predecessor.__path__ = ["/nowhere"]
     monkeypatch.setitem(sys.modules, "django_q", predecessor)
@@ -29,8 +29,8 @@ def test_the_predecessors_label_beside_the_predecessor_is_refused(monkeypatch: p
         Apps([ADOPTING, "django_q"])
 
 
-def test_the_label_says_whose_the_migrations_are() -> None:
-    """One package, which is read once: its label is that of the app that is installed."""
+def test_migrations_belong_to_the_installed_label() -> None:
+    """The migrations package is imported once, with the label of the installed app."""
     assert (QWorkerConfig.label, DjangoQConfig.label) == ("qworker", "django_q")
     assert DjangoQConfig.name == QWorkerConfig.name == OURS
     loader = MigrationLoader(None, ignore_no_migrations=True)

@@ -1,4 +1,4 @@
-"""Groups in the cache: members that come again, are cut short, or are not kept."""
+"""Groups in the cache: repeated members, damaged entries, and a cache that keeps nothing."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def member(number: int) -> dict[str, Any]:
     return package
 
 
-def test_members_have_places_of_their_own() -> None:
+def test_members_are_stored_separately() -> None:
     assert [cached.put(member(number)) for number in range(3)] == [1, 2, 3]
     assert [task.result for task in cached.members("g")] == [0, 1, 2]
 
 
-def test_a_member_that_comes_again_is_told_how_many_there_are() -> None:
-    """It may have been the last one, and its process was killed before it could collect them."""
+def test_repeated_member_gets_the_current_count() -> None:
+    """It may be the last member, and its process may have been killed before it collected the group."""
     for number in range(3):
         cached.put(member(number))
     assert cached.put(member(2)) == 3
     assert len(cached.member_ids("g")) == 3
 
 
-def test_a_counter_that_is_behind_loses_nobody() -> None:
-    """Two members end at once, and the slower one writes the lower number."""
+def test_outdated_counter_loses_no_members() -> None:
+    """As when two members end at once, and the slower one writes the lower count."""
     for number in range(3):
         cached.put(member(number))
     cached.store().set(cached.key("g", "count"), 1)
@@ -51,7 +51,7 @@ def test_a_counter_that_is_behind_loses_nobody() -> None:
     assert not cached.member_ids("g")
 
 
-def test_what_others_have_put_there_costs_no_other_member() -> None:
+def test_foreign_cache_entries_do_not_affect_other_members() -> None:
     for number in range(3):
         cached.put(member(number))
     cached.store().set(cached.key(f"{1:032}"), "no package")
@@ -59,8 +59,8 @@ def test_what_others_have_put_there_costs_no_other_member() -> None:
     assert [task.result for task in cached.members("g")] == [0]
 
 
-def test_a_cache_that_keeps_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one in a table that is locked, which drops what it is given."""
+def test_cache_that_keeps_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a database cache does while its table is locked."""
     monkeypatch.setattr(LocMemCache, "set", lambda *_, **__: None)
     with pytest.raises(BackendError, match="was not stored"):
         cached.put(member(0))

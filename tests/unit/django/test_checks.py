@@ -1,4 +1,4 @@
-"""checks: each fires for what it is for, and for nothing else."""
+"""System checks: each reports its mistake, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids(deploy: bool = False) -> list[str]:
     return sorted(message.id for message in run_checks(tags=["qworker"], include_deployment_checks=deploy))
 
 
-def test_a_project_that_is_right_hears_nothing(cluster, monkeypatch):
+def test_valid_project_has_no_messages(cluster, monkeypatch):
     cluster()
     assert ids() == []
     cluster(name="shop", workers=2, timeout=50, retry=60, orm="default", ALT_CLUSTERS={"mail": {"bulk": 5}})
@@ -83,23 +83,23 @@ def test_checks_are_registered_once():
         ({"ALT_CLUSTERS": {"a": {"name": "b"}}}, ["W003"]),
     ],
 )
-def test_what_is_wrong_is_told(cluster, keys, found):
+def test_invalid_settings_are_reported(cluster, keys, found):
     cluster(**keys)
     assert ids() == [f"qworker.{name}" for name in found]
 
 
-def test_a_setting_that_is_no_mapping_is_one_error():
+def test_setting_that_is_not_a_mapping_is_one_error():
     with override_settings(Q_CLUSTER=[]):
         assert set(ids()) == {"qworker.E001"}
 
 
-def test_an_unknown_key_comes_with_the_one_that_is_meant(cluster):
+def test_unknown_key_gets_a_suggestion(cluster):
     cluster(retyr=5)
     (message,) = run_checks(tags=["qworker"])
     assert message.msg == "Q_CLUSTER has the unknown key 'retyr'; did you mean 'retry'?"
 
 
-def test_a_client_library_that_is_missing_is_named(cluster, monkeypatch):
+def test_missing_client_library_is_named(cluster, monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     cluster(sqs={})
     (message,) = run_checks(tags=["qworker"])
@@ -107,13 +107,13 @@ def test_a_client_library_that_is_missing_is_named(cluster, monkeypatch):
     assert "Q_CLUSTER['sqs'] needs the package boto3: pip install" in message.msg
 
 
-def test_a_broker_class_whose_module_lacks_something_is_told(cluster, project):
+def test_broker_class_with_a_failing_import_is_reported(cluster, project):
     project(**{"my_broker.py": "import a_module_that_is_not_there\nclass Mine: pass\n"})
     cluster(broker_class="my_broker.Mine")
     assert ids() == ["qworker.E002"]
 
 
-def test_django_q_beside_us_is_refused(cluster, project):
+def test_installed_django_q_is_an_error(cluster, project):
     project(**{"django_q.py": ""})
     cluster()
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "django_q"]):
@@ -121,7 +121,7 @@ def test_django_q_beside_us_is_refused(cluster, project):
         assert ids() == ["qworker.E003"]
 
 
-def test_a_cache_that_is_shared_may_have_results(cluster):
+def test_cached_results_need_a_shared_cache(cluster):
     cluster(cached=60)
     with override_settings(CACHES=SHARED):
         assert ids() == []
@@ -142,13 +142,13 @@ def test_a_cache_that_is_shared_may_have_results(cluster):
         ({"OPTIONS": {"pool": False}}, []),
     ],
 )
-def test_connections_that_are_kept_should_be_looked_at(cluster, monkeypatch, options, found):
+def test_persistent_connections_should_have_health_checks(cluster, monkeypatch, options, found):
     cluster()
     monkeypatch.setattr(settings, "DATABASES", {"default": {**DATABASE, **options}})
     assert ids() == found
 
 
-def test_a_deployment_hears_of_more(cluster):
+def test_deployment_checks(cluster):
     cluster(sync=True, save_limit=0)
     assert ids() == []
     assert ids(deploy=True) == ["qworker.W033", "qworker.W034", "qworker.W035"]
@@ -165,14 +165,14 @@ def test_a_deployment_hears_of_more(cluster):
         ({"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}, []),
     ],
 )
-def test_an_sqlite_file_that_refuses_who_has_read_is_told(cluster, monkeypatch, database, found):
+def test_sqlite_transaction_mode_is_checked(cluster, monkeypatch, database, found):
     cluster()
     monkeypatch.setattr(settings, "DATABASES", {"default": database})
     assert ids(deploy=True) == found
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "expected"),
     [
         ({}, ["does not set 'ack_failures'", "does not configure a broker"]),
         ({"ack_failures": True}, ["does not configure a broker"]),
@@ -180,9 +180,11 @@ def test_an_sqlite_file_that_refuses_who_has_read_is_told(cluster, monkeypatch, 
         ({"ack_failures": False, "redis": {}}, []),
     ],
 )
-def test_a_project_of_django_q2_hears_of_other_defaults(cluster, monkeypatch, keys, told):
+def test_changed_defaults_are_reported_to_django_q2_projects(cluster, monkeypatch, keys, expected):
     cluster(**keys)
     assert "qworker.W006" not in ids()
     monkeypatch.setattr(apps.get_app_config("qworker"), "label", "django_q")
     messages = [each.msg for each in run_checks(tags=["qworker"]) if each.id == "qworker.W006"]
-    assert [part in message for part, message in zip(told, messages, strict=True)] == [True] * len(told)
+    assert [part in message for part, message in zip(expected, messages, strict=True)] == [True] * len(
+        expected
+    )

@@ -1,4 +1,4 @@
-"""conf: defaults, places that values come from, mistakes, Django-Q's face, what people see of secrets."""
+"""conf: defaults, sources of values, errors, the Conf of Django-Q, and masking of secrets."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ MANUAL = {
 }
 
 
-def test_defaults_are_those_of_the_manual(cluster):
+def test_defaults_match_the_manual(cluster):
     cluster()
     assert {name: getattr(conf, name) for name in KEYS} == MANUAL
 
 
 @override_settings()
-def test_a_project_without_the_setting_has_the_defaults():
+def test_missing_setting_means_defaults():
     del settings.Q_CLUSTER
     conf.reset()
     assert (conf.name, conf.retry) == ("default", 60)
 
 
-def test_defaults_follow_what_they_are_made_of(cluster):
+def test_derived_defaults_follow_their_sources(cluster):
     cluster(name="shop", workers=3)
     assert (conf.cluster_name, conf.prefix, conf.queue_limit) == ("shop", "shop", 9)
     with override_settings(TIME_ZONE="Asia/Tokyo"):
@@ -89,14 +89,14 @@ def test_defaults_follow_what_they_are_made_of(cluster):
     assert conf.time_zone == "Europe/Amsterdam"
 
 
-def test_a_default_that_can_be_changed_is_made_anew(cluster):
+def test_mutable_defaults_are_not_shared(cluster):
     cluster()
     conf.error_reporter["x"] = 1
     conf.reset()
     assert conf.error_reporter == {}
 
 
-def test_a_value_is_read_once_and_again_when_the_setting_changes(cluster):
+def test_values_are_cached_until_the_setting_changes(cluster):
     cluster(workers=2, ALT_CLUSTERS={"mail": {"retry": 70}})
     other = conf.of("mail")
     assert (conf.workers, other.workers, other.retry) == (2, 2, 70)
@@ -106,20 +106,20 @@ def test_a_value_is_read_once_and_again_when_the_setting_changes(cluster):
     assert (conf.workers, other.retry) == (2, 70)
 
 
-def test_a_setting_of_somebody_else_changes_nothing(cluster):
+def test_changes_of_other_settings_keep_the_cache(cluster):
     cluster(workers=2)
     assert conf.workers == 2
     with override_settings(DEBUG=True):
         assert "workers" in vars(conf)
 
 
-def test_an_attribute_that_is_no_key_is_none():
+def test_unknown_attribute_raises_attribute_error():
     with pytest.raises(AttributeError, match="no 'worker'; did you mean 'workers'"):
         _ = conf.worker
     assert not hasattr(conf, "zzzzz")
 
 
-def test_the_number_of_processors_is_asked_of_who_knows():
+def test_number_of_processors_has_fallbacks():
     def ignorant() -> None:
         return None
 
@@ -131,10 +131,10 @@ def test_the_number_of_processors_is_asked_of_who_knows():
     assert processors() == os.cpu_count()
 
 
-# -- clusters beside each other --
+# -- several clusters --
 
 
-def test_an_alternative_cluster_is_laid_over_the_rest(cluster):
+def test_alternative_cluster_overrides_values(cluster):
     cluster(name="shop", timeout=30, retry=40, ALT_CLUSTERS={"long": {"timeout": 3600, "retry": 4000}})
     long = conf.of("long")
     assert (long.timeout, long.retry, long.cluster_name, long.name) == (3600, 4000, "long", "shop")
@@ -145,12 +145,12 @@ def test_an_alternative_cluster_is_laid_over_the_rest(cluster):
     assert not conf.is_given("workers")
 
 
-def test_a_cluster_that_nobody_declared_has_a_queue_of_its_own_alone(cluster):
+def test_undeclared_cluster_differs_only_in_its_queue(cluster):
     cluster(name="shop", timeout=30)
     assert (conf.of("mail").cluster_name, conf.of("mail").timeout) == ("mail", 30)
 
 
-def test_packages_of_all_clusters_have_one_salt(cluster):
+def test_all_clusters_share_one_salt(cluster):
     cluster(name="shop", ALT_CLUSTERS={"long": {"name": "other", "cluster_name": "third"}})
     assert (conf.of("long").prefix, conf.of("long").name, conf.of("long").cluster_name) == (
         "shop",
@@ -159,7 +159,7 @@ def test_packages_of_all_clusters_have_one_salt(cluster):
     )
 
 
-def test_the_environment_says_which_cluster_a_process_is(cluster, monkeypatch):
+def test_environment_variable_selects_the_cluster(cluster, monkeypatch):
     cluster(name="shop", cluster_name="front", timeout=30, ALT_CLUSTERS={"long": {"timeout": 3600}})
     assert (conf.cluster_name, conf.timeout) == ("front", 30)
     monkeypatch.setenv("Q_CLUSTER_NAME", "long")
@@ -169,7 +169,7 @@ def test_the_environment_says_which_cluster_a_process_is(cluster, monkeypatch):
     assert conf.of("mail").timeout == 30
 
 
-# -- what a key takes --
+# -- values of keys --
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_environment_says_which_cluster_a_process_is(cluster, monkeypatch):
         ("broker_class", "myapp.broker.CustomBroker", "myapp.broker.CustomBroker"),
     ],
 )
-def test_values_are_read(cluster, key, given, read):
+def test_valid_values_are_converted(cluster, key, given, read):
     cluster(**{key: given})
     assert getattr(conf, key) == read
     assert type(getattr(conf, key)) is type(read)
@@ -242,7 +242,7 @@ def test_values_are_read(cluster, key, given, read):
         ("label", "", "text"),
     ],
 )
-def test_a_wrong_value_names_the_key_the_value_and_what_it_takes(cluster, key, given, takes):
+def test_invalid_value_is_rejected_with_key_and_value(cluster, key, given, takes):
     cluster(**{key: given})
     with pytest.raises(ConfigurationError) as caught:
         getattr(conf, key.lower())
@@ -250,7 +250,7 @@ def test_a_wrong_value_names_the_key_the_value_and_what_it_takes(cluster, key, g
     assert takes in str(caught.value)
     assert caught.value.setting == key
     assert [mistake.key for mistake in wrong_values()] == [key]
-    assert conf.bulk == 1  # the others are as they were
+    assert conf.bulk == 1  # other keys are unaffected
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_wrong_value_names_the_key_the_value_and_what_it_takes(cluster, key, g
         ("iron_mq", {"api_version": 1}, "'api_version' must be 3"),
     ],
 )
-def test_what_is_wrong_in_a_broker_is_told_without_its_secrets(cluster, key, given, words):
+def test_errors_in_broker_options_hide_secrets(cluster, key, given, words):
     cluster(**{key: given})
     with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
         getattr(conf, key)
@@ -280,7 +280,7 @@ def test_what_is_wrong_in_a_broker_is_told_without_its_secrets(cluster, key, giv
     assert caught.value.setting == key
 
 
-def test_a_wrong_value_of_another_cluster_says_which(cluster):
+def test_invalid_value_of_an_alternative_cluster_names_it(cluster):
     cluster(ALT_CLUSTERS={"long": {"retry": 0}})
     assert conf.retry == 60
     with pytest.raises(ConfigurationError, match=r"Q_CLUSTER\['ALT_CLUSTERS'\]\['long'\]\['retry'\] is 0"):
@@ -289,21 +289,21 @@ def test_a_wrong_value_of_another_cluster_says_which(cluster):
 
 
 @pytest.mark.parametrize("given", [[("workers", 2)], "workers=2", 5])
-def test_a_setting_that_is_no_mapping(given):
+def test_setting_that_is_not_a_mapping_is_rejected(given):
     with override_settings(Q_CLUSTER=given):
         with pytest.raises(ConfigurationError, match="must be a mapping"):
             _ = conf.workers
         assert [mistake.key for mistake in wrong_values()] == ["Q_CLUSTER"]
 
 
-def test_a_wrong_value_that_is_secret_is_not_shown(cluster):
+def test_invalid_secret_is_not_shown(cluster):
     cluster(disque_auth=["hunter2"])
     with pytest.raises(ConfigurationError) as caught:
         _ = conf.disque_auth
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_label_may_be_translated_later(cluster):
+def test_label_can_be_lazily_translated(cluster):
     label = gettext_lazy("Tasks")
     cluster(label=label)
     assert conf.label is label
@@ -314,7 +314,7 @@ values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 
 
 @given(st.sampled_from(sorted(KEYS)), values)
-def test_whatever_is_given_is_read_or_refused_with_a_sentence(name, given):
+def test_arbitrary_values_are_accepted_or_rejected_with_a_message(name, given):
     key = KEYS[name]
     with override_settings(Q_CLUSTER={key.name: given}):
         mistakes = wrong_values()
@@ -326,10 +326,10 @@ def test_whatever_is_given_is_read_or_refused_with_a_sentence(name, given):
         assert [mistake.key for mistake in mistakes] == [key.name]
 
 
-# -- keys that are none --
+# -- unknown keys --
 
 
-def test_unknown_keys_are_logged_once_with_the_one_that_is_meant(cluster, caplog):
+def test_unknown_keys_are_logged_once_with_suggestions(cluster, caplog):
     keys = {"wokrers": 2, "TIMEOUT": 5, "qqqq": 1, "ALT_CLUSTERS": {"a": {"retyr": 1}}}
     with caplog.at_level(logging.WARNING, "django-q"):
         cluster(**keys)
@@ -346,7 +346,7 @@ def test_unknown_keys_are_logged_once_with_the_one_that_is_meant(cluster, caplog
     assert [mistake.key for mistake in unknown_keys()] == ["wokrers", "TIMEOUT", "qqqq", "retyr"]
 
 
-def test_other_spellings_are_read_and_the_own_one_wins(cluster):
+def test_alternative_spellings_are_accepted(cluster):
     cluster(compressed=True, ack_failure=False, alt_clusters={"a": {"bulk": 2}})
     assert (conf.compress, conf.ack_failures, conf.of("a").bulk) == (True, False, 2)
     assert unknown_keys() == []
@@ -377,7 +377,7 @@ def test_other_spellings_are_read_and_the_own_one_wins(cluster):
         ({"broker_class": "a.B", "redis": {}, "sqs": {}}, "custom"),
     ],
 )
-def test_the_broker_is_the_one_that_is_configured(cluster, keys, broker):
+def test_configured_broker_is_chosen(cluster, keys, broker):
     cluster(**keys)
     assert conf.broker == broker
 
@@ -390,7 +390,7 @@ ORDER_OF_DJANGO_Q2 = ("disque_nodes", "iron_mq", "sqs", "orm", "mongo", "django_
 
 
 @pytest.mark.parametrize(("first", "second"), list(combinations(ORDER_OF_DJANGO_Q2, 2)))
-def test_of_two_brokers_it_is_the_one_that_django_q2_takes(cluster, first, second):
+def test_order_of_brokers_is_that_of_django_q2(cluster, first, second):
     assert set(ORDER_OF_DJANGO_Q2) == {choice.key for choice in CHOICES} == VALUES.keys()
     for keys in ((first, second), (second, first)):
         cluster(**{key: VALUES[key] for key in keys})
@@ -407,7 +407,7 @@ def test_of_two_brokers_it_is_the_one_that_django_q2_takes(cluster, first, secon
         ({"orm": "default", "mongo": {"host": "h"}, "mongo_db": "queues"}, "orm"),
     ],
 )
-def test_an_empty_mapping_stands_back_as_with_django_q2(cluster, keys, key):
+def test_empty_mapping_has_lower_precedence_as_in_django_q2(cluster, keys, key):
     cluster(**keys)
     assert choose(conf).key == key
 
@@ -420,7 +420,7 @@ def test_an_empty_mapping_stands_back_as_with_django_q2(cluster, keys, key):
         ({"disque_fastack": True, "mongo": {}}, "disque_fastack", "remove 'disque_fastack'"),
     ],
 )
-def test_a_key_of_another_broker_is_refused(cluster, keys, key, words):
+def test_key_of_another_broker_is_rejected(cluster, keys, key, words):
     cluster(**keys)
     with pytest.raises(ConfigurationError, match=words) as caught:
         _ = conf.broker
@@ -428,14 +428,14 @@ def test_a_key_of_another_broker_is_refused(cluster, keys, key, words):
     assert "hunter2" not in str(caught.value)
 
 
-def test_every_broker_has_a_key():
+def test_all_brokers_have_a_key():
     assert {choice.key for choice in CHOICES} <= KEYS.keys()
 
 
-# -- Django-Q's face --
+# -- the Conf of Django-Q --
 
 
-def test_conf_has_the_keys_in_upper_case(cluster):
+def test_conf_has_upper_case_attributes(cluster):
     cluster(name="shop", workers=3, compress=True)
     assert (Conf.WORKERS, Conf.QUEUE_LIMIT, Conf.PREFIX, Conf.CLUSTER_NAME) == (3, 9, "shop", "shop")
     assert (Conf.COMPRESSED, Conf.RETRY, Conf.SAVE_LIMIT, Conf.REDIS) == (True, 60, 250, {})
@@ -446,13 +446,13 @@ def test_conf_has_the_keys_in_upper_case(cluster):
     assert {name for name in KEYS if not hasattr(Conf, name.upper())} == set()
 
 
-def test_conf_has_nothing_else():
+def test_conf_has_no_other_attributes():
     for name in ("workers", "ZZZ", "Workers"):
         with pytest.raises(AttributeError, match=name):
             getattr(Conf, name)
 
 
-def test_what_a_test_sets_on_conf_holds_until_it_is_deleted(cluster):
+def test_attribute_set_on_conf_holds_until_it_is_deleted(cluster):
     cluster(name="shop", workers=3, ALT_CLUSTERS={"mail": {"workers": 1}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Conf, "WORKERS", 2)
@@ -478,7 +478,7 @@ def test_what_a_test_sets_on_conf_holds_until_it_is_deleted(cluster):
 
 @contextmanager
 def bare() -> Iterator[None]:
-    """The logger as it is in a project whose LOGGING does not name it, and without pytest's handlers."""
+    """Reset the logger as in a project whose LOGGING does not mention it, without the handlers of pytest."""
     before = (logger.level, logger.handlers[:], logger.propagate)
     logger.setLevel(logging.NOTSET)
     logger.handlers[:] = []
@@ -490,7 +490,7 @@ def bare() -> Iterator[None]:
         logger.handlers[:], logger.propagate = before[1:]
 
 
-def test_the_logger_gets_a_console_when_it_has_none(cluster):
+def test_logger_gets_a_console_handler_by_default(cluster):
     cluster(log_level="WARNING")
     with bare():
         prepare_logger()
@@ -504,7 +504,7 @@ def test_the_logger_gets_a_console_when_it_has_none(cluster):
     assert line[8:] == " [Q] INFO it is ready"
 
 
-def test_a_logger_that_the_project_configured_is_left_alone(cluster):
+def test_configured_logger_is_not_changed(cluster):
     cluster(log_level="WARNING")
     own = logging.NullHandler()
     with bare():
@@ -514,10 +514,10 @@ def test_a_logger_that_the_project_configured_is_left_alone(cluster):
         assert (logger.handlers, logger.level) == ([own], logging.DEBUG)
 
 
-# -- what people see --
+# -- masking --
 
 
-def test_secrets_are_never_shown(cluster):
+def test_secrets_are_masked(cluster):
     cluster(
         redis={"host": "h", "password": "s-one", "pool": object()},
         sqs={"aws_region": "eu", "aws_secret_access_key": "s-two", "aws_session_token": 3333},
@@ -527,32 +527,32 @@ def test_secrets_are_never_shown(cluster):
         rollbar={"access_token": "s-seven", "environment": "test"},
         error_reporter={"sentry": {"dsn": "https://s-eight@host/1", "api_key": b"s-nine"}},
     )
-    told = shown()
-    text = repr(told)
+    visible = shown()
+    text = repr(visible)
     assert "s-" not in text
     assert "3333" not in text
     assert settings.SECRET_KEY not in text
-    assert told["REDIS"] == {"host": "h", "password": "********", "pool": "<object>"}
-    assert told["ROLLBAR"]["environment"] == "test"
-    assert told["MONGO"] == {"host": "mongodb://u:********@h/db"}
-    assert told["SECRET_KEY"] == "********"
-    assert told["RETRY"] == 60
-    assert told["BROKER"].startswith("(Q_CLUSTER")
-    assert list(told) == sorted(told)
-    assert {name.upper() for name in KEYS} <= told.keys()
+    assert visible["REDIS"] == {"host": "h", "password": "********", "pool": "<object>"}
+    assert visible["ROLLBAR"]["environment"] == "test"
+    assert visible["MONGO"] == {"host": "mongodb://u:********@h/db"}
+    assert visible["SECRET_KEY"] == "********"
+    assert visible["RETRY"] == 60
+    assert visible["BROKER"].startswith("(Q_CLUSTER")
+    assert list(visible) == sorted(visible)
+    assert {name.upper() for name in KEYS} <= visible.keys()
 
 
-def test_the_password_of_a_redis_url_is_not_shown(cluster):
+def test_password_of_a_redis_url_is_masked(cluster):
     cluster(redis="redis://user:hunter2@host/0")
     assert shown()["REDIS"] == "redis://user:********@host/0"
 
 
-def test_what_is_no_secret_is_shown():
+def test_other_values_are_not_masked():
     assert masked("sync", False) is False
     assert masked("disque_auth", None) is None
     assert masked("disque_nodes", ("a:1", "b:2")) == ["a:1", "b:2"]
 
 
-def test_a_password_before_an_address_is_not_shown():
+def test_password_before_an_address_is_masked():
     assert masked("disque_nodes", ["hunter2@a:1"]) == ["********@a:1"]
     assert masked("mongo", {"host": ["u:p@ss@a"]}) == {"host": ["********@a"]}

@@ -1,6 +1,6 @@
-"""No option of a connection is dropped in silence: each name that a driver accepts is carried over, is known
-to mean nothing to our own connection, or is refused by its name. A new one of a driver's fails here until
-somebody has decided."""
+"""No connection option is silently dropped: each option of a driver is passed on, is known
+to be irrelevant to our connections, or is rejected by name. A new option of a driver fails these tests until
+this has been decided."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ USUAL = {"NAME": "shop", "USER": "me", "PASSWORD": "p/w", "HOST": "db", "PORT": 
 
 
 class Backend:
-    """What the vendor of a database is asked for. made: Django's own class, whose parameters these are."""
+    """A stand-in for Django's database wrapper. made: Django's class, which computes the parameters."""
 
     def __init__(self, vendor: str, settings: dict[str, Any]) -> None:
         self.vendor = vendor
@@ -61,8 +61,8 @@ class Backend:
 
     def get_connection_params(self) -> Any:
         engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[self.vendor]
-        # Through the alias Django imports copies of PyMySQL's submodules and hangs them on the package:
-        # pymysql.err would no longer be what its connections raise. The package gets its own back.
+        # Through the alias, Django imports copies of PyMySQL's submodules and sets them on the package:
+        # pymysql.err would no longer have the classes that its connections raise. So restore the attributes.
         own = {**vars(pymysql)}
         pymysql.install_as_MySQLdb()
         try:
@@ -76,7 +76,7 @@ class Backend:
 
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Call it with a vendor and settings: the URL of that database."""
+    """A function that returns the URL of the database with a vendor and settings."""
 
     def made(vendor: str, options: dict[str, Any] | None = None, **settings: Any) -> str:
         backend = Backend(vendor, {**settings, "OPTIONS": options or {}})
@@ -93,7 +93,7 @@ def named(function: Any) -> set[str]:
 # -- PostgreSQL --
 
 
-def test_every_parameter_of_libpq_reaches_the_brokers_connection(database: Any, tmp_path: Path) -> None:
+def test_all_libpq_parameters_reach_the_broker_connection(database: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     files = {"sslrootcert", "sslcert", "sslkey"}
@@ -123,7 +123,7 @@ OF_A_DATABASE = [
 
 
 @pytest.mark.parametrize(("vendor", "name", "value"), OF_A_DATABASE)
-def test_a_value_of_the_wrong_type_in_an_address_is_refused(
+def test_wrong_types_in_database_addresses_are_rejected(
     monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, value: Any
 ) -> None:
     monkeypatch.setattr(databases, "connections", {"default": Backend(vendor, {name: value})})
@@ -160,7 +160,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("vendor", "name", "value"), OPTIONS)
-def test_an_option_of_a_database_with_a_value_of_the_wrong_type_is_refused(
+def test_wrong_types_of_database_options_are_rejected(
     monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, value: Any
 ) -> None:
     backend = Backend(vendor, {"OPTIONS": {name: value}})
@@ -169,7 +169,7 @@ def test_an_option_of_a_database_with_a_value_of_the_wrong_type_is_refused(
         check_options("default")
 
 
-def test_options_of_djangos_for_postgresql(database: Any) -> None:
+def test_postgresql_options_of_django(database: Any) -> None:
     for seconds in (5, 5.5, "5.5", " 5 ", -1):  # as psycopg takes them
         PostgreSQLLink.check(database("postgresql", {"connect_timeout": seconds}))
     taken = database("postgresql", {"assume_role": "my role", "options": "-c a=b", "pool": True})
@@ -183,14 +183,14 @@ def test_options_of_djangos_for_postgresql(database: Any) -> None:
     assert fields_of(database("postgresql", HOST="::1", PORT=5433))["host"] == "::1"
 
 
-def test_a_parameter_that_libpq_has_not_is_refused_by_its_name(database: Any) -> None:
+def test_unknown_libpq_parameter_is_rejected(database: Any) -> None:
     with pytest.raises(ConfigurationError, match=NEW):
         PostgreSQLLink.check(database("postgresql", {NEW: "x"}))
     with pytest.raises(ConfigurationError, match=rf"DATABASES\['default'\].*{NEW}"):
         check_options("default")
 
 
-def test_results_on_postgresql_take_how_statements_are_prepared() -> None:
+def test_result_store_accepts_prepare_threshold() -> None:
     engine = connect("db+postgresql+psycopg://h/d?prepare_threshold=none&sslmode=require", made := {}, False)
     assert made["connect_args"]["prepare_threshold"] is None
     assert dict(engine.url.query) == {"sslmode": "require"}
@@ -199,7 +199,7 @@ def test_results_on_postgresql_take_how_statements_are_prepared() -> None:
 # -- MySQL --
 
 OBJECTS = {"conv", "cursorclass", "auth_plugin_map", "ssl"}
-"""Options of PyMySQL's that no text can be."""
+"""Options of PyMySQL that cannot be text."""
 TLS_NAMES = {
     "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_verify_cert", "ssl_verify_identity",
 }  # fmt: skip
@@ -210,10 +210,10 @@ MYSQLCLIENT = {
     "cursorclass", "use_unicode", "read_timeout", "write_timeout", "local_infile", "autocommit",
     "binary_prefix", "server_public_key_path",
 }  # fmt: skip
-"""What mysqlclient's connect() takes, by its documentation: it is C, and cannot be asked."""
+"""Parameters of mysqlclient's connect(), from its documentation: it is written in C, without a signature."""
 
 
-def test_every_option_of_mysqls_drivers_is_decided() -> None:
+def test_all_mysql_driver_options_are_handled() -> None:
     there = named(pymysql.connections.Connection.__init__) | MYSQLCLIENT
     assert len(there) > 40
     undecided = there - mysql_options.NAMES - TLS_NAMES - OBJECTS
@@ -224,7 +224,7 @@ def test_every_option_of_mysqls_drivers_is_decided() -> None:
         assert options_of([(name, "1")], "broker_url") == options_of([], "broker_url")
 
 
-def test_a_new_option_of_mysqls_is_refused_by_its_name(database: Any) -> None:
+def test_unknown_and_unsupported_mysql_options_are_rejected(database: Any) -> None:
     url = database("mysql", {NEW: "x"})
     for refuse in (
         lambda: connector(url, 1.0, {}),
@@ -246,7 +246,7 @@ def files(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
 
 
-def test_tls_that_django_insists_on_is_insisted_on(database: Any, files: Certificates) -> None:
+def test_tls_options_of_django_are_enforced(database: Any, files: Certificates) -> None:
     ca = str(files.authority)
     insisting: list[tuple[dict[str, Any], tuple[str, bool]]] = [
         ({"ssl": {"ca": ca}}, ("CERT_REQUIRED", True)),
@@ -283,7 +283,7 @@ def check_options_of(database: Any, options: dict[str, Any]) -> None:
     check_options("default")
 
 
-def test_what_is_carried_over_reaches_pymysql(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mysql_options_reach_pymysql(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 
     class Recorder:
@@ -310,7 +310,7 @@ def test_what_is_carried_over_reaches_pymysql(database: Any, monkeypatch: pytest
     assert made[1]["unix_socket"] == "/run/my.sock"
 
 
-def test_an_option_file_is_read(database: Any, tmp_path: Path) -> None:
+def test_option_file_is_read(database: Any, tmp_path: Path) -> None:
     file = tmp_path / "my.cnf"
     file.write_text(
         "[mysql]\nprompt = x\n[client]\nuser=file\npassword = 'a # b'\nhost=there\ndatabase=d\n"
@@ -330,8 +330,8 @@ def test_an_option_file_is_read(database: Any, tmp_path: Path) -> None:
         url_options("mysql:///?read_default_file=/no/such")
 
 
-def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -> None:
-    """Debian's my.cnf does, and it is what many projects name."""
+def test_included_option_files_are_read(tmp_path: Path) -> None:
+    """Debian's my.cnf has includes, and many projects use it."""
     file, folder, more = tmp_path / "my.cnf", tmp_path / "conf.d", tmp_path / "more"
     folder.mkdir()
     file.write_text(
@@ -359,7 +359,7 @@ def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -
 # -- SQLite --
 
 
-def test_a_uri_of_sqlite_is_its_file(database: Any) -> None:
+def test_sqlite_uri_becomes_its_file(database: Any) -> None:
     assert database("sqlite", NAME="file:/tmp/a%20b.db?mode=rw&cache=shared") == "sqlite:////tmp/a%20b.db"
     for name in ("file:/tmp/a.db?vfs=unix-dotfile", "file:/tmp/a.db?mode=ro", "file:/tmp/a.db?immutable=1"):
         with pytest.raises(ConfigurationError, match=name.partition("?")[2]):
@@ -372,7 +372,7 @@ def test_a_uri_of_sqlite_is_its_file(database: Any) -> None:
 # -- Redis --
 
 
-def test_every_option_of_redis_py_is_decided() -> None:
+def test_all_redis_py_options_are_handled() -> None:
     there = set().union(
         *(
             named(each.__init__)
@@ -387,7 +387,7 @@ def test_every_option_of_redis_py_is_decided() -> None:
         )
     )
     assert len(there) > 50
-    # What the pool hands to its connections, which nobody configures.
+    # Passed by the pool to its connections, and not configured by users.
     there -= {
         "socket_type", "connection_kwargs", "cache_factory", "maint_notifications_pool_handler",
         "maintenance_state", "maintenance_notification_hash", "orig_host_address", "orig_socket_timeout",
@@ -397,7 +397,7 @@ def test_every_option_of_redis_py_is_decided() -> None:
     assert there - decided == set(), "carry it over in client_options.py, or say there why not"
 
 
-def test_every_name_that_is_carried_over_makes_a_difference(files: Certificates) -> None:
+def test_each_accepted_redis_option_has_an_effect(files: Certificates) -> None:
     values: dict[str, Any] = {
         "host": "::1", "port": 7, "unix_socket_path": "/run/r", "path": "/run/r", "db": 3, "username": "u",
         "password": "p", "ssl": True, "socket_timeout": 1, "socket_connect_timeout": 2,
@@ -414,7 +414,7 @@ def test_every_name_that_is_carried_over_makes_a_difference(files: Certificates)
 
 
 @pytest.mark.parametrize("said", [ssl.CERT_NONE, "none", None])
-def test_how_redis_certificate_is_verified_may_be_said_as_redis_py_takes_it(said: Any) -> None:
+def test_ssl_cert_reqs_accepts_the_values_of_redis_py(said: Any) -> None:
     redis.SSLConnection(ssl_cert_reqs=said)
     for url, options in (
         client_options.url_of({"host": "h", "ssl": True, "ssl_cert_reqs": said}, "Q_CLUSTER['redis']"),
@@ -456,15 +456,15 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "ssl_check_hostname": ("soon", 2, *NO_TEXT),
     "ssl_ciphers": (1.5, *NO_TEXT),
 }
-"""Values that each option of redis-py's connection cannot have."""
+"""Invalid values of each option of redis-py connections."""
 
 
-def test_each_option_of_redis_has_values_that_it_cannot_have() -> None:
+def test_invalid_values_are_listed_for_each_redis_option() -> None:
     assert set(WRONG) == set(client_options.NAMES)
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
-def test_a_value_that_an_option_of_redis_cannot_have_is_refused(name: str, value: Any) -> None:
+def test_invalid_values_of_redis_options_are_rejected(name: str, value: Any) -> None:
     base = {"ssl": True} if name.startswith("ssl_") else {}
     refused({**base, name: value}, rf"^Q_CLUSTER\['redis'\]: {name}")
     if name not in client_options.CONNECTION:
@@ -478,7 +478,7 @@ def test_a_value_that_an_option_of_redis_cannot_have_is_refused(name: str, value
         assert caught.value.setting == options
 
 
-def test_values_of_redis_options_may_be_text_as_an_environment_has_it() -> None:
+def test_redis_options_accept_text_values() -> None:
     text = {"port": "7", "db": "3", "socket_timeout": "2.5", "socket_keepalive": "no", "ssl": "true"}
     assert client_options.url_of({**text, "host": "", "password": b"p"}, "Q_CLUSTER['redis']") == (
         "rediss://:p@localhost:7/3",
@@ -487,21 +487,21 @@ def test_values_of_redis_options_may_be_text_as_an_environment_has_it() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://[x/0", "redis://h:x/0", "redis://h/first", "sentinel://[x/0"])
-def test_a_url_of_redis_that_is_none_is_refused(url: str) -> None:
+def test_invalid_redis_urls_are_rejected(url: str) -> None:
     if url.startswith("redis"):
         refused(url, "redis://")
     with pytest.raises(ConfigurationError, match="://"):
         endpoint(url, {"master_name": "m"})
 
 
-def test_a_secret_is_not_shown_when_its_type_is_wrong() -> None:
+def test_secret_of_the_wrong_type_is_not_shown() -> None:
     for name in ("password", "ssl_password"):
         with pytest.raises(ConfigurationError) as caught:
             client_options.url_of({"ssl": True, name: ["secret"]}, "Q_CLUSTER['redis']")
         assert "secret" not in str(caught.value)
 
 
-def test_an_option_of_redis_that_is_a_slip_is_an_error() -> None:
+def test_misspelled_and_unsupported_redis_options_are_rejected() -> None:
     refused({"pasword": "x"}, "did you mean password")
     refused({NEW: 1}, NEW)
     refused(f"redis://h/0?{NEW}=1", NEW)
@@ -515,7 +515,7 @@ def test_an_option_of_redis_that_is_a_slip_is_an_error() -> None:
             assert url_and_options("redis") == ("redis://localhost:6379/0", {})
 
 
-def test_tls_of_redis_reaches_its_client(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_tls_options_reach_the_client(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 
     def record(**fields: Any) -> Any:
@@ -542,7 +542,7 @@ def test_tls_of_redis_reaches_its_client(files: Certificates, monkeypatch: pytes
 @pytest.mark.parametrize(
     "query", [f"{NEW}=1", "host=x", "socket_timeout=soon", "pasword=x", "ssl_version=3", "path=/x"]
 )
-def test_a_parameter_of_a_redis_url_is_read_or_refused(query: str) -> None:
+def test_invalid_redis_url_parameters_are_rejected(query: str) -> None:
     for setting in ("broker_url", "result_backend"):
         with pytest.raises(ConfigurationError, match=query.partition("=")[0]) as caught:
             endpoint(f"redis://h/0?{query}", setting=setting)
@@ -553,7 +553,7 @@ def cache(location: Any, **options: Any) -> tuple[str, dict[str, Any]]:
     return cache_url("fast", {"fast": {"LOCATION": location, "OPTIONS": options}}, None)
 
 
-def test_what_a_cache_of_django_redis_says_of_its_server_is_carried_over() -> None:
+def test_django_redis_cache_options_are_used() -> None:
     assert cache("redis://h/1", PASSWORD="a/b")[0] == "redis://:a%2Fb@h/1"
     assert cache("redis://:own@h/1", PASSWORD="x")[0] == "redis://:own@h/1"
     assert cache("redis://u@h/1", PASSWORD="x")[0] == "redis://u:x@h/1"
@@ -565,12 +565,12 @@ def test_what_a_cache_of_django_redis_says_of_its_server_is_carried_over() -> No
     ) == ("rediss://u@h/1?ssl_ca_certs=%2Fca", {"socket_timeout": 3})
 
 
-def test_options_that_django_redis_takes_no_notice_of_change_nothing() -> None:
+def test_options_ignored_by_django_redis_are_ignored() -> None:
     kept = {"DB": 3, "MAX_CONNECTIONS": 9, "CONNECTION_POOL_CLASS_KWARGS": {}, "KEY_FUNCTION": "shop.key"}
     assert cache("redis://h/1", **kept) == cache("redis://h/1")
 
 
-def test_sentinels_of_django_redis_are_asked_for_the_master() -> None:
+def test_django_redis_sentinels_become_a_sentinel_url() -> None:
     url, options = cache(
         "redis://MyMaster/2",
         SENTINELS=[("a", 1), ("::1", 2)],
@@ -601,7 +601,7 @@ def test_sentinels_of_django_redis_are_asked_for_the_master() -> None:
         ({"CLIENT_CLASS": 5}, "CLIENT_CLASS"),
     ],
 )
-def test_what_cannot_be_carried_over_from_django_redis_is_refused(options: dict[str, Any], word: str) -> None:
+def test_unsupported_django_redis_options_are_rejected(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         cache("redis://h/1", **options)
 
@@ -616,13 +616,13 @@ def test_what_cannot_be_carried_over_from_django_redis_is_refused(options: dict[
         ({"LOCATION": "redis://h/1", "OPTIONS": "x"}, "'OPTIONS' must be a mapping"),
     ],
 )
-def test_a_cache_of_django_redis_of_the_wrong_type_is_refused(caches: Any, word: str) -> None:
+def test_malformed_django_redis_cache_is_rejected(caches: Any, word: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"CACHES\['fast'\].*{word}"):
         cache_url("fast", {"fast": caches}, None)
 
 
 @pytest.mark.parametrize("kwargs", ["x", {"socket_timeout": "soon"}, {NEW: 1}])
-def test_options_of_sentinels_that_are_none_are_refused(kwargs: Any) -> None:
+def test_invalid_sentinel_kwargs_are_rejected(kwargs: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"broker_transport_options.*sentinel_kwargs"):
         endpoint("sentinel://h/0", {"master_name": "m", "sentinel_kwargs": kwargs})
 
@@ -630,7 +630,7 @@ def test_options_of_sentinels_that_are_none_are_refused(kwargs: Any) -> None:
 # -- SQS --
 
 
-def test_every_option_of_boto3s_session_is_decided(cluster: Cluster) -> None:
+def test_all_boto3_session_options_are_handled(cluster: Cluster) -> None:
     boto3 = pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
     keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
     taken = {"aws_region", "receive_message_wait_time_seconds", "endpoint_url", "region_name", *keys}
@@ -656,9 +656,7 @@ WRONG_OF_SQS = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_OF_SQS)
-def test_a_value_that_an_option_of_sqs_cannot_have_is_refused(
-    cluster: Cluster, name: str, value: Any
-) -> None:
+def test_invalid_values_of_sqs_options_are_rejected(cluster: Cluster, name: str, value: Any) -> None:
     pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
     cluster(sqs={"aws_access_key_id": "k", "aws_secret_access_key": "s", name: value})
     with pytest.raises(ConfigurationError, match=name) as caught:
@@ -669,9 +667,7 @@ def test_a_value_that_an_option_of_sqs_cannot_have_is_refused(
 
 @pytest.mark.parametrize("name", ["host", "port", "username", "maxPoolSize", "connectTimeoutMS", "tls", "w"])
 @pytest.mark.parametrize("value", [object(), [1]])
-def test_a_value_that_an_option_of_mongodb_cannot_have_is_refused(
-    cluster: Cluster, name: str, value: Any
-) -> None:
+def test_invalid_values_of_mongodb_options_are_rejected(cluster: Cluster, name: str, value: Any) -> None:
     pytest.importorskip("pymongo", reason='pip install "qworker-queue[mongodb]"')
     cluster(mongo={name: value})
     with pytest.raises(ConfigurationError, match=r"Q_CLUSTER\['mongo'\]"):
@@ -680,7 +676,7 @@ def test_a_value_that_an_option_of_mongodb_cannot_have_is_refused(
 
 
 @pytest.mark.parametrize("database", [{"OPTIONS": "x"}, {"OPTIONS": None}, {"CONN_MAX_AGE": "soon"}])
-def test_the_checks_survive_databases_that_are_wrong(
+def test_checks_survive_malformed_databases(
     monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
 ) -> None:
     sqlite = {"ENGINE": "django.db.backends.sqlite3"}
@@ -689,7 +685,7 @@ def test_the_checks_survive_databases_that_are_wrong(
     assert "qworker.W035" in [message.id for message in check_deployment()]
 
 
-# -- the others --
+# -- other brokers and result stores --
 
 URLS = {
     "sqlite": "sqlite:///x.db", "unix": "unix:///run/r", "postgresql": "postgresql://h/d",
@@ -699,7 +695,7 @@ URLS = {
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "nats"])
-def test_a_parameter_that_a_broker_does_not_know_is_refused(scheme: str) -> None:
+def test_unknown_broker_url_parameters_are_rejected(scheme: str) -> None:
     url = f"{URLS.get(scheme, f'{scheme}://h')}?{NEW}=1"
     options = {"master_name": "m"} if scheme == "sentinel" else {}
     app = QWorker("a", broker=url, set_as_current=False, changes={"broker_transport_options": options})
@@ -714,18 +710,18 @@ RESULTS = (
 
 
 @pytest.mark.parametrize("url", RESULTS)
-def test_a_parameter_that_a_result_store_does_not_know_is_refused(url: str) -> None:
+def test_unknown_result_store_url_parameters_are_rejected(url: str) -> None:
     said = "parameters" if url.startswith(("mongodb", "sqlite")) else NEW
     with pytest.raises(ConfigurationError, match=said):
         open_backend(f"{url}?{NEW}=1", Settings({}), SYSTEM_CLOCK)
 
 
-def test_the_real_project_is_right() -> None:
+def test_valid_project_passes_the_broker_check() -> None:
     assert connections["default"].vendor == "sqlite"
     assert check_broker() == []
 
 
-def test_pymysql_is_left_as_it_was(database: Any) -> None:
+def test_pymysql_is_not_modified(database: Any) -> None:
     database("mysql")
     assert pymysql.err is sys.modules["pymysql.err"]
     assert issubclass(pymysql.err.OperationalError, pymysql.Error)

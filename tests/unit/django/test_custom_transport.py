@@ -1,4 +1,4 @@
-"""A broker of the project's own, as a transport: what its class cannot do is withheld by name."""
+"""A custom broker class as a transport: unsupported parts of the interface are withheld by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHOUT = {
 }
 
 
-def test_all_of_the_promise_is_kept_or_withheld_by_name() -> None:
+def test_interface_is_implemented_or_withheld_by_name() -> None:
     assert not_defined(CustomTransport, [Sender, Consumer, Admin], WITHHELD) == []
     transport = CustomTransport(lambda queue: None, "own")  # type: ignore[arg-type,return-value]
     assert {field for field, parts in FIELDS.items() if parts and not getattr(transport, field)} == {*WITHOUT}

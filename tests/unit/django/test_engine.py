@@ -1,4 +1,4 @@
-"""What Q_CLUSTER becomes: settings of qworker's worker, and the URL of its broker."""
+"""Conversion of Q_CLUSTER to the settings of a worker and the URL of its broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cluster = Callable[..., None]
     ("keys", "setting", "value"),
     [
         ({"workers": 3}, "worker_concurrency", 3),
-        ({"workers": 4}, "worker_prefetch_multiplier", 4),  # the square of the workers in all
+        ({"workers": 4}, "worker_prefetch_multiplier", 4),  # the square of the number of workers in total
         ({"workers": 4, "queue_limit": 50}, "worker_prefetch_multiplier", 13),
         ({"workers": 4, "queue_limit": 1}, "worker_prefetch_multiplier", 1),
         ({"recycle": 7}, "worker_max_tasks_per_child", 7),
@@ -54,7 +54,7 @@ def test_options_of_redis_become_a_url(cluster: Cluster, redis: Any, url: str) -
 
 
 @pytest.mark.parametrize("location", ["redis://cache:6379/1", ["redis://cache:6379/1", "redis://b:6379/1"]])
-def test_a_cache_of_django_redis_names_the_server(cluster: Cluster, location: Any) -> None:
+def test_django_redis_cache_names_the_server(cluster: Cluster, location: Any) -> None:
     cluster(django_redis="fast")
     with override_settings(
         CACHES={"fast": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
@@ -72,7 +72,7 @@ def test_options_of_sqs_become_a_url_and_options(cluster: Cluster) -> None:
     }  # fmt: skip
 
 
-def test_sqs_takes_its_credentials_from_where_boto_finds_them(cluster: Cluster) -> None:
+def test_sqs_credentials_are_left_to_boto3(cluster: Cluster) -> None:
     cluster(sqs={"endpoint_url": "https://queue.example:9324"})
     url, options = url_and_options("sqs")
     assert url == "sqs://queue.example:9324"
@@ -112,12 +112,12 @@ def test_options_of_mongo_become_a_url_with_a_database(
     assert url_and_options("mongo")[0] == url
 
 
-def test_mongo_db_goes_before_the_database_of_the_url_where_the_user_is_still_known(cluster: Cluster) -> None:
+def test_mongo_db_overrides_the_database_but_not_the_auth_source(cluster: Cluster) -> None:
     cluster(mongo={"host": "mongodb://u:p@a/shop"}, mongo_db="queues")
     assert url_and_options("mongo")[0] == "mongodb://u:p@a/queues?authSource=shop"
 
 
-def test_other_options_of_mongo_are_pymongos(cluster: Cluster) -> None:
+def test_other_mongo_options_are_passed_to_pymongo(cluster: Cluster) -> None:
     left = {"tls": True, "replicaSet": "rs", "serverSelectionTimeoutMS": 5000}
     cluster(mongo={"connect": False, "tz_aware": True, "appname": None, **left})
     assert url_and_options("mongo")[1] == {"broker_transport_options": left}
@@ -137,9 +137,7 @@ def test_other_options_of_mongo_are_pymongos(cluster: Cluster) -> None:
         ({"tlsCAFile": "/nowhere.pem", "password": "hunter2", "username": "u"}, "nowhere.pem"),
     ],
 )
-def test_what_pymongo_does_not_take_is_told_of_mongo(
-    cluster: Cluster, given: dict[str, Any], words: str
-) -> None:
+def test_invalid_mongo_options_are_rejected(cluster: Cluster, given: dict[str, Any], words: str) -> None:
     cluster(mongo=given)
     with pytest.raises(ConfigurationError, match=words) as caught:
         url_and_options("mongo")
@@ -175,7 +173,7 @@ def test_options_of_ironmq_become_a_url_and_options(cluster: Cluster, given: Any
     assert url_and_options("ironmq") == (url, {"broker_transport_options": {"visibility_timeout": 90}})
 
 
-def test_project_and_token_of_ironmq_may_be_in_the_environment(
+def test_ironmq_credentials_can_come_from_the_environment(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(iron_mq={"token": "hunter2", "host": "h"})

@@ -1,4 +1,4 @@
-"""humanhash: names that people know from django-q2."""
+"""humanhash: the same names as in django-q2."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qworker.django.humanhash import DEFAULT_WORDLIST, HumanHasher, humanize, uu
         ("0102030405", 5, "alabama-alanine-alaska-alpha-angel"),
     ],
 )
-def test_a_digest_has_the_name_that_django_q2_gives_it(digest, words, name):
+def test_humanize_matches_django_q2(digest, words, name):
     assert humanize(digest, words) == name
     assert humanize(hexdigest=digest, words=words, separator=" ") == name.replace("-", " ")
 
 
-def test_an_id_has_a_name_that_is_made_of_it():
+def test_uuid_returns_a_digest_and_its_name():
     name, digest = uuid()
     assert name == humanize(digest)
     assert len(digest) == 32
@@ -34,24 +34,24 @@ def test_an_id_has_a_name_that_is_made_of_it():
     assert uuid(words=2, separator="/")[0].count("/") == 1
 
 
-def test_the_words_are_all_different():
+def test_words_are_unique():
     assert len(set(DEFAULT_WORDLIST)) == 256
 
 
 @pytest.mark.parametrize(("digest", "words"), [("0102", 4), ("zz", 1), ("", 1), ("0102", 0), ("0102", -1)])
-def test_what_has_no_such_name_is_refused(digest, words):
+def test_invalid_digests_are_rejected(digest, words):
     with pytest.raises(ValueError, match=r"cannot be compressed|fromhex"):
         humanize(digest, words)
 
 
-def test_a_word_list_has_256_words():
+def test_word_list_needs_256_words():
     with pytest.raises(ValueError, match="has 256 words; this one has 3"):
         HumanHasher(("a", "b", "c"))
     assert HumanHasher([str(number) for number in range(256)]).humanize("07ff", 2) == "7-255"
 
 
 @given(st.binary(min_size=1, max_size=40), st.integers(1, 40))
-def test_every_byte_counts_once(data, target):
+def test_compress_uses_each_byte_once(data, target):
     if len(data) < target:
         return
     made = HumanHasher.compress(data, target)

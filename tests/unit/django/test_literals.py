@@ -1,4 +1,4 @@
-"""Arguments as text."""
+"""Parsing of arguments given as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qworker.errors import InvalidSchedule
         ("()", ()),
     ],
 )
-def test_positional(text: str | None, expected: tuple[Any, ...]) -> None:
+def test_positional_arguments_are_parsed(text: str | None, expected: tuple[Any, ...]) -> None:
     assert positional(text) == expected
 
 
@@ -42,12 +42,12 @@ def test_positional(text: str | None, expected: tuple[Any, ...]) -> None:
         ("x=-1,", {"x": -1}),
     ],
 )
-def test_keywords(text: str | None, expected: dict[str, Any]) -> None:
+def test_keyword_arguments_are_parsed(text: str | None, expected: dict[str, Any]) -> None:
     assert keywords(text) == expected
 
 
 @pytest.mark.parametrize("text", ["open('x')", "1 +", "x", "1; 2", "lambda: 0", "(" * 500, "f'{1}'", "\x00"])
-def test_what_is_no_literal_is_refused(text: str) -> None:
+def test_invalid_positional_arguments_are_rejected(text: str) -> None:
     with pytest.raises(InvalidSchedule):
         positional(text)
 
@@ -68,7 +68,7 @@ def test_what_is_no_literal_is_refused(text: str) -> None:
         "x=1, x=2",
     ],
 )
-def test_what_is_no_keyword_argument_is_refused(text: str) -> None:
+def test_invalid_keyword_arguments_are_rejected(text: str) -> None:
     with pytest.raises(InvalidSchedule):
         keywords(text)
 
@@ -79,6 +79,6 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}9", fullmatch=True), VALUES))
-def test_both_ways_to_write_keywords_say_the_same(values: dict[str, Any]) -> None:
+def test_both_notations_of_keyword_arguments_are_equal(values: dict[str, Any]) -> None:
     assert keywords(repr(values)) == values
     assert keywords(", ".join(f"{name}={value!r}" for name, value in values.items())) == values

@@ -1,4 +1,4 @@
-"""How the command that runs a cluster loads it."""
+"""Imports and garbage collection when the cluster command starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ django.setup()
 
 @pytest.fixture
 def _thawed() -> Iterator[None]:
-    """What a test has frozen must not stay so in this process; what is not garbage was frozen before, see
+    """Undo the gc.freeze() of a test, but keep frozen what was frozen before, see
     tests/conftest.py."""
     yield
     gc.unfreeze()
@@ -39,7 +39,7 @@ def _thawed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_thawed")
-def test_nothing_is_collected_meanwhile_nor_looked_at_again() -> None:
+def test_uncollected_disables_gc_and_freezes_objects() -> None:
     gc.unfreeze()
     assert gc.isenabled()
     with uncollected():
@@ -49,7 +49,7 @@ def test_nothing_is_collected_meanwhile_nor_looked_at_again() -> None:
 
 
 @pytest.mark.usefixtures("_thawed")
-def test_a_collector_that_is_off_stays_off() -> None:
+def test_uncollected_keeps_gc_disabled() -> None:
     gc.disable()
     try:
         with uncollected():
@@ -59,7 +59,7 @@ def test_a_collector_that_is_off_stays_off() -> None:
         gc.enable()
 
 
-def test_the_checks_of_a_project_collect_nothing() -> None:
+def test_gc_is_disabled_during_checks() -> None:
     seen: list[bool] = []
 
     def look(*args: object, **options: object) -> None:
@@ -70,7 +70,7 @@ def test_the_checks_of_a_project_collect_nothing() -> None:
     assert seen == [False]
 
 
-def test_words_are_read_before_the_worker_is_loaded() -> None:
+def test_command_line_is_parsed_before_the_worker_is_imported() -> None:
     loaded = loaded_by(SETUP + "import qworker.django.management.commands.qcluster")
     assert not loaded & {"qworker.worker", "qworker.app", "qworker.components"}
 
@@ -87,7 +87,7 @@ def test_words_are_read_before_the_worker_is_loaded() -> None:
     ],
     ids=["installed", "publishing", "serving"],
 )
-def test_what_is_not_needed_is_not_loaded(code: str, unneeded: set[str]) -> None:
+def test_unneeded_modules_are_not_imported(code: str, unneeded: set[str]) -> None:
     assert not loaded_by(SETUP + code) & unneeded
 
 
@@ -102,7 +102,7 @@ app.load_tasks()
 parts = [make(print) for make in besides(serving.get_broker(), lambda: None)]
 app.broker, app.results_with_broker
 """
-"""All that a cluster loads until it takes its first task."""
+"""Imports everything that a cluster needs for its first task."""
 UNNEEDED = (
     "ctypes", "qworker.beat", "qworker.canvas.checking", "qworker.components.receiving.replays",
     "qworker.components.status.queue_depths", "qworker.components.waiting.task_bucket",
@@ -113,17 +113,17 @@ UNNEEDED = (
     "qworker.transports.ironmq", "qworker.transports.sql.link",
 )  # fmt: skip
 MOST_MODULES = 227
-"""Of ours. Each costs half a millisecond: one more has to be needed by the first task of every project."""
+"""Modules of qworker. Each costs half a millisecond, so add one only if every first task needs it."""
 
 
-def test_a_cluster_takes_its_first_task_without_what_only_others_need() -> None:
+def test_first_task_imports_no_optional_modules() -> None:
     loaded = loaded_by(SETUP + TAKING)
     assert [name for name in UNNEEDED if name in loaded] == []
     assert len([name for name in loaded if name.startswith("qworker")]) <= MOST_MODULES
 
 
 class Part(Component):
-    """Writes down what is asked of it."""
+    """Records the calls of its methods."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -144,7 +144,7 @@ class Part(Component):
         return "stop 5.0" in self.asked
 
 
-def test_a_later_part_is_made_once_when_it_starts() -> None:
+def test_later_component_is_created_once_on_start() -> None:
     made: list[Part] = []
 
     def make() -> Part:
@@ -164,14 +164,14 @@ def test_a_later_part_is_made_once_when_it_starts() -> None:
 
 
 @pytest.mark.parametrize("end", [Later.quiet, Later.stop])
-def test_a_later_part_that_was_told_to_end_is_not_made(end: Callable[[Later], None]) -> None:
+def test_stopped_later_component_is_not_created(end: Callable[[Later], None]) -> None:
     later = Later("part", Part)
     end(later)
     later.start()
     assert later.problems() == ()
 
 
-def test_a_project_without_the_extra_is_told_what_to_install(tmp_path: Path) -> None:
+def test_missing_extra_names_the_package_to_install(tmp_path: Path) -> None:
     program = f"import sys\nsys.modules['picklefield'] = None\n{SETUP}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == (

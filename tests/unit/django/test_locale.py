@@ -1,4 +1,4 @@
-"""Every text of the admin is there in every language that we ship."""
+"""All texts of the admin are translated into all languages that we ship."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def texts() -> set[str]:
 
 
 @pytest.mark.parametrize("catalog", CATALOGS, ids=lambda path: path.parts[-3])
-def test_every_text_is_translated(catalog: Path) -> None:
+def test_all_texts_are_translated(catalog: Path) -> None:
     with catalog.open("rb") as file:
         read = gettext.GNUTranslations(file)
     missing = [text for text in texts() if read.ngettext(text, text, 1) == text and not known(read, text)]
@@ -37,16 +37,16 @@ def test_every_text_is_translated(catalog: Path) -> None:
 
 
 def known(read: gettext.GNUTranslations, text: str) -> bool:
-    """Whether the catalog has *text*, even if the words are the same in both languages."""
+    """Whether the catalog has *text*, even if the translation is the same."""
     return text in read._catalog  # type: ignore[attr-defined]
 
 
-def test_the_languages_of_django_q2_are_there() -> None:
+def test_languages_of_django_q2_are_included() -> None:
     assert {path.parts[-3] for path in CATALOGS} >= {"de", "fr", "ru", "tr", "zh_Hans"}
 
 
 @pytest.mark.parametrize("catalog", CATALOGS, ids=lambda path: path.parts[-3])
-def test_what_was_compiled_is_what_was_written(catalog: Path) -> None:
+def test_compiled_catalogs_match_their_sources(catalog: Path) -> None:
     with catalog.open("rb") as file:
         read = gettext.GNUTranslations(file)
     written = catalog.with_suffix(".po").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The names that projects import from Django-Q and from django-q2, in modules of the same names.
 
-The lists are those of django-q2 1.11, but for what its modules import of others. They are written down here:
-neither package is needed.
+The lists are those of django-q2 1.11, without names imported from other modules. They are copied here, so
+that neither package needs to be installed.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def test_names_of_django_q2(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name"), words(MEMBERS))
-def test_members_of_their_classes(owner: str, name: str) -> None:
+def test_members_of_classes(owner: str, name: str) -> None:
     module, _, found = owner.rpartition(".")
     assert hasattr(getattr(import_module(f"qworker.django.{module}"), found), name)
 
 
 @pytest.mark.parametrize(("module", "name"), words(PARTS_OF_ANOTHER_ENGINE))
-def test_parts_of_its_engine_have_no_counterpart(module: str, name: str) -> None:
+def test_engine_internals_have_no_counterpart(module: str, name: str) -> None:
     assert not hasattr(import_module(f"qworker.django.{module}"), name)

@@ -1,4 +1,4 @@
-"""Names and groups that no table keeps are refused where they are given."""
+"""Names and groups that do not fit the database columns are rejected by the caller."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qworker.message.protocol import parse_headers
 
 @pytest.mark.parametrize("option", ["group", "task_name", "cluster"])
 @pytest.mark.parametrize("text", ["x" * 101, "a\0b", "\ud800"])
-def test_a_text_that_no_table_takes(cluster: Any, option: str, text: str) -> None:
+def test_unstorable_text_options_are_rejected(cluster: Any, option: str, text: str) -> None:
     cluster()
     with pytest.raises(ValueError, match=option):
         package_of("math.sqrt", (4,), {}, {option: text})
     package_of("math.sqrt", (4,), {}, {option: "x" * 100})
 
 
-def test_what_a_package_has_all_the_same_is_cut(cluster: Any) -> None:
+def test_unstorable_text_in_a_package_is_sanitized(cluster: Any) -> None:
     cluster()
     package = package_of("math.sqrt", (4,), {}, {})
     package |= {"group": "g\0" * 100, "name": "\ud800", "hook": "h" * 300}
@@ -33,8 +33,8 @@ def test_what_a_package_has_all_the_same_is_cut(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["le\0n", "\ud800", "tasks.\tmail", "x" * 5000])
-def test_whatever_a_function_is_called_its_message_can_be_read(cluster: Any, name: str) -> None:
-    """Then it is a failure that says so. As a dead letter it was never told to who waits for it."""
+def test_message_of_any_function_name_is_readable(cluster: Any, name: str) -> None:
+    """So the task fails with an error, and its caller gets it. A dead letter would not reach the caller."""
     cluster()
     headers = parse_headers(envelope_of("signed", package_of(name, (), {}, {}), "q").headers)
     assert headers["shadow"].isprintable()

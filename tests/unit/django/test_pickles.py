@@ -1,4 +1,4 @@
-"""What the admin shows of pickles: nothing is imported or called, and nothing in one can break a page."""
+"""Pickles in the admin: nothing is imported or called, and no pickle can break a page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Slotted:
 
 
 class Calls:
-    """Means ill: reading it as usual calls a function."""
+    """Malicious: loading it with pickle calls a function."""
 
     def __init__(self, func: Any, *args: Any) -> None:
         self.call = func, args
@@ -53,7 +53,7 @@ class Calls:
 
 
 def function() -> None:
-    """Something to name."""
+    """A function to refer to."""
 
 
 def look(value: Any, protocol: int = 5) -> str:
@@ -70,7 +70,7 @@ def look(value: Any, protocol: int = 5) -> str:
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_harmless_is_shown_as_it_is(value: Any, protocol: int) -> None:
+def test_plain_values_are_shown_like_repr(value: Any, protocol: int) -> None:
     assert look(value, protocol) == repr(value)
 
 
@@ -93,28 +93,28 @@ def test_what_is_harmless_is_shown_as_it_is(value: Any, protocol: int) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_instances_and_calls_are_shown_by_their_names(value: Any, text: str) -> None:
+def test_instances_and_calls_are_shown_by_name(value: Any, text: str) -> None:
     assert look(value) == text
 
 
-def test_an_instance_of_a_model_is_shown_by_its_key_alone() -> None:
+def test_model_instance_is_shown_by_its_key_only() -> None:
     assert look((User(pk=3, username="ann", password="hash"),)) == "(auth.User(id=3),)"
 
 
-def test_secrets_are_masked_as_in_the_settings() -> None:
+def test_secrets_are_masked() -> None:
     order = Order(3)
     order.password = "swordfish"  # type: ignore[attr-defined]
     assert "swordfish" not in look([order, {"api_key": "swordfish", "name": 1}])
     assert "'name': 1" in look({"api_key": "swordfish", "name": 1})
 
 
-def test_a_column_is_read_with_and_without_its_wrapper() -> None:
+def test_column_is_read_with_and_without_its_wrapper() -> None:
     assert read_column(dbsafe_encode([1, 2])) == [1, 2]
     wrapped = read_column(dbsafe_encode(wrap_conflictual_object(User(pk=3, username="ann")), copy=False))
     assert shown(wrapped, 100) == "auth.User(id=3)"
 
 
-def test_nothing_is_imported_and_nothing_called(tmp_path: Any) -> None:
+def test_nothing_is_imported_or_called(tmp_path: Any) -> None:
     made = tmp_path / "made"
     text = look(Calls(os.mkdir, str(made)))
     assert str(made) in text
@@ -124,7 +124,7 @@ def test_nothing_is_imported_and_nothing_called(tmp_path: Any) -> None:
 
 
 def doubled(times: int, start: Any = ()) -> Any:
-    """A value that is small as a pickle, and as text has 2 ** *times* parts."""
+    """A value whose pickle is small, and whose text has 2 ** *times* parts."""
     value = start
     for _ in range(times):
         value = [value, value]
@@ -132,12 +132,12 @@ def doubled(times: int, start: Any = ()) -> Any:
 
 
 @pytest.mark.parametrize("value", [doubled(60), doubled(60, Order(1)), Calls(dict, doubled(60))])
-def test_what_would_be_endless_is_cut(value: Any) -> None:
+def test_exponentially_large_values_are_truncated(value: Any) -> None:
     text = shown(read(pickle.dumps(value)), 500)
     assert len(text) <= 500
 
 
-def test_what_holds_itself_is_cut() -> None:
+def test_cycles_are_truncated() -> None:
     ring: list[Any] = []
     ring.append(ring)
     order = Order(1)
@@ -154,29 +154,29 @@ def test_what_holds_itself_is_cut() -> None:
         pickle.dumps(Calls(decimal.Decimal, "no number")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_says_why(data: bytes) -> None:
+def test_malformed_pickles_are_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         read(data)
 
 
-def test_what_is_no_base64_says_why() -> None:
+def test_invalid_base64_is_unreadable() -> None:
     with pytest.raises(Unreadable, match="base64"):
         read_column("no base64!")
 
 
-def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     data = b"\x80\x04(" + b"".join(b"cm\nn%d\n" % number for number in range(pickles.MOST_NAMES + 1)) + b"l."
     with pytest.raises(Unreadable, match="too many"):
         read(data)
 
 
-def test_long_text_is_cut_and_short_text_is_not() -> None:
+def test_only_long_text_is_truncated() -> None:
     assert shown("x" * 100, 100) == "x" * 100
     assert shown("x" * 101, 100) == "x" * 99 + "…"
     assert look(10**5000).startswith("<int: ")
 
 
-def test_what_is_long_is_spread_over_lines() -> None:
+def test_long_values_are_spread_over_lines() -> None:
     rows = read(pickle.dumps([Order(number) for number in range(3)]))
     assert pickles.spread(rows, 1000).startswith(f"[{HERE}.Order(number=0, customer='Ada'),\n {HERE}.Order(")
     assert pickles.spread([1, 2], 1000) == "[1, 2]"
@@ -184,8 +184,8 @@ def test_what_is_long_is_spread_over_lines() -> None:
 
 
 def nested(depth: int, doubled: bool = False) -> bytes:
-    """A tuple in a tuple in a tuple… that is a key: hashing it takes as deep a stack; doubled: each holds the
-    one before twice."""
+    """A deeply nested tuple as a key: hashing it takes an equally deep stack. doubled: each tuple holds the
+    inner one twice."""
     step = b"\x94h\x00\x86" if doubled else b"\x85"
     if doubled:
         body = b")" + b"".join(b"\x94j" + number.to_bytes(4, "little") + b"\x86" for number in range(depth))
@@ -194,8 +194,8 @@ def nested(depth: int, doubled: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("depth", [200, 200_000])
-def test_keys_that_would_end_the_process_are_refused(depth: int) -> None:
-    """In a process of its own: without the check it dies by SIGSEGV."""
+def test_deeply_nested_keys_are_rejected(depth: int) -> None:
+    """In a separate process: without the check it dies by SIGSEGV."""
     script = """if True:
         import sys
         from django.conf import settings
@@ -214,7 +214,7 @@ def test_keys_that_would_end_the_process_are_refused(depth: int) -> None:
     "ending",
     [b"K\x01s.", b"(K\x01K\x02d.", b"\x8f(", b"(", b"u."],
 )
-def test_keys_of_every_opcode_are_checked(ending: bytes) -> None:
+def test_keys_of_all_opcodes_are_checked(ending: bytes) -> None:
     """SETITEM, DICT, ADDITEMS, FROZENSET and SETITEMS."""
     deep = b")" + b"\x85" * 200
     data = {
@@ -228,7 +228,7 @@ def test_keys_of_every_opcode_are_checked(ending: bytes) -> None:
         read(b"\x80\x05" + data)
 
 
-def test_keys_that_double_are_refused_before_they_are_hashed() -> None:
+def test_exponentially_large_keys_are_rejected_before_hashing() -> None:
     with pytest.raises(Unreadable, match="its keys are too large"):
         read(nested(64, doubled=True))
 
@@ -248,7 +248,7 @@ def test_keys_that_double_are_refused_before_they_are_hashed() -> None:
     "state",
     [b"}\x8c\x08__repr__cx\ny\ns", b"N}\x8c\x08__repr__cx\ny\ns\x86", b"N}\x8c\x0c__defaults__)s\x86"],
 )
-def test_classes_and_functions_stay_as_they_are(path: str, state: bytes) -> None:
+def test_classes_and_functions_cannot_be_modified(path: str, state: bytes) -> None:
     good = pickle.dumps(datetime.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), 5)
     before = shown(read(good), 200)
     assert "ZoneInfo('Europe/Berlin')" in before
@@ -257,7 +257,7 @@ def test_classes_and_functions_stay_as_they_are(path: str, state: bytes) -> None
     assert shown(read(good), 200) == before
 
 
-def test_an_uuid_is_read_of_a_number_alone() -> None:
+def test_uuid_is_read_from_an_integer_only() -> None:
     value = uuid.UUID(int=5)
     assert read(pickle.dumps(value)) == value
     with pytest.raises(Unreadable):

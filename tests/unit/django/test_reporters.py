@@ -1,4 +1,4 @@
-"""reporters: plugins and Rollbar are told of errors, and no task fails because of them."""
+"""Error reporters: plugins and Rollbar get errors, and their own failures do not affect tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reporter:
 
 @pytest.fixture
 def plugin(project):
-    """A package that is installed, and brings reporters of three names."""
+    """An installed package that provides three reporters."""
     directory = project(**{"a_reporter.py": PLUGIN})
     info = directory / "a_reporter-1.0.dist-info"
     info.mkdir()
@@ -45,7 +45,7 @@ def plugin(project):
 
 @pytest.fixture
 def rollbar(monkeypatch):
-    """A package rollbar that keeps what it is told."""
+    """A fake rollbar package that records the calls."""
     module = ModuleType("rollbar")
     module.__spec__ = ModuleSpec("rollbar", None)
     module.told = []
@@ -64,14 +64,14 @@ def failing() -> ValueError:
         return error
 
 
-def test_without_reporters_nothing_happens(cluster, caplog):
+def test_no_reporters(cluster, caplog):
     cluster()
     failing()
     assert make_reporters() == ()
     assert caplog.messages == []
 
 
-def test_every_plugin_is_told_of_the_error(cluster, plugin, caplog):
+def test_all_plugins_get_the_error(cluster, plugin, caplog):
     cluster(error_reporter={"one": {"dsn": "a"}, "two": {"dsn": "b"}})
     errors = [failing(), failing()]
     assert [({"dsn": dsn}, error) for error in errors for dsn in "ab"] == plugin.TOLD
@@ -82,14 +82,14 @@ def test_every_plugin_is_told_of_the_error(cluster, plugin, caplog):
     assert plugin.MADE[2:] == [{"dsn": "c"}]
 
 
-def test_a_plugin_that_fails_is_logged_and_the_others_are_told(cluster, plugin, caplog):
+def test_failing_plugin_is_logged_and_others_get_the_error(cluster, plugin, caplog):
     cluster(error_reporter={"one": {"fails": True}, "two": {"dsn": "b"}})
     failing()
     assert [options for options, _ in plugin.TOLD] == [{"fails": True}, {"dsn": "b"}]
     assert caplog.messages == ["the error reporter Reporter failed"]
 
 
-def test_a_plugin_that_cannot_be_made_is_logged_once_and_left_out(cluster, plugin, caplog):
+def test_plugin_that_cannot_be_created_is_logged_once_and_skipped(cluster, plugin, caplog):
     cluster(error_reporter={"tow": {}, "one": {"broken": True}, "gone": {}, "two": {"dsn": "b"}})
     failing()
     failing()
@@ -102,25 +102,25 @@ def test_a_plugin_that_cannot_be_made_is_logged_once_and_left_out(cluster, plugi
     assert "did you mean 'two'?" in caplog.messages[0]
 
 
-def test_a_wrong_configuration_fails_no_task(cluster, caplog):
+def test_invalid_configuration_is_only_logged(cluster, caplog):
     cluster(error_reporter="sentry")
     failing()
     assert caplog.messages[0].startswith("errors are not reported: Q_CLUSTER['error_reporter'] is 'sentry'")
 
 
-def test_rollbar_is_told_through_its_package(cluster, rollbar):
+def test_rollbar_gets_errors_through_its_package(cluster, rollbar):
     cluster(rollbar={"access_token": "secret", "environment": "Django-Q", "root": "/srv"})
     error = failing()
     assert rollbar.told == [(("secret", "Django-Q"), {"root": "/srv"}), error]
 
 
-def test_rollbar_is_a_reporter_too(cluster, rollbar):
+def test_rollbar_can_be_an_error_reporter(cluster, rollbar):
     cluster(error_reporter={"rollbar": {"access_token": "secret"}})
     error = failing()
     assert rollbar.told == [(("secret", "production"), {}), error]
 
 
-def test_rollbar_without_its_package_is_refused_by_a_sentence(cluster, monkeypatch, caplog):
+def test_missing_rollbar_package_is_logged(cluster, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "rollbar", None)
     cluster(rollbar={"access_token": "another"})
     failing()
@@ -130,6 +130,6 @@ def test_rollbar_without_its_package_is_refused_by_a_sentence(cluster, monkeypat
     ]
 
 
-def test_a_name_that_nobody_brings_is_refused():
+def test_unknown_reporter_is_rejected():
     with pytest.raises(ConfigurationError, match=r"provides the error reporter 'rolbar'.* mean 'rollbar'"):
         reporter_class("rolbar")

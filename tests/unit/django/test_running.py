@@ -1,4 +1,4 @@
-"""What is noted of a run whose function, result or observers do what they should not."""
+"""Runs of functions: what is recorded, also if functions, results or receivers misbehave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def raise_unsayable() -> None:
     raise Unsayable
 
 
-def spoil(given: list[Any]) -> int:
+def append_lock(given: list[Any]) -> int:
     given.append(threading.Lock())
     return len(given)
 
@@ -39,7 +39,7 @@ def package(cluster: Any) -> Any:
     return lambda function, *args, **options: package_of(function, args, {}, options)
 
 
-def test_an_error_of_which_nothing_can_be_said(package: Any) -> None:
+def test_error_with_a_failing_str_is_recorded(package: Any) -> None:
     made = package(raise_unsayable)
     with pytest.raises(Unsayable):
         run(made)
@@ -47,21 +47,21 @@ def test_an_error_of_which_nothing_can_be_said(package: Any) -> None:
     assert made["result"].startswith("Unsayable : Traceback")
 
 
-def test_a_result_that_cannot_be_pickled_is_a_failure(package: Any) -> None:
+def test_unpicklable_result_is_a_failure(package: Any) -> None:
     made = package(threading.Lock)
     with pytest.raises(EncodeError):
         run(made)
     assert made["success"] is False
 
 
-def test_a_result_that_nobody_keeps_may_be_anything(package: Any) -> None:
+def test_unsaved_result_need_not_be_picklable(package: Any) -> None:
     made = package(threading.Lock, save=False)
     run(made)
     assert made["success"] is True
 
 
-def test_arguments_that_were_spoilt_are_kept_as_text(package: Any) -> None:
-    made = package(spoil, [1])
+def test_arguments_that_became_unpicklable_are_stored_as_text(package: Any) -> None:
+    made = package(append_lock, [1])
     assert run(made) == 2
     assert made["success"] is True
     (kept,) = made["args"]
@@ -97,16 +97,14 @@ HERE = __name__
         ("str.upper", ("a",), "A"),
     ],
 )
-def test_a_path_leads_into_classes_and_to_builtins(
-    package: Any, path: str, args: tuple[Any, ...], value: Any
-) -> None:
+def test_paths_of_methods_and_builtins(package: Any, path: str, args: tuple[Any, ...], value: Any) -> None:
     assert run(package(path, *args)) == value
 
 
 @pytest.mark.parametrize(
     "path", ["nothing", "no.such", f"{HERE}.nothing", f"{HERE}.Shop.nothing", f"{HERE}.Shop.Till.x.y", ""]
 )
-def test_a_path_that_leads_to_nothing_is_a_failure(package: Any, path: str) -> None:
+def test_unresolvable_path_is_a_failure(package: Any, path: str) -> None:
     made = package(path)
     with pytest.raises(ImportError):
         run(made)
@@ -116,20 +114,20 @@ def test_a_path_that_leads_to_nothing_is_a_failure(package: Any, path: str) -> N
 @pytest.mark.parametrize(
     "func", [Shop.name, Bakery.name, Shop.Till.sum, dict.fromkeys, str.upper, len, math.sqrt, Shop, run]
 )
-def test_the_name_of_a_function_leads_to_it_again(func: Any) -> None:
+def test_function_name_round_trips(func: Any) -> None:
     assert located(function_name(func)) == func
 
 
-def test_what_has_no_path_is_called_by_its_repr() -> None:
+def test_function_without_a_path_is_named_by_its_repr() -> None:
     assert function_name([].append).startswith("<built-in method")
 
 
-@pytest.mark.parametrize(("function", "found"), [(raise_unsayable, True), ("no.such", False)])
-def test_a_failure_is_told_in_the_worker_before_and_after(package: Any, function: Any, found: bool) -> None:
-    heard: list[Any] = []
+@pytest.mark.parametrize(("function", "is_found"), [(raise_unsayable, True), ("no.such", False)])
+def test_signals_are_sent_before_and_after_a_failure(package: Any, function: Any, is_found: bool) -> None:
+    received: list[Any] = []
 
     def observer(signal: Any, func: Any, task: dict[str, Any], **_: Any) -> None:
-        heard.append((signal, func is not None, task.get("success")))
+        received.append((signal, func is not None, task.get("success")))
 
     for signal in (pre_execute, post_execute_in_worker):
         signal.connect(observer)
@@ -139,14 +137,14 @@ def test_a_failure_is_told_in_the_worker_before_and_after(package: Any, function
     finally:
         for signal in (pre_execute, post_execute_in_worker):
             signal.disconnect(observer)
-    assert heard == [(pre_execute, found, None), (post_execute_in_worker, found, False)]
+    assert received == [(pre_execute, is_found, None), (post_execute_in_worker, is_found, False)]
 
 
-def test_who_takes_a_package_is_noted_before_it_runs(package: Any) -> None:
-    heard: list[str] = []
+def test_package_has_its_cluster_before_it_runs(package: Any) -> None:
+    received: list[str] = []
 
     def observer(task: dict[str, Any], **_: Any) -> None:
-        heard.append(task["cluster"])
+        received.append(task["cluster"])
 
     pre_execute.connect(observer)
     try:
@@ -154,17 +152,17 @@ def test_who_takes_a_package_is_noted_before_it_runs(package: Any) -> None:
             assert run_package(signed(package("math.sqrt", 4, save=False, **options))) == 2
     finally:
         pre_execute.disconnect(observer)
-    assert heard == ["default", "other"]
+    assert received == ["default", "other"]
 
 
 @pytest.mark.parametrize(("timeout", "limit"), [(3, 3), (1.5, 1.5), (None, None), (0, None), (-1, UNLIMITED)])
-def test_the_message_carries_the_timeout(package: Any, timeout: Any, limit: Any) -> None:
+def test_message_carries_the_timeout(package: Any, timeout: Any, limit: Any) -> None:
     made = package("math.sqrt", 4, timeout=timeout)
     assert json.loads(envelope_of("text", made, "queue").headers)["timelimit"] == [limit, None]
 
 
 @pytest.mark.parametrize("signal", [post_execute_in_worker, post_execute])
-def test_an_observer_that_raises_changes_nothing(package: Any, signal: Any) -> None:
+def test_failing_receiver_does_not_affect_the_task(package: Any, signal: Any) -> None:
     def observer(**_: Any) -> None:
         raise ValueError("an observer")
 
@@ -178,7 +176,7 @@ def test_an_observer_that_raises_changes_nothing(package: Any, signal: Any) -> N
     assert made["success"] is True
 
 
-def test_the_next_of_a_chain_is_the_same_task_each_time(package: Any) -> None:
+def test_next_task_of_a_chain_has_a_stable_id(package: Any) -> None:
     made = package("math.sqrt", 4, chain=[("math.sqrt", (9,))], save=False)
     run(made)
     (first,), (again,) = endings.end(made), endings.end(made)

@@ -1,4 +1,4 @@
-"""What a cluster sends of its schedules when the broker refuses one of them, or a row cannot be read."""
+"""Sending schedules: rejected and unreadable schedules, large numbers, and losing the lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qworker.testing.clock import FakeClock
 
 
 class _Undo(Exception):
-    """Ends a test's transaction."""
+    """Rolls back the transaction of a test."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _no_schedules_afterwards(cluster: Any) -> Iterator[None]:
 
 
 class Refusing(MemoryScheduleStore):
-    """Takes nothing of the schedules that are named."""
+    """Rejects the schedules in *names*."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(SYSTEM_CLOCK)
@@ -55,7 +55,7 @@ def make(name: str) -> str:
     return str(Schedule.objects.create(name=name, func="math.sqrt", args="4", next_run=due, repeats=1).pk)
 
 
-def test_what_the_broker_refuses_is_told_and_the_others_are_sent() -> None:
+def test_rejected_schedule_is_reported_and_others_are_sent() -> None:
     first, refused, last = (make(name) for name in ("first", "refused", "last"))
     store = Refusing(refused)
     scheduler = Scheduler(app(), lambda *_: None, store)
@@ -67,14 +67,14 @@ def test_what_the_broker_refuses_is_told_and_the_others_are_sent() -> None:
     assert list(left) == ["refused"], "it is not taken for sent"
 
 
-def test_a_schedule_that_stays_wrong_is_not_looked_at_again_and_again(clock: FakeClock) -> None:
+def test_invalid_schedule_is_not_retried_at_once(clock: FakeClock) -> None:
     Schedule.objects.filter(pk=make("wrong")).update(args="open, (")
     scheduler = Scheduler(app(), lambda *_: None, Refusing())
     scheduler.step(clock.monotonic())
     assert scheduler.step(clock.monotonic()) > 0.2, "it is in the past, and yet not due"
 
 
-def test_a_row_with_a_time_that_is_none_stops_no_other() -> None:
+def test_row_with_an_invalid_time_does_not_affect_others() -> None:
     good, bad = make("good"), make("bad")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE qworker_schedule SET next_run = '0000-13-45 99:00' WHERE id = %s", [bad])
@@ -87,7 +87,7 @@ def test_a_row_with_a_time_that_is_none_stops_no_other() -> None:
 
 
 class Slow(MemoryScheduleStore):
-    """A second passes at each sending. leases: those that were sent with; sizes: how much at once."""
+    """A store where each fire() takes a second. leases, sizes: lease and number of firings of each."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock, shared=True)
@@ -108,7 +108,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def test_a_long_look_is_sent_in_parts_and_renews_the_lease(clock: FakeClock) -> None:
+def test_many_schedules_are_sent_in_parts_with_a_renewed_lease(clock: FakeClock) -> None:
     due = timezone.now() - timedelta(seconds=5)
     rows = [Schedule(func="math.sqrt", args="4", next_run=due, repeats=1) for _ in range(3 * SENT_AT_ONCE)]
     Schedule.objects.bulk_create(rows)
@@ -120,9 +120,7 @@ def test_a_long_look_is_sent_in_parts_and_renews_the_lease(clock: FakeClock) -> 
     assert beats == sorted(set(beats)), "each part has a lease that was renewed since the last"
 
 
-def test_who_lost_the_lease_within_a_look_sends_no_more(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sending_stops_when_the_lease_is_lost(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     due = timezone.now() - timedelta(seconds=5)
     rows = [Schedule(func="math.sqrt", args="4", next_run=due, repeats=1) for _ in range(3 * SENT_AT_ONCE)]
     Schedule.objects.bulk_create(rows)
@@ -142,9 +140,7 @@ def test_who_lost_the_lease_within_a_look_sends_no_more(
 
 
 @pytest.mark.parametrize("catch_up", [True, False])
-def test_one_that_is_overdue_for_years_keeps_no_other_from_being_sent(
-    cluster: Any, clock: FakeClock, catch_up: bool
-) -> None:
+def test_long_overdue_schedule_does_not_block_others(cluster: Any, clock: FakeClock, catch_up: bool) -> None:
     cluster(name="default", orm="default", catch_up=catch_up)
     old = Schedule.objects.create(
         func="math.sqrt", args="4", schedule_type="I", minutes=1, next_run=datetime(2005, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Tables in a terminal: how wide their columns are, and what is cut."""
+"""Tables in a terminal: column widths and truncation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lines(headings: tuple[str, ...], *rows: tuple[str, ...], width: int = 79) ->
     return lines_of(Page([table]), width)
 
 
-def test_columns_are_alike_where_all_fits_so() -> None:
+def test_columns_have_equal_widths_if_they_fit() -> None:
     head, row = lines(COLUMNS, ("vm", "18076", "Working", "2", "0", "0", "0", "0:00:08"), width=80)
     assert head.split() == list(COLUMNS)
     for heading, text in zip(COLUMNS, row.split(), strict=True):
@@ -23,7 +23,7 @@ def test_columns_are_alike_where_all_fits_so() -> None:
 
 
 @pytest.mark.parametrize("width", [85, 90, 120])
-def test_headings_of_the_memory_fit_a_terminal(width: int) -> None:
+def test_memory_headings_fit_the_terminal(width: int) -> None:
     values = ("vm", "18076", "90.8", "21891.84", "24105.55", "57.26", "-", "93.94")
     head, row = lines(MEMORY_COLUMNS, values, width=width)
     assert "  ".join(MEMORY_COLUMNS).split() == head.split()
@@ -32,18 +32,18 @@ def test_headings_of_the_memory_fit_a_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_what_is_too_wide_is_cut_and_parted(width: int) -> None:
+def test_wide_cells_are_truncated_and_separated(width: int) -> None:
     (head, row) = lines(MEMORY_COLUMNS, ("a-very-long-name-of-a-host", *["1"] * 7), width=width)
     assert len(head) <= width
     assert row.split()[0].startswith("a-v")
     assert len(row.split()) == 8
 
 
-def test_nothing_is_an_empty_table() -> None:
+def test_empty_table() -> None:
     assert lines((), width=40) == []
 
 
-def test_what_is_no_terminal_gets_the_page_once() -> None:
+def test_page_is_printed_once_without_a_terminal() -> None:
     made: list[Page] = []
 
     def page() -> Page:

@@ -1,4 +1,4 @@
-"""signals: each has its arguments in the table, and a line in the reference."""
+"""Signals: all are in the table of arguments and in the reference."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qworker.django import signals
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "signals.md"
 
 
-def test_the_table_has_every_signal():
+def test_table_has_all_signals():
     assert {name for name, found in vars(signals).items() if isinstance(found, Signal)} == set(
         signals.ARGUMENTS
     )
 
 
 @pytest.mark.parametrize("name", signals.ARGUMENTS)
-def test_a_receiver_gets_the_sender_and_the_arguments(name):
+def test_receiver_gets_sender_and_arguments(name):
     got = []
 
     def receiver(sender, signal, **arguments):
@@ -36,6 +36,6 @@ def test_a_receiver_gets_the_sender_and_the_arguments(name):
 
 
 @pytest.mark.parametrize("name", signals.ARGUMENTS)
-def test_the_reference_tells_the_arguments(name):
+def test_reference_lists_the_arguments(name):
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
     assert all(f"`{argument}`" in line for argument in signals.ARGUMENTS[name])

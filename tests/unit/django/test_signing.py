@@ -1,4 +1,4 @@
-"""signing: packages that are read back, those of django-q2 too, and those that are not ours."""
+"""Signing: round trips, compatibility with django-q2, and rejection of damaged or foreign packages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ picklable = st.recursive(
 
 
 class Bomb:
-    """Tells when it is unpickled."""
+    """Counts how often it is unpickled."""
 
     gone_off = 0
 
@@ -65,7 +65,7 @@ class Bomb:
 
 
 @given(picklable, st.booleans())
-def test_what_pickle_takes_comes_back(obj, compressed):
+def test_picklable_objects_round_trip(obj, compressed):
     package = SignedPackage.dumps(obj, compressed)
     assert type(package) is str
     assert package.isascii()
@@ -73,26 +73,26 @@ def test_what_pickle_takes_comes_back(obj, compressed):
     assert SignedPackage.loads(package.encode()) == obj
 
 
-def test_functions_and_classes_are_packed_by_name():
+def test_functions_and_classes_are_pickled_by_name():
     assert SignedPackage.loads(SignedPackage.dumps((Bomb, len, pytest.raises))) == (Bomb, len, pytest.raises)
 
 
 @pytest.mark.parametrize("package", THEIRS, ids=["plain", "compressed"])
-def test_a_package_of_django_q2_is_read(cluster, package):
+def test_packages_of_django_q2_are_read(cluster, package):
     cluster(name="nm")
     with override_settings(SECRET_KEY=THEIR_KEY):
         assert SignedPackage.loads(package) == THEIRS[package]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_package_of_ours_is_one_of_django_q2(cluster, compressed):
-    """Which are Django's signed objects, with the name as the salt and pickle."""
+def test_packages_are_compatible_with_django_q2(cluster, compressed):
+    """Packages are signed objects of Django, pickled, with the cluster name as salt."""
     cluster(name="nm")
     package = SignedPackage.dumps([1] * 200, compressed)
     assert djangos.loads(package, salt="nm", serializer=PickleSerializer) == [1] * 200
 
 
-def test_packages_are_compressed_when_asked_or_configured(cluster):
+def test_packages_are_compressed_on_request_or_by_setting(cluster):
     long = ["the same"] * 500
     cluster()
     assert not SignedPackage.dumps(long).startswith(".")
@@ -103,7 +103,7 @@ def test_packages_are_compressed_when_asked_or_configured(cluster):
     assert not SignedPackage.dumps(long, False).startswith(".")
 
 
-def test_the_pickle_is_one_that_older_pythons_read():
+def test_pickle_protocol_is_readable_by_older_pythons():
     body = SignedPackage.dumps({}).partition(":")[0]
     data = urlsafe_b64decode(body + "=" * (-len(body) % 4))
     assert data[:2] == b"\x80\x05"
@@ -111,7 +111,7 @@ def test_the_pickle_is_one_that_older_pythons_read():
 
 
 @given(st.data())
-def test_a_damaged_package_is_none(data):
+def test_damaged_package_is_rejected(data):
     package = SignedPackage.dumps({"id": "a", "args": (1, 2)})
     at = data.draw(st.integers(0, len(package) - 1))
     character = data.draw(st.characters().filter(lambda found: found != package[at]))
@@ -125,26 +125,26 @@ def test_a_damaged_package_is_none(data):
             ]
         )
     )
-    if damaged == package:  # a character was put beside an equal one
+    if damaged == package:  # a character was inserted next to an equal one
         return
     with pytest.raises(BadSignature):
         SignedPackage.loads(damaged)
 
 
 @given(st.one_of(st.text(), st.binary(), st.none(), st.integers(), st.text(":abc=.", max_size=20)))
-def test_what_is_no_package_at_all_is_refused(anything):
+def test_arbitrary_values_are_rejected(anything):
     with pytest.raises(BadSignature):
         SignedPackage.loads(anything)
 
 
-def test_surrogates_and_bytes_that_are_no_text_are_refused():
+def test_invalid_text_is_rejected():
     for text in ("\ud800:b:c", b"\xff:b:c"):
         with pytest.raises(BadSignature):
             SignedPackage.loads(text)
 
 
 @pytest.mark.parametrize("other", [{"key": "another key"}, {"salt": "another name"}])
-def test_nothing_is_unpickled_that_others_signed(cluster, other):
+def test_package_signed_by_others_is_not_unpickled(cluster, other):
     cluster(name="nm")
     with override_settings(SECRET_KEY=THEIR_KEY):
         ours = djangos.TimestampSigner(**{"key": THEIR_KEY, "salt": "nm", **other})
@@ -154,7 +154,7 @@ def test_nothing_is_unpickled_that_others_signed(cluster, other):
     assert Bomb.gone_off == 0
 
 
-def test_packages_of_a_key_that_was_changed_are_read_while_it_is_a_fallback():
+def test_fallback_keys_are_accepted():
     with override_settings(SECRET_KEY="old"):
         package = SignedPackage.dumps(1)
     with override_settings(SECRET_KEY="new"):
@@ -169,7 +169,7 @@ def test_packages_of_a_key_that_was_changed_are_read_while_it_is_a_fallback():
             SignedPackage.loads(package)
 
 
-def test_a_key_that_a_test_sets_signs():
+def test_key_set_on_conf_is_used():
     package = SignedPackage.dumps(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Conf, "SECRET_KEY", "OOPS")
@@ -178,6 +178,6 @@ def test_a_key_that_a_test_sets_signs():
     assert SignedPackage.loads(package) == 1
 
 
-def test_what_cannot_be_pickled_is_the_callers_error():
+def test_unpicklable_object_raises_in_the_caller():
     with pytest.raises((AttributeError, pickle.PicklingError)):
         SignedPackage.dumps(lambda: None)

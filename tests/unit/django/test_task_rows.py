@@ -1,4 +1,4 @@
-"""What becomes of a task's row that is larger than MySQL takes."""
+"""Rows of tasks that are larger than the max_allowed_packet of MySQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 1_000_000
 
 
 class Server:
-    """A connection to MySQL, as far as it is asked how much it takes."""
+    """A fake MySQL connection that only returns max_allowed_packet."""
 
     vendor, alias = "mysql", "small"
 
@@ -53,13 +53,13 @@ def row(success: bool, arguments: int, package: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_a_row_with_its_package_is_too_large_and_keeps_all_else(success: bool) -> None:
+def test_row_that_is_too_large_drops_its_package(success: bool) -> None:
     found = row(success, 500_000, 500_000)
     assert (found["args"], found["success"], found["package"]) == ((b"a" * 500_000,), success, "")
     assert row(success, 500_000, 100_000)["package"] == "p" * 100_000
 
 
-def test_of_what_is_too_large_without_its_package_a_failure_keeps_what_fits() -> None:
+def test_row_too_large_without_its_package_is_reduced_or_rejected() -> None:
     found = row(False, 900_000, 900_000)
     assert (found["result"], found["package"]) == ("r", "")
     assert isinstance(found["args"][0], str)

@@ -1,4 +1,4 @@
-"""What the commands that watch clusters show, and what a cluster tells through the cache."""
+"""The pages of the monitoring commands, and the status of clusters in the cache."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HOST = "Orion"
 def presence(**fields: Any) -> Presence:
     node = node_of("shop", UUID(int=5), HOST)
     now = SYSTEM_CLOCK.now()
-    told = {"host": HOST, "status": WORKING, "pool": (11, 12), "seen": now, **fields}
-    return Presence(node, 17004, ("shop",), 4, now - 75, **told)
+    reported = {"host": HOST, "status": WORKING, "pool": (11, 12), "seen": now, **fields}
+    return Presence(node, 17004, ("shop",), 4, now - 75, **reported)
 
 
 def shown(page: Page) -> str:
@@ -40,7 +40,7 @@ def shown(page: Page) -> str:
 
 
 def colors(page: Page) -> dict[str, str]:
-    """The color of each column of the first row."""
+    """The color of each cell of the first row, by heading."""
     table = page.tables[0]
     return {name: cell.color for name, cell in zip(table.headings, table.rows[0], strict=True)}
 
@@ -52,7 +52,7 @@ def overview(*clusters: Stat, locked: int | None = 2, ended: Ended | None = None
 # -- the monitor --
 
 
-def test_the_monitor_has_the_columns_of_the_manual() -> None:
+def test_monitor_has_the_columns_of_the_manual() -> None:
     stat = Stat(presence(waiting=23, unsettled=1, restarts=2))
     page = monitor_page(overview(stat), queue_limit=50, workers=2)
     assert page.tables[0].headings == ("Host", "Id", "State", "Pool", "TQ", "RQ", "RC", "Up")
@@ -66,41 +66,41 @@ def test_the_monitor_has_the_columns_of_the_manual() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "color"), [(0, ""), (23, "cyan"), (50, "green"), (60, "green")])
-def test_a_full_queue_is_green_and_any_other_cyan(waiting: int, color: str) -> None:
+def test_color_of_the_task_queue_size(waiting: int, color: str) -> None:
     stat = Stat(presence(waiting=waiting))
     assert colors(monitor_page(overview(stat), 50, 2))["TQ"] == color
 
 
-def test_a_pool_that_is_short_is_yellow() -> None:
+def test_incomplete_pool_is_yellow() -> None:
     stat = Stat(presence())
     assert colors(monitor_page(overview(stat), 50, 4))["Pool"] == "yellow"
     assert colors(monitor_page(overview(stat), 50, 2))["Pool"] == ""
 
 
 @pytest.mark.parametrize(
-    ("told", "word"),
+    ("reported", "word"),
     [(STARTING, "Starting"), (IDLE, "Idle"), (WORKING, "Working"), (STOPPING, "Stopping")],
 )
-def test_states_have_the_manuals_words(told: str, word: str) -> None:
-    assert Stat(presence(status=told)).status == word
+def test_statuses_have_the_names_of_the_manual(reported: str, word: str) -> None:
+    assert Stat(presence(status=reported)).status == word
 
 
-def test_clusters_of_other_projects_on_the_same_broker_are_left_out() -> None:
+def test_clusters_of_other_projects_are_excluded() -> None:
     other = presence()
     with override_settings(Q_CLUSTER={"name": "shop"}):
         assert is_ours(presence())
-        assert not is_ours(other)  # of the project "default", with a queue of the same name
-        assert is_ours(other._replace(name="celery@Orion"))  # which may be anybody's
+        assert not is_ours(other)  # of the project "default", whose queue has the same name
+        assert is_ours(other._replace(name="celery@Orion"))  # it may belong to any project
 
 
-def test_without_locks_the_monitor_shows_none() -> None:
+def test_monitor_without_locks() -> None:
     text = shown(monitor_page(overview(locked=None), 50, 2))
     assert "Queued 7 " in text
     assert "(" not in text.partition("Queued")[2].partition("Success")[0]
     assert "No clusters appear to be running." in text
 
 
-def test_ends_are_counted_seldom_where_that_is_slow() -> None:
+def test_slow_counts_are_cached() -> None:
     times = iter([0.0, 1.0, 2.0, 30.0, 60.0, 61.0])
     counts = iter([Ended(1), Ended(2)])
     count = EndedCount(lambda: next(counts), lambda: next(times))
@@ -114,11 +114,11 @@ def test_ends_are_counted_seldom_where_that_is_slow() -> None:
     ("per_day", "rate", "unit"),
     [(86400 * 3, 3.0, "second"), (2880, 2.0, "minute"), (177, 7.375, "hour"), (5, 5.0, "day"), (0, 0, "day")],
 )
-def test_the_rate_is_told_in_the_unit_that_fits(per_day: int, rate: float, unit: str) -> None:
+def test_rate_has_a_suitable_unit(per_day: int, rate: float, unit: str) -> None:
     assert Summary(1, 4, 0, 0, 1000, 2, 4, per_day, 0.1612).rate() == (rate, unit)
 
 
-def test_the_summary_has_the_figures_of_the_manual() -> None:
+def test_summary_has_the_figures_of_the_manual() -> None:
     text = " ".join(shown(info_page(Summary(1, 4, 0, 0, 1000, 2, 4, 177, 0.1612))).split())
     assert text.startswith("-- default summary --")
     for figure in ("Clusters 1", "Workers 4", "Restarts 0", "Queued 0", "Successes 1000", "Failures 2"):
@@ -131,7 +131,7 @@ def test_the_summary_has_the_figures_of_the_manual() -> None:
 # -- the memory --
 
 
-def test_the_memory_of_clusters_elsewhere_is_not_guessed() -> None:
+def test_memory_of_remote_clusters_is_not_shown() -> None:
     here = Machine(total=1000.0, available=250.0)
     page = memory_page([Stat(presence())], here, Machine(total=1000.0, available=100.0), workers=True)
     assert [cell.text for cell in page.tables[0].rows[0]] == ["Orion", "17004", *["-"] * 6]
@@ -141,7 +141,7 @@ def test_the_memory_of_clusters_elsewhere_is_not_guessed() -> None:
 # -- a cluster's state --
 
 
-def test_a_stat_has_the_attributes_of_the_manual() -> None:
+def test_stat_has_the_attributes_of_the_manual() -> None:
     stat = Stat(presence(waiting=1, unsettled=2, restarts=3))
     assert (stat.pid, stat.host, stat.cluster_id.int, stat.reincarnations) == (17004, HOST, 5, 3)
     assert (stat.task_q_size, stat.done_q_size, stat.empty_queues()) == (1, 2, False)
@@ -154,14 +154,14 @@ def test_a_stat_has_the_attributes_of_the_manual() -> None:
     assert cluster_values(stat)["status"] == "Working"
 
 
-def test_a_status_of_which_nothing_is_known_has_stopped() -> None:
+def test_unknown_status_is_stopped() -> None:
     status = Status(1234, "id")
     assert (status.status, status.workers, status.uptime(), status.empty_queues()) == (STOPPED, [], 0, True)
-    assert status() is status  # the manual has stat() as a method, later versions as an attribute
+    assert status() is status  # stat() is a method in the manual, and an attribute in later versions
 
 
 class Mine(Broker):
-    """A broker of the project's own, whose clusters tell of themselves through the cache."""
+    """A custom broker, whose clusters publish their status in the cache."""
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def broker(cluster: Callable[..., None]) -> Broker:
     return get_broker()
 
 
-def test_a_cluster_is_seen_through_the_cache_by_either_signature(broker: Broker) -> None:
+def test_stat_get_accepts_all_signatures(broker: Broker) -> None:
     announce(broker, presence())
     (stat,) = Stat.get_all(broker)
     assert (stat.pid, stat.workers) == (17004, [11, 12])
@@ -187,16 +187,16 @@ def test_a_cluster_is_seen_through_the_cache_by_either_signature(broker: Broker)
     assert Stat.get(99, "nobody").status == STOPPED
 
 
-def test_a_cluster_that_somebody_else_has_signed_is_not_seen(broker: Broker) -> None:
+def test_status_signed_with_another_key_is_ignored(broker: Broker) -> None:
     with override_settings(SECRET_KEY="of somebody else, and as long as it should be"):
         announce(broker, presence())
     assert announced(broker) == []
 
 
-# -- a broker of the project's own --
+# -- a custom broker --
 
 
-def test_statistics_are_kept_in_the_cache(broker: Broker) -> None:
+def test_stats_are_kept_in_the_cache(broker: Broker) -> None:
     for key in ("django_q:a:1", "django_q:a:2", "django_q:b:1"):
         broker.set_stat(key, key[-3:], 3)
     assert broker.get_stat("django_q:a:1") == "a:1"
@@ -207,14 +207,14 @@ def test_statistics_are_kept_in_the_cache(broker: Broker) -> None:
     assert broker.get_stats("django_q:b:*") == ["b:1"]
 
 
-def test_statistics_without_a_cache_are_none(cluster: Callable[..., None]) -> None:
+def test_stats_without_a_cache_are_empty(cluster: Callable[..., None]) -> None:
     cluster(name="shop", broker_class=f"{__name__}.Mine", cache="missing")
     broker = get_broker()
     broker.set_stat("a", "b", 3)
     assert (broker.cache, broker.get_stat("a"), broker.get_stats("*")) == (None, None, [])
 
 
-def test_a_broker_can_be_pickled_and_has_a_queue(broker: Broker) -> None:
+def test_broker_is_picklable_and_has_a_queue(broker: Broker) -> None:
     assert isinstance(broker, Mine)
     other = pickle.loads(pickle.dumps(get_broker("other")))
     assert (broker.list_key, other.list_key) == ("shop", "other")
@@ -223,22 +223,22 @@ def test_a_broker_can_be_pickled_and_has_a_queue(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("name", ["dequeue", "enqueue"])
-def test_what_a_broker_must_do_is_left_to_it(broker: Broker, name: str) -> None:
+def test_required_broker_methods_raise_not_implemented(broker: Broker, name: str) -> None:
     arguments = ("text",) if name == "enqueue" else ()
     with pytest.raises(NotImplementedError, match=name):
         getattr(broker, name)(*arguments)
 
 
-def test_what_a_broker_may_tell_it_need_not(broker: Broker) -> None:
+def test_optional_broker_methods_have_defaults(broker: Broker) -> None:
     assert (broker.queue_size(), broker.lock_size(), broker.ping(), broker.info()) == (0, None, False, "Mine")
     assert (broker.delete_queue(), broker.purge_queue()) == (None, None)
 
 
 @pytest.mark.timeout(9)
-def test_a_ping_of_a_redis_that_is_silent_does_not_wait_for_its_timeouts(
+def test_ping_of_an_unresponsive_redis_is_fast(
     cluster: Callable[..., None],
 ) -> None:
-    """It listens and answers nothing. Other steps than a ping wait for 10 seconds."""
+    """The server accepts connections but never answers. Operations other than ping wait for 10 seconds."""
     pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -246,9 +246,9 @@ def test_a_ping_of_a_redis_that_is_silent_does_not_wait_for_its_timeouts(
         port = silent.getsockname()[1]
         cluster(redis={"port": port, "host": "127.0.0.1", "socket_timeout": 600})
         assert get_broker().ping() is False
-    assert get_broker().ping() is False  # nobody listens
+    assert get_broker().ping() is False  # nothing listens there
 
 
 @pytest.mark.parametrize("name", ["acknowledge", "fail", "delete"])
-def test_receipts_are_optional(broker: Broker, name: str) -> None:
+def test_receipt_methods_are_optional(broker: Broker, name: str) -> None:
     assert getattr(broker, name)(1) is None
