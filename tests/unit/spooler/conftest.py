@@ -1,4 +1,4 @@
-"""A clock of files, who writes jobs, and the interface of uWSGI as a new process has it."""
+"""Fixtures for spoolers: a spool directory, a clock, a writer, and a configured uwsgi module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def writer(place: Path) -> Writer:
 
 @pytest.fixture
 def configured(place: Path) -> Iterator[Path]:
-    """A spool directory that is configured, and nothing that others registered."""
+    """A configured spool directory, without signal handlers registered by other tests."""
     uwsgi_api.configure(SpoolerOptions((str(place),)))
     yield place
     uwsgi_api.configure(lambda: None)

@@ -1,4 +1,4 @@
-"""SpoolAdmin: what is changed under the lock, whatever others do between a look and an act."""
+"""SpoolAdmin: changes under the lock, also if others change files between listing and acting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(place: Path) -> str:
     return os.path.basename(Writer(place).write({"k": "v"}))
 
 
-def test_one_that_is_removed_or_claimed_between_list_and_act(place: Path) -> None:
+def test_acting_on_a_removed_or_claimed_job_is_an_error(place: Path) -> None:
     removed, taken = add(place), add(place)
     with closing(SpoolAdmin(place)) as admin, closing(SpoolDirectory(place)) as directory:
         assert {job.path for job in admin.waiting()} == {removed, taken}
@@ -52,11 +52,11 @@ def test_one_that_is_removed_or_claimed_between_list_and_act(place: Path) -> Non
             admin.remove(taken)
 
 
-def test_another_file_that_gets_the_name_is_not_the_one_that_is_locked(place: Path) -> None:
+def test_replaced_file_is_not_removed(place: Path) -> None:
     name = add(place)
 
     class Late:
-        """A lock that is got when the file has just been replaced."""
+        """A lock that replaces the file just after it was opened."""
 
         def acquire(self, path: str, directory: int) -> int:
             file = os.open(path, os.O_RDWR, dir_fd=directory)
@@ -75,14 +75,14 @@ def test_another_file_that_gets_the_name_is_not_the_one_that_is_locked(place: Pa
     assert (place / name).read_text() == "another"
 
 
-def test_nobody_runs_it_here_until_it_is_gone(place: Path, elsewhere: Path) -> None:
+def test_moved_job_is_locked_until_it_has_left_the_directory(place: Path, elsewhere: Path) -> None:
     name = add(place)
     image = (place / name).read_bytes()
     lock = best_lock()
     seen = []
 
     class Watched:
-        """The lock, with a look at both directories before it is let go."""
+        """The lock, recording the files of both directories before it is released."""
 
         acquire = staticmethod(lock.acquire)
         is_held = staticmethod(lock.is_held)
@@ -96,8 +96,8 @@ def test_nobody_runs_it_here_until_it_is_gone(place: Path, elsewhere: Path) -> N
     assert seen == [([], image)]
 
 
-def test_with_record_locks(place: Path, elsewhere: Path) -> None:
-    """A lock that is lost when the process closes the file anywhere."""
+def test_administration_with_record_locks(place: Path, elsewhere: Path) -> None:
+    """A record lock is lost when the process closes any descriptor of the file."""
     name, other = add(place), add(place)
     with (
         closing(SpoolAdmin(place, lock=RecordLock())) as admin,
@@ -112,7 +112,7 @@ def test_with_record_locks(place: Path, elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("attributes", [True, False])
-def test_attempts_are_forgotten(place: Path, attributes: bool) -> None:
+def test_reset_forgets_attempts(place: Path, attributes: bool) -> None:
     name = add(place)
     directory = os.open(place, os.O_RDONLY)
     file = os.open(place / name, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Arguments: what is pickled, what is read, and what is not, whoever wrote it."""
+"""Arguments of jobs: which pickles are written and read, and which are rejected."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def pairs(written: dict[bytes, bytes]) -> dict[str, bytes]:
 
 
 @given(st.lists(PLAIN, max_size=3).map(tuple), st.dictionaries(st.text(max_size=5), PLAIN, max_size=3))
-def test_plain_data_comes_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_plain_data_round_trips(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     written = write_arguments(args, kwargs)
     assert read_arguments(pairs(written)) == (args, kwargs)
     assert pickle.loads(written[b"args"]) == args, "and uWSGI reads it"
 
 
 @given(st.lists(PLAIN, max_size=3).map(tuple), st.integers(3, pickle.HIGHEST_PROTOCOL))
-def test_what_uwsgi_writes_is_read(args: tuple[Any, ...], protocol: int) -> None:
-    if protocol < 3:  # they spell bytes as a call of a codec
+def test_arguments_written_by_uwsgi_are_read(args: tuple[Any, ...], protocol: int) -> None:
+    if protocol < 3:  # these protocols write bytes as a call of a codec
         args = tuple(value for value in args if b"codecs" not in pickle.dumps(value, protocol))
         args = tuple(value for value in args if b"__builtin__" not in pickle.dumps(value, protocol))
         args = tuple(value for value in args if b"datetime" not in pickle.dumps(value, protocol))
@@ -64,12 +64,12 @@ def test_what_uwsgi_writes_is_read(args: tuple[Any, ...], protocol: int) -> None
     assert read_arguments({"args": data, "kwargs": pickle.dumps({}, protocol)}) == (args, {})
 
 
-def test_without_arguments_there_is_no_call() -> None:
+def test_missing_arguments_give_none() -> None:
     assert read_arguments({"a": b"b"}) is None
 
 
 class Thing:
-    """Not plain."""
+    """Not plain data."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Thing)
@@ -78,7 +78,7 @@ class Thing:
 
 
 class Text(str):
-    """Not plain either: it may have attributes."""
+    """Not plain data: it may have attributes."""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ class Text(str):
         range(3),
     ],
 )
-def test_other_data_is_only_passed_when_that_is_allowed(value: Any) -> None:
+def test_other_objects_need_allow_pickle(value: Any) -> None:
     with pytest.raises(SpoolError, match="spooler_allow_pickle"):
         write_arguments((value,), {})
     with pytest.raises(SpoolError, match="spooler_allow_pickle"):
@@ -106,7 +106,7 @@ def test_other_data_is_only_passed_when_that_is_allowed(value: Any) -> None:
         read_arguments(written)
 
 
-def test_what_no_pickle_takes_is_an_error_of_ours() -> None:
+def test_unpicklable_arguments_raise_spool_error() -> None:
     with pytest.raises(SpoolError, match="cannot be pickled"):
         write_arguments((lambda: 0,), {}, allow_pickle=True)
 
@@ -150,13 +150,13 @@ def bomb(code: bytes) -> dict[str, bytes]:
     ],
     ids=range(29),
 )
-def test_bombs_do_not_go_off(code: bytes, tmp_path: Any) -> None:
+def test_malicious_pickles_are_rejected(code: bytes, tmp_path: Any) -> None:
     with pytest.raises(UnrunnableJob):
         read_arguments(bomb(code))
 
 
 def refusal(code: bytes) -> str:
-    """Why it is refused; '' when it is read."""
+    """The reason for a rejection, or '' if the arguments are accepted."""
     try:
         read_arguments(bomb(code))
     except UnrunnableJob as error:
@@ -165,12 +165,12 @@ def refusal(code: bytes) -> str:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_unrunnable_job(data: bytes) -> None:
     assert len(refusal(data)) < 1000
 
 
 @given(st.data())
-def test_a_damaged_pickle_is_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_pickles_raise_only_unrunnable_job(data: st.DataObject) -> None:
     image = bytearray(pickle.dumps(([1, "two", 3.0, {4: b"5"}, datetime.date(2024, 1, 1)], None), 4))
     for _ in range(data.draw(st.integers(1, 4))):
         image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
@@ -178,7 +178,7 @@ def test_a_damaged_pickle_is_read_or_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("code", [b"]" * 30_000 + b"a" * 29_999 + b".", b"(" * 30_000 + b"l" * 30_000 + b"."])
-def test_a_deep_pickle_ends_nothing(code: bytes) -> None:
+def test_deeply_nested_pickle_is_rejected(code: bytes) -> None:
     with pytest.raises(UnrunnableJob, match="must be a list and a dictionary"):
         read_arguments(bomb(code))
 
@@ -191,7 +191,7 @@ def test_a_deep_pickle_ends_nothing(code: bytes) -> None:
         ({"qw_args": b"[]", "qw_kwargs": b"{}", "args": b"cos\nsystem\n.", "kwargs": b""}, ((), {})),
     ],
 )
-def test_json_is_read(given: dict[str, Any], call: Any) -> None:
+def test_json_arguments_are_read(given: dict[str, Any], call: Any) -> None:
     assert read_arguments(given) == call
 
 
@@ -214,14 +214,14 @@ def test_json_is_read(given: dict[str, Any], call: Any) -> None:
     ],
     ids=range(13),
 )
-def test_arguments_are_a_list_and_a_dictionary(given: dict[str, Any]) -> None:
+def test_arguments_of_other_types_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(UnrunnableJob) as caught:
         read_arguments(given)
     assert len(str(caught.value)) < 1000
 
 
-def test_every_operation_is_either_allowed_or_known() -> None:
-    """What a new Python adds is refused until somebody has looked at it."""
+def test_all_pickle_operations_are_allowed_or_rejected() -> None:
+    """Operations added by new Python versions are rejected until they have been reviewed."""
     known = {operation.name for operation in pickletools.opcodes}
     refused = {
         "BINPERSID", "BINSTRING", "BUILD", "BYTEARRAY8", "EXT1", "EXT2", "EXT4", "INST", "NEWOBJ",

@@ -1,4 +1,4 @@
-"""Candidates: nothing that may be had is forgotten, and nothing is tried again and again."""
+"""Candidates: no available file is forgotten, and no unavailable one is tried in a busy loop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def taken(candidates: Candidates) -> list[str]:
     return found
 
 
-def test_first_come_first_tried() -> None:
+def test_files_are_tried_first_in_first_out() -> None:
     candidates = Candidates(FakeClock())
     for path in ("b", "a", "b", "c"):
         candidates.offer(path)
     assert taken(candidates) == ["b", "a", "c"]
 
 
-def test_in_order() -> None:
+def test_ordered_files_are_sorted() -> None:
     candidates = Candidates(FakeClock(), ordered=True)
     for path in ("u10", "u9", "2/u1", "10/u1"):
         candidates.offer(path)
@@ -38,7 +38,7 @@ def test_in_order() -> None:
     assert taken(candidates) == ["2/u1", "10/u1", "u9", "u10"]
 
 
-def test_each_begins_with_its_share_and_takes_the_rest() -> None:
+def test_processes_start_with_their_own_share() -> None:
     paths = [f"u{number}" for number in range(100)]
     tried = []
     for number in range(3):
@@ -50,7 +50,7 @@ def test_each_begins_with_its_share_and_takes_the_rest() -> None:
     assert len({path for one in tried for path in one[:25]}) == 75
 
 
-def test_what_is_held_is_not_offered() -> None:
+def test_held_file_is_not_returned_again() -> None:
     candidates = Candidates(FakeClock())
     candidates.offer("a")
     assert candidates.take() == "a"
@@ -62,7 +62,7 @@ def test_what_is_held_is_not_offered() -> None:
     assert candidates.take() == "a"
 
 
-def test_a_touch_is_nothing_to_a_file_that_was_not_refused() -> None:
+def test_touch_only_affects_refused_files() -> None:
     candidates = Candidates(FakeClock())
     candidates.touch("a")
     assert candidates.take() is None
@@ -71,19 +71,19 @@ def test_a_touch_is_nothing_to_a_file_that_was_not_refused() -> None:
     assert candidates.take() == "a"
 
 
-def test_a_locked_file_is_left_alone_for_longer_each_time() -> None:
+def test_locked_file_is_retried_with_growing_delays() -> None:
     clock = FakeClock()
     candidates = Candidates(clock)
     candidates.offer("a")
     tries = 0
-    for _ in range(1000):  # ten seconds, in which something happens to it all the time
+    for _ in range(1000):  # ten seconds with constant changes of the file
         candidates.offer("a")
         if candidates.take() is not None:
             tries += 1
             candidates.refuse("a", LOCKED)
         clock.advance(0.01)
     assert 10 < tries < 20
-    for _ in range(10):  # nothing happens
+    for _ in range(10):  # no changes
         clock.advance(LONGEST_DELAY)
         if candidates.take() is not None:
             candidates.refuse("a", LOCKED)
@@ -91,7 +91,7 @@ def test_a_locked_file_is_left_alone_for_longer_each_time() -> None:
     assert tries < 22
 
 
-def test_what_a_scan_did_not_see_is_forgotten() -> None:
+def test_files_not_seen_by_a_scan_are_forgotten() -> None:
     candidates = Candidates(FakeClock())
     for path in ("a", "b", "c"):
         candidates.refuse(path, Refusal(Reason.DECLINED))
@@ -103,8 +103,8 @@ def test_what_a_scan_did_not_see_is_forgotten() -> None:
 
 
 class Spool(RuleBasedStateMachine):
-    """Files that are written, locked by others, not due, and worked off. After each scan, whatever can be had
-    is had; and no file is given twice at a time."""
+    """Files are written, locked by others, delayed, and processed. After each scan, all available files
+    are claimed; and no file is claimed twice at a time."""
 
     paths = st.sampled_from([f"u{number}" for number in range(5)])
 
@@ -112,7 +112,7 @@ class Spool(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.candidates = Candidates(self.clock)
-        self.files: dict[str, float] = {}  # with the times at which they are due
+        self.files: dict[str, float] = {}  # path → due time
         self.locked: set[str] = set()
         self.held: set[str] = set()
 
@@ -132,7 +132,7 @@ class Spool(RuleBasedStateMachine):
         if path in self.locked:
             self.locked.remove(path)
             if finished:
-                del self.files[path]  # nobody is told
+                del self.files[path]  # without a notification
             else:
                 self.candidates.offer(path)
 
@@ -170,8 +170,8 @@ class Spool(RuleBasedStateMachine):
                 self.candidates.refuse(path, Refusal(Reason.NOT_DUE, self.files[path]))
 
     @rule()
-    def nothing_is_forgotten(self) -> None:
-        """Even without a scan, but for the delay of files that were locked."""
+    def all_due_files_are_claimed(self) -> None:
+        """Even without a scan, except for the delay of locked files."""
         self.clock.advance(LONGEST_DELAY)
         now = self.clock.now()
         due = {path for path in self.files if self.files[path] <= now} - self.locked - self.held
@@ -187,7 +187,7 @@ class Spool(RuleBasedStateMachine):
         self.candidates.end_scan()
 
     @invariant()
-    def what_rests_has_a_time(self) -> None:
+    def delayed_files_have_a_next_time(self) -> None:
         refusals = map(self.candidates.refused, self.files.keys() - self.held)
         resting = [found for found in refusals if found is not None and found.reason is Reason.NOT_DUE]
         assert not resting or self.candidates or self.candidates.next_time() < math.inf

@@ -1,4 +1,4 @@
-"""Claims: who gets a job, how it ends, and what is left alone."""
+"""Claims: claiming and ending jobs, and files that are not run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Open = Callable[..., SpoolDirectory]
 
 @pytest.fixture
 def spool(writer: Writer, clock: FakeClock, request: pytest.FixtureRequest) -> Open:
-    """Opens the directory, for one more spooler each time."""
+    """A function that opens the directory, each time for another spooler."""
 
     def opened(**options: object) -> SpoolDirectory:
         directory = SpoolDirectory(writer.path, clock=clock, **options)
@@ -40,12 +40,12 @@ def claimed(directory: SpoolDirectory) -> Claim:
     return claim
 
 
-def noted(writer: Writer) -> list[str]:
-    """The reasons in the notes of what was set aside."""
+def dead_reasons(writer: Writer) -> list[str]:
+    """The reasons in the notes of the dead-lettered jobs."""
     return [json.loads(path.read_text())["reason"] for path in Path(writer.path).glob(".qw-dead/*.json")]
 
 
-def test_a_job_is_claimed_and_finished(spool: Open, writer: Writer) -> None:
+def test_job_is_claimed_and_finished(spool: Open, writer: Writer) -> None:
     path = writer.write({"k": "v"}, b"body")
     claim = claimed(spool())
     assert (claim.pairs, claim.body) == ({b"k": b"v"}, b"body")
@@ -55,7 +55,7 @@ def test_a_job_is_claimed_and_finished(spool: Open, writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("lock", [None, RecordLock()])
-def test_a_job_that_is_held_is_nobody_elses(spool: Open, writer: Writer, lock: RecordLock | None) -> None:
+def test_held_job_is_not_claimed_by_others(spool: Open, writer: Writer, lock: RecordLock | None) -> None:
     writer.write({"k": "v"})
     one, other = spool(lock=lock), spool(lock=lock)
     claim = claimed(one)
@@ -66,7 +66,7 @@ def test_a_job_that_is_held_is_nobody_elses(spool: Open, writer: Writer, lock: R
     assert other.next() is None
 
 
-def test_what_is_let_go_is_another_ones(spool: Open, writer: Writer, clock: FakeClock) -> None:
+def test_released_job_is_claimed_by_another_spooler(spool: Open, writer: Writer, clock: FakeClock) -> None:
     writer.write({"k": "v"})
     one, other = spool(), spool()
     claim = claimed(one)
@@ -76,7 +76,7 @@ def test_what_is_let_go_is_another_ones(spool: Open, writer: Writer, clock: Fake
     assert work_off(other) == [{b"k": b"v"}]
 
 
-def test_many_bodies_come_whole(spool: Open, writer: Writer) -> None:
+def test_bodies_of_all_sizes_are_read_completely(spool: Open, writer: Writer) -> None:
     bodies = {os.urandom(size) for size in (1, 65_536, 3_000_000)}
     for body in bodies:
         writer.write({}, body)
@@ -88,7 +88,7 @@ def test_many_bodies_come_whole(spool: Open, writer: Writer) -> None:
     assert found == bodies
 
 
-def test_a_job_given_back_waits(spool: Open, writer: Writer, clock: FakeClock) -> None:
+def test_job_given_back_waits_for_its_delay(spool: Open, writer: Writer, clock: FakeClock) -> None:
     path = writer.write({"k": "v"})
     directory = spool()
     claimed(directory).give_back(60)
@@ -100,7 +100,7 @@ def test_a_job_given_back_waits(spool: Open, writer: Writer, clock: FakeClock) -
     assert work_off(directory) == [{b"k": b"v"}]
 
 
-def test_a_claim_that_nobody_ends_is_given_back(spool: Open, writer: Writer) -> None:
+def test_claim_is_given_back_after_an_exception(spool: Open, writer: Writer) -> None:
     writer.write({"k": "v"})
     directory = spool()
     with pytest.raises(ZeroDivisionError), claimed(directory):
@@ -108,7 +108,7 @@ def test_a_claim_that_nobody_ends_is_given_back(spool: Open, writer: Writer) -> 
     assert work_off(directory) == [{b"k": b"v"}]
 
 
-def test_attempts_are_counted_with_the_file(spool: Open, writer: Writer, clock: FakeClock) -> None:
+def test_attempts_are_stored_with_the_file(spool: Open, writer: Writer, clock: FakeClock) -> None:
     path = writer.write({"k": "v"})
     for number in (1, 2, 3):
         claim = claimed(spool())
@@ -119,7 +119,7 @@ def test_attempts_are_counted_with_the_file(spool: Open, writer: Writer, clock: 
     assert claimed(spool()).attempts == 3
 
 
-def test_attempts_are_files_where_there_are_no_attributes(tmp_path: Path) -> None:
+def test_attempts_are_files_without_extended_attributes(tmp_path: Path) -> None:
     (tmp_path / "job").touch()
     directory, file = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "job", os.O_RDWR)
     attempts = Attempts(directory, attributes=False)
@@ -135,7 +135,7 @@ def test_attempts_are_files_where_there_are_no_attributes(tmp_path: Path) -> Non
     os.close(directory)
 
 
-def test_a_file_system_without_attributes_is_noticed(
+def test_missing_extended_attributes_are_detected(
     spool: Open, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -151,7 +151,9 @@ def test_a_file_system_without_attributes_is_noticed(
     assert files(writer.path) == []
 
 
-def test_what_was_declined_is_not_offered_again(spool: Open, writer: Writer, clock: FakeClock) -> None:
+def test_declined_job_is_not_claimed_again_unless_changed(
+    spool: Open, writer: Writer, clock: FakeClock
+) -> None:
     path = writer.write({"k": "v"})
     one, other = spool(), spool()
     claimed(one).decline()
@@ -164,7 +166,7 @@ def test_what_was_declined_is_not_offered_again(spool: Open, writer: Writer, clo
     assert work_off(one) == [{b"k": b"v"}], "for it has changed"
 
 
-def test_what_is_set_aside_is_kept_with_the_reason(spool: Open, writer: Writer) -> None:
+def test_job_set_aside_is_kept_with_the_reason(spool: Open, writer: Writer) -> None:
     writer.write({"k": "v"}, priority=1)
     claim = claimed(spool(ordered=True))
     claim.begin()
@@ -178,9 +180,7 @@ def test_what_is_set_aside_is_kept_with_the_reason(spool: Open, writer: Writer) 
     assert work_off(directory) == [{b"k": b"v"}]
 
 
-def test_a_job_that_was_removed_while_it_ran(
-    spool: Open, writer: Writer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_job_removed_while_it_runs(spool: Open, writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     path = writer.write({"k": "v"})
     claim = claimed(spool())
     os.unlink(path)
@@ -188,7 +188,7 @@ def test_a_job_that_was_removed_while_it_ran(
     assert "was removed while its job ran" in caplog.text
 
 
-def test_a_job_that_was_moved_while_it_ran(
+def test_job_moved_while_it_runs(
     spool: Open, writer: Writer, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = writer.write({"k": "v"})
@@ -206,7 +206,7 @@ def test_a_job_that_was_moved_while_it_ran(
 @pytest.mark.parametrize(
     "sample", [one for one in samples("malformed") if not one.entry["uwsgi_executed"]], ids=lambda one: one.id
 )
-def test_what_is_no_packet_gets_time_and_is_kept(
+def test_malformed_file_is_set_aside_after_a_grace_period(
     sample: Sample, spool: Open, writer: Writer, clock: FakeClock
 ) -> None:
     name = f"{PREFIX}bad"
@@ -221,10 +221,10 @@ def test_what_is_no_packet_gets_time_and_is_kept(
     assert directory.next() is None
     assert files(writer.path) == [f".qw-dead/{name}", f".qw-dead/{name}.json"]
     assert Path(writer.path, ".qw-dead", name).read_bytes() == sample.image
-    assert "byte" in noted(writer)[0]
+    assert "byte" in dead_reasons(writer)[0]
 
 
-def test_what_is_completed_late_is_run(spool: Open, writer: Writer, clock: FakeClock) -> None:
+def test_file_completed_late_is_run(spool: Open, writer: Writer, clock: FakeClock) -> None:
     path = Path(writer.write({"k": "v"}))
     image = path.read_bytes()
     path.write_bytes(image[:5])
@@ -247,14 +247,16 @@ def test_only_plain_files_are_run(spool: Open, writer: Writer, tmp_path: Path) -
     assert work_off(directory) == [{b"k": b"v"}]
 
 
-def test_of_strangers_nothing_is_run(spool: Open, writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_other_users_are_not_run(
+    spool: Open, writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
     writer.write({"k": "v"})
     assert spool(owners={os.getuid() + 1}).next() is None
     assert "may not run code here" in caplog.text
     assert work_off(spool()) == [{b"k": b"v"}]
 
 
-def test_what_cannot_be_read_is_tried_again_when_it_can(spool: Open, writer: Writer) -> None:
+def test_unreadable_file_is_run_once_it_is_readable(spool: Open, writer: Writer) -> None:
     path = writer.write({"k": "v"})
     os.chmod(path, 0)
     if os.access(path, os.R_OK):

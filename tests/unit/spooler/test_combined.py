@@ -42,7 +42,7 @@ def both(own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock) 
     broker.close()
 
 
-def test_jobs_and_messages_come_together_and_are_told_apart(
+def test_jobs_and_messages_have_tags_of_different_sign(
     both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
@@ -56,7 +56,7 @@ def test_jobs_and_messages_come_together_and_are_told_apart(
     assert both.consumer.settle(generation, [Ack(-1), Ack(1)]) == {-1, 1}
 
 
-def test_neither_keeps_the_other_waiting(both: SpoolCombined, writer: Writer) -> None:
+def test_jobs_and_messages_are_leased_alternately(both: SpoolCombined, writer: Writer) -> None:
     both.consumer.register("w", ["q"], 2)
     both.sender.push([message(str(number)) for number in range(100)])
     for _ in range(400):
@@ -66,7 +66,7 @@ def test_neither_keeps_the_other_waiting(both: SpoolCombined, writer: Writer) ->
     assert sum(tag < 0 for tag in tags) >= 10
 
 
-def test_the_result_of_a_job_is_stored_with_the_broker(
+def test_result_of_a_job_is_stored_with_the_broker(
     both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
@@ -76,7 +76,7 @@ def test_the_result_of_a_job_is_stored_with_the_broker(
     assert own.results == {"job": ROW}
 
 
-def test_a_broker_that_is_away_takes_no_settlement_and_loses_none(
+def test_settlements_fail_while_the_broker_is_unavailable(
     both: SpoolCombined, own: MemoryStore, writer: Writer
 ) -> None:
     generation = both.consumer.register("w", ["q"], 2)
@@ -89,7 +89,7 @@ def test_a_broker_that_is_away_takes_no_settlement_and_loses_none(
     assert both.consumer.settle(generation, [Ack(leased.tag, ROW)]) == set()
 
 
-def test_jobs_outlive_a_lease_that_was_lost(
+def test_jobs_survive_a_lost_lease(
     both: SpoolCombined, own: MemoryStore, writer: Writer, clock: FakeClock
 ) -> None:
     both.consumer.register("w", ["q"], 2)
@@ -106,7 +106,7 @@ def test_jobs_outlive_a_lease_that_was_lost(
     assert both.consumer.settle(again, [Release(leased.tag) for leased in offered]) == set()
 
 
-def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolCombined, writer: Writer) -> None:
+def test_new_file_ends_a_wait_for_the_broker(both: SpoolCombined, writer: Writer) -> None:
     both.consumer.register("w", ["q"], 2)
     both.consumer.lease(["q"], 10)
     assert both.consumer.wait(0.01) is False
@@ -115,7 +115,7 @@ def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolCombined, write
     assert len(both.consumer.lease(["q"], 10).messages) == 1
 
 
-def test_alone_nothing_is_taken_from_the_own_broker(
+def test_spool_instead_leases_nothing_from_the_broker(
     own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock
 ) -> None:
     broker = SpoolInstead(own, jobs, SpoolDepths(own.admin, [writer.path], clock))
@@ -129,7 +129,7 @@ def test_alone_nothing_is_taken_from_the_own_broker(
     broker.close()
 
 
-def test_jobs_are_counted_with_the_queues(both: SpoolCombined, writer: Writer, clock: FakeClock) -> None:
+def test_depths_include_jobs(both: SpoolCombined, writer: Writer, clock: FakeClock) -> None:
     both.sender.push([message("a")])
     writer.write({})
     writer.write({}, at=clock.now() + 100)
@@ -140,11 +140,11 @@ def test_jobs_are_counted_with_the_queues(both: SpoolCombined, writer: Writer, c
     )  # fmt: skip
 
 
-def test_a_rescan_finds_what_nobody_told_of(jobs: JobDispatch, writer: Writer) -> None:
+def test_rescan_finds_files_without_a_notification(jobs: JobDispatch, writer: Writer) -> None:
     jobs.register("w", (), 1)
     assert jobs.lease((), 10).messages == []
     writer.write({})
-    jobs._lanes[0].directory._watcher.told()  # it is lost
+    jobs._lanes[0].directory._watcher.told()  # the notification is lost
     assert jobs.wait(0.0) is False
     jobs.rescan()
     assert jobs.wait(10.0) is True

@@ -1,4 +1,4 @@
-"""Counts of a spool directory: what is there, and what came and went."""
+"""Counts of a spool directory: jobs by state, and arrivals and departures."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def counting(place: Path) -> Iterator[JobCounter]:
+def counter(place: Path) -> Iterator[JobCounter]:
     with closing(JobCounter(str(place), clock=clock_of_files(60))) as found:
         yield found
 
 
-def test_nothing_is_there(counting: JobCounter) -> None:
-    counts, flow = counting.look()
+def test_missing_jobs_are_counted_as_zero(counter: JobCounter) -> None:
+    counts, flow = counter.look()
     assert counts == (0, 0, 0, 0, None, None, True)
     assert flow is None
 
 
-def test_each_job_is_counted_as_what_it_is(place: Path, counting: JobCounter) -> None:
+def test_jobs_are_counted_by_state(place: Path, counter: JobCounter) -> None:
     clock = clock_of_files(60)
     writer = Writer(place, clock=clock)
     writer.write({"n": "1"})
@@ -52,14 +52,14 @@ def test_each_job_is_counted_as_what_it_is(place: Path, counting: JobCounter) ->
         assert second is not None
         first.begin()
         second.set_aside("too often")
-        counts, _ = counting.look()
+        counts, _ = counter.look()
     assert (counts.due, counts.running, counts.delayed, counts.dead) == (1, 1, 2, 1)
     assert counts.oldest == int(clock.now() - 90)
     assert counts.next_due == int(clock.now() + 50)
 
 
-def test_what_came_and_went_between_two_looks(place: Path, counting: JobCounter) -> None:
-    counting.look()
+def test_flow_counts_changes_between_two_looks(place: Path, counter: JobCounter) -> None:
+    counter.look()
     writer = Writer(place)
     for number in range(5):
         writer.write({"n": number})
@@ -68,93 +68,95 @@ def test_what_came_and_went_between_two_looks(place: Path, counting: JobCounter)
             claim = directory.next()
             assert claim is not None
             claim.finish()
-    counts, flow = counting.look()
+    counts, flow = counter.look()
     assert flow is not None
     assert (flow.came, flow.went, flow.complete) == (5, 3, True)
     assert counts.due == 2
-    _, flow = counting.look()
+    _, flow = counter.look()
     assert flow is not None
     assert (flow.came, flow.went) == (0, 0)
 
 
-def test_a_priority_that_is_new_may_have_had_more(place: Path, counting: JobCounter) -> None:
-    counting.look()
+def test_flow_is_incomplete_after_a_new_priority(place: Path, counter: JobCounter) -> None:
+    counter.look()
     writer = Writer(place)
     writer.write({"n": 1}, priority=1)
-    _, flow = counting.look()
+    _, flow = counter.look()
     assert flow is not None
     assert not flow.complete
     writer.write({"n": 2}, priority=1)
-    _, flow = counting.look()
+    _, flow = counter.look()
     assert flow is not None
     assert (flow.came, flow.complete) == (1, True)
 
 
-def test_more_than_the_system_keeps(place: Path, counting: JobCounter) -> None:
-    counting.look()
+def test_flow_is_incomplete_after_an_inotify_overflow(place: Path, counter: JobCounter) -> None:
+    counter.look()
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     link = place / "uwsgi_spoolfile_on_x"
     for _ in range(most // 2 + 1):
         link.symlink_to("nowhere")
         link.unlink()
-    _, flow = counting.look()
+    _, flow = counter.look()
     assert flow is not None
     assert not flow.complete
     assert 0 < flow.came <= most
 
 
-def test_a_directory_that_vanishes_and_comes_back(place: Path, counting: JobCounter) -> None:
-    counting.look()
+def test_directory_removed_and_recreated(place: Path, counter: JobCounter) -> None:
+    counter.look()
     shutil.rmtree(place)
     with pytest.raises(FileNotFoundError):
-        counting.look()
+        counter.look()
     place.mkdir()
     Writer(place).write({"n": 1})
-    assert counting.look()[1] is None
+    assert counter.look()[1] is None
     Writer(place).write({"n": 2})
-    counts, flow = counting.look()
+    counts, flow = counter.look()
     assert flow is not None
     assert (counts.due, flow.came, flow.complete) == (2, 1, True)
 
 
-def test_another_directory_in_its_place(place: Path, counting: JobCounter) -> None:
-    counting.look()
+def test_directory_replaced_by_another(place: Path, counter: JobCounter) -> None:
+    counter.look()
     place.rename(place.with_name("old"))
     place.mkdir()
-    counting.look()
+    counter.look()
     Writer(place.with_name("old")).write({"n": 1})
     Writer(place).write({"n": 2})
-    _, flow = counting.look()
+    _, flow = counter.look()
     assert flow is not None
     assert flow.came == 1
 
 
-def test_a_file_in_its_place(place: Path, counting: JobCounter) -> None:
+def test_directory_replaced_by_a_file(place: Path, counter: JobCounter) -> None:
     place.rmdir()
     place.touch()
     with pytest.raises(NotADirectoryError):
-        counting.look()
+        counter.look()
 
 
-def test_not_all_locks_are_asked_for(place: Path, counting: JobCounter) -> None:
+def test_number_of_lock_checks_is_limited(place: Path, counter: JobCounter) -> None:
     content = Path(Writer(place).write({"n": 1})).read_bytes()
     for number in range(counts_module.LOCKS):
         (place / f"uwsgi_spoolfile_on_x_{number}").write_bytes(content)
-        os.utime(place / f"uwsgi_spoolfile_on_x_{number}", (1, 1))  # the clock stands, and this takes a while
-    counts, _ = counting.look()
+        os.utime(
+            place / f"uwsgi_spoolfile_on_x_{number}", (1, 1)
+        )  # the fake clock stands still while this takes a while
+    counts, _ = counter.look()
     assert (counts.due, counts.complete) == (counts_module.LOCKS + 1, False)
 
 
-def test_nothing_is_changed(place: Path, counting: JobCounter) -> None:
+def test_counting_changes_nothing(place: Path, counter: JobCounter) -> None:
     path = Writer(place).write({"n": 1})
     before = os.stat(path)
-    counting.look()
+    counter.look()
     after = os.stat(path)
     assert (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
 
 
-def test_closed_twice(place: Path) -> None:
-    counting = JobCounter(str(place))
-    counting.close()
-    counting.close()
-    assert counting.fileno() == -1
+def test_closing_twice(place: Path) -> None:
+    counter = JobCounter(str(place))
+    counter.close()
+    counter.close()
+    assert counter.fileno() == -1

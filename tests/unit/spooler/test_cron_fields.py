@@ -1,4 +1,4 @@
-"""Cron fields, against an oracle that lists each field's values."""
+"""Cron fields, compared with an oracle that lists the values of each field."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qworker.spooler.uwsgi.signal_table import CronFields
 RANGES = (range(60), range(24), range(1, 32), range(1, 13), range(7))
 
 
-def meant(fields: CronFields, when: datetime) -> bool:
-    """By sets of values, of which those of day and weekday are ORed when both are given."""
+def oracle_matches(fields: CronFields, when: datetime) -> bool:
+    """Matches by sets of values; day and weekday are ORed if both are given."""
     sets = [
         {value for value in values if value % -field == 0} if field < 0 else {field}
         for field, values in zip(fields, RANGES, strict=True)
@@ -37,10 +37,10 @@ def field(values: range, top: int) -> st.SearchStrategy[int]:
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)),
     st.booleans(),
 )
-def test_it_means_what_the_manual_says(fields: CronFields, when: datetime, near: bool) -> None:
-    if near:  # or nothing would ever match
+def test_matches_equals_the_oracle(fields: CronFields, when: datetime, near: bool) -> None:
+    if near:  # otherwise hardly anything would match
         when = when.replace(minute=max(fields.minute, 0), hour=max(fields.hour, 0))
-    assert fields.matches(when.timetuple()) == meant(fields, when)
+    assert fields.matches(when.timetuple()) == oracle_matches(fields, when)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_days_of_january_2024(fields: CronFields, days: list[int]) -> None:
     assert [when.day for when in month if fields.matches(when.timetuple())] == days
 
 
-def test_a_third_month_is_one_that_three_divides() -> None:
+def test_month_step_matches_multiples() -> None:
     months = [datetime(2024, month, 1) for month in range(1, 13)]
     fields = CronFields(0, 0, -1, -3)
     assert [when.month for when in months if fields.matches(when.timetuple())] == [3, 6, 9, 12]
@@ -68,7 +68,7 @@ def test_a_third_month_is_one_that_three_divides() -> None:
 @pytest.mark.parametrize(
     "fields", [CronFields(60), CronFields(-1, 24), CronFields(-1, -1, 0), CronFields(weekday=8)]
 )
-def test_what_never_is(fields: CronFields) -> None:
+def test_fields_out_of_range_never_match(fields: CronFields) -> None:
     assert fields.never()
     assert not fields.matches(time.localtime(0))
     assert not CronFields(59, 23, 31, 12, 7).never()

@@ -1,4 +1,4 @@
-"""The decorators: what a call writes, what a job calls, and what uWSGI's own module makes of either."""
+"""The decorators: files written by calls, functions called by jobs, and compatibility with uWSGI's module."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.uwsgi_files import samples
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test decorates is gone after it."""
+def _forget_functions() -> Iterator[None]:
+    """Forget the functions that a test has decorated."""
     yield
     spooler_functions.clear()
     decorators.postfork_chain.clear()
@@ -46,7 +46,7 @@ def run_file(path: bytes) -> int:
 
 
 def packet(*pairs: tuple[bytes, bytes]) -> bytes:
-    """What Net::uwsgi and Ruby's UWSGI.spool send: the same packet, in whatever order their hash has."""
+    """A packet as sent by Net::uwsgi and Ruby's UWSGI.spool, with pairs in any order."""
     data = b"".join(len(part).to_bytes(2, "little") + part for pair in pairs for part in pair)
     return bytes((MODIFIER1,)) + len(data).to_bytes(2, "little") + b"\0" + data
 
@@ -55,7 +55,7 @@ def packet(*pairs: tuple[bytes, bytes]) -> bytes:
     ("decorate", "answer"),
     [(decorators.spool, b"-2"), (decorators.spoolforever, b"-1"), (decorators.spoolraw, None)],
 )
-def test_a_call_writes_the_pairs_of_uwsgi(
+def test_call_writes_the_pairs_of_uwsgi(
     configured: Path, decorate: Callable[..., Any], answer: bytes
 ) -> None:
     called: list[object] = []
@@ -73,7 +73,7 @@ def test_a_call_writes_the_pairs_of_uwsgi(
     assert decorated.__name__ == "send"
 
 
-def test_arguments_are_the_pickles_of_uwsgi(configured: Path) -> None:
+def test_arguments_are_pickled_as_by_uwsgi(configured: Path) -> None:
     @decorators.spool(pass_arguments=True)
     def send(*args: Any, **kwargs: Any) -> None:
         pass
@@ -92,13 +92,13 @@ def test_arguments_are_the_pickles_of_uwsgi(configured: Path) -> None:
 
 @pytest.mark.parametrize("at", [5, 5.0, "5", b"5", datetime.datetime.fromtimestamp(5, datetime.UTC)])
 @pytest.mark.parametrize("arguments", [False, True])
-def test_at_may_be_any_time(configured: Path, at: Any, arguments: bool) -> None:
+def test_at_accepts_all_kinds_of_times(configured: Path, at: Any, arguments: bool) -> None:
     path = decorators.spool(lambda *_: None, pass_arguments=arguments)(at=at)
     assert os.stat(path).st_mtime == 5
     assert written(path)[0][b"at"] == b"5"
 
 
-def test_the_job_calls_the_function_with_text(configured: Path) -> None:
+def test_job_calls_the_function_with_text(configured: Path) -> None:
     called: list[Any] = []
     decorated = decorators.spool(called.append)
     assert run_file(decorated(to="ä", number=5, body="text")) == uwsgi_api.SPOOL_OK
@@ -114,14 +114,14 @@ def test_the_job_calls_the_function_with_text(configured: Path) -> None:
     ]
 
 
-def test_what_is_no_text_comes_as_bytes(configured: Path) -> None:
-    """uWSGI's module fails with it for ever."""
+def test_values_that_are_not_utf8_are_bytes(configured: Path) -> None:
+    """The module of uWSGI would fail with it for ever."""
     called: list[Any] = []
     run_file(decorators.spool(called.append)({"image": b"\xff\xd8", "body": b"\xfe"}))
     assert (called[0]["image"], called[0]["body"]) == (b"\xff\xd8", b"\xfe")
 
 
-def test_an_appended_body_wins_over_a_pair(configured: Path) -> None:
+def test_appended_body_overrides_a_body_pair(configured: Path) -> None:
     called: list[Any] = []
 
     @decorators.spoolraw
@@ -134,7 +134,7 @@ def test_an_appended_body_wins_over_a_pair(configured: Path) -> None:
     assert f.pass_arguments is False
 
 
-def test_arguments_come_back(configured: Path) -> None:
+def test_arguments_round_trip(configured: Path) -> None:
     called: list[Any] = []
 
     @decorators.spool(pass_arguments=True)
@@ -159,7 +159,7 @@ def test_arguments_come_back(configured: Path) -> None:
         (decorators.spoolraw, "-2", -1),
     ],
 )
-def test_what_becomes_of_the_job(
+def test_return_value_of_the_job(
     configured: Path, decorate: Any, returned: object, answer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     decorated = decorate(lambda env: returned)
@@ -170,7 +170,7 @@ def test_what_becomes_of_the_job(
     )
 
 
-def test_an_exception_is_the_jobs(configured: Path) -> None:
+def test_exception_of_the_function_propagates(configured: Path) -> None:
     @decorators.spool
     def f(env: object) -> None:
         raise ZeroDivisionError
@@ -180,17 +180,17 @@ def test_an_exception_is_the_jobs(configured: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["deco-plain", "deco-args", "deco-raw"])
-def test_what_uwsgi_wrote_is_run(name: str) -> None:
+def test_files_written_by_uwsgi_are_run(name: str) -> None:
     called: list[Any] = []
 
-    def any_of_them(*args: Any, **kwargs: Any) -> int:
+    def record_call(*args: Any, **kwargs: Any) -> int:
         called.append((args, kwargs))
         return -2
 
     (sample,) = (sample for sample in samples("valid") if sample.id == name)
     pairs = decode(sample.image).pairs
-    any_of_them.__name__ = pairs[b"ud_spool_func"].decode()
-    decorators.spoolraw(any_of_them)
+    record_call.__name__ = pairs[b"ud_spool_func"].decode()
+    decorators.spoolraw(record_call)
     assert run(sample.image) == -2
     ((args, kwargs),) = called
     if name == "deco-args":
@@ -200,9 +200,9 @@ def test_what_uwsgi_wrote_is_run(name: str) -> None:
         assert kwargs == {}
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_producers_in_other_languages(turned: bool) -> None:
-    """Their hashes have no order, their values are strings; UTF-8 or not."""
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_packets_of_other_languages_are_run(is_reversed: bool) -> None:
+    """Their pairs are unordered, and their values are strings that need not be UTF-8."""
     called: list[Any] = []
 
     @decorators.spool
@@ -215,12 +215,12 @@ def test_producers_in_other_languages(turned: bool) -> None:
         (b"to", "jörg".encode()),
         (b"latin", b"\xfc"),
     ]
-    assert run(packet(*(given[::-1] if turned else given)) + b"the body") == uwsgi_api.SPOOL_OK
+    assert run(packet(*(given[::-1] if is_reversed else given)) + b"the body") == uwsgi_api.SPOOL_OK
     assert (called[0]["to"], called[0]["latin"], called[0]["body"]) == ("jörg", b"\xfc", "the body")
     assert packet((b"hello", b"world")) == b"\x11\x0e\x00\x00\x05\x00hello\x05\x00world"
 
 
-def test_they_pass_arguments_as_json() -> None:
+def test_json_arguments_are_passed() -> None:
     called: list[Any] = []
 
     @decorators.spool(pass_arguments=True)
@@ -234,7 +234,7 @@ def test_they_pass_arguments_as_json() -> None:
 @pytest.mark.parametrize(
     "pairs", [(), ((b"ud_spool_func", b"nobody"),), ((b"ud_spool_func", b"\xff"),), ((b"foo", b"bar"),)]
 )
-def test_a_function_that_is_not_there(pairs: Any) -> None:
+def test_unknown_function_is_an_error(pairs: Any) -> None:
     with pytest.raises(UnknownFunction, match="is decorated here"):
         run(packet(*pairs))
 
@@ -250,7 +250,7 @@ def test_a_function_that_is_not_there(pairs: Any) -> None:
     ],
     ids=range(5),
 )
-def test_a_job_that_no_retry_helps_is_not_begun(pair: tuple[bytes, bytes]) -> None:
+def test_malformed_job_is_unrunnable(pair: tuple[bytes, bytes]) -> None:
     called: list[Any] = []
     decorators.spool(called.append)
     with pytest.raises(UnrunnableJob):
@@ -259,10 +259,10 @@ def test_a_job_that_no_retry_helps_is_not_begun(pair: tuple[bytes, bytes]) -> No
 
 
 class Thing:
-    """What no plain pickle has."""
+    """Not plain data."""
 
 
-def test_other_pickles_are_only_read_when_that_is_allowed(place: Path) -> None:
+def test_other_objects_need_allow_pickle(place: Path) -> None:
     called: list[Any] = []
     f = decorators.spool(called.append, pass_arguments=True)
     uwsgi_api.configure(SpoolerOptions((str(place),), allow_pickle=True))
@@ -278,12 +278,12 @@ def test_other_pickles_are_only_read_when_that_is_allowed(place: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [(5,), ({}, {}), (None,), ("text",)])
-def test_without_pass_arguments_there_is_one_dictionary(configured: Path, args: Any) -> None:
+def test_call_without_pass_arguments_takes_one_dictionary(configured: Path, args: Any) -> None:
     with pytest.raises(NotSpooled, match="pass_arguments=True"):
         decorators.spool(lambda env: None)(*args)
 
 
-def test_what_is_too_large_is_refused(configured: Path) -> None:
+def test_oversized_arguments_are_rejected(configured: Path) -> None:
     f = decorators.spool(lambda *_: None, pass_arguments=True)
     with pytest.raises(NotSpooled, match="65,535"):
         f(text="x" * 10_000_000)
@@ -297,13 +297,13 @@ def test_what_is_too_large_is_refused(configured: Path) -> None:
         f(nested)
 
 
-def test_without_a_spooler_only_a_call_fails() -> None:
+def test_decorator_works_without_a_spooler_until_called() -> None:
     f = decorators.spool(lambda env: None)
     with pytest.raises(NoSpooler, match="set spooler or spooler_external"):
         f()
 
 
-def test_two_functions_of_one_name_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_duplicate_function_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     def one() -> Callable[..., None]:
         def send(env: object) -> None:
             pass
@@ -322,7 +322,7 @@ def test_two_functions_of_one_name_are_warned_of(caplog: pytest.LogCaptureFixtur
     assert spooler_functions["send"] is send
 
 
-def test_timers_crons_and_signals_are_registered(configured: Path) -> None:
+def test_timers_crons_and_signals_are_registered_with_free_signals(configured: Path) -> None:
     called: list[int] = []
 
     @decorators.timer(5, target="spooler")
@@ -349,7 +349,7 @@ def test_timers_crons_and_signals_are_registered(configured: Path) -> None:
         decorators.timer(5, tarjet="spooler")
 
 
-def test_the_free_signals_end(configured: Path) -> None:
+def test_no_free_signal_is_an_error(configured: Path) -> None:
     assert decorators.get_free_signal() == 0
     for signum in range(256):
         uwsgi_api.register_signal(signum, "spooler", print)
@@ -357,7 +357,7 @@ def test_the_free_signals_end(configured: Path) -> None:
         decorators.get_free_signal()
 
 
-def test_after_a_fork_the_chain_is_called() -> None:
+def test_postfork_functions_are_called_after_a_fork() -> None:
     called: list[str] = []
 
     @decorators.postfork
@@ -365,7 +365,7 @@ def test_after_a_fork_the_chain_is_called() -> None:
         called.append("every")
 
     @decorators.postfork(1)
-    def of_worker_one() -> None:
+    def only_worker_one() -> None:
         called.append("one")
 
     uwsgi_api.run_post_fork()
@@ -374,7 +374,7 @@ def test_after_a_fork_the_chain_is_called() -> None:
     assert called == ["every", "every"]
 
 
-def test_a_lock_is_not_for_spoolers(configured: Path) -> None:
+def test_lock_decorator_skips_spoolers(configured: Path) -> None:
     configured.mkdir()
     locked = decorators.lock(lambda value: value)
     assert locked(5) == 5
@@ -383,7 +383,7 @@ def test_a_lock_is_not_for_spoolers(configured: Path) -> None:
         assert locked(7) is None
 
 
-def test_a_thread_runs_beside() -> None:
+def test_thread_decorator_runs_in_a_thread() -> None:
     ready = threading.Event()
 
     @decorators.thread
@@ -394,7 +394,7 @@ def test_a_thread_runs_beside() -> None:
     assert ready.wait(30)
 
 
-def test_a_harakiri_is_cancelled_whatever_happens(configured: Path) -> None:
+def test_harakiri_is_cancelled_also_after_an_exception(configured: Path) -> None:
     @decorators.harakiri(3600)
     def f(value: int) -> float:
         return 1 / value
@@ -406,7 +406,7 @@ def test_a_harakiri_is_cancelled_whatever_happens(configured: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mule", "mulefunc", "muleloop", "mulemsg", "farm", "rpc", "erlang"])
-def test_what_no_spooler_has_says_what_to_do(name: str) -> None:
+def test_unavailable_decorators_explain_themselves(name: str) -> None:
     with pytest.raises(NotAvailable, match=f"@{name} belongs to uWSGI itself"):
         getattr(decorators, name)(1)
     assert name in decorators.__all__

@@ -1,4 +1,4 @@
-"""The directory: what is found, in which order, and what is not looked at for nothing."""
+"""Spool directories: which jobs are found, in which order, without needless file operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def has_inotify() -> bool:
     return True
 
 
-told = pytest.mark.skipif(not has_inotify(), reason="this system tells nothing of files: it needs Linux")
+needs_inotify = pytest.mark.skipif(
+    not has_inotify(), reason="this system tells nothing of files: it needs Linux"
+)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def numbers(directory: SpoolDirectory) -> list[int]:
     return [int(pairs[b"n"]) for pairs in work_off(directory)]
 
 
-def test_the_order_of_uwsgi_is_kept(ordered: SpoolDirectory) -> None:
+def test_order_is_that_of_uwsgi(ordered: SpoolDirectory) -> None:
     for file in MANIFEST["order"]["files"]:
         path = Path(ordered.path, file)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,34 +63,32 @@ def test_the_order_of_uwsgi_is_kept(ordered: SpoolDirectory) -> None:
     assert found == MANIFEST["order"]["uwsgi_order"]
 
 
-def test_without_an_order_priorities_are_not_entered(directory: SpoolDirectory, writer: Writer) -> None:
+def test_priorities_are_ignored_without_ordering(directory: SpoolDirectory, writer: Writer) -> None:
     writer.write({"n": 1}, priority=1)
     writer.write({"n": 2})
     assert numbers(directory) == [2]
 
 
-@told
-def test_what_comes_first_is_run_first_even_when_it_comes_late(
-    ordered: SpoolDirectory, writer: Writer
-) -> None:
+@needs_inotify
+def test_late_job_of_higher_priority_is_run_first(ordered: SpoolDirectory, writer: Writer) -> None:
     writer.write_many(NewJob({"n": n}, priority=5) for n in (1, 2, 3))
     claim = ordered.next()
     assert claim is not None
     claim.finish()
-    writer.write({"n": 9}, priority=1)  # a directory that was not there
+    writer.write({"n": 9}, priority=1)  # its directory did not exist before
     ordered.wait(0)
     assert numbers(ordered) == [9, 2, 3]
 
 
-@told
-def test_a_new_job_is_told_of(directory: SpoolDirectory, writer: Writer) -> None:
+@needs_inotify
+def test_new_job_is_noticed(directory: SpoolDirectory, writer: Writer) -> None:
     assert directory.next() is None
     writer.write({"n": 1})
     assert numbers(directory) == [1]
 
 
-@told
-def test_a_job_in_a_new_priority_is_told_of(ordered: SpoolDirectory, writer: Writer) -> None:
+@needs_inotify
+def test_job_in_a_new_priority_is_noticed(ordered: SpoolDirectory, writer: Writer) -> None:
     assert ordered.next() is None
     writer.write({"n": 1}, priority=7)
     assert numbers(ordered) == [1]
@@ -96,9 +96,9 @@ def test_a_job_in_a_new_priority_is_told_of(ordered: SpoolDirectory, writer: Wri
     assert numbers(ordered) == [2]
 
 
-@told
+@needs_inotify
 @pytest.mark.timeout(60)
-def test_who_waits_is_woken(directory: SpoolDirectory, writer: Writer) -> None:
+def test_new_job_ends_the_wait(directory: SpoolDirectory, writer: Writer) -> None:
     directory._frequency = lambda: 3600.0
     assert directory.next() is None
     threading.Timer(0.05, writer.write, [{"n": 1}]).start()
@@ -108,9 +108,7 @@ def test_who_waits_is_woken(directory: SpoolDirectory, writer: Writer) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_who_ends_a_claim_in_another_thread_wakes_the_waiting(
-    directory: SpoolDirectory, writer: Writer
-) -> None:
+def test_ending_a_claim_in_another_thread_ends_the_wait(directory: SpoolDirectory, writer: Writer) -> None:
     writer.write({"n": 1})
     claim = directory.next()
     assert claim is not None
@@ -120,7 +118,7 @@ def test_who_ends_a_claim_in_another_thread_wakes_the_waiting(
     again.finish()
 
 
-def test_a_poll_finds_what_nobody_told(writer: Writer, clock: FakeClock) -> None:
+def test_poll_finds_jobs_without_a_notification(writer: Writer, clock: FakeClock) -> None:
     directory = SpoolDirectory(writer.path, frequency=30, clock=clock)
     directory._watcher.close()
     assert directory.next() is None
@@ -132,7 +130,7 @@ def test_a_poll_finds_what_nobody_told(writer: Writer, clock: FakeClock) -> None
     directory.close()
 
 
-def test_a_job_starts_at_its_second(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
+def test_job_starts_at_its_due_time(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
     start = clock.now()
     writer.write({"n": 3}, at=start + 3)
     writer.write({"n": 1}, at=start + 1)
@@ -146,10 +144,8 @@ def test_a_job_starts_at_its_second(directory: SpoolDirectory, writer: Writer, c
     assert numbers(directory) == [3]
 
 
-@told
-def test_a_job_whose_time_is_changed_starts_then(
-    directory: SpoolDirectory, writer: Writer, clock: FakeClock
-) -> None:
+@needs_inotify
+def test_job_follows_a_changed_due_time(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
     path = writer.write({"n": 1}, at=clock.now() + 1000)
     assert directory.next() is None
     os.utime(path, (5, 5))
@@ -163,7 +159,7 @@ def test_a_job_whose_time_is_changed_starts_then(
     assert numbers(directory) == [2]
 
 
-def test_a_priority_that_lies_in_the_future_is_passed_over(
+def test_priority_directory_with_a_future_time_is_skipped(
     ordered: SpoolDirectory, writer: Writer, clock: FakeClock
 ) -> None:
     writer.write({"n": 1}, priority=1)
@@ -175,7 +171,7 @@ def test_a_priority_that_lies_in_the_future_is_passed_over(
 
 
 class Opened:
-    """Counts what is opened in the directory."""
+    """Records the files that are opened in the directory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
@@ -189,7 +185,7 @@ class Opened:
         monkeypatch.setattr(os, "open", counting)
 
 
-def test_jobs_that_are_not_due_are_not_opened(
+def test_delayed_jobs_are_not_opened(
     directory: SpoolDirectory, writer: Writer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.write_many(NewJob({"n": n}, at=clock.now() + 1000 + n) for n in range(300))
@@ -200,11 +196,11 @@ def test_jobs_that_are_not_due_are_not_opened(
     assert opened.paths == []
 
 
-@told
-def test_two_spoolers_do_not_chase_each_other(
+@needs_inotify
+def test_spoolers_do_not_wake_each_other_by_failed_locks(
     directory: SpoolDirectory, writer: Writer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try for a lock in vain closes a file that was opened for writing, of which all are told."""
+    """Each failed attempt to lock closes a file that was open for writing, which notifies all spoolers."""
     others = [SpoolDirectory(writer.path, clock=clock) for _ in range(3)]
     writer.write({"n": 1})
     claim = directory.next()
@@ -224,11 +220,11 @@ def test_two_spoolers_do_not_chase_each_other(
         other.close()
 
 
-@told
-def test_what_another_holds_for_long_is_left_until_it_is_free(
+@needs_inotify
+def test_job_held_by_another_is_retried_when_released(
     directory: SpoolDirectory, writer: Writer, clock: FakeClock
 ) -> None:
-    """Also when somebody else tried it in vain for us, who does not say why."""
+    """Also if a child process has failed to lock it, and does not say why."""
     writer.write({"n": 1})
     other = SpoolDirectory(writer.path, clock=clock)
     held = other.next()
@@ -247,9 +243,7 @@ def test_what_another_holds_for_long_is_left_until_it_is_free(
     other.close()
 
 
-def test_a_directory_that_is_made_anew_is_looked_after(
-    directory: SpoolDirectory, writer: Writer, clock: FakeClock
-) -> None:
+def test_recreated_directory_is_watched(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
     assert directory.next() is None
     shutil.rmtree(writer.path)
     clock.advance(31)
@@ -263,9 +257,7 @@ def test_a_directory_that_is_made_anew_is_looked_after(
     assert numbers(directory) == [2]
 
 
-def test_a_clock_that_is_set_back_loses_nothing(
-    directory: SpoolDirectory, writer: Writer, clock: FakeClock
-) -> None:
+def test_clock_set_back_loses_no_jobs(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
     writer.write({"n": 1}, at=clock.now() + 10)
     assert directory.next() is None
     clock.jump(-3600)
@@ -274,20 +266,20 @@ def test_a_clock_that_is_set_back_loses_nothing(
     assert numbers(directory) == [1]
 
 
-def test_a_deep_tree_is_no_trouble(ordered: SpoolDirectory, writer: Writer) -> None:
+def test_deep_tree_is_scanned(ordered: SpoolDirectory, writer: Writer) -> None:
     path = Path(writer.path, *["1"] * 1200)
-    subprocess.run(["mkdir", "-p", path], check=True)  # os.makedirs() goes not so deep
+    subprocess.run(["mkdir", "-p", path], check=True)  # too deep for os.makedirs()
     (path / f"{PREFIX}deep").write_bytes(b"\x11\0\0\0")
     assert work_off(ordered) == [{}]
     subprocess.run(["rm", "-r", f"{writer.path}/1"], check=True)
 
 
-def test_closing_twice_is_safe(directory: SpoolDirectory) -> None:
+def test_closing_twice(directory: SpoolDirectory) -> None:
     directory.close()
     directory.close()
 
 
-def test_after_an_overflow_everything_is_looked_at(directory: SpoolDirectory, writer: Writer) -> None:
+def test_directory_is_rescanned_after_an_inotify_overflow(directory: SpoolDirectory, writer: Writer) -> None:
     assert directory.next() is None
     writer.write({"n": 1})
     watcher = directory._watcher

@@ -1,4 +1,4 @@
-"""Enqueueing: what uwsgi.spool() takes, and the file that comes of it."""
+"""Enqueueing: the arguments of uwsgi.spool(), and the file that it writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(enqueuer: Enqueuer, message: dict[Any, Any]) -> Packet:
     return decode(Path(enqueuer.enqueue(message)).read_bytes())
 
 
-def test_a_dictionary_becomes_pairs_and_a_body(enqueuer: Enqueuer) -> None:
+def test_dictionary_becomes_pairs_and_a_body(enqueuer: Enqueuer) -> None:
     message = {"text": "ä", b"bytes": b"\xff", "number": 5, "body": "ö"}
     before = dict(message)
     assert written(enqueuer, message) == (
@@ -37,12 +37,12 @@ def test_a_dictionary_becomes_pairs_and_a_body(enqueuer: Enqueuer) -> None:
     assert message == before, "what is the caller's stays as it is"
 
 
-def test_the_same_key_as_text_and_bytes_is_one(enqueuer: Enqueuer) -> None:
+def test_text_and_bytes_keys_are_the_same(enqueuer: Enqueuer) -> None:
     assert written(enqueuer, {"k": "a", b"k": "b", b"body": b"1", "body": b"2"}) == ({b"k": b"b"}, b"2")
 
 
 @pytest.mark.parametrize("body", [b"", "", bytearray(), memoryview(b"")])
-def test_an_empty_body_is_none(enqueuer: Enqueuer, body: object) -> None:
+def test_empty_body_is_no_body(enqueuer: Enqueuer, body: object) -> None:
     assert written(enqueuer, {"body": body}) == ({}, b"")
 
 
@@ -56,34 +56,32 @@ def test_an_empty_body_is_none(enqueuer: Enqueuer, body: object) -> None:
     ),
     body=st.binary(max_size=100),
 )
-def test_any_dictionary_comes_back(tmp_path_factory: pytest.TempPathFactory, pairs: Any, body: bytes) -> None:
+def test_dictionaries_round_trip(tmp_path_factory: pytest.TempPathFactory, pairs: Any, body: bytes) -> None:
     place = tmp_path_factory.getbasetemp() / "any"
     path = Path(Enqueuer(SpoolerOptions((str(place),))).enqueue({**pairs, "body": body}))
     assert decode(path.read_bytes()) == (pairs, body)
     path.unlink()
 
 
-def test_the_first_directory_is_where_jobs_go(enqueuer: Enqueuer, tmp_path: Path) -> None:
+def test_first_directory_is_the_default(enqueuer: Enqueuer, tmp_path: Path) -> None:
     assert Path(enqueuer.enqueue({})).parent == tmp_path / "a"
     only_external = Enqueuer(SpoolerOptions(external=(str(tmp_path / "far"), str(tmp_path / "b"))))
     assert Path(only_external.enqueue({})).parent == tmp_path / "far"
 
 
 @pytest.mark.parametrize("which", ["b", "far", "far/", "link", "a/../b"])
-def test_a_job_may_name_one_that_is_configured(enqueuer: Enqueuer, tmp_path: Path, which: str) -> None:
+def test_job_can_name_a_configured_directory(enqueuer: Enqueuer, tmp_path: Path, which: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "b")
-    named = os.path.join(tmp_path, which)
-    path = Path(enqueuer.enqueue({"spooler": named}))
-    assert path.parent == Path(os.path.realpath(named))
-    assert decode(path.read_bytes()).pairs == {b"spooler": os.fsencode(named)}, "it stays in the job"
+    name = os.path.join(tmp_path, which)
+    path = Path(enqueuer.enqueue({"spooler": name}))
+    assert path.parent == Path(os.path.realpath(name))
+    assert decode(path.read_bytes()).pairs == {b"spooler": os.fsencode(name)}, "it stays in the job"
 
 
-@pytest.mark.parametrize(
-    "named", ["/tmp", "a", "", b"/nowhere", "/a\0b", 5, None.__class__, "../a", "\udcff"]
-)
-def test_a_job_may_name_no_other(enqueuer: Enqueuer, tmp_path: Path, named: Any) -> None:
+@pytest.mark.parametrize("name", ["/tmp", "a", "", b"/nowhere", "/a\0b", 5, None.__class__, "../a", "\udcff"])
+def test_unconfigured_directory_is_rejected(enqueuer: Enqueuer, tmp_path: Path, name: Any) -> None:
     with pytest.raises(SpoolError, match="absolute path of one of those that are configured"):
-        enqueuer.enqueue({"spooler": named})
+        enqueuer.enqueue({"spooler": name})
     assert files(tmp_path) == []
 
 
@@ -97,14 +95,14 @@ def test_a_job_may_name_no_other(enqueuer: Enqueuer, tmp_path: Path, named: Any)
         (datetime.fromtimestamp(1_899_999_999.25, UTC), b"1900000000"),
     ],
 )
-def test_at_is_when_the_file_says(enqueuer: Enqueuer, at: Any, pair: bytes) -> None:
+def test_at_sets_the_file_time(enqueuer: Enqueuer, at: Any, pair: bytes) -> None:
     path = enqueuer.enqueue({"at": at})
     assert os.stat(path).st_mtime == 1_900_000_000
     assert decode(Path(path).read_bytes()).pairs == {b"at": pair}
 
 
 @pytest.mark.parametrize("at", [0, b"0", "", b"", "0.0"])
-def test_no_time_is_now(at: Any) -> None:
+def test_empty_time_is_now(at: Any) -> None:
     assert epoch(at) == 0
 
 
@@ -126,19 +124,19 @@ def test_no_time_is_now(at: Any) -> None:
         b"5 ",
     ],
 )
-def test_at_is_no_garbage(enqueuer: Enqueuer, tmp_path: Path, at: Any) -> None:
+def test_invalid_times_are_rejected(enqueuer: Enqueuer, tmp_path: Path, at: Any) -> None:
     with pytest.raises(SpoolError, match="due at a time"):
         enqueuer.enqueue({"at": at})
     assert files(tmp_path) == []
 
 
-def test_a_time_beyond_the_calendar_is_refused(enqueuer: Enqueuer) -> None:
+def test_time_after_the_calendar_is_rejected(enqueuer: Enqueuer) -> None:
     with pytest.raises(SpoolError, match="due at a time"):
         enqueuer.enqueue({"at": "9" * 20})
 
 
 @pytest.mark.parametrize("priority", ["3", b"3", 3])
-def test_a_priority_is_a_directory(enqueuer: Enqueuer, tmp_path: Path, priority: Any) -> None:
+def test_priority_is_a_directory(enqueuer: Enqueuer, tmp_path: Path, priority: Any) -> None:
     path = Path(enqueuer.enqueue({"priority": priority}))
     assert path.parent == tmp_path / "a" / "3"
     assert decode(path.read_bytes()).pairs == {b"priority": b"3"}
@@ -147,7 +145,7 @@ def test_a_priority_is_a_directory(enqueuer: Enqueuer, tmp_path: Path, priority:
 @pytest.mark.parametrize(
     "priority", ["../b", "/tmp", ".", "..", "high", "-1", "a\0", b"\xff", None, True, 1.5, []]
 )
-def test_a_priority_leads_nowhere_else(enqueuer: Enqueuer, tmp_path: Path, priority: Any) -> None:
+def test_unsafe_priorities_are_rejected(enqueuer: Enqueuer, tmp_path: Path, priority: Any) -> None:
     with pytest.raises(SpoolError, match="priority"):
         enqueuer.enqueue({"priority": priority})
     assert files(tmp_path) == []
@@ -157,15 +155,17 @@ def test_a_priority_leads_nowhere_else(enqueuer: Enqueuer, tmp_path: Path, prior
     "message",
     [{"k": None}, {"k": 1.5}, {None: "v"}, {"": "v"}, {"k": True}, {"body": None}, {"body": 5}],
 )
-def test_what_cannot_be_written_is_refused(enqueuer: Enqueuer, tmp_path: Path, message: Any) -> None:
+def test_invalid_pairs_are_rejected(enqueuer: Enqueuer, tmp_path: Path, message: Any) -> None:
     with pytest.raises(SpoolError):
         enqueuer.enqueue(message)
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("size", [LARGEST, 65_536, 70_000, 10_000_000])
-def test_nothing_is_cut(enqueuer: Enqueuer, tmp_path: Path, size: int) -> None:
-    """uWSGI cuts a length to 16 bits without a word."""
+def test_oversized_values_are_rejected_and_bodies_are_not(
+    enqueuer: Enqueuer, tmp_path: Path, size: int
+) -> None:
+    """uWSGI silently truncates the length to 16 bits."""
     with pytest.raises(SpoolError, match="65,535"):
         enqueuer.enqueue({"k": b"x" * size})
     assert files(tmp_path) == []

@@ -1,4 +1,4 @@
-"""The package's face: every name is there, and who only writes loads no more than that."""
+"""Public names of the package, and its imports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import qworker.spooler
 
 
-def test_every_name_is_there() -> None:
+def test_all_public_names_exist() -> None:
     assert all(hasattr(qworker.spooler, name) for name in qworker.spooler.__all__)
     assert set(qworker.spooler.__all__) <= set(dir(qworker.spooler))
     with pytest.raises(AttributeError, match="nothing"):
         qworker.spooler.nothing  # noqa: B018
 
 
-def test_who_writes_loads_nothing_heavy() -> None:
+def test_importing_writer_is_cheap() -> None:
     program = (
         "import sys; from qworker.spooler import Writer; "
         "print({'ctypes', 'json', 'asyncio', 'qworker.spooler.watching.directory'} & {*sys.modules})"

@@ -1,4 +1,4 @@
-"""uWSGI's ini files: what is read of them, and what is said of those that cannot be read."""
+"""The ini files of uWSGI: options that are read, and errors."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def read(folder: Path, content: str, **environ: str) -> IniFile:
     return read_ini(write(folder, content), environ=environ)
 
 
-def told(folder: Path, content: str | bytes, **environ: str) -> str:
+def error_of(folder: Path, content: str | bytes, **environ: str) -> str:
     with pytest.raises(ConfigurationError) as failure:
         read_ini(write(folder, content), environ=environ)
     return str(failure.value)
 
 
-def test_what_it_says_of_the_spooler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spooler_options_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = read(tmp_path, FILE)
     assert found.files == (f"{tmp_path}/site.ini",)
@@ -97,7 +97,7 @@ def test_what_it_says_of_the_spooler(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
 
 
-def test_what_is_for_others_is_listed_once_and_not_resolved(tmp_path: Path) -> None:
+def test_other_options_are_listed_once(tmp_path: Path) -> None:
     found = read(tmp_path, FILE)
     assert found.others == ("base", "http", "processes", "log-format")
     assert found.without_effect == (
@@ -105,18 +105,18 @@ def test_what_is_for_others_is_listed_once_and_not_resolved(tmp_path: Path) -> N
     )
 
 
-def test_a_section_by_name(tmp_path: Path) -> None:
+def test_section_can_be_named(tmp_path: Path) -> None:
     assert read_ini(write(tmp_path, FILE) + ":other").values["directories"] == ("/elsewhere",)
 
 
-def test_several_files_are_read_as_one(tmp_path: Path) -> None:
+def test_several_files_are_merged(tmp_path: Path) -> None:
     first = write(tmp_path, "[uwsgi]\nspooler = /a\nspooler-quiet\n", "a.ini")
     second = write(tmp_path, "[uwsgi]\nspooler = /b\nspooler-quiet = no\n", "b.ini")
     values = read_ini(first, second).values
     assert (values["directories"], values["quiet"]) == (("/a", "/b"), False)
 
 
-def test_how_the_application_is_found(tmp_path: Path) -> None:
+def test_application_options_are_read(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     found = read(
         tmp_path,
@@ -140,9 +140,7 @@ def test_how_the_application_is_found(tmp_path: Path) -> None:
     assert (found.imports, found.shared_imports) == (("more",), (f"{tmp_path}/site/first.py",))
 
 
-def test_a_spool_directory_is_relative_to_the_current_one_and_all_else_to_chdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_spool_directories_ignore_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site").mkdir()
     monkeypatch.chdir(tmp_path)
     values = read(
@@ -161,7 +159,7 @@ def test_a_spool_directory_is_relative_to_the_current_one_and_all_else_to_chdir(
         ("spooler-external = /b\nspooler = /a\nspooler-default = /a", "/a"),
     ],
 )
-def test_the_first_directory_is_the_default_of_either_kind(tmp_path: Path, lines: str, default: str) -> None:
+def test_first_directory_of_either_kind_is_the_default(tmp_path: Path, lines: str, default: str) -> None:
     assert read(tmp_path, f"[uwsgi]\n{lines}\n").values["default"] == default
 
 
@@ -170,16 +168,16 @@ def test_the_first_directory_is_the_default_of_either_kind(tmp_path: Path, lines
     [("", True), ("=", True), ("= 1", True), ("= true", True), ("= maybe", True)]
     + [(f"= {word}", False) for word in ("false", "OFF", "no", "0")],
 )
-def test_a_flag_counts_unless_it_says_no(tmp_path: Path, text: str, on: bool) -> None:
+def test_flag_is_true_unless_its_value_is_false(tmp_path: Path, text: str, on: bool) -> None:
     assert read(tmp_path, f"[uwsgi]\nspooler-quiet {text}\n").values["quiet"] is on
 
 
-def test_a_key_in_a_placeholder_is_its_first_value_wherever_it_stands(tmp_path: Path) -> None:
+def test_placeholder_is_the_first_value_of_its_key(tmp_path: Path) -> None:
     content = "[uwsgi]\nspooler = %(root)/%(name)\nroot = /srv/%(x)\nroot = /no\nset-ph = name=jobs\nx = y\n"
     assert read(tmp_path, content).values["directories"] == ("/srv/y/jobs",)
 
 
-def test_files_that_are_included(tmp_path: Path) -> None:
+def test_included_files_are_read(tmp_path: Path) -> None:
     inner = write(tmp_path, "[uwsgi]\nspooler = %(root)/%n\n[more]\nspooler-quiet\n", "inner.ini")
     found = read(
         tmp_path,
@@ -192,7 +190,7 @@ def test_files_that_are_included(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("spooler-processes = many", "line 2: spooler-processes must be a whole number, and is 'many'"),
         ("spooler-processes = -1", "must be at least 0"),
@@ -219,18 +217,18 @@ def test_files_that_are_included(tmp_path: Path) -> None:
         ("ini = :uwsgi", "':uwsgi' includes itself"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
-    message = told(tmp_path, f"[uwsgi]\n{line}\n")
-    assert said in message
+def test_errors_name_the_line(tmp_path: Path, line: str, expected: str) -> None:
+    message = error_of(tmp_path, f"[uwsgi]\n{line}\n")
+    assert expected in message
     assert f"{tmp_path}/site.ini" in message
 
 
-def test_a_key_for_sockets_is_not_shown(tmp_path: Path) -> None:
-    assert "hunter2" not in told(tmp_path, '[uwsgi]\nspooler-socket-key = hunter2;"\n')
+def test_socket_key_is_not_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in error_of(tmp_path, '[uwsgi]\nspooler-socket-key = hunter2;"\n')
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "it has no section [uwsgi]"),
         (b"spooler = /x\n", "it has no section [uwsgi]"),
@@ -240,13 +238,13 @@ def test_a_key_for_sockets_is_not_shown(tmp_path: Path) -> None:
         (b"[uwsgi]\nspooler = " + b"x" * 70_000, "line 2: the value has more than 65,536 characters"),
     ],
 )
-def test_what_is_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
-    assert said in told(tmp_path, content)
+def test_invalid_files_are_rejected(tmp_path: Path, content: bytes, expected: str) -> None:
+    assert expected in error_of(tmp_path, content)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, said in (
+    for name, expected in (
         (f"{tmp_path}/missing.ini", "it cannot be read: No such file"),
         (str(tmp_path), "it is not a plain file"),
         (f"{tmp_path}/pipe", "it is not a plain file"),
@@ -257,21 +255,21 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError) as failure:
             read_ini(name)
-        assert said in str(failure.value)
+        assert expected in str(failure.value)
 
 
-def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
+def test_invalid_utf8_is_kept(tmp_path: Path) -> None:
     found = read_ini(write(tmp_path, b"[uwsgi]\nspooler = /srv/\xff\n"))
     assert os.fsencode(found.values["directories"][0]) == b"/srv/\xff"
 
 
-def test_files_that_include_each_other(tmp_path: Path) -> None:
+def test_circular_includes_are_rejected(tmp_path: Path) -> None:
     write(tmp_path, f"[uwsgi]\nini = {tmp_path}/site.ini\n", "b.ini")
-    assert "includes itself" in told(tmp_path, f"[uwsgi]\nini = {tmp_path}/b.ini\n")
+    assert "includes itself" in error_of(tmp_path, f"[uwsgi]\nini = {tmp_path}/b.ini\n")
 
 
-def test_files_that_include_more_and_more(tmp_path: Path) -> None:
-    """Each includes the next one ten times: ten to the power of ten in all."""
+def test_number_of_included_files_is_limited(tmp_path: Path) -> None:
+    """Each file includes the next one ten times, ten to the power of ten in total."""
     for number in range(10):
         write(tmp_path, "[uwsgi]\n" + f"ini = {tmp_path}/{number + 1}.ini\n" * 10, f"{number}.ini")
     write(tmp_path, "[uwsgi]\n", "10.ini")
@@ -279,15 +277,15 @@ def test_files_that_include_more_and_more(tmp_path: Path) -> None:
         read_ini(f"{tmp_path}/0.ini")
 
 
-def test_placeholders_that_grow(tmp_path: Path) -> None:
-    """Each is the next one a hundred times, ten times over; the innermost is empty, or not."""
-    for innermost, said in (("", None), ("x", "the value has more than 65,536 characters")):
+def test_length_of_expanded_values_is_limited(tmp_path: Path) -> None:
+    """Each placeholder is the next one a hundred times, ten levels deep; the innermost is empty or not."""
+    for innermost, expected in (("", None), ("x", "the value has more than 65,536 characters")):
         lines = [f"a{number} = " + f"%(a{number + 1})" * 100 for number in range(10)]
         content = "\n".join(["[uwsgi]", "spooler = /x%(a0)", *lines, f"a10 = {innermost}", ""])
-        if said is None:
+        if expected is None:
             assert read(tmp_path, content).values["directories"] == ("/x",)
         else:
-            assert said in told(tmp_path, content)
+            assert expected in error_of(tmp_path, content)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -312,7 +310,7 @@ def test_placeholders_that_grow(tmp_path: Path) -> None:
         max_size=12,
     )
 )
-def test_any_file_is_read_or_told_of(tmp_path: Path, lines: list[bytes]) -> None:
+def test_arbitrary_files_raise_only_configuration_error(tmp_path: Path, lines: list[bytes]) -> None:
     path = write(tmp_path, b"\n".join(lines))
     try:
         files, message = read_ini(path, environ={}).files, ""
@@ -321,8 +319,8 @@ def test_any_file_is_read_or_told_of(tmp_path: Path, lines: list[bytes]) -> None
     assert files == (path,) or "site.ini" in message
 
 
-def test_what_has_no_value_is_not_said(tmp_path: Path) -> None:
-    """uWSGI starts with each of these; test_uwsgi_ini.py asks it."""
+def test_empty_options_are_ignored(tmp_path: Path) -> None:
+    """uWSGI starts with each of these, see test_uwsgi_ini.py."""
     empty = "".join(f"{name} =\n" for name in WITHOUT_VALUE)
     found = read(tmp_path, f"[uwsgi]\nspooler = /a\nspooler-harakiri = 5\nspooler-import = jobs\n{empty}")
     assert found.values == {"directories": ("/a",), "default": "/a", "imports": ("jobs",)}

@@ -1,4 +1,4 @@
-"""Jobs: what becomes of a spool file when it was run, whatever its function says or does."""
+"""Jobs: what happens to a spool file after its function has returned or raised."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Make = Callable[..., JobRunner]
 
 @pytest.fixture
 def function() -> Iterator[Set]:
-    """Sets the function that runs jobs."""
+    """A function that sets the function that runs jobs."""
     before = uwsgi_api.spooler
 
     def set_(chosen: Callable[[Env], object]) -> None:
@@ -56,7 +56,7 @@ def name_of(path: str) -> str:
 
 
 def counts(path: str) -> tuple[int, int]:
-    """How often a job was begun and given back."""
+    """How often a job was started and given back."""
     directory = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         return Attempts(directory).read(path, name_of(path)), returns_of(directory).read(path, name_of(path))
@@ -69,7 +69,7 @@ def reasons(writer: Writer) -> list[str]:
 
 
 def run(runner: JobRunner, directory: str, paths: list[str]) -> bool:
-    """Run these jobs; whether the runner says that none of the files is left."""
+    """Run these jobs; return whether the runner reports that no file is left."""
     try:
         runner.run(directory, paths)
     except Reject:
@@ -84,9 +84,7 @@ def raising(error: BaseException) -> Callable[[Env], object]:
     return function
 
 
-def test_the_function_gets_the_pairs_the_name_and_the_body(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_function_gets_pairs_name_and_body(function: Set, runner: Make, writer: Writer) -> None:
     found: list[Env] = []
     function(lambda env: found.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     with_body = name_of(writer.write({"a": "b", "at": "0"}, b"x" * 200_000))
@@ -100,7 +98,7 @@ def test_the_function_gets_the_pairs_the_name_and_the_body(
 
 
 @pytest.mark.parametrize("value", [uwsgi_api.SPOOL_RETRY, None, True, 1, 7, -3, "text", -2.0, False])
-def test_any_other_value_has_it_run_again(
+def test_other_return_values_retry_the_job(
     function: Set, runner: Make, writer: Writer, clock: FakeClock, value: object
 ) -> None:
     function(lambda env: value)
@@ -111,7 +109,7 @@ def test_any_other_value_has_it_run_again(
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
-def test_whatever_it_raises_has_it_run_again(
+def test_exceptions_retry_the_job(
     function: Set, runner: Make, writer: Writer, clock: FakeClock, error: BaseException
 ) -> None:
     function(raising(error))
@@ -130,7 +128,7 @@ def test_whatever_it_raises_has_it_run_again(
     assert reasons(writer) == [f"attempt 3, the last: {type(error).__name__}: {error}"]
 
 
-def test_attempts_may_have_no_end(function: Set, runner: Make, writer: Writer, clock: FakeClock) -> None:
+def test_attempts_can_be_unlimited(function: Set, runner: Make, writer: Writer, clock: FakeClock) -> None:
     function(lambda env: None)
     path = writer.write({}, at=1)
     running = runner(max_attempts=None)
@@ -140,7 +138,7 @@ def test_attempts_may_have_no_end(function: Set, runner: Make, writer: Writer, c
         clock.advance(16)
 
 
-def test_a_job_that_is_to_run_for_ever_is_never_set_aside(
+def test_spoolforever_job_is_never_set_aside(
     function: Set, runner: Make, writer: Writer, clock: FakeClock
 ) -> None:
     function(lambda env: uwsgi_api.SPOOL_RETRY)
@@ -153,7 +151,7 @@ def test_a_job_that_is_to_run_for_ever_is_never_set_aside(
         clock.advance(10.1)
 
 
-def test_ignored_it_is_kept_uncounted_and_asked_for_again_when_it_has_changed(
+def test_ignored_job_is_kept_uncounted_until_it_changes(
     function: Set, runner: Make, writer: Writer, clock: FakeClock
 ) -> None:
     asked: list[str] = []
@@ -177,18 +175,20 @@ def test_ignored_it_is_kept_uncounted_and_asked_for_again_when_it_has_changed(
         (Terminated("revoked"), "its run was ended by a revocation"),
     ],
 )
-def test_what_can_never_succeed_is_set_aside_at_once(
+def test_permanent_failure_is_set_aside_at_once(
     function: Set, runner: Make, writer: Writer, error: BaseException, reason: str
 ) -> None:
     function(raising(error))
     path = writer.write({})
-    told = pytest.raises(Terminated) if isinstance(error, Terminated) else nullcontext()  # to the worker, too
+    told = (
+        pytest.raises(Terminated) if isinstance(error, Terminated) else nullcontext()
+    )  # it also reaches the worker
     with told:
         runner().run(writer.path, [name_of(path)])
     assert reasons(writer) == [reason]
 
 
-def test_a_worker_that_ends_counts_no_attempt_and_leaves_the_job_free(
+def test_end_of_the_worker_counts_no_attempt_and_releases_the_job(
     function: Set, runner: Make, writer: Writer
 ) -> None:
     function(raising(SoftTimeLimitExceeded()))
@@ -202,8 +202,8 @@ def test_a_worker_that_ends_counts_no_attempt_and_leaves_the_job_free(
     os.close(directory)
 
 
-def died(path: str, attempts: int, returns: int = 0) -> None:
-    """As a process leaves it that dies in the midst of a job."""
+def mark_as_died(path: str, attempts: int, returns: int = 0) -> None:
+    """Write the counters as a process leaves them that dies during a job."""
     directory = os.open(os.path.dirname(path), os.O_RDONLY)
     file = os.open(path, os.O_RDWR)
     Attempts(directory).write(file, name_of(path), attempts)
@@ -212,13 +212,13 @@ def died(path: str, attempts: int, returns: int = 0) -> None:
     os.close(directory)
 
 
-def test_a_job_whose_process_died_waits_as_if_it_had_been_given_back(
+def test_job_of_a_dead_process_waits_like_one_given_back(
     function: Set, runner: Make, writer: Writer, clock: FakeClock
 ) -> None:
     done: list[int] = []
     function(lambda env: done.append(1) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     path = writer.write({}, at=1)
-    died(path, 1)
+    mark_as_died(path, 1)
     running = runner()
     run(running, writer.path, [name_of(path)])
     assert not done
@@ -228,17 +228,15 @@ def test_a_job_whose_process_died_waits_as_if_it_had_been_given_back(
     assert done
 
 
-def test_a_job_that_has_met_with_too_many_deaths_is_set_aside(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_job_whose_process_died_too_often_is_set_aside(function: Set, runner: Make, writer: Writer) -> None:
     function(raising(AssertionError("it must not run")))
     path = writer.write({}, at=1)
-    died(path, 3, 2)
+    mark_as_died(path, 3, 2)
     run(runner(), writer.path, [name_of(path)])
     assert reasons(writer) == ["it was started 3 times, and its process died before it ended"]
 
 
-def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(
+def test_working_directory_is_set_and_restored(
     function: Set, runner: Make, writer: Writer, tmp_path: Path
 ) -> None:
     found: list[str] = []
@@ -252,9 +250,7 @@ def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(
     assert os.getcwd() == before
 
 
-def test_each_job_of_a_message_begins_where_its_file_lies(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_each_job_of_a_message_starts_in_its_directory(function: Set, runner: Make, writer: Writer) -> None:
     found: list[str] = []
 
     def moving(env: Env) -> object:
@@ -269,9 +265,7 @@ def test_each_job_of_a_message_begins_where_its_file_lies(
     assert os.getcwd() == before
 
 
-def test_the_directory_that_has_the_path_now_is_worked_off(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_recreated_directory_is_used(function: Set, runner: Make, writer: Writer) -> None:
     found: list[bytes] = []
     function(lambda env: found.append(env[b"n"]) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     running = runner()
@@ -282,9 +276,7 @@ def test_the_directory_that_has_the_path_now_is_worked_off(
     assert found == [b"1", b"2"]
 
 
-def test_what_another_has_and_what_is_gone_is_passed_over(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_held_and_missing_files_are_skipped(function: Set, runner: Make, writer: Writer) -> None:
     function(lambda env: uwsgi_api.SPOOL_OK)
     held, there = name_of(writer.write({})), name_of(writer.write({}))
     directory = os.open(writer.path, os.O_RDONLY)
@@ -296,14 +288,14 @@ def test_what_another_has_and_what_is_gone_is_passed_over(
     os.close(directory)
 
 
-def test_with_no_function_a_job_is_kept(runner: Make, writer: Writer, function: Set) -> None:
+def test_job_is_kept_without_a_function(runner: Make, writer: Writer, function: Set) -> None:
     function(None)  # type: ignore[arg-type]
     path = writer.write({}, at=1)
     run(runner(), writer.path, [name_of(path)])
     assert counts(path) == (0, 0)
 
 
-def test_a_job_whose_module_could_not_be_imported_waits_as_long_as_it_takes(
+def test_job_waits_while_a_module_cannot_be_imported(
     runner: Make,
     writer: Writer,
     clock: FakeClock,
@@ -311,7 +303,7 @@ def test_a_job_whose_module_could_not_be_imported_waits_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A deploy that went wrong costs no job, and not one of its attempts."""
+    """A failed deployment costs neither jobs nor attempts."""
     function(manage_spool_request)
     monkeypatch.setattr(uwsgi_api, "not_imported", ["shop.jobs"])
     path = writer.write({"ud_spool_func": "of_the_shop"}, at=1)
@@ -329,10 +321,8 @@ def test_a_job_whose_module_could_not_be_imported_waits_as_long_as_it_takes(
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_what_a_job_logs_and_calls_has_its_own_id(
-    function: Set, runner: Make, writer: Writer, number: int
-) -> None:
-    """Though several come in one message, whose id is the first one's."""
+def test_each_job_has_its_own_context(function: Set, runner: Make, writer: Writer, number: int) -> None:
+    """Also if several jobs come in one message, whose id is that of the first."""
     found: list[tuple[str, str | None]] = []
 
     def note(env: Env) -> object:
@@ -372,7 +362,7 @@ def test_results(function: Set, runner: Make, writer: Writer, clock: FakeClock) 
 
 
 class Call:
-    """What a rule makes of a job."""
+    """A signature returned by a bridge."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -389,7 +379,7 @@ def rule(env: Env) -> Call | None:
     return CALL if b"task" in env else None
 
 
-def test_a_bridge_sends_tasks_in_the_place_of_jobs(function: Set, runner: Make, writer: Writer) -> None:
+def test_bridge_sends_tasks_instead_of_jobs(function: Set, runner: Make, writer: Writer) -> None:
     seen: list[Env] = []
     function(lambda env: seen.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     sent, kept = name_of(writer.write({"task": "t"})), name_of(writer.write({"a": "b"}))
@@ -399,7 +389,7 @@ def test_a_bridge_sends_tasks_in_the_place_of_jobs(function: Set, runner: Make, 
     assert files(writer.path) == []
 
 
-def test_a_job_that_was_removed_while_it_ran_is_done(
+def test_job_removed_while_it_runs_is_done(
     function: Set, runner: Make, writer: Writer, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = writer.write({})
@@ -413,9 +403,7 @@ def test_a_job_that_was_removed_while_it_ran_is_done(
     assert "removed while its job ran" in caplog.text
 
 
-def test_a_long_job_keeps_what_was_named_with_it_for_others(
-    function: Set, runner: Make, writer: Writer
-) -> None:
+def test_files_after_a_long_job_are_left_for_others(function: Set, runner: Make, writer: Writer) -> None:
     function(lambda env: uwsgi_api.SPOOL_OK)
     names = [name_of(writer.write({})) for _ in range(3)]
     run(runner(seconds=-1.0), writer.path, names)
@@ -424,7 +412,7 @@ def test_a_long_job_keeps_what_was_named_with_it_for_others(
 
 @pytest.mark.parametrize("value", [uwsgi_api.SPOOL_OK, uwsgi_api.SPOOL_RETRY, uwsgi_api.SPOOL_IGNORE])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_it_says_whether_a_file_is_left(
+def test_run_reports_whether_a_file_is_left(
     function: Set, runner: Make, writer: Writer, value: int, at: int
 ) -> None:
     names = [name_of(writer.write({"n": number})) for number in range(3)]
@@ -433,7 +421,7 @@ def test_it_says_whether_a_file_is_left(
     assert files(writer.path) == ([] if value == uwsgi_api.SPOOL_OK else [names[at]])
 
 
-def test_what_another_has_is_left_and_what_is_gone_or_set_aside_is_not(
+def test_held_file_is_left_and_missing_or_dead_ones_are_not(
     function: Set, runner: Make, writer: Writer
 ) -> None:
     function(raising(UnrunnableJob("never")))

@@ -1,4 +1,4 @@
-"""Locks: who is kept out by which, in one process and in two."""
+"""File locks, within one process and between two."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_one_holds_it(lock: FileLock, directory: int) -> None:
+def test_lock_is_exclusive(lock: FileLock, directory: int) -> None:
     file = lock.acquire("job", directory)
     with pytest.raises(Locked):
         lock.acquire("job", directory)
@@ -56,8 +56,8 @@ def test_one_holds_it(lock: FileLock, directory: int) -> None:
     lock.release(lock.acquire("job", directory))
 
 
-def test_a_record_lock_of_another_process_is_seen(lock: FileLock, directory: int, tmp_path: Path) -> None:
-    """uWSGI's are such locks."""
+def test_record_lock_of_another_process_is_detected(lock: FileLock, directory: int, tmp_path: Path) -> None:
+    """uWSGI uses record locks."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "job")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -70,11 +70,13 @@ def test_a_record_lock_of_another_process_is_seen(lock: FileLock, directory: int
     lock.release(lock.acquire("job", directory))
 
 
-def test_ours_keeps_a_record_lock_out(lock: FileLock, directory: int, tmp_path: Path) -> None:
+def test_lock_excludes_record_locks_of_other_processes(
+    lock: FileLock, directory: int, tmp_path: Path
+) -> None:
     file = lock.acquire("job", directory)
     command = [sys.executable, "-c", TRY, str(tmp_path / "job")]
     assert subprocess.run(command).returncode == 1
-    lock.is_held("job", directory)  # which must not lose it
+    lock.is_held("job", directory)  # this must not release the lock
     assert subprocess.run(command).returncode == 1
     lock.release(file)
     assert subprocess.run(command).returncode == 0
@@ -86,20 +88,20 @@ def test_links_are_not_followed(lock: FileLock, directory: int, tmp_path: Path) 
         lock.acquire("link", directory)
 
 
-def test_what_is_not_there_cannot_be_locked(lock: FileLock, directory: int) -> None:
+def test_missing_file_cannot_be_locked(lock: FileLock, directory: int) -> None:
     with pytest.raises(FileNotFoundError):
         lock.acquire("gone", directory)
     with pytest.raises(FileNotFoundError):
         lock.is_held("gone", directory)
 
 
-def test_the_descriptor_goes_to_no_other_program(lock: FileLock, directory: int) -> None:
+def test_descriptor_is_not_inherited(lock: FileLock, directory: int) -> None:
     file = lock.acquire("job", directory)
     assert not os.get_inheritable(file)
     lock.release(file)
 
 
-def test_two_record_locks_of_one_process_know_each_other(directory: int) -> None:
+def test_record_locks_of_one_process_exclude_each_other(directory: int) -> None:
     one, other = RecordLock(), RecordLock()
     file = one.acquire("job", directory)
     with pytest.raises(Locked):
@@ -120,7 +122,7 @@ def test_two_record_locks_of_one_process_know_each_other(directory: int) -> None
         ("/twice", DescriptionLock),
     ],
 )
-def test_on_a_network_file_system_locks_are_those_of_records(
+def test_record_locks_are_used_on_network_file_systems(
     tmp_path: Path, place: str, kind: type[FileLock]
 ) -> None:
     mounts = tmp_path / "mounts"
@@ -135,7 +137,7 @@ def test_on_a_network_file_system_locks_are_those_of_records(
     assert type(best_lock(place, str(mounts))) is kind
 
 
-def test_where_mounts_are_not_told_locks_are_the_best(tmp_path: Path) -> None:
+def test_description_locks_are_used_if_mounts_are_unknown(tmp_path: Path) -> None:
     assert type(best_lock("/", str(tmp_path / "none"))) is DescriptionLock
     (tmp_path / "odd").write_bytes(b"\xff\xfe\n\n")
     assert type(best_lock("/", str(tmp_path / "odd"))) is DescriptionLock

@@ -1,4 +1,4 @@
-"""spool://: messages as files, whatever they say, and whatever lies beside them."""
+"""spool://: messages as files, and foreign files between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAME = Stamp(1_700_000_000_000_000, 7).name(0)
     priority=st.integers(0, 9),
     due=st.none() | st.floats(2, 4e9),
 )
-def test_what_is_sent_is_read(
+def test_messages_round_trip(
     queue: str, headers: str, properties: str | None, body: bytes, priority: int, due: float | None
 ) -> None:
     job = to_job(Envelope(queue, headers, properties, body, priority, due), NAME)
@@ -60,7 +60,7 @@ def test_what_is_sent_is_read(
     ),
     body=st.binary(max_size=20),
 )
-def test_anything_else_is_no_message_and_nothing_worse(pairs: dict[bytes, bytes], body: bytes) -> None:
+def test_arbitrary_pairs_raise_only_invalid_packet(pairs: dict[bytes, bytes], body: bytes) -> None:
     try:
         found = from_file(pairs, body, 1, due=1.0)
     except InvalidPacket:
@@ -69,14 +69,14 @@ def test_anything_else_is_no_message_and_nothing_worse(pairs: dict[bytes, bytes]
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
-def test_a_queue_is_a_directory_of_its_own(queue: str) -> None:
+def test_queue_names_map_to_directories(queue: str) -> None:
     folder = queue_folder(queue)
     assert queue_of(folder) == queue
     assert "/" not in folder
     assert not folder.startswith(".")
 
 
-def test_names_say_when_and_in_which_order() -> None:
+def test_file_names_contain_time_and_order() -> None:
     first, second = Stamp(1_700_000_000_000_001, 7), Stamp(1_700_000_000_000_002, 8)
     assert sent_at(first.name(3)) == 1_700_000_000.000001
     assert tag_of(first.name(0), 1) < tag_of(second.name(5), 1)
@@ -91,9 +91,7 @@ def broker(tmp_path: Path) -> Any:
     opened.close()
 
 
-def test_what_is_no_message_is_set_aside_and_the_others_are_taken(
-    broker: SpoolBroker, tmp_path: Path
-) -> None:
+def test_foreign_file_is_dead_lettered_and_messages_are_leased(broker: SpoolBroker, tmp_path: Path) -> None:
     broker.sender.push([message("a")])
     folder = tmp_path / "spool" / QUEUES / "q"
     Writer(folder).write({"hello": "world"})
@@ -104,7 +102,7 @@ def test_what_is_no_message_is_set_aside_and_the_others_are_taken(
     assert "it is not a message: the pair b'qw_message' is missing" in dead.reason
 
 
-def test_a_message_waits_for_no_clock_that_was_set_back(tmp_path: Path) -> None:
+def test_clock_set_back_does_not_delay_messages(tmp_path: Path) -> None:
     clock = FakeClock()
     broker = SpoolBroker(str(tmp_path / "spool"), sync=Sync.NOTHING, clock=clock)
     broker.sender.push([message("a"), message("urgent", priority=9)])
@@ -114,7 +112,7 @@ def test_a_message_waits_for_no_clock_that_was_set_back(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_a_directory_that_goes_is_made_again(broker: SpoolBroker, tmp_path: Path) -> None:
+def test_removed_directory_is_recreated(broker: SpoolBroker, tmp_path: Path) -> None:
     broker.sender.push([message("a")])
     os.rename(tmp_path / "spool", tmp_path / "gone")
     with pytest.raises(BrokerUnavailable, match="accepts no messages"):
@@ -127,12 +125,12 @@ def test_a_directory_that_goes_is_made_again(broker: SpoolBroker, tmp_path: Path
 
 
 @pytest.mark.parametrize("url", ["spool:", "spool://", "spool:///", "spool://host/dir", "spool:relative"])
-def test_a_url_names_a_whole_path(url: str) -> None:
+def test_url_needs_an_absolute_path(url: str) -> None:
     with pytest.raises(ConfigurationError, match="three slashes"):
         open_broker(url, Settings(environ={}))
 
 
-def test_options(tmp_path: Path) -> None:
+def test_transport_options(tmp_path: Path) -> None:
     url = f"spool://{tmp_path}/a%20b"
     found = open_broker(url, Settings({"broker_transport_options": {"sync": "nothing"}}, environ={}))
     assert found.url == f"spool://{tmp_path}/a b"
@@ -140,7 +138,7 @@ def test_options(tmp_path: Path) -> None:
         open_broker(url, Settings({"broker_transport_options": {"sync": "maybe"}}, environ={}))
 
 
-def test_it_is_a_broker_of_an_app(tmp_path: Path) -> None:
+def test_spool_url_opens_a_broker(tmp_path: Path) -> None:
     app = QWorker("files", broker=f"spool://{tmp_path}/spool", set_as_current=False)
     assert app.broker.admin.queues() == []
     app.close()

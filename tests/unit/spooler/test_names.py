@@ -1,4 +1,4 @@
-"""Names: their form, their order, and what a priority may be called."""
+"""Names of spool files: format, order, and valid priorities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.uwsgi_files import MANIFEST
 ORDER = MANIFEST["order"]["uwsgi_order"]
 
 
-def test_a_name_has_the_form_of_uwsgis() -> None:
+def test_name_has_the_format_of_uwsgi() -> None:
     found = re.fullmatch(rf"{PREFIX}(.+)_(\d+)_(\d+)_(\d+)_(\d+)_(\d+)", job_name(1_700_000_000.000_25))
     assert found is not None
     assert found[2] == str(os.getpid())
@@ -27,28 +27,28 @@ def test_a_name_has_the_form_of_uwsgis() -> None:
     assert "/" not in found[1]
 
 
-def test_names_of_one_process_sort_as_they_were_made() -> None:
+def test_names_of_one_process_sort_by_creation() -> None:
     names = [job_name(1_700_000_000.0) for _ in range(1_000)]
     assert sorted(names, key=natural_key) == names
 
 
-def test_threads_get_names_of_their_own() -> None:
+def test_names_are_unique_among_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(job_name, [1_700_000_000.0] * 5_000))
     numbers = {name.split("_")[-4] for name in names}
     assert len(set(names)) == len(numbers) == 5_000
 
 
-def test_the_order_of_uwsgi() -> None:
+def test_paths_are_ordered_as_in_uwsgi() -> None:
     assert sorted(set(ORDER), key=path_key) == ORDER
 
 
-def test_numbers_are_ordered_as_versions_are() -> None:
+def test_numbers_are_ordered_like_versions() -> None:
     order = ["000", "00", "01", "010", "09", "0", "1", "9", "10"]
     assert sorted(set(order), key=natural_key) == order
 
 
-def test_any_names_are_ordered_as_the_c_library_does() -> None:
+def test_natural_order_equals_strverscmp() -> None:
     try:
         compare = ctypes.CDLL("libc.so.6").strverscmp
     except (OSError, AttributeError):
@@ -64,19 +64,19 @@ def test_any_names_are_ordered_as_the_c_library_does() -> None:
 
 
 @pytest.mark.parametrize(("priority", "name"), [(1, "1"), ("10", "10"), (b"02", "02"), ("", ""), (0, "0")])
-def test_digits_are_a_priority(priority: str | bytes | int, name: str) -> None:
+def test_digits_are_valid_priorities(priority: str | bytes | int, name: str) -> None:
     assert priority_name(priority) == name
 
 
 @pytest.mark.parametrize(
     "priority", ["high", "-1", "3x", "1/5", "..", ".", "../x", "/tmp", "1\0", "٣", "²", " 1", "9" * 256, -1]
 )
-def test_nothing_else_is(priority: str | int) -> None:
+def test_other_priorities_are_rejected(priority: str | int) -> None:
     with pytest.raises(SpoolError, match="digits"):
         priority_name(priority)
 
 
-def test_words_are_when_they_are_allowed() -> None:
+def test_words_can_be_allowed_as_priorities() -> None:
     assert priority_name("high", words=True) == "high"
     for name in ("..", ".", "a/b", "a\0", ".qw-dead", f"{PREFIX}x", "é" * 200, "9" * 256):
         with pytest.raises(SpoolError, match="plain name"):
@@ -87,7 +87,7 @@ PARTS = st.one_of(st.sampled_from(["", ".", "..", "1", "02", "high", PREFIX, f"{
 
 
 @given(st.lists(PARTS).map("/".join))
-def test_the_name_of_a_job_leads_nowhere_else(name: str) -> None:
+def test_job_path_accepts_only_paths_of_jobs(name: str) -> None:
     try:
         path = job_path(name)
     except SpoolError:
@@ -99,5 +99,5 @@ def test_the_name_of_a_job_leads_nowhere_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [f"{PREFIX}a", f"10/{PREFIX}a", f"1/02/{PREFIX}a"])
-def test_the_names_of_jobs(name: str) -> None:
+def test_valid_job_paths(name: str) -> None:
     assert job_path(name) == name

@@ -1,4 +1,4 @@
-"""What is taken of the bytes on a connection, who may send, and what is written of it."""
+"""Spooler sockets: parsing of connections, access control, and the jobs that are written."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ KEY = b"0123456789abcdef"
 OK = encode({"k": "v"})
 
 
-class Taken:
-    """Stands for whoever writes jobs."""
+class RequestRecorder:
+    """Records requests instead of writing jobs."""
 
     def __init__(self, reason: str = "") -> None:
         self.requests: list[Request] = []
@@ -40,15 +40,15 @@ class Taken:
         return f"job{len(self.requests)}"
 
 
-def talk(*parts: bytes, taken: Taken | None = None, **limits: object) -> Conversation:
-    conversation = Conversation(Limits(**limits), taken or Taken(), 0.0)  # type: ignore[arg-type]
+def talk(*parts: bytes, taken: RequestRecorder | None = None, **limits: object) -> Conversation:
+    conversation = Conversation(Limits(**limits), taken or RequestRecorder(), 0.0)  # type: ignore[arg-type]
     for number, part in enumerate(parts):
         conversation.received(part, float(number))
     return conversation
 
 
 def answers(conversation: Conversation) -> list[tuple[bool, str | None, str | None]]:
-    """Those of extended packets."""
+    """The answers to extended packets."""
     found, image = [], bytes(conversation.unsent)
     while image:
         end = 4 + (image[1] | image[2] << 8)
@@ -57,11 +57,11 @@ def answers(conversation: Conversation) -> list[tuple[bool, str | None, str | No
     return found
 
 
-# -- the bytes --
+# -- parsing --
 
 
-def test_one_packet_is_taken_and_the_rest_ignored() -> None:
-    taken = Taken()
+def test_only_the_first_packet_is_accepted() -> None:
+    taken = RequestRecorder()
     conversation = talk(OK + OK + b"rest", taken=taken)
     assert taken.requests == [Request(OK, b"", False)]
     assert (conversation.unsent, conversation.ending, conversation.unread) == (ENQUEUED, True, True)
@@ -70,16 +70,16 @@ def test_one_packet_is_taken_and_the_rest_ignored() -> None:
     assert not talk(OK).unread
 
 
-def test_a_packet_may_come_byte_by_byte() -> None:
+def test_packet_can_arrive_byte_by_byte() -> None:
     for image in (OK, extended(OK, b"body")):
-        taken = Taken()
+        taken = RequestRecorder()
         conversation = talk(*(image[at : at + 1] for at in range(len(image))), taken=taken)
         assert [request.packet[4:] for request in taken.requests] == [OK[4:]]
         assert taken.requests[0].body == (b"" if image == OK else b"body")
         assert conversation.unsent
 
 
-def test_a_part_of_a_packet_is_no_packet() -> None:
+def test_incomplete_packet_is_not_answered() -> None:
     for end in range(len(OK)):
         assert not talk(OK[:end]).unsent
     image = extended(OK, b"body")
@@ -87,14 +87,14 @@ def test_a_part_of_a_packet_is_no_packet() -> None:
         assert not talk(image[:end]).unsent
 
 
-def test_what_is_not_for_a_spooler_is_not_answered() -> None:
+def test_other_modifiers_close_the_connection() -> None:
     for modifier in {*range(256)} - {17}:
         conversation = talk(bytes((modifier,)) + OK[1:])
         assert conversation.ending
         assert not conversation.unsent
 
 
-def test_the_buffer_size_is_kept_to() -> None:
+def test_packet_size_is_limited_by_buffer_size() -> None:
     fits, too_large = (encode({"k": "v" * (100 - 5 + more)}) for more in (0, 1))
     assert talk(fits, buffer_size=100).unsent == ENQUEUED
     conversation = talk(too_large[:4], buffer_size=100)
@@ -102,15 +102,15 @@ def test_the_buffer_size_is_kept_to() -> None:
     assert not conversation.unsent
 
 
-def test_what_is_refused_is_answered_so() -> None:
-    assert talk(OK, taken=Taken("no")).unsent == REFUSED
-    conversation = talk(extended(OK, b"") * 2, taken=Taken("no"))
+def test_rejection_is_answered() -> None:
+    assert talk(OK, taken=RequestRecorder("no")).unsent == REFUSED
+    conversation = talk(extended(OK, b"") * 2, taken=RequestRecorder("no"))
     assert answers(conversation) == [(False, None, "no")] * 2
     assert not conversation.ending
 
 
-def test_packets_with_bodies_come_one_after_the_other() -> None:
-    taken = Taken()
+def test_connection_takes_several_packets_with_bodies() -> None:
+    taken = RequestRecorder()
     conversation = talk(extended(OK, b"a") + extended(OK, b""), extended(OK, b"c") + OK + OK, taken=taken)
     assert [request.body for request in taken.requests] == [b"a", b"", b"c", b""]
     assert bytes(conversation.unsent).endswith(ENQUEUED)
@@ -119,21 +119,21 @@ def test_packets_with_bodies_come_one_after_the_other() -> None:
     assert conversation.ending
 
 
-def test_without_the_extension_its_sign_is_ignored() -> None:
-    taken = Taken()
+def test_extension_can_be_disabled() -> None:
+    taken = RequestRecorder()
     conversation = talk(extended(OK, b"body"), taken=taken, extension=False)
     assert conversation.unsent == ENQUEUED
     assert conversation.ending
     assert [request.body for request in taken.requests] == [b""]
 
 
-def test_other_signs_are_ignored() -> None:
+def test_other_second_modifiers_are_ignored() -> None:
     for modifier2 in {*range(256)} - {1}:
         assert talk(OK[:3] + bytes((modifier2,)) + OK[4:]).unsent == ENQUEUED
 
 
 @pytest.mark.parametrize("length", [11, 1 << 62, (1 << 64) - 1])
-def test_a_body_that_is_too_large_is_refused_before_it_comes(length: int) -> None:
+def test_oversized_body_is_rejected_before_it_arrives(length: int) -> None:
     image = extended(OK, b"")[:-8] + length.to_bytes(8, "little")
     conversation = talk(image, max_body=10)
     assert conversation.ending
@@ -142,7 +142,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_comes(length: int) -> Non
     assert f"{length:,}" in str(answer[2])
 
 
-def test_one_that_says_much_leaves_others_their_turn() -> None:
+def test_packets_per_turn_are_limited() -> None:
     conversation = talk(extended(OK, b"") * 2 * AT_ONCE)
     assert conversation.more
     assert len(answers(conversation)) == AT_ONCE
@@ -151,8 +151,8 @@ def test_one_that_says_much_leaves_others_their_turn() -> None:
     assert len(answers(conversation)) == 2 * AT_ONCE
 
 
-def test_one_that_does_not_read_its_answers_has_to() -> None:
-    taken = Taken("x" * 1000)
+def test_unread_answers_are_limited() -> None:
+    taken = RequestRecorder("x" * 1000)
     conversation = talk(taken=taken)
     for _ in range(1000):
         conversation.received(extended(OK, b""), 0.0)
@@ -164,7 +164,7 @@ def test_one_that_does_not_read_its_answers_has_to() -> None:
     assert conversation.unsent
 
 
-def test_each_wait_has_an_end() -> None:
+def test_timeouts_of_a_connection() -> None:
     image = extended(OK, b"x" * SLOWEST * 3)
     conversation = talk(timeout=4, keep_alive=60)
     assert (conversation.since, conversation.timeout) == (0, 4)
@@ -181,36 +181,36 @@ def test_each_wait_has_an_end() -> None:
 
 
 @given(st.lists(st.binary(max_size=40)), st.booleans())
-def test_any_bytes_are_taken_or_refused(parts: list[bytes], extension: bool) -> None:
-    taken = Taken("no")
+def test_arbitrary_bytes_are_accepted_or_rejected(parts: list[bytes], extension: bool) -> None:
+    taken = RequestRecorder("no")
     conversation = talk(*(b"\x11" + part for part in parts), taken=taken, extension=extension)
     assert bool(taken.requests) <= bool(conversation.unsent), "each is answered"
     assert not (conversation.ending and (conversation.held or conversation.more))
 
 
 @given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=30)), max_size=6), st.data())
-def test_however_it_is_cut_the_same_is_taken(jobs: list[tuple[bytes, bytes]], data: st.DataObject) -> None:
+def test_fragmentation_does_not_matter(jobs: list[tuple[bytes, bytes]], data: st.DataObject) -> None:
     stream = b"".join(extended(encode({"k": value}), body) for value, body in jobs)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
-    taken = Taken()
+    taken = RequestRecorder()
     begins = [0, *cuts]
     talk(*(stream[a:b] for a, b in zip(begins, [*cuts, len(stream)], strict=True)), taken=taken)
     found = [(decode(request.packet).pairs[b"k"], request.body) for request in taken.requests]
     assert found == jobs
 
 
-def test_limits_are_checked() -> None:
+def test_invalid_limits_are_rejected() -> None:
     for wrong in ({"buffer_size": 65_536}, {"buffer_size": 0}, {"timeout": 0}, {"max_connections": 0}):
         with pytest.raises(ConfigurationError):
             Limits(**wrong)  # type: ignore[arg-type]
 
 
-# -- what is written --
+# -- writing --
 
 
 @pytest.fixture
 def admit(tmp_path: Path) -> Callable[..., str]:
-    """Has a job written to "one", or to "two" when it says so, and returns its name; KEY signs it."""
+    """A function that writes a job to "one", or to "two" if it names that; KEY is the signing key."""
     clock = FakeClock(now=1_700_000_000.0)
     writers = [Writer(tmp_path / name) for name in ("one", "two")]
     admission = Admission(writers, KEY, clock)
@@ -222,7 +222,7 @@ def admit(tmp_path: Path) -> Callable[..., str]:
     return do
 
 
-def test_a_job_is_written_as_it_came(admit: Callable[..., str], tmp_path: Path) -> None:
+def test_job_is_written_unchanged(admit: Callable[..., str], tmp_path: Path) -> None:
     pairs = {"at": "1800000000.5", "priority": "10", "spooler": str(tmp_path / "two"), "body": "a pair"}
     name = admit(pairs, b"body")
     assert name.startswith("10/uwsgi_spoolfile_on_")
@@ -234,9 +234,7 @@ def test_a_job_is_written_as_it_came(admit: Callable[..., str], tmp_path: Path) 
     assert os.stat(path).st_mtime == 1_800_000_001
 
 
-def test_its_modifiers_become_those_of_a_file_and_all_else_stays(
-    admit: Callable[..., str], tmp_path: Path
-) -> None:
+def test_written_packet_has_the_modifiers_of_a_file(admit: Callable[..., str], tmp_path: Path) -> None:
     twice = b"\x01\0a\x01\x001\x01\0a\x01\x002"
     name = admit(bytes((17, len(twice), 0, 5)) + twice, b"body")
     assert (tmp_path / "one" / name).read_bytes() == bytes((17, len(twice), 0, 0)) + twice + b"body"
@@ -269,7 +267,7 @@ def test_its_modifiers_become_those_of_a_file_and_all_else_stays(
         ({"ud_spool_func": "f", "kwargs": ""}, "pickled"),
     ],
 )
-def test_what_leads_elsewhere_is_refused(
+def test_unsafe_options_are_rejected(
     admit: Callable[..., str], tmp_path: Path, pairs: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(SpoolError, match=reason):
@@ -277,18 +275,18 @@ def test_what_leads_elsewhere_is_refused(
     assert files(tmp_path) == []
 
 
-def test_empty_options_are_none(admit: Callable[..., str], tmp_path: Path) -> None:
+def test_empty_options_are_ignored(admit: Callable[..., str], tmp_path: Path) -> None:
     assert "/" not in admit({"at": "", "priority": "", "spooler": ""})
     assert "/" not in admit({"at": "0"})
     assert len(files(tmp_path / "one")) == 2
 
 
-def test_arguments_of_others_than_decorated_functions_are_plain_pairs(admit: Callable[..., str]) -> None:
+def test_args_without_a_function_are_plain_pairs(admit: Callable[..., str]) -> None:
     assert admit({"args": "a", "kwargs": "b"})
     assert admit({"ud_spool_func": "f"})
 
 
-def test_malformed_pairs_are_refused(admit: Callable[..., str], tmp_path: Path) -> None:
+def test_malformed_pairs_are_rejected(admit: Callable[..., str], tmp_path: Path) -> None:
     for image in (b"\x11\5\0\0\5\0he\xff", b"\x11\4\0\0\0\0\0\0", b"\x11\1\0\0\0"):
         with pytest.raises(SpoolError):
             admit(image)
@@ -300,20 +298,20 @@ class Broken(Writer):
         raise OSError(5, "Input/output error")
 
 
-def test_a_disk_that_fails_refuses_the_job(tmp_path: Path) -> None:
+def test_write_error_rejects_the_job(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="Input/output error"):
         Admission([Broken(tmp_path / "one")], None).admit(Request(OK, b"", False), False)
 
 
-def test_answers_can_say_whatever_happened() -> None:
+def test_answers_can_contain_any_error_text() -> None:
     for text in ("x" * 100_000, "\ud800", "\udcff", "ä"):
-        conversation = talk(extended(OK, b""), taken=Taken(text))
+        conversation = talk(extended(OK, b""), taken=RequestRecorder(text))
         ((enqueued, _, error),) = answers(conversation)
         assert not enqueued
         assert error
 
 
-def test_without_a_directory_nothing_is_taken() -> None:
+def test_jobs_are_rejected_without_a_directory() -> None:
     with pytest.raises(SpoolError, match="no spool directory here"):
         Admission([], None).admit(Request(OK, b"", False), False)
 
@@ -328,14 +326,14 @@ def sign(
     return encode({**pairs, framing.PAIR: signature})  # type: ignore[dict-item]
 
 
-def test_a_signed_job_is_written_without_its_signature(admit: Callable[..., str], tmp_path: Path) -> None:
+def test_signature_is_removed_from_a_signed_job(admit: Callable[..., str], tmp_path: Path) -> None:
     pairs = {b"z": b"1", b"args": b"p", b"a": b"2", b"ud_spool_func": b"f"}
     path = tmp_path / "one" / admit(sign(pairs, b"body"), b"body", must=True)
     assert decode(path.read_bytes()) == (pairs, b"body")
 
 
 @pytest.mark.parametrize("must", [True, False])
-def test_what_was_changed_or_is_old_is_refused(admit: Callable[..., str], tmp_path: Path, must: bool) -> None:
+def test_changed_or_old_jobs_are_rejected(admit: Callable[..., str], tmp_path: Path, must: bool) -> None:
     good = sign({b"a": b"1", b"at": b"5"}, b"body")
     changed = encode({**decode(good).pairs, b"at": b"6"})  # type: ignore[dict-item]
     more = encode({**decode(good).pairs, b"more": b""})  # type: ignore[dict-item]
@@ -358,18 +356,18 @@ def test_what_was_changed_or_is_old_is_refused(admit: Callable[..., str], tmp_pa
     assert admit(good, b"body", must=must)
 
 
-def test_what_must_be_signed_is_refused_unsigned(admit: Callable[..., str]) -> None:
+def test_unsigned_job_is_rejected_if_signatures_are_required(admit: Callable[..., str]) -> None:
     with pytest.raises(SpoolError, match="not signed"):
         admit({"a": "1"}, must=True)
 
 
-def test_without_a_key_a_signature_means_nothing(tmp_path: Path) -> None:
+def test_signed_job_is_rejected_without_a_key(tmp_path: Path) -> None:
     admission = Admission([Writer(tmp_path / "one")], None)
     with pytest.raises(SpoolError, match="no key"):
         admission.admit(Request(sign({b"a": b"1"}), b"", False), False)
 
 
-def test_a_key_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:
+def test_key_is_read_from_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b" " + KEY + b"\n")
     path.chmod(0o640)
@@ -401,7 +399,7 @@ def test_a_key_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:
         ("socket", UnixAddress("socket", False)),
     ],
 )
-def test_addresses_are_read(text: str, expected: TcpAddress | UnixAddress) -> None:
+def test_addresses_are_parsed(text: str, expected: TcpAddress | UnixAddress) -> None:
     address = parse_address(text)
     assert address == expected
     assert parse_address(str(address)) == expected
@@ -410,12 +408,12 @@ def test_addresses_are_read(text: str, expected: TcpAddress | UnixAddress) -> No
 @pytest.mark.parametrize(
     "text", ["", "@", "host:", "host:port", "host:65536", "::1:3031", "a\0/b", "/" + "x" * 107, "host:٣"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_address(text)
 
 
-def test_beyond_this_machine_something_must_keep_strangers_away() -> None:
+def test_listening_on_other_interfaces_needs_a_key_or_networks() -> None:
     for host in ("0.0.0.0", "10.0.0.1", "::", "2001:db8::1"):
         with pytest.raises(ConfigurationError, match="networks"):
             Access().check_listening(ip_address(host), host)
@@ -425,7 +423,7 @@ def test_beyond_this_machine_something_must_keep_strangers_away() -> None:
         Access().check_listening(ip_address(host), host)
 
 
-def test_who_may_send() -> None:
+def test_allowed_ip_addresses() -> None:
     networks = Access(networks=("10.0.0.0/8", "2001:db8::/32", "192.0.2.7"))
     for host in ("10.1.2.3", "::ffff:10.1.2.3", "2001:db8::5", "192.0.2.7", "127.0.0.1", "::1"):
         assert networks.allows_ip(host), host
@@ -436,7 +434,7 @@ def test_who_may_send() -> None:
         assert not Access(key=KEY, networks=("10.0.0.0/8",)).allows_ip(host), host
 
 
-def test_access_is_checked() -> None:
+def test_invalid_access_is_rejected() -> None:
     for wrong in ({"networks": ("10.0.0.1/8",)}, {"networks": ("x",)}, {"key": b"short"}):
         with pytest.raises(ConfigurationError):
             Access(**wrong)  # type: ignore[arg-type]

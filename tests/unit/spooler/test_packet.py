@@ -1,4 +1,4 @@
-"""The packet, held against what real uWSGI wrote and did."""
+"""The packet format, compared with files of a real uWSGI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MALFORMED = samples("malformed")
 
 
 @pytest.mark.parametrize("sample", VALID, ids=lambda sample: sample.id)
-def test_what_uwsgi_wrote_is_read(sample: Sample) -> None:
+def test_packets_of_uwsgi_are_decoded(sample: Sample) -> None:
     packet = decode(sample.image)
     assert sample.holds(packet.pairs)
     assert len(packet.body) == sample.entry["body_len"]
@@ -27,13 +27,13 @@ def test_what_uwsgi_wrote_is_read(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("sample", VALID, ids=lambda sample: sample.id)
-def test_the_same_bytes_are_written(sample: Sample) -> None:
+def test_encoding_gives_the_bytes_of_uwsgi(sample: Sample) -> None:
     packet = decode(sample.image)
     assert encode(packet.pairs) + packet.body == sample.image
 
 
 @pytest.mark.parametrize("sample", MALFORMED, ids=lambda sample: sample.id)
-def test_what_uwsgi_ran_is_read_and_nothing_else(sample: Sample) -> None:
+def test_malformed_packets_are_accepted_exactly_as_by_uwsgi(sample: Sample) -> None:
     if sample.entry["uwsgi_executed"]:
         packet = decode(sample.image)
         assert sample.holds(packet.pairs)
@@ -43,7 +43,7 @@ def test_what_uwsgi_ran_is_read_and_nothing_else(sample: Sample) -> None:
             decode(sample.image)
 
 
-def test_the_example_of_the_manual() -> None:
+def test_example_of_the_manual() -> None:
     assert encode({"hello": "world"}) == bytes((17, 14, 0, 0, 5, 0, *b"hello", 5, 0, *b"world"))
 
 
@@ -51,7 +51,7 @@ keys = st.binary(min_size=1, max_size=50)
 
 
 @given(st.dictionaries(keys, st.binary(max_size=300)), st.binary(max_size=100))
-def test_what_is_written_is_read(pairs: dict[bytes, bytes], body: bytes) -> None:
+def test_packets_round_trip(pairs: dict[bytes, bytes], body: bytes) -> None:
     assert decode(encode(pairs) + body) == (pairs, body)
 
 
@@ -61,7 +61,7 @@ def test_text_is_utf8_and_numbers_are_decimal(pairs: dict[str, str | int]) -> No
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_packet_or_refused(image: bytes) -> None:
+def test_arbitrary_bytes_raise_only_invalid_packet(image: bytes) -> None:
     try:
         packet = decode(image)
     except InvalidPacket:
@@ -70,13 +70,13 @@ def test_any_bytes_are_a_packet_or_refused(image: bytes) -> None:
 
 
 @given(st.dictionaries(keys, st.binary(max_size=20)), st.data())
-def test_a_packet_that_was_cut_is_refused(pairs: dict[bytes, bytes], data: st.DataObject) -> None:
+def test_truncated_packet_is_rejected(pairs: dict[bytes, bytes], data: st.DataObject) -> None:
     image = encode(pairs)
     with pytest.raises(InvalidPacket):
         decode(image[: data.draw(st.integers(0, len(image) - 1))])
 
 
-def test_bits_that_flip_do_no_harm() -> None:
+def test_damaged_packets_raise_only_invalid_packet() -> None:
     chance = random.Random(17)
     images = [bytearray(sample.image[:500]) for sample in VALID]
     for _ in range(20_000):
@@ -91,21 +91,21 @@ def test_bits_that_flip_do_no_harm() -> None:
         assert len(body) <= len(image)
 
 
-def test_the_most_that_fits() -> None:
+def test_largest_packet() -> None:
     assert len(encode({"k": bytes(LARGEST - 5)})) == 4 + LARGEST
     with pytest.raises(SpoolError, match=r"'k'.*body"):
         encode({"k": bytes(LARGEST - 4)})
 
 
 @pytest.mark.parametrize("size", [65_536, 70_000, 200_000])
-def test_what_is_too_long_is_refused_and_not_cut(size: int) -> None:
+def test_overlong_keys_and_values_are_rejected(size: int) -> None:
     with pytest.raises(SpoolError, match="65,535"):
         encode({"k": bytes(size)})
     with pytest.raises(SpoolError, match="65,535"):
         encode({b"k" * size: b""})
 
 
-def test_many_pairs_are_too_much_together() -> None:
+def test_oversized_packet_is_rejected() -> None:
     with pytest.raises(SpoolError, match="65,535"):
         encode({f"{number:06}": "value" for number in range(5_000)})
 
@@ -124,20 +124,20 @@ def test_many_pairs_are_too_much_together() -> None:
         ({"k": 10**5000}, "'k'.*digit"),
     ],
 )
-def test_what_cannot_be_written_is_refused(pairs: dict[str, str], says: str) -> None:
+def test_invalid_pairs_are_rejected(pairs: dict[str, str], says: str) -> None:
     with pytest.raises(SpoolError, match=says):
         encode(pairs)
 
 
-def test_other_bytes_are_bytes() -> None:
+def test_bytes_like_values_are_encoded() -> None:
     assert decode(encode({"a": bytearray(b"1"), "b": memoryview(b"2")})).pairs == {b"a": b"1", b"b": b"2"}
 
 
-def test_the_callers_pairs_stay_as_they_are() -> None:
+def test_encoding_does_not_change_the_pairs() -> None:
     pairs = {"k": 1, "body": "b"}
     encode(pairs)
     assert pairs == {"k": 1, "body": "b"}
 
 
-def test_of_a_key_spelled_twice_the_last_wins() -> None:
+def test_last_of_text_and_bytes_keys_wins() -> None:
     assert decode(encode({"k": "text", b"k": b"bytes"})).pairs == {b"k": b"bytes"}

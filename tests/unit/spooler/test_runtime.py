@@ -1,4 +1,4 @@
-"""Who works off a directory, how often it is scanned, and signals from other processes."""
+"""The spoolers of a directory, its scan frequency, and signals from other processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def dead() -> int:
-    """The id of a process that was there."""
+def pid_of_a_dead_process() -> int:
+    """The id of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-def test_who_is_announced_is_told_of_until_it_goes(place: Path) -> None:
+def test_announced_processes_are_listed_until_withdrawn(place: Path) -> None:
     assert runtime.pids(place) == []
     runtime.announce(place)
     runtime.announce(place)
@@ -44,20 +44,20 @@ def test_who_is_announced_is_told_of_until_it_goes(place: Path) -> None:
     assert stat.S_IMODE((place / STATE).stat().st_mode) == 0o750, "who may write jobs, and nobody else"
 
 
-def test_who_died_is_told_of_no_more(place: Path) -> None:
-    runtime.announce(place, dead())
+def test_dead_process_is_not_listed(place: Path) -> None:
+    runtime.announce(place, pid_of_a_dead_process())
     assert runtime.pids(place) == []
 
 
-def test_who_died_leaves_nothing_when_another_comes(place: Path) -> None:
+def test_announcing_removes_files_of_dead_processes(place: Path) -> None:
     runtime.announce(place, os.getppid())
-    runtime.announce(place, dead())
+    runtime.announce(place, pid_of_a_dead_process())
     runtime.announce(place)
     names = {f"{pid}.process" for pid in (os.getpid(), os.getppid())}
     assert set(os.listdir(place / STATE)) == names
 
 
-def test_another_process_of_the_same_id_is_another_one(place: Path) -> None:
+def test_reused_pid_is_not_listed(place: Path) -> None:
     runtime.announce(place)
     file = place / STATE / f"{os.getpid()}.process"
     assert file.read_text()
@@ -65,7 +65,7 @@ def test_another_process_of_the_same_id_is_another_one(place: Path) -> None:
     assert runtime.pids(place) == []
 
 
-def test_a_frequency_is_forgotten_with_the_last_spooler(place: Path) -> None:
+def test_frequency_is_forgotten_with_the_last_spooler(place: Path) -> None:
     assert runtime.frequency_of(place, 30.0) == 30.0
     runtime.announce(place, os.getppid())
     runtime.set_frequency(place, 2)
@@ -78,26 +78,26 @@ def test_a_frequency_is_forgotten_with_the_last_spooler(place: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), None, "5", True])
-def test_a_frequency_is_more_than_nothing(place: Path, seconds: Any) -> None:
+def test_invalid_frequencies_are_rejected(place: Path, seconds: Any) -> None:
     with pytest.raises(SpoolError, match="more than 0"):
         runtime.set_frequency(place, seconds)
 
 
 @pytest.mark.parametrize("text", [b"", b"often", b"nan", b"-5", b"0", b"\xff", b"1" * 100_000, b"inf"])
-def test_a_damaged_file_says_nothing(place: Path, text: bytes) -> None:
+def test_damaged_frequency_file_is_ignored(place: Path, text: bytes) -> None:
     runtime.set_frequency(place, 2)
     (place / STATE / "frequency").write_bytes(text)
     assert runtime.frequency_of(place, 30.0) in (30.0, float("1" * 64))
 
 
 @pytest.mark.parametrize("name", ["x.process", "-1.process", f"{10**20}.process", "0x1.process", ".process"])
-def test_damaged_names_are_nobody(place: Path, name: str) -> None:
+def test_malformed_file_names_are_ignored(place: Path, name: str) -> None:
     runtime.state_place(place)
     (place / STATE / name).touch()
     assert runtime.pids(place) == []
 
 
-def test_what_is_in_the_way_is_said(place: Path) -> None:
+def test_unusable_state_directory_is_an_error(place: Path) -> None:
     (place / STATE).symlink_to("/tmp")
     with pytest.raises(SpoolError, match="not a directory"):
         runtime.announce(place)
@@ -119,7 +119,7 @@ def test_signals_arrive_in_order(place: Path) -> None:
     assert os.listdir(place / STATE) == []
 
 
-def test_only_one_of_several_gets_a_signal(place: Path) -> None:
+def test_signal_reaches_only_one_receiver(place: Path) -> None:
     receivers = [SignalSocket(place, pid) for pid in (1, 2)]
     signal_socket.send(place, 5)
     assert sorted(receiver.read() for receiver in receivers) == [[], [5]]
@@ -127,7 +127,7 @@ def test_only_one_of_several_gets_a_signal(place: Path) -> None:
         receiver.close()
 
 
-def test_the_socket_of_a_dead_spooler_is_in_nobodys_way(place: Path) -> None:
+def test_socket_of_a_dead_spooler_is_removed(place: Path) -> None:
     address = f"{runtime.state_place(place)}/1.signals"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(address)
@@ -142,7 +142,7 @@ def test_the_socket_of_a_dead_spooler_is_in_nobodys_way(place: Path) -> None:
     again.close()
 
 
-def test_garbage_is_no_signal(place: Path) -> None:
+def test_invalid_datagrams_are_ignored(place: Path) -> None:
     receiver = SignalSocket(place)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"\1\2", b"x" * 10_000, b"\7"):
@@ -151,7 +151,7 @@ def test_garbage_is_no_signal(place: Path) -> None:
     receiver.close()
 
 
-def test_a_long_path_does_no_harm(tmp_path: Path) -> None:
+def test_long_paths_are_supported(tmp_path: Path) -> None:
     place = tmp_path / ("x" * 100) / ("y" * 100)
     place.mkdir(parents=True)
     receiver = SignalSocket(place)
@@ -160,7 +160,7 @@ def test_a_long_path_does_no_harm(tmp_path: Path) -> None:
     receiver.close()
 
 
-def test_a_socket_that_is_full_is_none(place: Path) -> None:
+def test_sending_to_a_full_socket_fails(place: Path) -> None:
     receiver = SignalSocket(place)
     sent = 0
     while sent < 10_000 and signal_socket.send(place, 1):

@@ -1,5 +1,5 @@
-"""Several spoolers on one directory, whatever they do, in whatever order: each job is held by one at a time,
-none is lost, and none comes again that was finished."""
+"""Several spoolers on one directory, with random operations: each job is held by one at a time,
+none is lost, and no finished one runs again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ picks = st.integers(0, 10**6)
 
 
 class Several(RuleBasedStateMachine):
-    """The last of the spoolers is told of nothing, and finds what its scans find."""
+    """The last of the spoolers gets no notifications and finds jobs only by scans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Several(RuleBasedStateMachine):
         return [path for path in files(self.writer.path) if PREFIX in path and not path.startswith(DEAD)]
 
     @rule(pick=picks)
-    def another_locks(self, pick: int) -> None:
+    def other_process_locks(self, pick: int) -> None:
         if paths := self.waiting():
             try:
                 self.foreign.append(best_lock().acquire(paths[pick % len(paths)], self.directory))
@@ -87,19 +87,19 @@ class Several(RuleBasedStateMachine):
                 pass
 
     @rule()
-    def another_unlocks(self) -> None:
+    def other_process_unlocks(self) -> None:
         if self.foreign:
             os.close(self.foreign.pop())
 
     @rule(pick=picks)
-    def somebody_moves_a_file(self, pick: int) -> None:
+    def file_is_moved(self, pick: int) -> None:
         held = {claim.path for claim in self.held.values()}
         if paths := [path for path in self.waiting() if path not in held]:
             path = paths[pick % len(paths)]
             os.rename(f"{self.writer.path}/{path}", f"{self.writer.path}/{os.path.basename(path)}")
 
     @rule(pick=picks, delay=st.sampled_from([-5, 50]))
-    def somebody_changes_a_time(self, pick: int, delay: int) -> None:
+    def file_time_is_changed(self, pick: int, delay: int) -> None:
         if paths := self.waiting():
             at = self.clock.now() + delay
             os.utime(f"{self.writer.path}/{paths[pick % len(paths)]}", (at, at))
@@ -115,7 +115,7 @@ class Several(RuleBasedStateMachine):
             claim.give_back()
         self.held.clear()
         self.clock.advance(2000)
-        one = SpoolDirectory(self.writer.path, ordered=True, clock=self.clock)  # which has declined nothing
+        one = SpoolDirectory(self.writer.path, ordered=True, clock=self.clock)  # it has declined no jobs
         for spooler in (*self.spoolers, one):
             while (claim := spooler.next()) is not None:
                 assert claim.pairs[b"n"] not in self.finished

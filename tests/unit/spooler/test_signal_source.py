@@ -1,4 +1,4 @@
-"""All signals of a runner: by the clock, and from other processes."""
+"""The signals of a runner: from timers, and from other processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def source(places: list[str], table: SignalTable) -> Iterator[SignalSource]:
     source.stop()
 
 
-def test_timers_have_a_directory_of_ours(source: SignalSource, table: SignalTable, places: list[str]) -> None:
+def test_timers_fire_only_for_our_directories(
+    source: SignalSource, table: SignalTable, places: list[str]
+) -> None:
     assert source.next_time(0) == math.inf
     for signum in (1, 2, 3):
         table.add_timer(signum, 5)
@@ -50,7 +52,7 @@ def test_timers_have_a_directory_of_ours(source: SignalSource, table: SignalTabl
     assert source.due(5) == [(1, places[0]), (2, places[1])], "the third is another runner's"
 
 
-def test_others_raise_signals(
+def test_signals_of_other_processes_are_received(
     source: SignalSource, places: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not readable(*source.filenos(), seconds=0)
@@ -62,7 +64,7 @@ def test_others_raise_signals(
     assert "signal 9" in caplog.text
 
 
-def test_it_is_announced_while_it_runs(source: SignalSource, places: list[str]) -> None:
+def test_source_is_announced_while_it_runs(source: SignalSource, places: list[str]) -> None:
     source.start()
     assert [runtime.pids(place) for place in places] == [[os.getpid()]] * 2
     source.stop()
@@ -74,7 +76,7 @@ def test_it_is_announced_while_it_runs(source: SignalSource, places: list[str]) 
     assert signal_socket.send(places[0], 1)
 
 
-def test_a_directory_where_nothing_can_be_said_stops_nobody(
+def test_unusable_directory_does_not_prevent_starting(
     places: list[str], table: SignalTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     (Path(places[0]) / runtime.STATE).touch()

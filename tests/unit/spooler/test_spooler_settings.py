@@ -1,4 +1,4 @@
-"""The spooler's options: every place that says them, and which of them wins."""
+"""The options of the spooler: their sources, and which of them takes precedence."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def conf(environ: dict[str, str] | None = None, **values: Any) -> Settings:
     return Settings(values, environ=environ or {}, directory=Path("/nowhere"))
 
 
-def test_every_option_has_a_setting_and_every_setting_an_option() -> None:
+def test_options_and_settings_correspond() -> None:
     assert set(SETTING_OF.values()) == {name for name in SETTINGS if name.startswith("spooler")}
     assert set(SETTING_OF) == {field.name for field in fields(SpoolerOptions)}
 
 
-def test_settings_that_nobody_gave_say_the_defaults_of_options() -> None:
+def test_defaults_of_settings_match_those_of_options() -> None:
     assert options_of(conf()) == SpoolerOptions()
 
 
-def test_every_setting_arrives(tmp_path: Path) -> None:
+def test_all_settings_become_options(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "spooler": ["/a", "/b"],
         "spooler_external": Path("/c"),
@@ -85,7 +85,7 @@ def test_every_setting_arrives(tmp_path: Path) -> None:
     )
 
 
-def test_the_environment_gives_them_too() -> None:
+def test_options_from_the_environment() -> None:
     options = options_of(
         conf(
             {
@@ -98,7 +98,7 @@ def test_the_environment_gives_them_too() -> None:
     assert (options.directories, options.sockets, options.quiet) == (("/a", "/b"), ("[::1]:3031",), True)
 
 
-def test_the_command_line_wins_over_the_file_and_the_file_over_settings(tmp_path: Path) -> None:
+def test_precedence_of_command_line_file_and_settings(tmp_path: Path) -> None:
     file = tmp_path / "x.ini"
     file.write_text("[uwsgi]\nspooler = /file\nspooler-harakiri = 2\nspooler-max-tasks = 2\n")
     settings = conf(
@@ -110,7 +110,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_settings(tmp_path
     assert options.default == "/file"
 
 
-def test_none_stands_for_0_where_0_means_none_to_uwsgi() -> None:
+def test_zero_means_unlimited_as_in_uwsgi() -> None:
     options = options_of(
         conf(
             spooler_processes=0,
@@ -125,7 +125,7 @@ def test_none_stands_for_0_where_0_means_none_to_uwsgi() -> None:
     assert options_of(conf(spooler_max_attempts=None)).max_attempts is None
 
 
-def test_relative_paths_and_links_are_followed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_and_links_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -146,17 +146,17 @@ def test_relative_paths_and_links_are_followed_once(tmp_path: Path, monkeypatch:
         ({"spooler_external": "/e", "spooler": "/d", "spooler_default": "/e"}, "/e"),
     ],
 )
-def test_the_default_directory(given: dict[str, str], default: str | None) -> None:
+def test_default_directory(given: dict[str, str], default: str | None) -> None:
     assert options_of(conf(**given)).default == default
 
 
-def test_directories_on_the_command_line_bring_a_default_of_their_own() -> None:
+def test_directories_on_the_command_line_replace_the_default() -> None:
     options = merge(conf(spooler="/d", spooler_default="/d"), None, {"directories": ("/new",)})
     assert (options.directories, options.default) == (("/new",), "/new")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"spooler": 3}, "spooler must be a list"),
         ({"spooler": ["/a\0b"]}, "there is no NUL"),
@@ -174,18 +174,18 @@ def test_directories_on_the_command_line_bring_a_default_of_their_own() -> None:
         ({"spooler_chdir": "/nowhere/x"}, "which is not a directory"),
     ],
 )
-def test_what_is_wrong_is_told(given: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as failure:
         options_of(conf(**given))
-    assert said in str(failure.value)
+    assert message in str(failure.value)
 
 
-def test_what_does_not_go_together_from_two_places(tmp_path: Path) -> None:
+def test_inconsistent_options_from_two_sources_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="increase backoff_max"):
         merge(conf(spooler_backoff_max=5, spooler_backoff=5), None, {"backoff": 6.0})
 
 
-def test_a_key_for_sockets_is_masked() -> None:
+def test_socket_key_is_masked() -> None:
     settings = conf(spooler_socket_key="k" * 32)
     assert "kkk" not in repr(settings) + settings.humanize()
 
@@ -194,8 +194,6 @@ def test_a_key_for_sockets_is_masked() -> None:
     ("given", "processes"),
     [({"ordered": True}, 1), ({"ordered": True, "processes": 3}, 3), ({}, None), ({"ordered": False}, None)],
 )
-def test_one_process_keeps_the_order_unless_more_are_asked_for(
-    given: dict[str, Any], processes: int | None
-) -> None:
-    """uWSGI has one spooler process when nobody says how many."""
+def test_ordered_spooler_defaults_to_one_process(given: dict[str, Any], processes: int | None) -> None:
+    """uWSGI has one spooler process by default."""
     assert merge(conf(), given=given).processes == processes

@@ -1,4 +1,4 @@
-"""What the dead left is swept, and nothing else is touched."""
+"""Sweeping deletes only files left by dead processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.spools import clock_of_files, files
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """With a job, one of a priority, and one that was set aside, none of which may go."""
+    """A directory with a job, one with a priority, and one set aside, which must be kept."""
     path = tmp_path / "jobs"
     path.mkdir()
     writer = Writer(path)
@@ -33,8 +33,8 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-def left(place: Path) -> list[Path]:
-    """What the dead left there: a draft, one of a priority, a note, and numbers of attempts."""
+def leave_files(place: Path) -> list[Path]:
+    """Create files of dead processes: two temporary files, a note, and two attempt counters."""
     (place / FOLDER).mkdir()
     found = [
         place / f"{TEMPORARY}{PREFIX}h_1",
@@ -48,23 +48,23 @@ def left(place: Path) -> list[Path]:
     return found
 
 
-def test_what_is_old_goes_and_jobs_stay(place: Path) -> None:
+def test_old_files_are_deleted_and_jobs_are_kept(place: Path) -> None:
     jobs = files(place)
     assert sweep_all([str(place)], older_than=-60) == 0
-    gone = left(place)
+    gone = leave_files(place)
     assert sweep_all([str(place)], older_than=-60) == len(gone)
     assert files(place) == jobs
 
 
-def test_what_is_new_stays(place: Path) -> None:
-    left(place)
+def test_recent_files_are_kept(place: Path) -> None:
+    leave_files(place)
     before = files(place)
     assert sweep_all([str(place)], older_than=writing.STALE_SECONDS) == 0
     assert files(place) == before
 
 
-def test_attempts_of_jobs_that_are_there_stay(place: Path) -> None:
-    left(place)
+def test_attempts_of_existing_jobs_are_kept(place: Path) -> None:
+    leave_files(place)
     jobs = [Path(name).name for name in files(place) if Path(name).name.startswith(PREFIX)]
     kept = [name for name in jobs if "h_" not in name and not name.endswith(".json")]
     assert len(kept) == 3
@@ -74,7 +74,7 @@ def test_attempts_of_jobs_that_are_there_stay(place: Path) -> None:
     assert sorted(path.name for path in (place / FOLDER).iterdir()) == sorted(kept)
 
 
-def test_other_peoples_files_stay(place: Path) -> None:
+def test_foreign_files_are_kept(place: Path) -> None:
     for folder in (place, place / DEAD, place / "other"):
         folder.mkdir(exist_ok=True)
         (folder / "mine.json").touch()
@@ -84,6 +84,6 @@ def test_other_peoples_files_stay(place: Path) -> None:
     assert files(place) == before
 
 
-def test_a_directory_that_is_not_there(place: Path) -> None:
+def test_missing_directory(place: Path) -> None:
     shutil.rmtree(place)
     assert sweep_all([str(place)], older_than=-60) == 0

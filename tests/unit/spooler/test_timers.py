@@ -1,4 +1,4 @@
-"""The timers of signals, with a clock set by the test, and the table that they read."""
+"""The timers of signals, with the time given by the test, and the signal table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def timers(table: SignalTable) -> SignalTimers:
 
 
 def times(work: SignalTimers, begin: float, end: float) -> list[float]:
-    """When it fires, counted from *begin*, if it is asked when it wants to be, as the runner does."""
+    """When it fires, counted from *begin*, if it is polled at its next_time(), as by the runner."""
     found = []
     now = begin
     while now <= end:
@@ -41,19 +41,19 @@ def times(work: SignalTimers, begin: float, end: float) -> list[float]:
     return found
 
 
-def test_a_timer_fires_after_its_seconds_and_again(table: SignalTable) -> None:
+def test_timer_fires_repeatedly(table: SignalTable) -> None:
     table.add_timer(1, 10)
     assert times(timers(table), 1000.5, 1041) == [10, 20, 30, 40]
 
 
-def test_a_timer_may_have_an_end(table: SignalTable) -> None:
+def test_timer_with_a_limited_number_of_runs(table: SignalTable) -> None:
     table.add_timer(1, 0.25, 3)
     work = timers(table)
     assert times(work, 0, 100) == [0.25, 0.5, 0.75]
     assert work.next_time(100) == math.inf
 
 
-def test_what_was_missed_fires_once(table: SignalTable) -> None:
+def test_missed_runs_fire_once(table: SignalTable) -> None:
     table.add_timer(1, 10)
     work = timers(table)
     assert work.due(0) == []
@@ -62,7 +62,7 @@ def test_what_was_missed_fires_once(table: SignalTable) -> None:
     assert work.due(105) == [Due(1, "spooler")]
 
 
-def test_a_clock_that_is_set_back_stops_nothing(table: SignalTable) -> None:
+def test_clock_set_back_does_not_stop_timers(table: SignalTable) -> None:
     table.add_timer(1, 10)
     table.add_cron(1, CronFields())
     work = timers(table)
@@ -80,20 +80,20 @@ def test_a_clock_that_is_set_back_stops_nothing(table: SignalTable) -> None:
         (CronFields(4, 1), []),
     ],
 )
-def test_a_cron_fires_once_in_its_minutes(table: SignalTable, fields: CronFields, fired: list[float]) -> None:
+def test_cron_fires_once_in_its_minutes(table: SignalTable, fields: CronFields, fired: list[float]) -> None:
     table.add_cron(1, fields)
     assert times(timers(table), MIDNIGHT, MIDNIGHT + 300) == fired
 
 
-def test_a_cron_fires_at_the_start_when_its_minute_is_running(table: SignalTable) -> None:
-    """As uWSGI's does, which then is silent for 60 seconds."""
+def test_cron_fires_at_the_start_within_its_minute(table: SignalTable) -> None:
+    """As in uWSGI, where it then pauses for 60 seconds."""
     table.add_cron(1, CronFields())
     assert times(timers(table), MIDNIGHT + 30, MIDNIGHT + 200) == [0, 60, 120]
 
 
 @given(st.integers(-5, 59), st.integers(-3, 23), st.integers(0, 86_400))
-def test_it_is_never_too_late_for_a_cron(minute: int, hour: int, begin: int) -> None:
-    """Asked only when it wants to be, it fires as if it were asked every second."""
+def test_cron_polled_at_next_time_misses_nothing(minute: int, hour: int, begin: int) -> None:
+    """Polled only at next_time(), it fires as if it were polled every second."""
     found = []
     for rare in (True, False):
         table = SignalTable()
@@ -110,13 +110,13 @@ def test_it_is_never_too_late_for_a_cron(minute: int, hour: int, begin: int) -> 
     assert found[0] == found[1]
 
 
-def test_local_time_is_what_counts(table: SignalTable) -> None:
+def test_cron_uses_local_time(table: SignalTable) -> None:
     table.add_cron(1, CronFields(0, 5))
     work = SignalTimers(table, local=lambda now: time.gmtime(now + 5 * 3600))
     assert work.due(MIDNIGHT) == [Due(1, "spooler")]
 
 
-def test_a_file_that_changes(table: SignalTable, tmp_path: Path) -> None:
+def test_file_monitor_fires_on_changes(table: SignalTable, tmp_path: Path) -> None:
     file = tmp_path / "file"
     table.add_monitor(1, str(file))
     work = timers(table)
@@ -145,7 +145,7 @@ def test_only_signals_for_spoolers_are_due(table: SignalTable, caplog: pytest.Lo
     assert work.due(1) == [Due(1, "spooler"), Due(4, "/var/jobs")]
 
 
-def test_what_is_registered_later_counts_too(table: SignalTable) -> None:
+def test_timer_added_later_fires(table: SignalTable) -> None:
     work = timers(table)
     assert work.next_time(7) == math.inf
     table.add_timer(1, 10)
@@ -154,7 +154,7 @@ def test_what_is_registered_later_counts_too(table: SignalTable) -> None:
     assert work.next_time(7) == 17
 
 
-def test_the_handler_is_called_with_its_signal(table: SignalTable) -> None:
+def test_handler_is_called_with_its_signal(table: SignalTable) -> None:
     called: list[int] = []
     table.register(255, "spooler", called.append)
     assert table.is_registered(255)
@@ -167,7 +167,7 @@ def test_the_handler_is_called_with_its_signal(table: SignalTable) -> None:
 
 
 @pytest.mark.parametrize("signum", [-1, 256, True, "1", None, 1.0])
-def test_a_signal_is_a_number_of_eight_bits(table: SignalTable, signum: Any) -> None:
+def test_invalid_signal_numbers_are_rejected(table: SignalTable, signum: Any) -> None:
     for call in (
         lambda: table.register(signum, "spooler", print),
         lambda: table.add_timer(signum, 1),
@@ -179,13 +179,13 @@ def test_a_signal_is_a_number_of_eight_bits(table: SignalTable, signum: Any) -> 
 
 
 @pytest.mark.parametrize("target", [None, b"spooler", 5])
-def test_a_target_is_text(table: SignalTable, target: Any) -> None:
+def test_target_must_be_text(table: SignalTable, target: Any) -> None:
     with pytest.raises(TypeError, match="is text"):
         table.register(2, target, print)
 
 
-def test_a_signal_has_one_handler(table: SignalTable) -> None:
-    table.register(1, "spooler", print)  # a module that is loaded again
+def test_second_handler_of_a_signal_is_rejected(table: SignalTable) -> None:
+    table.register(1, "spooler", print)  # as when a module is reloaded
     for target, function in (("spooler", repr), ("/jobs", print)):
         with pytest.raises(ValueError, match="print: use another signal"):
             table.register(1, target, function)
@@ -193,19 +193,19 @@ def test_a_signal_has_one_handler(table: SignalTable) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan, "1", None, True])
-def test_a_timer_has_seconds(table: SignalTable, seconds: Any) -> None:
+def test_invalid_timer_intervals_are_rejected(table: SignalTable, seconds: Any) -> None:
     with pytest.raises(ValueError, match="more than 0"):
         table.add_timer(1, seconds)
 
 
-def test_a_handler_is_a_function_and_a_field_a_number(table: SignalTable) -> None:
+def test_invalid_handlers_and_cron_fields_are_rejected(table: SignalTable) -> None:
     with pytest.raises(ValueError, match="is a function"):
         table.register(1, "spooler", "print")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="whole numbers"):
         table.add_cron(1, CronFields("*"))  # type: ignore[arg-type]
 
 
-def test_a_cron_that_never_fires_is_warned_of(table: SignalTable, caplog: pytest.LogCaptureFixture) -> None:
+def test_cron_that_never_fires_is_warned_of(table: SignalTable, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         table.add_cron(1, CronFields(99))
     assert "never fires" in caplog.text

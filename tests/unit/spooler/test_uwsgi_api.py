@@ -1,4 +1,4 @@
-"""The uwsgi module outside uWSGI: what is there, and what code that asks it is told."""
+"""The uwsgi module outside uWSGI: its attributes, and their return values."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def in_a_new_process(code: str, cwd: Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", WITH_SPOOLER)
-def test_without_a_spooler_it_is_not_there(name: str) -> None:
-    """As in a uWSGI without one; the error says what to set."""
+def test_spooler_attributes_are_missing_without_a_spooler(name: str) -> None:
+    """As in uWSGI without a spooler; the error says what to set."""
     assert not hasattr(uwsgi, name)
     assert name not in dir(uwsgi)
     with pytest.raises(NoSpooler, match="set spooler or spooler_external"):
@@ -60,18 +60,18 @@ def test_without_a_spooler_it_is_not_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_SPOOLER)
-def test_with_one_it_is(configured: Path, name: str) -> None:
+def test_spooler_attributes_exist_with_a_spooler(configured: Path, name: str) -> None:
     assert hasattr(uwsgi, name)
     assert name in dir(uwsgi)
 
 
-def test_what_else_uwsgi_has_is_not_there(configured: Path) -> None:
+def test_other_uwsgi_attributes_are_missing(configured: Path) -> None:
     assert not hasattr(uwsgi, "cache_get")
     with pytest.raises(AttributeError, match="'cache_get'"):
         _ = uwsgi.cache_get
 
 
-def test_a_provider_is_asked_when_it_is_needed_and_until_it_knows(place: Path) -> None:
+def test_options_provider_is_called_until_it_returns_directories(place: Path) -> None:
     answers: list[SpoolerOptions | None] = [None, SpoolerOptions(), SpoolerOptions((str(place),))]
     uwsgi.configure(lambda: answers.pop(0))
     assert len(answers) == 3
@@ -93,7 +93,7 @@ def test_a_provider_is_asked_when_it_is_needed_and_until_it_knows(place: Path) -
         (({},), {"a": 1}, {}, b""),
     ],
 )
-def test_all_spellings(
+def test_spool_accepts_all_call_forms(
     configured: Path, arguments: Any, keywords: Any, pairs: dict[bytes, bytes], body: bytes
 ) -> None:
     for spool in (uwsgi.spool, uwsgi.send_to_spooler):
@@ -113,20 +113,20 @@ def test_all_spellings(
         (({"a": None},), {}),
     ],
 )
-def test_what_is_no_job_is_a_value_error(configured: Path, arguments: Any, keywords: Any) -> None:
+def test_invalid_jobs_raise_value_error(configured: Path, arguments: Any, keywords: Any) -> None:
     assert issubclass(NotSpooled, ValueError)
     with pytest.raises(NotSpooled):
         uwsgi.spool(*arguments, **keywords)
     assert uwsgi.spooler_jobs() == []
 
 
-def test_lone_surrogates_are_a_value_error(configured: Path) -> None:
+def test_lone_surrogates_raise_value_error(configured: Path) -> None:
     for message in ({"\ud800": "x"}, {"x": "\ud800"}, {"body": "\ud800"}, {"spooler": "/\ud800"}):
         with pytest.raises(NotSpooled):
             uwsgi.spool(message)
 
 
-def test_the_directories_and_options_have_uwsgis_form(tmp_path: Path) -> None:
+def test_spoolers_and_opt_have_the_format_of_uwsgi(tmp_path: Path) -> None:
     one, two, far = (str(tmp_path / name) for name in ("one", "two", "far"))
     uwsgi.configure(SpoolerOptions((one, two), (far,), processes=2))
     assert uwsgi.spoolers == tuple(map(os.fsencode, (one, two, far)))
@@ -138,7 +138,7 @@ def test_the_directories_and_options_have_uwsgis_form(tmp_path: Path) -> None:
     uwsgi.configure(lambda: None)
 
 
-def test_all_jobs_are_listed(tmp_path: Path) -> None:
+def test_spooler_jobs_lists_all_jobs(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     uwsgi.configure(SpoolerOptions((str(one), str(two)), (str(tmp_path / "none"),)))
     paths = [
@@ -151,16 +151,16 @@ def test_all_jobs_are_listed(tmp_path: Path) -> None:
     uwsgi.configure(lambda: None)
 
 
-def test_a_job_that_waits_can_be_looked_at(configured: Path) -> None:
+def test_spooler_get_task_reads_a_waiting_job(configured: Path) -> None:
     path = os.fsdecode(uwsgi.spool({"a": b"\xff", "priority": 3, "body": b"x"}))
-    told = {"spooler_task_name": os.fsencode(path), b"a": b"\xff", b"priority": b"3", "body": b"x"}
-    assert uwsgi.spooler_get_task(path) == told
-    assert uwsgi.spooler_get_task(os.fsencode(path)) == told
+    expected = {"spooler_task_name": os.fsencode(path), b"a": b"\xff", b"priority": b"3", "body": b"x"}
+    assert uwsgi.spooler_get_task(path) == expected
+    assert uwsgi.spooler_get_task(os.fsencode(path)) == expected
     bare = os.fsdecode(uwsgi.spool({}))
     assert uwsgi.spooler_get_task(bare) == {"spooler_task_name": os.fsencode(bare)}
 
 
-def test_a_job_that_is_run_or_is_none_cannot(configured: Path, tmp_path: Path) -> None:
+def test_spooler_get_task_returns_none_for_running_or_invalid_jobs(configured: Path, tmp_path: Path) -> None:
     path = Path(os.fsdecode(uwsgi.spool({"a": "b"})))
     place = os.open(configured, os.O_RDONLY)
     file = DescriptionLock().acquire(path.name, place)
@@ -186,7 +186,7 @@ def test_a_job_that_is_run_or_is_none_cannot(configured: Path, tmp_path: Path) -
         assert uwsgi.spooler_get_task(name) is None, name
 
 
-def test_a_job_is_told_of_itself_and_keeps_its_lock(configured: Path) -> None:
+def test_spooler_get_task_inside_its_own_job_keeps_the_lock(configured: Path) -> None:
     path = Path(os.fsdecode(uwsgi.spool({"a": "b"})))
     place = os.open(configured, os.O_RDONLY)
     file = DescriptionLock().acquire(path.name, place)
@@ -198,7 +198,7 @@ def test_a_job_is_told_of_itself_and_keeps_its_lock(configured: Path) -> None:
     os.close(place)
 
 
-def test_who_works_off_the_directories(configured: Path) -> None:
+def test_spooler_pids(configured: Path) -> None:
     configured.mkdir()
     assert (uwsgi.spooler_pid(), uwsgi.spooler_pids()) == (0, [])
     runtime.announce(configured)
@@ -206,14 +206,14 @@ def test_who_works_off_the_directories(configured: Path) -> None:
     runtime.withdraw(configured)
 
 
-def test_the_frequency_reaches_those_who_ask(configured: Path) -> None:
+def test_set_spooler_frequency(configured: Path) -> None:
     assert uwsgi.set_spooler_frequency(3) is True
     assert runtime.frequency_of(configured, 30.0) == 3
     with pytest.raises(ValueError, match="more than 0"):
         uwsgi.set_spooler_frequency(0)
 
 
-def test_a_process_is_a_spooler_while_it_runs_a_job() -> None:
+def test_i_am_the_spooler_while_a_job_runs() -> None:
     assert (uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()) == (None, None)
     with RunningJob("/jobs", "x", {}):
         assert (uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()) == (True, b"/jobs")
@@ -222,13 +222,13 @@ def test_a_process_is_a_spooler_while_it_runs_a_job() -> None:
     assert (uwsgi.SPOOL_OK, uwsgi.SPOOL_RETRY, uwsgi.SPOOL_IGNORE) == (-2, -1, 0)
 
 
-def test_each_thread_has_its_own_job() -> None:
+def test_running_job_is_thread_local() -> None:
     with RunningJob("/jobs", "x", {}), ThreadPoolExecutor(1) as pool:
         assert pool.submit(uwsgi.i_am_the_spooler).result(30) is None
         assert pool.submit(uwsgi.set_user_harakiri, 0.01).result(30) is None, "which would end all of them"
 
 
-def test_a_lock_is_for_all_processes_but_spoolers(configured: Path) -> None:
+def test_lock_is_shared_by_processes_except_spoolers(configured: Path) -> None:
     uwsgi.lock()
     code = f"""
         import fcntl
@@ -249,7 +249,7 @@ def test_a_lock_is_for_all_processes_but_spoolers(configured: Path) -> None:
                 call()
 
 
-def test_a_signal_reaches_the_spooler_it_is_for(tmp_path: Path) -> None:
+def test_signal_reaches_its_target_spooler(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -276,7 +276,7 @@ def test_a_signal_reaches_the_spooler_it_is_for(tmp_path: Path) -> None:
     uwsgi.configure(lambda: None)
 
 
-def test_what_raises_signals_is_kept(configured: Path) -> None:
+def test_timers_crons_and_monitors_are_recorded(configured: Path) -> None:
     uwsgi.add_timer(1, 5)
     uwsgi.add_rb_timer(2, 5, 3)
     uwsgi.add_ms_timer(3, 250)
@@ -291,7 +291,7 @@ def test_what_raises_signals_is_kept(configured: Path) -> None:
     ]
 
 
-def test_a_handler_is_run(configured: Path) -> None:
+def test_run_signal_calls_the_handler(configured: Path) -> None:
     called: list[object] = []
 
     def handler(signum: int) -> None:
@@ -309,8 +309,8 @@ def test_a_handler_is_run(configured: Path) -> None:
     assert uwsgi.i_am_the_spooler() is None
 
 
-def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> None:
-    """A regular expression runs for ever in C, where no signal's handler and no thread gets a turn."""
+def test_harakiri_kills_a_job_that_holds_the_gil(tmp_path: Path) -> None:
+    """A regular expression can run for ever in C, where neither signal handlers nor other threads run."""
     code = """
         import re
         from qworker.spooler import uwsgi_api as uwsgi
@@ -334,7 +334,7 @@ def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> Non
     assert "not belong to a spooler alone" in done.stderr
 
 
-def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:
+def test_harakiri_ends_with_its_job(tmp_path: Path) -> None:
     code = """
         import time
         from qworker.spooler import uwsgi_api as uwsgi
@@ -352,13 +352,13 @@ def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["5", None, float("nan"), True])
-def test_a_harakiri_is_a_number(seconds: Any) -> None:
+def test_harakiri_must_be_a_number(seconds: Any) -> None:
     with pytest.raises(TypeError, match="number of seconds"):
         uwsgi.set_user_harakiri(seconds)
 
 
-def test_installed_it_is_what_code_for_uwsgi_imports(tmp_path: Path) -> None:
-    """The decorators, too, although uWSGI's own lie there; they are loaded when asked for."""
+def test_install_replaces_uwsgi_and_uwsgidecorators(tmp_path: Path) -> None:
+    """The decorators, too, although files of the same names exist; they are imported on demand."""
     (tmp_path / "uwsgidecorators.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "uwsgi.py").write_text("raise SystemExit('the wrong one')")
     code = """
@@ -383,7 +383,7 @@ def test_installed_it_is_what_code_for_uwsgi_imports(tmp_path: Path) -> None:
     assert in_a_new_process(code, tmp_path) == "1\n"
 
 
-def test_another_uwsgi_is_not_replaced(tmp_path: Path) -> None:
+def test_real_uwsgi_is_not_replaced(tmp_path: Path) -> None:
     code = """
         import sys, types
         real = sys.modules["uwsgi"] = types.ModuleType("uwsgi")
@@ -413,16 +413,16 @@ def test_another_uwsgi_is_not_replaced(tmp_path: Path) -> None:
         f(body="x" * 70_000)
         print(len(sent))
     """
-    said = in_a_new_process(code, tmp_path).splitlines()
-    assert "set spooler, or spooler-external" in said[0]
-    assert said[1] == str(
+    lines = in_a_new_process(code, tmp_path).splitlines()
+    assert "set spooler, or spooler-external" in lines[0]
+    assert lines[1] == str(
         [{b"ud_spool_func": b"f", b"ud_spool_ret": b"-2", b"a": b"1", b"at": b"2", b"body": b"x"}]
     )
-    assert ["pass large data as the body" in line for line in said[2:]] == [True, True, True, False]
-    assert said[5:] == ["2"]
+    assert ["pass large data as the body" in line for line in lines[2:]] == [True, True, True, False]
+    assert lines[5:] == ["2"]
 
 
-def test_a_file_of_that_name_that_is_imported_is_told_of(tmp_path: Path) -> None:
+def test_imported_file_named_uwsgi_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "uwsgi.py").touch()
     code = """
         import logging, sys
@@ -434,7 +434,7 @@ def test_a_file_of_that_name_that_is_imported_is_told_of(tmp_path: Path) -> None
     assert "rename it" in in_a_new_process(code, tmp_path)
 
 
-def test_nothing_is_written_by_looking(configured: Path) -> None:
+def test_reading_functions_write_nothing(configured: Path) -> None:
     uwsgi.spooler_jobs()
     uwsgi.spooler_pids()
     uwsgi.spooler_get_task(f"{configured}/x")

@@ -1,4 +1,4 @@
-"""Writing: what a spooler finds when a job was enqueued, and what nobody finds when it was not."""
+"""Writing jobs: the files that are written, and that nothing is left after an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qworker.spooler.files.writing import NewJob, Sync, Writer, sweep, write_tog
 from tests.support.spools import files
 
 
-def test_a_job_is_one_file(writer: Writer) -> None:
+def test_job_is_one_file(writer: Writer) -> None:
     path = Path(writer.write({"k": "v"}, b"body"))
     assert decode(path.read_bytes()) == ({b"k": b"v"}, b"body")
     assert path.name.startswith(PREFIX)
@@ -23,9 +23,7 @@ def test_a_job_is_one_file(writer: Writer) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_directory_is_made_but_not_those_above_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_directory_is_created_without_parents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert stat.S_IMODE(os.stat(Writer(tmp_path / "a").path).st_mode) & 0o027 == 0
     assert caplog.messages == [f"created the missing spool directory {tmp_path}/a"]
     Writer(tmp_path / "a")
@@ -34,13 +32,13 @@ def test_the_directory_is_made_but_not_those_above_it(
         Writer(tmp_path / "b" / "c")
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_instead_of_a_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="not a directory"):
         Writer(tmp_path / "file")
 
 
-def test_a_directory_in_which_everybody_writes_is_refused(tmp_path: Path) -> None:
+def test_world_writable_directory_is_rejected(tmp_path: Path) -> None:
     place = tmp_path / "open"
     place.mkdir()
     place.chmod(0o777)
@@ -51,7 +49,7 @@ def test_a_directory_in_which_everybody_writes_is_refused(tmp_path: Path) -> Non
     assert Writer(place).path
 
 
-def test_links_are_followed_once(tmp_path: Path) -> None:
+def test_links_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert Writer(tmp_path / "link").path == str((tmp_path / "real").resolve())
@@ -66,13 +64,13 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         (5, 5),
     ],
 )
-def test_when_it_is_due_is_the_time_of_the_file(writer: Writer, at: float | datetime, due: int) -> None:
-    """Rounded up: uWSGI looks at whole seconds, and must not be early."""
+def test_due_time_is_the_file_time(writer: Writer, at: float | datetime, due: int) -> None:
+    """Rounded up: uWSGI compares whole seconds, and must not run it early."""
     assert os.stat(writer.write({}, at=at)).st_mtime_ns == due * 10**9
 
 
 @pytest.mark.parametrize("at", [None, 0, 0.0])
-def test_at_no_time_is_now(writer: Writer, at: float | None) -> None:
+def test_missing_time_is_now(writer: Writer, at: float | None) -> None:
     beside = Path(writer.path, "beside")
     path = writer.write({}, at=at)
     beside.touch()
@@ -80,13 +78,13 @@ def test_at_no_time_is_now(writer: Writer, at: float | None) -> None:
 
 
 @pytest.mark.parametrize("at", ["soon", float("nan"), float("inf"), True, 1e300, -1e300])
-def test_what_is_no_time_is_refused(writer: Writer, at: float) -> None:
+def test_invalid_times_are_rejected(writer: Writer, at: float) -> None:
     with pytest.raises(SpoolError, match="due at a time"):
         writer.write({}, at=at)
     assert files(writer.path) == []
 
 
-def test_a_priority_is_a_directory(writer: Writer) -> None:
+def test_priority_is_a_directory(writer: Writer) -> None:
     path = writer.write({"k": "v"}, priority=2)
     assert os.path.dirname(path) == f"{writer.path}/2"
     writer.write({"k": "v"}, priority="2")
@@ -94,12 +92,12 @@ def test_a_priority_is_a_directory(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("priority", ["../x", "a/b", "..", "high"])
-def test_a_priority_leads_nowhere_else(writer: Writer, priority: str) -> None:
+def test_unsafe_priorities_are_rejected(writer: Writer, priority: str) -> None:
     with pytest.raises(SpoolError, match="priority"):
         writer.write({}, priority=priority)
 
 
-def test_a_priority_that_is_a_link_is_refused(writer: Writer, tmp_path: Path) -> None:
+def test_priority_that_is_a_link_is_rejected(writer: Writer, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     Path(writer.path, "1").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SpoolError, match="not a directory"):
@@ -107,13 +105,13 @@ def test_a_priority_that_is_a_link_is_refused(writer: Writer, tmp_path: Path) ->
     assert files(tmp_path / "elsewhere") == []
 
 
-def test_words_may_be_priorities_on_request(tmp_path: Path) -> None:
+def test_words_can_be_allowed_as_priorities(tmp_path: Path) -> None:
     assert Writer(tmp_path, words=True).write({}, priority="high").startswith(f"{tmp_path}/high/")
 
 
 @pytest.mark.parametrize("sync", list(Sync))
 @pytest.mark.parametrize("many", [0, 1, 2, 5])
-def test_many_are_written_at_once(tmp_path: Path, sync: Sync, many: int) -> None:
+def test_write_many_writes_all_jobs(tmp_path: Path, sync: Sync, many: int) -> None:
     writer = Writer(tmp_path, sync=sync)
     paths = writer.write_many([NewJob({"n": n}, priority=n % 2) for n in range(many)])
     assert [decode(Path(path).read_bytes()).pairs for path in paths] == [
@@ -122,13 +120,13 @@ def test_many_are_written_at_once(tmp_path: Path, sync: Sync, many: int) -> None
     assert len(files(tmp_path)) == many
 
 
-def test_of_many_all_are_written_or_none(writer: Writer) -> None:
+def test_write_many_writes_all_or_none(writer: Writer) -> None:
     with pytest.raises(SpoolError, match="NoneType"):
         writer.write_many([NewJob({"n": 1}), NewJob({"n": None})])  # type: ignore[dict-item]
     assert files(writer.path) == []
 
 
-def test_a_directory_that_went_away_is_named(writer: Writer) -> None:
+def test_removed_directory_is_named(writer: Writer) -> None:
     os.rmdir(writer.path)
     with pytest.raises(SpoolError, match=r"spool: No such file.*nothing was enqueued"):
         writer.write({})
@@ -136,7 +134,7 @@ def test_a_directory_that_went_away_is_named(writer: Writer) -> None:
     writer.write({})
 
 
-def test_a_write_that_fails_leaves_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -146,7 +144,7 @@ def test_a_write_that_fails_leaves_nothing(writer: Writer, monkeypatch: pytest.M
     assert files(writer.path) == []
 
 
-def test_a_write_in_pieces_is_whole(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_completed(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     write, writev = os.write, os.writev
     monkeypatch.setattr(os, "writev", lambda file, parts: writev(file, [parts[0][:3]]))
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
@@ -154,7 +152,7 @@ def test_a_write_in_pieces_is_whole(writer: Writer, monkeypatch: pytest.MonkeyPa
     assert decode(Path(path).read_bytes()) == ({b"key": b"value"}, b"a body")
 
 
-def test_what_a_dead_writer_left_is_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_dead_writers_are_swept(tmp_path: Path) -> None:
     (tmp_path / f"{TEMPORARY}left").touch()
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / f"{TEMPORARY}left").touch()
@@ -165,8 +163,8 @@ def test_what_a_dead_writer_left_is_swept(tmp_path: Path) -> None:
     assert sweep(tmp_path / "nowhere") == 0
 
 
-def test_a_priority_has_the_rights_of_its_directory(tmp_path: Path) -> None:
-    """Whoever may write there has code run, so a process without a umask opens nothing."""
+def test_priority_directory_has_the_mode_of_its_parent(tmp_path: Path) -> None:
+    """Writing there allows running code, so the mode must not depend on the umask."""
     before = os.umask(0)
     try:
         path = Writer(tmp_path / "spool").write({}, priority=3)
@@ -181,8 +179,8 @@ def test_a_priority_has_the_rights_of_its_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sync", list(Sync))
-def test_when_one_cannot_get_its_name_none_is_there(tmp_path: Path, sync: Sync) -> None:
-    """Whoever writes several writes all of them again then: those that had their names would run twice."""
+def test_failed_rename_leaves_none_of_several_jobs(tmp_path: Path, sync: Sync) -> None:
+    """The caller then writes all of them again, so those already written would run twice."""
     one, other = Writer(tmp_path / "one", sync=sync), Writer(tmp_path / "other", sync=sync)
     names = [f"{PREFIX}{number}" for number in range(3)]
     jobs = [NewJob({"k": "v"}, name=name) for name in names]
