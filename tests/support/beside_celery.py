@@ -1,6 +1,6 @@
-"""Celery's app beside ours: the marks of such tests, apps with the same settings, and places for both.
+"""Celery's app next to ours: marks for such tests, apps with equal settings, and servers for both.
 
-Comes from:  tests that have seen that Celery is installed.
+Comes from:  tests that have checked that Celery is installed.
 Goes to:     the servers of the tests, on which each keeps to a place of its own.
 Thread:      the test's.
 """
@@ -26,7 +26,7 @@ BESIDE_CELERY = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
 ]
-"""For pytestmark: Celery and what it stands on warn of themselves."""
+"""For pytestmark: ignores deprecation warnings of Celery and its dependencies."""
 
 
 class Pair:
@@ -43,7 +43,7 @@ class Pair:
 
 
 def redis_results(ending: str = "") -> dict[str, Any]:
-    """The settings of a result store on Redis, under a prefix of its own with that *ending*."""
+    """The settings of a result store on Redis, with a unique key prefix that ends with *ending*."""
     return {
         "result_backend": require("redis"),
         "result_backend_transport_options": {"global_keyprefix": new_prefix() + ending},
@@ -70,7 +70,7 @@ def results_in(kind: str, path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def queue_on(kind: str) -> Iterator[dict[str, Any]]:
-    """The settings of a broker, redis or rabbitmq, with a queue that nobody else has."""
+    """The settings of a broker, redis or rabbitmq, with a unique queue."""
     url, queue = require(kind), f"beside-{uuid.uuid4().hex}"
     try:
         yield {

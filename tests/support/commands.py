@@ -1,4 +1,4 @@
-"""Every command of the command line, for tests that hold of all of them."""
+"""All commands of the command line, for tests that apply to each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qworker.cli.main import main
 
 
 def leaves(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """All commands that are no group, by the words that call them."""
+    """All commands except groups, by the words that call them."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

@@ -31,7 +31,7 @@ STATES = ("wait-repl", "active", "queued", "acked")
 
 
 def execute(node: Node, session: Session, request: list[bytes]) -> Any:
-    """The reply; None is nil, and a Blocked says that it comes later."""
+    """The reply; None is nil, and a Blocked means that it comes later."""
     name = request[0].decode("latin-1").lower()
     node.commands[name] += 1
     try:
@@ -487,4 +487,4 @@ TABLE: dict[str, tuple[Callable[[Node, Session, list[bytes]], Any], int]] = {
     "debug": (_debug, 1),
     "shutdown": (_shutdown, 0),
 }
-"""Each command and how many arguments it needs."""
+"""Each command, and the number of arguments it needs."""

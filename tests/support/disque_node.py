@@ -1,4 +1,4 @@
-"""Disque's nodes as the transcripts in tests/data/disque show them: jobs, queues, copies and refusals.
+"""Disque nodes as in the transcripts in tests/data/disque: jobs, queues, replicas and errors.
 
 Comes from:  ``disque_server.py``, which has the sockets; tests that move the clock.
 Goes to:     replies, which encoded() turns into bytes.
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IMPORTED = 100
-"""How many jobs another node gives at a time."""
+"""How many jobs another node sends at a time."""
 COMMANDS = 32
 RANDOM = random.SystemRandom()
-"""Hypothesis begins the other again with each example: ids would come twice."""
+"""Not the global generator: hypothesis seeds it for each example, so ids would repeat."""
 
 
 class Simple(str):
-    """A reply in one line."""
+    """A one-line reply."""
 
 
 class Refusal(Exception):
@@ -36,7 +36,7 @@ class Refusal(Exception):
 
 
 class NilArray:
-    """No array at all."""
+    """A null array."""
 
 
 NIL_ARRAY = NilArray()
@@ -53,7 +53,7 @@ class Blocked(NamedTuple):
 
 @dataclass(eq=False)
 class Session:
-    """What a node knows of a connection."""
+    """The state of a connection."""
 
     allowed: bool
     name: bytes = b""
@@ -87,7 +87,7 @@ class Job:
 
 @dataclass
 class Queue:
-    """A node's queue: (ctime, id) of the jobs that can be got, the oldest first."""
+    """A queue of a node: (ctime, id) of the available jobs, oldest first."""
 
     made: float
     used: float
@@ -124,7 +124,7 @@ class Node:
         self.leaving = False
         self.met: set[str] = set()
         self.calls: Counter[str] = Counter()
-        """How often each command was asked."""
+        """How often each command was received."""
         self.commands: Counter[str] = Counter()
         self._last_ctime = 0
         cluster.nodes.append(self)
@@ -133,7 +133,7 @@ class Node:
             self._load(aof)
 
     def forget(self) -> None:
-        """Have nothing."""
+        """Delete everything."""
         self.jobs: dict[str, Job] = {}
         self.queues: dict[bytes, Queue] = {}
         self.blocked: list[Blocked] = []
@@ -225,7 +225,7 @@ class Node:
         return True
 
     def drop(self, job_id: str) -> bool:
-        """Have that job no more."""
+        """Delete that job."""
         job = self.jobs.get(job_id)
         if job is None:
             return False
@@ -235,7 +235,7 @@ class Node:
         return True
 
     def step(self) -> None:
-        """Do what is due."""
+        """Process everything that is due."""
         now = self.cluster.clock()
         while self.up and self._timers and self._timers[0][0] <= now:
             job = self.jobs.get(heappop(self._timers)[1])
@@ -251,10 +251,12 @@ class Node:
                 else:
                     self.enqueue(job)
             elif job.state == "queued" and 0 < job.requeue_at <= now:
-                self.postpone(job)  # it is due again one retry after this, whoever gets it meanwhile
+                self.postpone(
+                    job
+                )  # it is due again one retry interval later, no matter which client gets it meanwhile
 
     def _collect(self, job: Job) -> None:
-        """Tell the others that *job* is acknowledged; forget it when all have heard."""
+        """Tell the other nodes that *job* is acknowledged; delete it when all have confirmed."""
         for node in self.others:
             node.drop(job.id)
         heard = {self.id, *(node.id for node in self.others)}
@@ -287,7 +289,7 @@ class Node:
                     here.jobs_in += 1
 
     def fetch(self, name: bytes) -> Job | None:
-        """The oldest job of a queue, which is being worked on from now."""
+        """Take the oldest job of a queue."""
         queue = self.queues.get(name)
         if queue is None or not queue.jobs or "out" in queue.pause:
             return None
@@ -299,11 +301,11 @@ class Node:
         return job
 
     def served(self) -> Iterator[tuple[Session, Any]]:
-        """Who waits no longer, and what they get."""
+        """The clients that stop waiting, and their replies."""
         now = self.cluster.clock()
         for waiting in list(self.blocked):
             if waiting.session.blocked is not waiting:
-                continue  # it went away meanwhile
+                continue  # the client has disconnected meanwhile
             for name in waiting.queues:
                 job = self.fetch(name)
                 if job is None:
@@ -330,7 +332,7 @@ class Node:
 
 
 def given(job: Job, counters: bool) -> list[Any]:
-    """*job* as GETJOB gives it."""
+    """*job* as in the reply of GETJOB."""
     counted = [b"nacks", job.nacks, b"additional-deliveries", job.deliveries] if counters else []
     return [job.queue, job.id.encode(), job.body, *counted]
 

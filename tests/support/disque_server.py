@@ -4,7 +4,7 @@ Comes from:  tests and benchmarks.
 Goes to:     ``disque_commands.py``.
 Thread:      one for all nodes; what its owner calls is done there.
 
-Besides Disque's commands it takes STANDIN, with which tests have faults: ``STANDIN drop 3`` closes the
+Besides the commands of Disque it takes STANDIN, with which tests inject faults: ``STANDIN drop 3`` closes the
 connection in place of each of the next three replies, ``half 3`` sends half of each and closes, ``slow 0.5``
 waits so many seconds before every reply from now on, ``refuse 3 TEXT`` answers an error, ``stop SECONDS``
 ends the node as kill -9 does, and starts it again after that time.
@@ -30,7 +30,7 @@ from tests.support.disque_node import Blocked, Cluster, Node, Refusal, Session, 
 
 TICK_SECONDS = 0.02
 FREE = frozenset({"ping", "hello", "auth", "client", "standin", "command"})
-"""Commands that no fault meets."""
+"""Commands that are not affected by faults."""
 
 
 class Client:
@@ -45,8 +45,8 @@ class Client:
 
 
 class DisqueServer:
-    """nodes: how many, which know each other. directory: of their append-only files; None for none.
-    ports: of the nodes; free ones if there are none."""
+    """nodes: the number of nodes of the cluster. directory: of their append-only files; None for none.
+    ports: of the nodes; free ports by default."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class DisqueServer:
         return f"disque://{login}{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     def calls(self, *names: str) -> int:
-        """How many commands of those *names* were carried out."""
+        """How many commands with these *names* were executed."""
         return int(self.do(lambda: sum(node.commands[name] for node in self.nodes for name in names)))
 
     def trips(self) -> int:
-        """How often something was sent to us, pipelined commands together counting once."""
+        """How often data was received; pipelined commands count once."""
         return int(self.do(lambda: sum(node.calls["trips"] for node in self.nodes)))
 
     def do(self, order: Callable[[], Any]) -> Any:
-        """Have the server's thread do that; return what it returns."""
+        """Call the function on the server's thread; return its value."""
         if threading.current_thread() is self._thread:
             return order()
         answer: Future[Any] = Future()
@@ -106,23 +106,23 @@ class DisqueServer:
         return answer.result(10)
 
     def ask(self, *words: str, node: int = 0) -> Any:
-        """The reply to a command, of a node that asks for no password."""
+        """The reply to a command, from a node without a password."""
         session = Session(allowed=True)
         return self.do(lambda: execute(self.nodes[node], session, [word.encode() for word in words]))
 
     def fault(self, **faults: Any) -> None:
-        """Have faults, as STANDIN does."""
+        """Inject faults, like STANDIN."""
         self.do(lambda: self._faults.update(faults))
 
     def kill(self, node: int) -> None:
-        """End a node as kill -9 does; what it had is in its file, if it has one."""
+        """Stop a node like kill -9; its jobs remain in its file, if it has one."""
         self.do(lambda: self._kill(self.nodes[node]))
 
     def start(self, node: int) -> None:
         self.do(lambda: self._start(self.nodes[node]))
 
     def reset(self) -> None:
-        """Have no jobs and no faults."""
+        """Delete all jobs and faults."""
 
         def forget() -> None:
             self._faults.update({"drop": 0, "half": 0, "slow": 0.0, "refuse": 0})
@@ -229,7 +229,7 @@ class DisqueServer:
         self._go_on(client)
 
     def _go_on(self, client: Client) -> None:
-        """Answer what was asked, up to a GETJOB that waits."""
+        """Answer the received commands, up to a GETJOB that waits."""
         replies: list[bytes] = []
         while client.requests and client.session.blocked is None:
             request = client.requests.pop(0)

@@ -1,13 +1,13 @@
-"""What a process does that migrates again and again: cut short before each statement, and repeated.
+"""A script that migrates repeatedly: interrupted before each statement, and started again.
 
 Comes from:  tests of migrations, which start it with one argument:
              '{"app": …, "database": {…}, "dump": …, "way": [[words of migrate], …], "each": true}'
-Goes to:     Django, on any database; standard output: what was in the tables after each repetition.
+Goes to:     Django, on any database; standard output: the contents of the tables after each repetition.
 
-The last migration of the way is cut short. each: every round begins with the dump alone; it is cut before its
-first writing statement in the first round, before its second in the second, until there is none left. Else it
-is cut and repeated over one database: each repetition is cut once it has committed something that none before
-it had, so that it is begun anew from every state that a crash can leave behind.
+The last migration of the way is interrupted. each: every round starts from the dump and is interrupted before
+its first writing statement, in the second round before the second, and so on. Otherwise it
+is repeated on one database: each repetition is interrupted once it has committed something that none before
+it had, so that it is restarted from every state that a crash can leave behind.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MOST = 200
 
 
 CUT = 9
-"""The exit code of a process that was cut short."""
+"""The exit code of an interrupted process."""
 
 
 class Cutter:
-    """Ends the process before the writing statement of this number, which it writes to *told*."""
+    """Exits the process before the writing statement with this number, and writes the statement to *told*."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -55,7 +55,7 @@ class Cutter:
 
 
 class StepCutter(Cutter):
-    """Ends the process once it has committed a statement that is none of *before*."""
+    """Exits the process once it has committed a statement that is not in *before*."""
 
     def __init__(self, before: set[Statement]) -> None:
         super().__init__(0)
@@ -74,7 +74,7 @@ class StepCutter(Cutter):
 
 
 def in_transaction(connection: Any) -> bool:
-    """Whether the server would take back what was done last."""
+    """Whether the server would roll back the last statement."""
     driver = connection.connection
     if connection.vendor == "sqlite":
         return bool(driver.in_transaction)
@@ -124,8 +124,8 @@ def one_after_another(connection: Any, dump: str | None, *way: list[str]) -> lis
 
 
 def cut_short(connection: Any, cutter: Cutter, words: list[str]) -> tuple[str, list[Statement]]:
-    """Have a process migrate that is cut short; return before which statement, "" if it came to its end, and
-    what the cutter says was done."""
+    """Run an interrupted migration in a process; return the statement it was interrupted before, "" if it
+    finished, and the statements that were done."""
     connection.close()
     heard, cutter.told = os.pipe()
     child = os.fork()
@@ -192,7 +192,7 @@ def tables(connection: Any) -> list[str]:
 
 
 def rows(connection: Any) -> list[Any]:
-    """What waits, wherever it does: the id of each package, oldest first."""
+    """The ids of all waiting packages, in either queue table, oldest first."""
     from qworker.django.signing import SignedPackage
     from qworker.django.transports.packages import text_of
 

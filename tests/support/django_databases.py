@@ -1,4 +1,4 @@
-"""Databases for Django projects of tests: an SQLite file, or one of its own in PostgreSQL or MariaDB.
+"""Databases for Django projects of tests: an SQLite file, or a separate database in PostgreSQL or MariaDB.
 
 Comes from:  tests that run the same on each kind of database.
 Goes to:     the servers of tests/servers.py, or a private one by its URL.
@@ -15,19 +15,19 @@ from uuid import uuid4
 
 KINDS = ("sqlite", "postgresql", "mysql")
 LASTING = frozenset({"django_migrations", "qworker_bell", "qworker_schema", "django_content_type"})
-"""Tables that empty() leaves alone."""
+"""Tables that empty() skips."""
 
 
 def use_pymysql() -> None:
     """Let Django's backend for MySQL use PyMySQL."""
     import pymysql
 
-    pymysql.version_info = (2, 2, 7, "final", 0)  # Django asks how new the driver is
+    pymysql.version_info = (2, 2, 7, "final", 0)  # Django checks the version of the driver
     pymysql.install_as_MySQLdb()
 
 
 class ProjectDatabase:
-    """A database that is made empty. kind: one of KINDS. directory: for the file. url: of the server."""
+    """A new, empty database. kind: one of KINDS. directory: for the file. url: of the server."""
 
     def __init__(self, kind: str, directory: Path, url: str = "") -> None:
         self.kind, self.name = kind, f"qworker_faults_{uuid4().hex[:10]}"
@@ -48,7 +48,7 @@ class ProjectDatabase:
         self.serve(f"CREATE DATABASE {self.name}" + (" CHARACTER SET utf8mb4" if kind == "mysql" else ""))
 
     def connect(self, name: str | None = None) -> Any:
-        """A connection that commits by itself, to this database or another of the server's."""
+        """A connection in autocommit mode, to this database or another one of the server."""
         if self.kind == "sqlite":
             return sqlite3.connect(self.file, timeout=30, isolation_level=None)
         if self.kind == "postgresql":
@@ -66,12 +66,12 @@ class ProjectDatabase:
         )  # fmt: skip
 
     def rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """What *statement*, with %s for values, returns or does here."""
+        """Execute *statement*, with %s for values, and return its rows."""
         with closing(self.connect()) as connection:
             return self._do(connection, statement, values)
 
     def serve(self, statement: str) -> list[Any]:
-        """*statement* for the server, apart from this database."""
+        """Execute *statement* on the server, outside this database."""
         other = {"postgresql": "postgres", "mysql": "mysql"}[self.kind]
         with closing(self.connect(other)) as connection:
             return self._do(connection, statement, ())
@@ -85,7 +85,7 @@ class ProjectDatabase:
             return list(cursor.fetchall()) if cursor.description else []
 
     def connections(self) -> list[int]:
-        """The ids of the connections that the server has to this database."""
+        """The ids of the server's connections to this database."""
         if self.kind == "postgresql":
             found = self.serve(f"SELECT pid FROM pg_stat_activity WHERE datname = '{self.name}'")
         else:
@@ -93,7 +93,7 @@ class ProjectDatabase:
         return [number for (number,) in found]
 
     def sever(self) -> int:
-        """End all connections to this database; return how many there were."""
+        """Kill all connections to this database; return how many there were."""
         ended = 0
         for number in self.connections():
             try:
@@ -102,14 +102,14 @@ class ProjectDatabase:
                 else:
                     self.serve(f"KILL {number}")
             except Exception as error:
-                if "Unknown thread" not in str(error):  # else it went by itself
+                if "Unknown thread" not in str(error):  # otherwise it has ended by itself
                     raise
             else:
                 ended += 1
         return ended
 
     def empty(self) -> None:
-        """Delete all rows, but for what migrations have put there."""
+        """Delete all rows, except those inserted by migrations."""
         if self.kind == "sqlite":
             found = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         elif self.kind == "postgresql":
@@ -127,7 +127,7 @@ class ProjectDatabase:
                 self._do(connection, f"DELETE FROM {name}", ())
 
     def drop(self) -> None:
-        """It is gone, whoever is connected."""
+        """Drop the database, even if there are connections."""
         if self.kind == "sqlite":
             self.file.unlink(missing_ok=True)
             return

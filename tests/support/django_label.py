@@ -1,4 +1,4 @@
-"""qworker's app under a label of the project's own.
+"""qworker's app under a custom label.
 
 Comes from:  tests of migrations, which install it.
 Goes to:     Django.
@@ -8,7 +8,7 @@ from qworker.django.apps import QWorkerConfig
 
 
 class JobsConfig(QWorkerConfig):
-    """The label is longer than names of indexes leave room for."""
+    """The label is too long to be part of index names."""
 
     label = "jobs_of_the_shop"
     default = False

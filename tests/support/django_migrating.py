@@ -1,11 +1,11 @@
-"""What a process does that migrates: told on its command line, and telling as JSON.
+"""A script that migrates: its steps are given on the command line, and it prints JSON.
 
 Comes from:  tests of migrations, which start it with one argument: '{"app": …, "database": {…}, "do": […]}'
 Goes to:     Django, under either label and on any database; standard output.
 
-Each thing to do is a list: "call" and a management command's words; "tables" (what is there), "model" with a
-name (all rows of it), "queue" (what waits, as the model sees it), "send" (a task), or "release", which
-changes and deletes through the view.
+Each step is a list: "call" and the words of a command of Django; "tables" (the existing ones), "model" with a
+name (all its rows), "queue" (the waiting packages, by the model), "send" (a task), or "release", which
+updates and deletes through the view.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def configure(order: dict[str, Any], apps: list[str]) -> None:
             7,
             "final",
             0,
-        )  # Django asks how new the driver is
+        )  # Django checks the version of the driver
         pymysql.install_as_MySQLdb()
     settings.configure(
         SECRET_KEY="a key that only tests of adoption know, and nobody else does",

@@ -1,6 +1,6 @@
 """A Django project in a directory, on one of several brokers; scripts and clusters that run in it.
 
-Comes from:  tests that need processes of a project's own.
+Comes from:  tests that need separate processes of a project.
 Goes to:     a database of the test's own, on SQLite or a server; Redis, under a name of its own; other
              servers, which the caller starts.
 """
@@ -108,7 +108,7 @@ class DjangoPlace:
         self.manage("migrate")
 
     def configure(self, **cluster: Any) -> None:
-        """Write the settings, with these keys of Q_CLUSTER beside those that it has."""
+        """Write the settings, adding these keys to Q_CLUSTER."""
         self._settings["cluster"] |= cluster
         (self.directory / "settings.py").write_text(SETTINGS.format(**self._settings))
 
@@ -143,7 +143,7 @@ class DjangoPlace:
             other.cursor().execute(statement)
 
     def clear(self) -> None:
-        """Drop the database; a file goes with its directory."""
+        """Drop the database; a file is deleted with its directory."""
         if self.kind == "postgresql":
             self._admin(f"DROP DATABASE {self.name} WITH (FORCE)")
         elif self.kind == "mysql":
@@ -163,7 +163,7 @@ class DjangoPlace:
 
     @property
     def log(self) -> str:
-        """What the cluster has said."""
+        """The output of the cluster."""
         return self._said("cluster.log")
 
     def _said(self, log: str) -> str:
@@ -171,7 +171,7 @@ class DjangoPlace:
         return file.read_text() if file.exists() else ""
 
     def start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run Python with these words until it ends."""
+        """Run Python with these arguments until it exits."""
         return subprocess.run(
             [sys.executable, *words],
             cwd=self.directory,
@@ -187,7 +187,7 @@ class DjangoPlace:
         return done.stdout
 
     def script(self, text: str) -> Any:
-        """Run *text* in the project; return what it has put into ``found``."""
+        """Run *text* in the project; return its variable ``found``."""
         file = self.directory / "script.py"
         file.write_text(f"{HEAD}\n{text}\nprint(json.dumps(found, default=str))\n")
         done = self.start(file.name)
@@ -196,8 +196,8 @@ class DjangoPlace:
 
     @contextmanager
     def cluster(self, *options: str, log: str = "cluster.log") -> Iterator[subprocess.Popen[bytes]]:
-        """A cluster that runs, with options of qcluster; at the end it is told to stop, and has to end well.
-        log: the name of the file for what it says."""
+        """A running cluster, with options of qcluster; at the end it is stopped, and must exit cleanly.
+        log: the name of the file for its output."""
         with (self.directory / log).open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "manage.py", "qcluster", *options],

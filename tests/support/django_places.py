@@ -28,8 +28,8 @@ STORED = {
 
 
 class Place:
-    """An empty database: fill() executes a dump in it, migrating() runs a process over it, shape() tells what
-    its tables are like."""
+    """An empty database: fill() executes a dump in it, migrating() runs a process on it, shape() describes
+    its tables."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind, self.name = kind, f"qworker_migrating_{uuid4().hex[:10]}"
@@ -87,7 +87,7 @@ class Place:
         return found
 
     def running(self, script: str, **order: Any) -> Any:
-        """What a script of tests/support prints, which is told *order* and this database."""
+        """The output of a script of tests/support, run with *order* and this database."""
         told = json.dumps({"database": self.django, **order})
         program = REPOSITORY / "tests" / "support" / script
         done = subprocess.run(
@@ -102,7 +102,7 @@ class Place:
         return json.loads(done.stdout)
 
     def shape(self) -> list[Any]:
-        """The broker's tables, columns and indexes, as the database tells them."""
+        """The broker's tables, columns and indexes, as reported by the database."""
         if self.kind == "sqlite":
             names = {row[0] for row in self.rows("SELECT tbl_name FROM sqlite_master WHERE type = 'table'")}
             ours = "', '".join(name for name in names if not name.startswith(("django", "auth", "qworker")))

@@ -23,7 +23,7 @@ SECRET_KEY = "a key that only tests know, and nobody else does, so it is long"
 
 
 def urlpatterns() -> list[Any]:
-    """The pages: only the admin's."""
+    """The pages: only those of the admin."""
     from django.contrib import admin
     from django.urls import path
 
@@ -31,7 +31,7 @@ def urlpatterns() -> list[Any]:
 
 
 class Pages:
-    """What ROOT_URLCONF names; the patterns are made when Django asks for them."""
+    """The module for ROOT_URLCONF; the patterns are created on first use."""
 
     @property
     def urlpatterns(self) -> list[Any]:
@@ -40,7 +40,7 @@ class Pages:
 
 @cache
 def configure() -> Path:
-    """Set Django up and migrate its database, once; return the SQLite file. It goes with the process."""
+    """Set up Django and migrate its database, once; return the SQLite file, deleted with the process."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-django-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     file = directory / "project.db"
@@ -81,6 +81,6 @@ def configure() -> Path:
         Q_CLUSTER={"name": "default", "orm": "default", "label": "Queue of tests"},
     )
     django.setup()
-    set_default_maker(None)  # other tests of this process have apps of their own
+    set_default_maker(None)  # other tests in this process have their own apps
     call_command("migrate", verbosity=0)
     return file

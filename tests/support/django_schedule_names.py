@@ -1,4 +1,4 @@
-"""Several processes that make a schedule of the same name at the same moment, some in a transaction.
+"""A script whose processes create a schedule of the same name at the same moment, some in a transaction.
 
 Comes from:  tests, which start it with one argument: '{"database": {…}, "rounds": …}'
 Goes to:     the database; standard output: how many have the name after each round, and how each ended.
@@ -33,11 +33,11 @@ def main(order: dict[str, Any]) -> list[Any]:
     barrier, ends = forking.Barrier(PROCESSES), forking.Queue()
 
     def in_a_transaction(turn: int) -> None:
-        """A server may end the transaction, for a deadlock or for what it cannot see, and wants it again."""
+        """Retry the transaction: the server may abort it because of a deadlock or a serialization failure."""
         while True:
             try:
                 with transaction.atomic():
-                    Schedule.objects.count()  # the snapshot of the transaction begins here
+                    Schedule.objects.count()  # the snapshot of the transaction starts here
                     schedule("math.sqrt", 4, name=f"nightly {turn}", schedule_type="D")
                 return
             except OperationalError:

@@ -1,4 +1,4 @@
-"""What a process does that waits for tasks: told on its command line, and telling as JSON.
+"""A script that waits for tasks: its steps are given on the command line, and it prints JSON.
 
 Comes from:  tests of waiting, with one argument: '{"database": {…}, "do": ["told", …]}'
 Goes to:     Django on that database; threads that store rows as a cluster does; standard output.
@@ -23,14 +23,14 @@ import django
 from django.conf import settings
 
 PATIENCE = 30_000
-"""Milliseconds that a wait takes which nobody ends."""
+"""Timeout in milliseconds of a wait that should not reach it."""
 
 
 def set_up(database: dict[str, Any], cluster: dict[str, Any]) -> None:
     if database["ENGINE"].endswith("mysql"):
         import pymysql
 
-        pymysql.version_info = (2, 2, 7, "final", 0)  # Django asks how new the driver is
+        pymysql.version_info = (2, 2, 7, "final", 0)  # Django checks the version of the driver
         pymysql.install_as_MySQLdb()
     settings.configure(
         SECRET_KEY="a key that only tests know, and nobody else does, so it is long",
@@ -67,7 +67,7 @@ def values(**more: Any) -> dict[str, Any]:
 
 
 def store(*rows: dict[str, Any]) -> None:
-    """As the thread of a cluster does it that stores results."""
+    """Store rows like the thread of a cluster that stores results."""
     from django.db import connections
 
     from qworker import states
@@ -85,7 +85,7 @@ def store(*rows: dict[str, Any]) -> None:
 
 @contextmanager
 def waiting(*calls: Callable[[], Any]) -> Any:
-    """Threads that call; all of them wait for something once the block begins. What they return is a list."""
+    """Threads that call functions; all of them are waiting when the block starts. Their values are a list."""
     from django.db import connections
 
     from qworker.django.waiting.watcher import watcher_of
@@ -101,7 +101,7 @@ def waiting(*calls: Callable[[], Any]) -> Any:
     for thread in threads:
         thread.start()
     until(lambda: len(watcher._waiters) > len(calls) and watcher._source is not None)
-    until(lambda: not any(waiter.anew for waiter in watcher._all()))  # all of it was looked for
+    until(lambda: not any(waiter.anew for waiter in watcher._all()))  # all of it has been queried
     yield found
     for thread in threads:
         thread.join()
@@ -115,7 +115,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def never_looking() -> Callable[[], None]:
-    """From now on nobody looks who is not told; until what is returned is called."""
+    """Disable polling without notifications, until the returned function is called."""
     from qworker.backends import result_watcher, waiters
 
     modules = (result_watcher, waiters)
@@ -131,7 +131,7 @@ def never_looking() -> Callable[[], None]:
 
 
 def told() -> list[Any]:
-    """By id, by name and by group, threads and coroutines: found though nobody looks by himself."""
+    """Threads and coroutines wait by id, name and group, and find results through notifications alone."""
     from qworker.django.tasks import fetch, result, result_group
 
     again = never_looking()
@@ -150,7 +150,7 @@ def told() -> list[Any]:
 
 
 def coroutines() -> list[Any]:
-    """Many of them wait, the loop goes on, and there is no thread for each."""
+    """Many coroutines wait without blocking the loop, and without a thread for each."""
     from qworker.django.tasks import afetch_group, aresult, aresult_group
     from qworker.django.waiting.watcher import watcher_of
 
@@ -173,8 +173,8 @@ def coroutines() -> list[Any]:
 
 
 def looks() -> list[tuple[int, float]]:
-    """How many statements asked for a task that never ends, while one and ten waited for two seconds; and how
-    many seconds that took."""
+    """How many statements queried an endless task while one and ten callers waited for two seconds; and
+    how many seconds that took."""
     from qworker.django.tasks import fetch, fetch_group
 
     class Counter(logging.Handler):
@@ -202,7 +202,7 @@ def looks() -> list[tuple[int, float]]:
 
 
 def in_transaction() -> list[Any]:
-    """Who waits in a transaction in which nothing new can be seen."""
+    """Waiting inside a transaction whose snapshot cannot see new rows."""
     from django.db import connection, transaction
 
     from qworker.django.models import Task
@@ -229,7 +229,7 @@ def in_transaction() -> list[Any]:
 
 
 def kept_connections() -> list[Any]:
-    """The connection of who waits stays the same, those of the watcher go; a broken one is made anew."""
+    """A waiting thread keeps its connection, the watcher closes its own ones and reopens a broken one."""
     from django.db import connection
 
     from qworker.django.tasks import result
@@ -241,8 +241,8 @@ def kept_connections() -> list[Any]:
     row = values()
     with waiting(lambda: result(row["id"], wait=PATIENCE)) as found:
         until(lambda: bool(where._idle))
-        broken = where._idle.pop()  # nobody has it meanwhile
-        broken.connection.close()  # as a server does that is started anew
+        broken = where._idle.pop()  # nothing uses it meanwhile
+        broken.connection.close()  # as after a restart of the server
         where._idle.append(broken)
         store(row)
     until(lambda: not where._idle and where.watcher._source is None)
@@ -251,7 +251,7 @@ def kept_connections() -> list[Any]:
 
 
 def many_at_once() -> int:
-    """More rows than one notification can name."""
+    """More rows than fit into one notification."""
     from qworker.django.tasks import result
 
     again = never_looking()
@@ -263,7 +263,7 @@ def many_at_once() -> int:
 
 
 def forked() -> int:
-    """A child that was forked while somebody waited can wait, and its parent's connections live on."""
+    """A child forked while a thread waits can wait, too, and the connections of the parent stay open."""
     import os
 
     from qworker.django.tasks import result
@@ -283,7 +283,7 @@ def forked() -> int:
 
 
 def cached() -> list[int]:
-    """How often the cache is looked at within a second."""
+    """How often the cache is read within a second."""
     from qworker.django.execution import cached as cache
     from qworker.django.tasks import aresult, result
 

@@ -1,7 +1,7 @@
-"""What a flow is run with: tasks that note what ran, and what its results say.
+"""Running flows: tasks that record what ran, and their results.
 
-Comes from:  the tests that hold flows (``flows.py``) against plain Python.
-Goes to:     an app of theirs, whose tasks these are.
+Comes from:  the tests that compare flows (``flows.py``) with plain Python.
+Goes to:     an app of the test, to which the tasks belong.
 Thread:      whichever runs the tasks.
 """
 
@@ -21,12 +21,12 @@ from tests.support.waiting import PATIENCE
 
 
 class Ledger:
-    """What ran, of each flow."""
+    """The runs of each flow."""
 
     def __init__(
         self, app: QWorker, base: Any = None, beside: Callable[[Any], None] = lambda task: None
     ) -> None:
-        """base: the class of all tasks. beside: what each call does besides, with its task."""
+        """base: the class of all tasks. beside: called additionally by each call, with its task."""
         self.app = app
         self._lock = threading.Lock()
         self._tick = itertools.count()
@@ -102,7 +102,7 @@ class Ledger:
 
 
 def tree(result: Any) -> Iterator[Any]:
-    """*result*, and every result before it and in it."""
+    """*result*, and all its parents and members."""
     waiting = [result]
     while waiting:
         each = waiting.pop()

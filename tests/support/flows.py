@@ -35,7 +35,7 @@ MOST_SHOWN = 120
 
 
 class Short:
-    """A dataclass whose repr() has only the fields that are not as usual."""
+    """A dataclass whose repr() has only the fields that differ from their defaults."""
 
     def __repr__(self) -> str:
         shown = []
@@ -154,7 +154,7 @@ class Graph(Short):
 
 
 def parts_of(flow: Any) -> Iterator[Any]:
-    """*flow* and all that stands in it."""
+    """*flow* and all flows inside it."""
     yield flow
     for name in ("links", "errbacks", "members", "steps", "header", "nodes"):
         for part in getattr(flow, name, ()):
@@ -215,7 +215,7 @@ def numbered(flow: Any) -> Any:
     return flow
 
 
-# -- how they are drawn --
+# -- drawing flows --
 
 
 def flows() -> st.SearchStrategy[Any]:
@@ -317,12 +317,12 @@ def _plain(flow: Any) -> Any:
     return flow
 
 
-# -- the canvas of one --
+# -- the canvas of a flow --
 
 
 def canvas(flow: Any, tasks: Any, name: str) -> Any:
-    """The signature of *flow*. tasks: by name; see Ledger. name: of this run of it. Whatever is made of other
-    signatures leaves these as they are."""
+    """The signature of *flow*. tasks: by name; see Ledger. name: of this run. Signatures built from other
+    signatures do not change these."""
     within: list[tuple[Any, str]] = []
 
     def part(each: Any) -> Any:
@@ -392,7 +392,7 @@ def timed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(number: int, given: Any) -> str:
-    """The value of call *number* of which the arguments are *given*."""
+    """The value of call *number* with the arguments *given*."""
 
     def text(value: Any) -> str:
         return f"[{','.join(map(text, value))}]" if isinstance(value, list | tuple) else str(value)
@@ -402,7 +402,7 @@ def shown(number: int, given: Any) -> str:
 
 
 def without_ids(value: Any) -> Any:
-    """*value*, in which no id is that of a call."""
+    """*value* without the ids of calls."""
     if isinstance(value, list):
         return [without_ids(each) for each in value]
     return _ID.sub("an id", value) if isinstance(value, str) else value
@@ -411,7 +411,7 @@ def without_ids(value: Any) -> Any:
 _ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-# -- what becomes of one --
+# -- the expected results of a flow --
 
 
 @dataclass(frozen=True)
@@ -644,7 +644,7 @@ def _with_the_next(stages: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
-    """What becomes of *flow*, called with the arguments *given*. late: messages are acknowledged late, so
+    """The expected results of *flow*, called with the arguments *given*. late: messages are acked late, so
     that one can be put back."""
     oracle = _Oracle(late)
     if isinstance(flow, Graph):
@@ -661,7 +661,7 @@ def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
 
 
 def _kept(last: Any, value: Any) -> Any:
-    """What a caller sees of *value*: nothing of a call that ignores it."""
+    """*value* as seen by a caller: None for a call with ignore_result."""
     if isinstance(last, Beside):
         return [_kept(row[-1], each) for row, each in zip(last.rows, value, strict=True)]
     return None if getattr(last.call, "ignored", False) else value
@@ -673,7 +673,7 @@ class _Oracle:
         self.late = late
 
     def refuse(self, stages: list[Any], waited_for: bool) -> None:
-        """Look for a call whose value is waited for, though it is ignored."""
+        """Find a call whose value is waited for although its result is ignored."""
         for stage, following in _with_the_next(stages):
             if isinstance(stage, Beside):
                 for row in stage.rows:
@@ -704,7 +704,7 @@ class _Oracle:
                     if not last:
                         self.tell(stages, place + 1)
             if value is PENDING and not last:
-                value = Failed("ChordError")  # what would follow fails
+                value = Failed("ChordError")  # the following stage fails
             if isinstance(value, Failed):
                 return self.failed(stages[-1], value, joined), after
             args = (value,)
@@ -747,7 +747,7 @@ class _Oracle:
             before = set(found.before)
             for _ in range(runs):
                 value, _ = self.row(stages, ("i",), after, joined=False)
-            if runs > 1:  # one of these may begin before another has ended
+            if runs > 1:  # one of these may start before another has ended
                 found.before = before
             found.called[number] = _kept(stages[-1], value)
         if end is PENDING and not fails:
@@ -762,7 +762,7 @@ class _Oracle:
             for errback in stage.errbacks:
                 _enter(errback, stages)
             value, ran = self.row(stages, (), ran, joined=True)
-            if isinstance(value, Failed):  # who called knows no members of it
+            if isinstance(value, Failed):  # the caller does not know its members
                 found.causes.add(value.error)
         elif call.does in VALUES:
             value = VALUES[call.does]
@@ -791,7 +791,7 @@ class _Oracle:
         self.found.value = values
 
     def tell(self, stages: list[Any], place: int) -> None:
-        """Tell the errbacks of what would have run next: of each call, if there are several."""
+        """Call the errbacks of the stage that would have run next: of each call, if there are several."""
         stage = stages[place]
         if isinstance(stage, Stage):
             for errback in stage.errbacks:

@@ -1,8 +1,8 @@
 """A server that speaks as IronMQ v3 does, made from the rules of its public reference.
 
 Comes from:  tests, by ``IronMQ``; other processes, by ``python -m tests.support.ironmq_server --port N``.
-Goes to:     HTTP or HTTPS on the loopback; a file, where one is named, with a line for each change: who
-             starts on it has what was there, also after kill -9.
+Goes to:     HTTP or HTTPS on the loopback; a file, if given, with a line for each change: a server that
+             starts on it has the same contents, also after kill -9.
 Thread:      one for each connection.
 
 Any project is there; the token of each is TOKEN. It refuses what IronMQ refuses. ``POST /stand-in`` tells it
@@ -34,7 +34,7 @@ BODY_BYTES = 256 * 1024
 
 
 class Refused(Exception):
-    """status, and what is said with it."""
+    """An HTTP status and its message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Message:
         return {"id": self.id, "body": self.body, "reserved_count": self.reserved_count}
 
     def put_back(self, expires: float, reserved_count: int, reservation: str | None, until: float) -> Message:
-        """As it was when that was noted."""
+        """Restore the recorded reservation."""
         self.expires, self.until = expires, until
         self.reserved_count, self.reservation = reserved_count, reservation
         return self
@@ -89,8 +89,8 @@ class Answer(NamedTuple):
 
 
 class IronMQ:
-    """Serves at once. clock: seconds, which go on from one process to the next. file: keeps what is there;
-    None: nothing does. tls: for HTTPS."""
+    """Serves at once. clock: seconds, which continue from one process to the next. file: keeps the contents;
+    None: they are not kept. tls: for HTTPS."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class IronMQ:
         self._server = _Server(("127.0.0.1", port), _handler(self))
         if tls is not None:
             listening = self._server.socket
-            # The greeting is left to the thread of the connection.
+            # The TLS handshake is done by the thread of the connection.
             self._server.socket = tls.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -131,7 +131,7 @@ class IronMQ:
 
     def _read(self, file: Path) -> None:
         text = file.read_text()
-        whole = text[: text.rfind("\n") + 1]  # who died while it wrote the rest had answered nobody
+        whole = text[: text.rfind("\n") + 1]  # an incomplete last line: the server died before it answered
         file.write_text(whole)
         for line in whole.splitlines():
             self._replay(*json.loads(line))
@@ -148,7 +148,7 @@ class IronMQ:
         self._note(queue, "message", one.id, one.body, *values)
 
     def _replay(self, project: str, name: str, what: str, *values: Any) -> None:
-        """Do what _note() was told."""
+        """Apply a change recorded by _note()."""
         queues = self.projects.setdefault(project, {})
         queue = queues.setdefault(name, Queue(project, name))
         match what, values:
@@ -170,7 +170,7 @@ class IronMQ:
             else:
                 queue.ready.append(message)
 
-    # -- what tests do to it --
+    # -- for tests --
 
     def fail(self, kind: str, times: int = 1, method: str = "", after: int = 0) -> None:
         """Get the next *times* requests wrong that change something, or of those of *method*, after so many
@@ -188,12 +188,12 @@ class IronMQ:
             return ""
 
     def heal(self) -> None:
-        """Nothing more goes wrong."""
+        """Remove all faults."""
         with self._news:
             self._faults.clear()
 
     def expire(self) -> None:
-        """All reservations end now."""
+        """End all reservations now."""
         with self._news:
             for queues in self.projects.values():
                 for queue in queues.values():
@@ -204,7 +204,7 @@ class IronMQ:
             self._news.notify_all()
 
     def forget(self) -> None:
-        """Whatever is there, and whatever was to go wrong."""
+        """Delete all queues and faults."""
         with self._news:
             for queues in self.projects.values():
                 for queue in list(queues.values()):
@@ -236,7 +236,7 @@ class IronMQ:
                     self._file.flush()
 
     def _queue(self, project: str, name: str) -> Queue:
-        """The queue, which is made if there is none."""
+        """The queue, which is created if it does not exist."""
         queues = self.projects.setdefault(project, {})
         if name not in queues:
             queues[name] = Queue(project, name)
@@ -358,7 +358,7 @@ class IronMQ:
                 raise Refused(404, "Queue not found")
 
     def _is_dead(self, queue: Queue, message: Message) -> bool:
-        """Whether it was reserved too often; then it goes to the queue of the dead."""
+        """Whether it was reserved too often; then it is moved to the dead-letter queue."""
         dead = queue.options.get("dead_letter")
         if not dead or message.reserved_count < dead.get("max_reservations", 10):
             return False
@@ -382,7 +382,7 @@ class IronMQ:
         self._news.notify_all()
 
     def _pass_time(self, queue: Queue) -> None:
-        """What is hidden no longer goes to the front."""
+        """Messages that are no longer hidden go to the front."""
         now = self.clock()
         while queue.later and queue.later[0][0] <= now:
             until, _, message = heappop(queue.later)
@@ -427,7 +427,7 @@ def _message(queue: Queue, id: str) -> Message:
 
 
 def _owned(queue: Queue, id: str, reservation: Any) -> Message:
-    """The message, of which the reservation must be said while there is one."""
+    """The message, whose reservation id must be given while it is reserved."""
     message = _message(queue, id)
     if message.reservation != reservation:
         raise Refused(403, "Reservation timed out" if reservation else "Message is reserved")
@@ -444,7 +444,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client went away, or does not trust us
+        if not isinstance(
+            sys.exc_info()[1], OSError
+        ):  # the client has disconnected, or does not trust our certificate
             super().handle_error(request, client_address)
 
 
@@ -455,7 +457,7 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *given: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
         def handle_one(self) -> None:
             text = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -1,7 +1,7 @@
-"""What some code imports, seen from a new interpreter.
+"""The modules that some code imports, in a new interpreter.
 
-Comes from:  tests that hold a start to what it needs.
-Goes to:     a Python of its own.
+Comes from:  tests that check which modules are imported.
+Goes to:     a separate Python process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.support.waiting import PATIENCE
 
 
 def loaded_by(code: str) -> set[str]:
-    """Return the names of the modules that are there when *code* has run."""
+    """Return the names of the modules that are loaded after *code* has run."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
         capture_output=True,

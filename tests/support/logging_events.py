@@ -1,4 +1,4 @@
-"""What was logged, by the events that log lines carry."""
+"""The events of logged records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pytest
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The events of the lines so far, oldest first; lines without one are left out."""
+    """The events of the records so far, oldest first; records without one are skipped."""
     found = (vars(record).get("event") for record in caplog.records)
     return [event for event in found if event is not None]

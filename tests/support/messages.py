@@ -1,4 +1,4 @@
-"""Messages for tests of brokers, and what tells them apart. Comes from: tests. Goes to: any broker."""
+"""Messages for tests of brokers, and their ids. Comes from: tests. Goes to: any broker."""
 
 from __future__ import annotations
 

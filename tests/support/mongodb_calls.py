@@ -1,4 +1,4 @@
-"""Calls: what is asked of a MongoDB server; and what happens just before one.
+"""Records the calls to a MongoDB server, and runs code just before a call.
 
 Comes from:  PyMongo, as ``options={"event_listeners": [calls]}`` of a broker; a test, in place of a
              collection.
@@ -40,7 +40,7 @@ class Calls(monitoring.CommandListener):
 
 
 class Before:
-    """A *collection* of which the first *times* calls of *method* have *act* called before."""
+    """A *collection* that calls *act* before each of the first *times* calls of *method*."""
 
     def __init__(self, collection: Any, method: str, act: Callable[[], object], times: int = 1) -> None:
         self._collection, self._method, self._act, self._left = collection, method, act, times

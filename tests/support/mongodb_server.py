@@ -38,7 +38,7 @@ from mongoeco.wire.proxy import AsyncMongoEcoProxyServer
 
 
 def teach() -> None:
-    """Let mongoeco take what drivers send."""
+    """Translate the commands of drivers for mongoeco."""
     known = {name.lower(): name for name in capabilities._ADMIN_CAPABILITIES}
     build = executor.WireCommandExecutor._build_request_context
 
@@ -88,16 +88,18 @@ def be_a_primary(name: str, members: list[str]) -> None:
 
 
 def teach_change_streams() -> None:
-    """Let drivers watch a database."""
+    """Let drivers open change streams of a database."""
     dispatch = WireSpecialCommandHandlers.dispatch
-    numbers = itertools.count(1_000_000_000)  # beyond those of mongoeco's own cursors
+    numbers = itertools.count(1_000_000_000)  # larger than the ids of mongoeco's own cursors
     streams: dict[int, Any] = {}
 
     to_document = ChangeEventSnapshot.to_document
 
     def described(self: Any) -> Any:
         document = to_document(self)
-        if self.operation_type == "update":  # it does not say which fields; so these are all of them
+        if (
+            self.operation_type == "update"
+        ):  # it does not tell which fields have changed, so report all of them
             document["updateDescription"] = {"updatedFields": dict(self.full_document), "removedFields": []}
         return document
 

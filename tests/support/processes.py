@@ -1,4 +1,4 @@
-"""Processes of `qworker`. Comes from: tests that begin and end them. Goes to: subprocess."""
+"""Processes of `qworker`. Comes from: tests that start and stop them. Goes to: subprocess."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SLOW = 30.0
 
 
 class Started:
-    """A process of `qworker` and what it says. arguments: of the command line."""
+    """A process of `qworker` and its output. arguments: of the command line."""
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         command = [sys.executable, "-m", "qworker", *arguments]
@@ -40,7 +40,7 @@ class Started:
             self._said.notify_all()
 
     def says(self, words: str, times: int = 1) -> str:
-        """Wait until it has said these words so often; return the line."""
+        """Wait until these words occur that many times in the output; return the line."""
 
         def found() -> list[str]:
             return [line for line in self.lines if words in line][times - 1 :]

@@ -1,7 +1,7 @@
-"""What wrappers of a broker do with each member of the promise: pass it on, or withhold it by name.
+"""Checks that wrappers of a broker pass on each member of its interface, or withhold it by name.
 
-Comes from:  ``qworker.transports.lease``: what ``Broker.__init__`` asks for is the promise.
-Goes to:     the tests of those that stand between a worker and a broker.
+Comes from:  ``qworker.transports.lease``: the *promise* is the interface in ``Broker.__init__``.
+Goes to:     the tests of wrappers between a worker and a broker.
 Thread:      the test's.
 """
 
@@ -36,17 +36,17 @@ def _is_union(hint: Any) -> bool:
 FIELDS: dict[str, dict[str, type]] = {
     name: _parts(hint) for name, hint in get_type_hints(Broker.__init__).items() if name != "return"
 }
-"""What a broker is made of, and the objects in each."""
+"""The fields of a broker, and the objects in each."""
 BESIDES = tuple(
     name
     for name, what in vars(Broker).items()
     if not name.startswith("_") and name not in FIELDS and (callable(what) or isinstance(what, property))
 )
-"""What else a broker does."""
+"""Other methods of a broker."""
 
 
 def members(part: type) -> list[str]:
-    """The names that *part* of the promise has, but for what is written once for all."""
+    """The names of *part* of the promise, except those implemented once for all brokers."""
     return [
         name
         for name in dict.fromkeys((*part.__annotations__, *vars(part)))
@@ -105,11 +105,11 @@ _VALUES: dict[str, Any] = {
     "portion": 1,
 }
 OF_LETTERS = "newest"
-"""It is made of pages, for all."""
+"""Implemented by pages, for all brokers."""
 
 
 class Noting:
-    """A broker that does nothing and notes what is asked of it, in ``asked``. It is all of its parts."""
+    """A broker that does nothing but record calls in ``asked``. It is also each of its parts."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -156,7 +156,7 @@ def forgotten(
         value = getattr(thing, name, None)
         if callable(value):
             value(*_ARGUMENTS.get(name, ()))
-        # A page may be made of those that newest() yields.
+        # Pages may be implemented with newest().
         asked = name in inner.asked or (name == "page" and "newest" in inner.asked)
         return asked or (not callable(value) and name in made_with)
 
@@ -187,7 +187,7 @@ def forgotten(
 
 
 def not_defined(wrapper: type, sides: Iterable[type], withheld: Iterable[str]) -> list[str]:
-    """The members of *sides* that the class *wrapper* leaves as they are there, and does not withhold."""
+    """The members of *sides* that the class *wrapper* neither overrides nor withholds."""
     own = {name for each in wrapper.__mro__ if each.__module__ == wrapper.__module__ for name in vars(each)}
     wanted = {name for side in sides for name in members(side)}
     return sorted(wanted - own - set(withheld)) + sorted(own & set(withheld))

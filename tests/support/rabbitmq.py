@@ -1,4 +1,4 @@
-"""What tests leave behind on RabbitMQ. Comes from: tests with queues of their own. Goes to: the server."""
+"""Cleaning up RabbitMQ after tests. Comes from: tests with their own queues. Goes to: the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qworker.transports.amqp.link import Link, address_of
 
 
 def forget_queues(url: str, *names: str) -> None:
-    """Delete the queues of these *names* and the exchanges that are called the same, as Celery's are."""
+    """Delete the queues with these *names*, and the exchanges of the same names, which Celery declares."""
     with closing(Link(address_of(url), 5.0)) as link:
         channel = link.channel()
         for name in names:

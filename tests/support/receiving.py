@@ -1,4 +1,4 @@
-"""Messages as a worker takes them. Comes from: tests of brokers. Goes to: the broker's consumer."""
+"""Receiving messages as a worker does. Comes from: tests of brokers. Goes to: the broker's consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.waiting import PATIENCE
 
 
 def receive(store: Broker, count: int, *queues: str, **options: Any) -> list[Leased]:
-    """The next *count* messages of *queues* ("q" when none is named), as they come."""
+    """The next *count* messages of *queues* ("q" by default), in the order of delivery."""
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < count:
@@ -23,7 +23,7 @@ def receive(store: Broker, count: int, *queues: str, **options: Any) -> list[Lea
 
 
 def everything(store: Broker, queues: Sequence[str] = ("celery",)) -> list[Leased]:
-    """All that lies in *queues*, due or not; for stores that give back what a reader held when it leaves."""
+    """All messages of *queues*, due or not; for stores that return messages when their reader deregisters."""
     store.consumer.register("reader", queues, 1)
     taken = [
         *store.consumer.lease(queues, 10_000).messages,

@@ -1,4 +1,4 @@
-"""What tests of the worker's rooms are given: an app of small tasks, a broker in memory, requests as from a
+"""Fixtures for tests of worker components: an app of small tasks, a broker in memory, requests as from a
 broker."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Rooms:
         return Envelope(own.pop("queue", "celery"), encoded.headers, encoded.properties, encoded.body, **own)
 
     def leased(self, tag: int = 1, task: str = "add", *args: Any, **fields: Any) -> Leased:
-        """A message on lease; *fields* are those of TaskMessage and of Leased."""
+        """A leased message; *fields* are those of TaskMessage and of Leased."""
         names = ("deliveries", "redelivered", "requeued", "due")
         own: dict[str, Any] = {"deliveries": 0, "redelivered": False, "requeued": 0, "due": None}
         own.update((name, fields.pop(name)) for name in names if name in fields)
@@ -83,7 +83,7 @@ class Rooms:
         return receive(self.app, self.leased(tag, task, *args, **fields), generation, ACCEPT)
 
     def requests(self, count: int, task: str = "add", first: int = 1, **fields: Any) -> list[Request]:
-        """So many requests, with tags from *first* on."""
+        """*count* requests, with tags from *first* on."""
         return [self.request(tag, task, **fields) for tag in range(first, first + count)]
 
 

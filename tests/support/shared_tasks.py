@@ -1,4 +1,4 @@
-"""What apps leave behind in the process. Comes from: tests of apps. Goes to: the shared tasks and the default
+"""Undoing the effects of apps. Comes from: tests of apps. Goes to: the shared tasks and the default
 app."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from qworker.tasks import registry
 
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Afterwards the shared tasks are those of before, and no app is the default one."""
+    """Restore the shared tasks after the block, and unset the default app."""
     before = list(registry.shared)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A spool server on sockets of its own, and clients that are not as they should be."""
+"""A spool server on its own sockets, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.spools import files
 
 PATIENCE = 30.0
 EVERYWHERE = ("127.0.0.1:0", "socket", "@")
-"""A kind of address each. The second is in the directory of the test; the third gets a name of its own."""
+"""One of each kind of address. The second is in the directory of the test; the third gets a unique name."""
 
 
 class Served:
-    """A server of the spool directory *place*, on one address. crashed: what its thread died of."""
+    """A server of the spool directory *place*, on one address. crashed: the error that ended its thread."""
 
     def __init__(self, path: Path, kind: str, limits: Limits | None, access: Access | None) -> None:
         address = {"socket": str(path / "socket"), "@": f"@{path}"}.get(kind, kind)
@@ -45,12 +45,12 @@ class Served:
         return client
 
     def exchange(self, request: bytes) -> bytes:
-        """Send bytes on a connection of their own; what is answered until the server closes."""
+        """Send bytes on a new connection; return the answer until the server closes it."""
         with self.connect() as client:
             return talk(client, request)
 
     def jobs(self) -> list[tuple[dict[bytes, bytes], bytes]]:
-        """Pairs and bodies of all jobs, in no order."""
+        """Pairs and bodies of all jobs, unordered."""
         return [tuple(decode((self.place / name).read_bytes())) for name in files(self.place)]  # type: ignore[misc]
 
 
@@ -58,12 +58,12 @@ def talk(client: socket.socket, request: bytes) -> bytes:
     try:
         client.sendall(request)
     except OSError:
-        pass  # the server has closed already
+        pass  # the server has already closed the connection
     return rest(client)
 
 
 def rest(client: socket.socket) -> bytes:
-    """Whatever the server says until it closes."""
+    """Everything the server sends until it closes the connection."""
     answer = b""
     while True:
         try:

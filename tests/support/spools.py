@@ -1,4 +1,4 @@
-"""Spool directories of tests: a clock that stands at the file system's time, and jobs worked off."""
+"""Spool directories of tests: a fake clock set to the time of the file system, and running jobs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ANOTHER_FILE_SYSTEM = Path("/dev/shm")
 
 
 def clock_of_files(ahead: int = 2) -> FakeClock:
-    """A clock that stands still so many seconds from now: what a test writes until then is due."""
+    """A fake clock set that many seconds ahead: everything that a test writes until then is due."""
     return FakeClock(now=float(int(time.time()) + ahead))
 
 
 def work_off(directory: SpoolDirectory) -> list[dict[bytes, bytes]]:
-    """Claim and finish whatever is due; what the jobs said, in order."""
+    """Claim and finish all due jobs; return their pairs in order."""
     done = []
     while (claim := directory.next()) is not None:
         done.append(claim.pairs)
@@ -32,7 +32,7 @@ def work_off(directory: SpoolDirectory) -> list[dict[bytes, bytes]]:
 
 
 def files(place: Path | str) -> list[str]:
-    """Every file below *place*, by its path there."""
+    """The relative paths of all files below *place*."""
     return sorted(
         os.path.relpath(os.path.join(folder, name), place)
         for folder, _, names in os.walk(place)
@@ -42,7 +42,7 @@ def files(place: Path | str) -> list[str]:
 
 @contextmanager
 def beside_or_far(where: str, beside: Path) -> Iterator[Path]:
-    """A new directory in *beside* when *where* says "beside", else one on another file system."""
+    """A new directory in *beside* if *where* is "beside", otherwise one on another file system."""
     if where == "beside":
         path = beside / "elsewhere"
         path.mkdir()

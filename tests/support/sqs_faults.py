@@ -1,6 +1,6 @@
-"""A server between clients and an SQS of the tests, which answers some requests as Amazon does on a bad day.
+"""A proxy between clients and the SQS of the tests, which answers some requests with faults as at Amazon.
 
-Comes from:  tests; clients, whose queues have URLs that lead here, too.
+Comes from:  tests; clients, whose queue URLs also point to the proxy.
 Goes to:     moto.
 Thread:      one for each connection.
 """
@@ -34,12 +34,12 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
 
 
 class SqsFaults:
-    """target: the address of moto. fail(): what goes wrong from now on; calls: how often each was asked."""
+    """target: the address of moto. fail(): faults from now on; calls: how often each operation was called."""
 
     def __init__(self, target: str) -> None:
         self.calls: Counter[str] = Counter()
         self.entries: list[int] = []
-        """How many were in each batch of which some failed."""
+        """The size of each batch of which some entries failed."""
         self.delay = 0.0
         """Seconds before each answer."""
         self._faults: dict[str, list[str]] = {}
@@ -56,8 +56,8 @@ class SqsFaults:
     def fail(
         self, operation: str, fault: str, times: int = 1, after: int = 0, then: Sequence[str] = ()
     ) -> None:
-        """Let *times* calls of *operation* ("*": of any) fail by *fault*, after so many have gone well, and
-        the next ones by what comes *then*."""
+        """Let *times* calls of *operation* ("*": any) fail with *fault*, after *after* successful ones, and
+        the next ones with *then*."""
         with self._lock:
             self._faults[operation] = [""] * after + [fault] * times + list(then)
 
@@ -103,7 +103,7 @@ def _handler(faults: SqsFaults, target: str) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def _forward_some(self, given: bytes) -> tuple[int, bytes]:
-            """Of a batch every second entry is throttled."""
+            """Every second entry of a batch is throttled."""
             asked = json.loads(given)
             entries = asked["Entries"]
             faults.entries.append(len(entries))
@@ -121,7 +121,7 @@ def _handler(faults: SqsFaults, target: str) -> type[BaseHTTPRequestHandler]:
 
         def _forward(self, given: bytes) -> tuple[int, bytes]:
             request = urllib.request.Request(f"{target}{self.path}", given, dict(self.headers))
-            request.remove_header("Content-length")  # it may be less than what came
+            request.remove_header("Content-length")  # it may be shorter than the received body
             try:
                 with urllib.request.urlopen(request, timeout=60.0) as answer:
                     return answer.status, answer.read()

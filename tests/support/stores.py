@@ -1,4 +1,4 @@
-"""A broker for tests of the client: it keeps what is pushed, and fails when told to."""
+"""A broker for tests of publishing: it keeps the pushed messages, and fails on demand."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Sent(NamedTuple):
 
 
 class KeepingStore(SingleObjectBroker, Revoking, Hearing, Presenting, Listing):
-    """pushes: what each push() was given. failures: how many pushes are still to fail,
-    with the error failure. on_push: is called before each."""
+    """pushes: the arguments of each push(). failures: how many pushes will fail,
+    with the error failure. on_push: called before each."""
 
     url = "keeping://"
 
@@ -89,7 +89,7 @@ class KeepingStore(SingleObjectBroker, Revoking, Hearing, Presenting, Listing):
         return [read(envelope) for push in self.pushes for envelope in push]
 
 
-# The client never leases; the rest of the port is not for it.
+# Publishers never lease, so the rest of the interface is not needed.
 KeepingStore.__abstractmethods__ = frozenset()
 
 
@@ -100,7 +100,7 @@ def read(envelope: Envelope) -> Sent:
 
 
 def make_app(**settings: Any) -> tuple[QWorker, KeepingStore, FakeClock]:
-    """An app with results in memory, a store that keeps, and a clock that stands still."""
+    """An app with results in memory, its KeepingStore, and a fake clock."""
     store, clock = KeepingStore(settings.pop("failures", 0)), FakeClock()
     settings.setdefault("backend", "cache+memory://")
     app = QWorker("proj", broker=store, clock=clock, set_as_current=False, **settings)

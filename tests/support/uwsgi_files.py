@@ -1,4 +1,4 @@
-"""The spool files of real uWSGI in tests/data/uwsgi, with what each holds."""
+"""The spool files of a real uWSGI in tests/data/uwsgi, with their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sample:
         return self.path.read_bytes()
 
     def holds(self, pairs: dict[bytes, bytes]) -> bool:
-        """Whether these are its pairs."""
+        """Whether *pairs* are those of the file."""
         expected = self.entry["expect"]
         return len(expected) == len(pairs) and all(
             _is(key, found) and _is(value, pairs[found])
@@ -41,5 +41,5 @@ def _is(expected: Any, found: bytes) -> bool:
 
 
 def samples(kind: str) -> list[Sample]:
-    """Those of "valid" or "malformed"."""
+    """The files of "valid" or "malformed"."""
     return [Sample(entry["id"], DATA / entry["file"], entry) for entry in MANIFEST[kind]]

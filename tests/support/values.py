@@ -1,4 +1,4 @@
-"""Values that are more than plain JSON, and what comes of them. Comes from: tests of whatever carries values.
+"""Values beyond plain JSON, and their expected forms. Comes from: tests of everything that carries values.
 Goes to: calls and results."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CARRIED: dict[str, Any] = {
     "bytes": b"\x00\xff",
     "text as bytes": "Übermaß".encode(),
 }
-"""Those that JSON carries in kombu's form."""
+"""Values that JSON carries in kombu's form."""
 
 
 class Color(Enum):
@@ -30,7 +30,7 @@ class Color(Enum):
 
 @dataclass
 class Order:
-    """What only an annotation tells."""
+    """Types known only from annotations."""
 
     number: uuid.UUID
     due: datetime
@@ -40,4 +40,4 @@ class Order:
 
 ORDER = Order(uuid.UUID(int=7), datetime(2030, 1, 2, tzinfo=UTC), timedelta(hours=1))
 PLAIN = {"number": ORDER.number, "due": ORDER.due, "wait": 3600, "color": "red"}
-"""ORDER as a result has it."""
+"""ORDER as in a result."""

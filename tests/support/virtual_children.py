@@ -1,7 +1,7 @@
 """Children of the process pool that live in the test's own process and do what the test says.
 
-They speak through real sockets and token pipes, and take jobs as a real child does. Their process ids are
-beyond what a kernel gives out, and signals reach them through ``VirtualSpawner.send_signal``, never through
+They communicate through real sockets and token pipes, and take jobs like a real child. Their process ids are
+larger than any of the kernel, and signals reach them through ``VirtualSpawner.send_signal``, never through
 the kernel.
 """
 
@@ -62,7 +62,7 @@ class VirtualChild:
         self._tokens = os.dup(tokens)
         self._orders = os.dup(orders)
         self._buffer = FrameBuffer()
-        # The real one, for the way in which it takes tokens.
+        # A real child, which takes tokens.
         self._real = Child(
             rooms.app, self._socket, self._tokens, self._orders, {**settings, "running_path": None}
         )
@@ -81,7 +81,7 @@ class VirtualChild:
         self._socket.setblocking(False)
 
     def read(self) -> None:
-        """Take in what lies in the socket."""
+        """Read all frames from the socket."""
         while self.alive and not self.hung_up:
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
@@ -94,7 +94,7 @@ class VirtualChild:
                 self.arrived += frame
 
     def begin(self) -> Job | None:
-        """Go on to the next job that was not recalled; None when there is none,
+        """Start the next job that was not recalled; None if there is none,
         or the main thread is busy."""
         while self.running is None and self.arrived:
             job = self.arrived.pop(0)
@@ -109,7 +109,7 @@ class VirtualChild:
         return None
 
     def work(self) -> None:
-        """Read, and begin all that can be begun."""
+        """Read, and start all jobs that can be started."""
         self.read()
         while self.begin() is not None:
             pass
@@ -118,7 +118,7 @@ class VirtualChild:
         self._say((STARTED, job[0], row))
 
     def finish(self, runtime: float = 0.001, kind: str = SUCCESS, retire: bool = False) -> int:
-        """End the sync job that runs; return its tag."""
+        """Finish the running sync job; return its tag."""
         job = self.running
         assert job is not None
         self.running = None
@@ -126,13 +126,13 @@ class VirtualChild:
         return job[1]
 
     def finish_async(self, position: int = 0, kind: str = SUCCESS) -> int:
-        """End an async job; return its tag."""
+        """Finish an async job; return its tag."""
         job = self.loop.pop(position)
         self._say((OUTCOME, job[0], tuple(Outcome(kind, 0.001)), False))
         return job[1]
 
     def cancelled(self) -> list[int]:
-        """The tags of the async jobs that it was told to cancel since it was last asked."""
+        """The tags of the async jobs to cancel, received since the last call."""
         sequences = take_tokens(self._orders)
         return [job[1] for job in self.loop if job[0] in sequences]
 
@@ -145,7 +145,7 @@ class VirtualChild:
 
 
 class VirtualSpawner:
-    """A Spawner of virtual children. failures: how many spawns are still to fail."""
+    """A Spawner of virtual children. failures: how many spawns will fail."""
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
@@ -157,9 +157,9 @@ class VirtualSpawner:
         self.ended = False
         self.closed = 0
         self.holds_back = False
-        """While True, new children say nothing and nothing is known of them."""
+        """While True, new children send nothing and are not reported as started."""
 
-    # -- what the pool calls --
+    # -- for the pool --
 
     def fileno(self) -> int:
         return self._read
@@ -190,7 +190,7 @@ class VirtualSpawner:
     def close(self) -> None:
         self.closed += 1
 
-    # -- what the test calls --
+    # -- for tests --
 
     def notify(self, *notice: Any) -> None:
         self._notices.append(notice)
@@ -201,18 +201,18 @@ class VirtualSpawner:
         return [child for child in self.children if child.alive]
 
     def die(self, child: VirtualChild, status: int = signal.SIGSEGV) -> None:
-        """Let *child* die now, whatever it was doing."""
+        """Kill *child* now."""
         child.close()
         self.notify("exit", child.pid, status)
 
     def lose_zygote(self) -> None:
-        """Let what forks the children die, and all of them with it; there is another at once."""
+        """Kill the zygote with all its children; a new one starts at once."""
         for child in self.alive:
             child.close()
         self.notify("gone", 0, signal.SIGKILL)
 
     def end(self) -> None:
-        """Let what forks the children end for good, and all of them with it."""
+        """End the zygote with all its children, without a new one."""
         for child in self.alive:
             child.close()
         self.ended = True
@@ -232,7 +232,7 @@ class VirtualSpawner:
 
 
 class Pool:
-    """A ProcessPool whose thread is played by step(), with virtual children and a clock that stands still."""
+    """A ProcessPool driven by step() instead of a thread, with virtual children and a fake clock."""
 
     def __init__(self, **settings: Any) -> None:
         self.rooms = Rooms()
@@ -279,7 +279,7 @@ class Pool:
             self.pool.runtimes.learn(name, seconds)
 
     def step(self) -> None:
-        """Turns of the pool thread until nothing happens any more."""
+        """Run steps of the pool thread until nothing changes any more."""
         for _ in range(100):
             self.pool.step(0)
             if not _readable(self):
@@ -287,16 +287,16 @@ class Pool:
         raise AssertionError("the pool never comes to rest")
 
     def submit(self, *requests: Request) -> list[int]:
-        """Give *requests* to the pool; the tags of those it refused."""
+        """Submit *requests* to the pool; return the tags of those it refused."""
         return tags(self.pool.submit(requests))
 
     def work(self) -> None:
-        """Let every child take in what it was sent, and begin what it can."""
+        """Let all children read their frames and start what they can."""
         for child in self.children:
             child.work()
 
     def ends(self) -> list[tuple[int, str]]:
-        """``(tag, kind)`` of what has ended since."""
+        """``(tag, kind)`` of all requests that have ended since the last call."""
         ended = [(request.tag, outcome.kind) for request, outcome in self.ended]
         self.ended.clear()
         return ended
@@ -316,12 +316,12 @@ class Pool:
 
 
 SHORT = 0.0005
-"""Seconds that the task add is known to take in a pool that was opened()."""
+"""The estimated runtime of the task add in a pool from opened()."""
 
 
 @contextmanager
 def opened(**settings: Any) -> Iterator[Pool]:
-    """A pool that knows how long add takes, closed in the end."""
+    """A pool with a runtime estimate for add, closed after the block."""
     pool = Pool(**settings)
     pool.learn("add", SHORT)
     try:

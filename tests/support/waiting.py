@@ -1,4 +1,4 @@
-"""Waiting for what others do: as the suite does that we ship."""
+"""Waiting for conditions, as in the contract suite that we ship."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class _HasFile(Protocol):
 
 
 def readable(*files: int | _HasFile, seconds: float = PATIENCE) -> list[int]:
-    """The numbers of those of *files* that can be read, as soon as one can; [] when none can in time.
+    """The descriptors of those *files* that are readable, as soon as one is; [] after a timeout.
 
-    By poll: a process that has run many tests opens files with numbers that select() refuses.
+    It uses poll(), as a process that has run many tests has descriptors too large for select().
     """
     waiting = select.poll()
     for file in files:
