@@ -12,9 +12,15 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.servers import asking, forget_keys
+# pytest compiles plugins in its own way, and keeps that for the next run, even under PYTHONDONTWRITEBYTECODE:
+# see pytest_collection().
+dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+sys.dont_write_bytecode = dont_write
+
+from tests.servers import asking, forget_keys  # noqa: E402
 
 # "ci" is the default because a suite that fails by the luck of the draw teaches people to run it again.
 # HYPOTHESIS_PROFILE=search looks further: random seeds and many examples.
