@@ -141,7 +141,10 @@ def test_on_message_gets_each_new_state() -> None:
         ]
     )
     result = app.AsyncResult("run")
-    assert result.get(timeout=10, on_message=seen.append, on_interval=lambda: next(steps)()) == "all"
+    assert (
+        result.get(timeout=10, interval=0.01, on_message=seen.append, on_interval=lambda: next(steps)())
+        == "all"
+    )
     assert [(meta["status"], meta["result"]) for meta in seen] == [
         ("PROGRESS", {"done": 1}), ("PROGRESS", {"done": 2}), ("SUCCESS", "all"),
     ]  # fmt: skip
