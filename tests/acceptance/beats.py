@@ -1,8 +1,10 @@
-"""Beats: processes that look after schedules, seen only from outside, and what became of the due times.
+"""Beats: ``qworker beat`` processes, observed only from outside, and the runs of their entries.
 
-Comes from:  the tests of faults of schedules.
+Comes from:  the fault tests of schedules.
+
 Goes to:     ``qworker beat``, started on a Site; the file that the task ``periodic`` of fault_tasks.py
-             writes.
+writes.
+
 Thread:      the test's.
 """
 
@@ -28,7 +30,7 @@ class Run(NamedTuple):
 
 
 def runs(site: Site) -> list[Run]:
-    """What the calls of entries that have run say of themselves, in that order."""
+    """The runs that calls of entries have recorded, in order."""
     path = site.path / "periodic"
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -38,8 +40,8 @@ def runs(site: Site) -> list[Run]:
 
 
 class BeatProcess:
-    """One ``qworker beat`` of *site*. environment: of it alone. settings: for the environment, as
-    QWORKER_*."""
+    """One ``qworker beat`` of *site*. environment: only for this process. settings: for the environment,
+    as QWORKER_*."""
 
     def __init__(
         self,
@@ -70,13 +72,13 @@ class BeatProcess:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, for all it knows."""
+        """Whether its last log line about leadership says that it leads."""
         told = [line for line in self.log.splitlines() if "leader of the schedulers" in line]
         return bool(told) and "] this process is now the leader of the schedulers" in told[-1]
 
     @property
     def follows(self) -> bool:
-        """Whether it waits to take over."""
+        """Whether it is on standby."""
         return "is the leader of the schedulers; this one waits" in self.log
 
     @property
@@ -97,7 +99,7 @@ class BeatProcess:
 
 
 class Beats:
-    """The processes that look after the schedules of *site*."""
+    """The scheduler processes of *site*."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -118,7 +120,7 @@ class Beats:
         return found
 
     def all_wait(self) -> bool:
-        """Whether every one but the leader waits to take over."""
+        """Whether all except the leader are on standby."""
         return all(each.follows or each.leads for each in self.running)
 
     def kill(self, each: BeatProcess) -> None:

@@ -1,8 +1,11 @@
-"""Brokers to break: for each kind a server of our own, a proxy in front of it, and a Site whose workers use
+"""Brokers to break: for each kind a private server, a proxy in front of it, and a Site whose workers use
 both.
 
 Comes from:  private_servers.py, proxy.py, harness.py.
-Goes to:     test_broker_faults.py and nemesis.py; of the Site, the tests of all brokers that are servers.
+
+Goes to:     test_broker_faults.py and nemesis.py; the Site also to the tests of all brokers that are
+servers.
+
 Thread:      the test's; a Stream sends from its own.
 """
 
@@ -30,16 +33,16 @@ FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 
 
 class Options(dict[str, Any]):
-    """A setting that the client takes as it is, and that is JSON in the environment."""
+    """A setting that the client takes as a dict, and that is JSON in the environment."""
 
     def __str__(self) -> str:
         return json.dumps(self)
 
 
 class RemoteSite(Site):
-    """A Site on a server. broker: its URL for workers and senders. direct: the URL at which we look at it,
-    around the proxy. results: the URL of the result store; None: with the messages where the server can, or
-    else a file here."""
+    """A Site on a server. broker: its URL for workers and senders. direct: its URL for the test's own
+    queries, without the proxy. results: the URL of the result backend; None: the broker if it supports
+    results, or else a file here."""
 
     def __init__(
         self, path: Path, broker: str, direct: str, results: str | None = None, **settings: Any
@@ -51,7 +54,7 @@ class RemoteSite(Site):
         self._states: dict[str, str] = {}
 
     def call(self, task: str, *args: Any, **options: Any) -> str | None:
-        """Send as send() does, but where that raises the call is unsure, and None is returned."""
+        """Like send(), but if sending raises, the call is unsure, and None is returned."""
         id, now = task_id(), time.time()
         try:
             self.client.send_task(task, args, task_id=id, **options)
@@ -64,8 +67,7 @@ class RemoteSite(Site):
         return id
 
     def qworker(self, *words: str, code: int = 0, **environment: str) -> str:
-        """What the command line says here; also what it says of errors, where it is to end with one. Of a
-        user's mistake nobody is shown a traceback."""
+        """The output of a command; including its errors if it should fail. There must be no traceback."""
         done = subprocess.run(
             [sys.executable, "-m", "qworker", *words],
             cwd=REPOSITORY,
@@ -118,8 +120,8 @@ class RemoteSite(Site):
         return queues + [f"worker {worker.name}" for worker in self._looker.workers()]
 
     def drained(self, seconds: float = 60.0, but: Collection[str] = ()) -> None:
-        """Wait until every accepted call has ended, *but* those of some tasks, and the store is empty, also
-        of what only may have been accepted."""
+        """Wait until every accepted call has ended, *but* those of some tasks, and the broker is empty,
+        including calls that were unsure."""
 
         def done() -> bool:
             with suppress(QWorkerError):
@@ -158,13 +160,13 @@ _NEW_VHOSTS = (
     '<<"test">>) end || Name <- [%s]].'
 )
 _VHOSTS = 8
-"""How many are made at a time: rabbitmqctl starts an Erlang, which takes half a second of the processor."""
+"""How many are created at a time: rabbitmqctl starts an Erlang VM, which takes half a second of CPU time."""
 
 
 class Stream:
-    """Calls one task after the other, *rate* a second, from a thread of its own, until it is stopped.
+    """Calls one task after the other, *rate* per second, from its own thread, until it is stopped.
 
-    pick: the task, its arguments and options for the number of a call. errors: what calls raised.
+    pick: the task, its arguments and options for the number of a call. Exceptions of calls are ignored.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class Stream:
         self._site, self._rate, self._pick = site, rate, pick
         self._ended = threading.Event()
         self.slowest = 0.0
-        """Seconds of the call that took longest."""
+        """Duration of the slowest call in seconds."""
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
 
@@ -200,9 +202,9 @@ class Stream:
 
 
 class Broken:
-    """A server that is broken on purpose, and the proxy in front of it.
+    """A server to break, and the proxy in front of it.
 
-    url: where clients find it, by way of the proxy. direct: where tests do.
+    url: through the proxy. direct: without it.
     """
 
     def __init__(self, server: Server) -> None:
@@ -211,11 +213,11 @@ class Broken:
         self.url = self.direct = ""
         self._uses = 0
         self._vhosts: list[str] = []
-        """Those that no test has used."""
+        """Virtual hosts that no test has used."""
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """The server, emptied, behind a new proxy. Whatever was done to it is undone afterwards."""
+        """The emptied server behind a new proxy. All faults are undone afterwards."""
         self.direct = self._emptied()
         try:
             with Proxy(self.server.port) as self.proxy:
@@ -228,7 +230,7 @@ class Broken:
             self.server.wait()
 
     def _emptied(self) -> str:
-        """Forget what earlier tests left; return the URL to use."""
+        """Remove the data of earlier tests; return the URL to use."""
         self._uses += 1
         server = self.server
         if isinstance(server, Redis):

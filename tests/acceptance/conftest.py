@@ -1,4 +1,4 @@
-"""Fixtures of the acceptance tests. Comes from: pytest. Goes to: tests/acceptance."""
+"""Fixtures of the acceptance tests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tests.support.django_databases import KINDS, ProjectDatabase
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A place with a database and a ledger,
-    and no worker yet; whatever was started there is gone afterwards."""
+    """A site with a database and a ledger, without workers yet; all its processes are gone afterwards."""
     with opened(tmp_path) as site:
         yield site
 
@@ -35,7 +34,7 @@ def spool(tmp_path: Path) -> Iterator[SpoolSite]:
 
 @pytest.fixture(scope="session")
 def _private_servers() -> Iterator[Callable[[str, str], Broken]]:
-    """Gives the server of a kind and a purpose, which is started when it is first asked for and then kept."""
+    """A function that returns the server for a kind and a purpose, started on first use and kept."""
     with ExitStack() as stack:
         running: dict[tuple[str, str], Broken] = {}
 
@@ -49,14 +48,14 @@ def _private_servers() -> Iterator[Callable[[str, str], Broken]]:
 
 @pytest.fixture(params=BROKERS)
 def broken(request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken]) -> Broken:
-    """A broker that may be broken, of each kind; name the kinds with
-    ``parametrize("broken", [...], indirect=True)``."""
+    """A broker of each kind that a test may break; choose kinds with ``parametrize("broken", [...],
+    indirect=True)``."""
     return _private_servers(request.param, "broker")
 
 
 @pytest.fixture
 def results(_private_servers: Callable[[str, str], Broken], tmp_path: Path) -> Iterator[Broken]:
-    """A Redis for results that may be broken; ``results.url`` is where clients find it."""
+    """A Redis for results that a test may break; clients use ``results.url``."""
     results = _private_servers("redis", "results")
     with results.exposed():
         yield results
@@ -78,7 +77,7 @@ def anywhere(
 
 @pytest.fixture
 def remote(broken: Broken, tmp_path: Path) -> Iterator[RemoteSite]:
-    """A site on ``broken``, as ``site`` otherwise."""
+    """A site on ``broken``, otherwise like ``site``."""
     with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct) as site:
         yield site
 
@@ -87,7 +86,7 @@ def remote(broken: Broken, tmp_path: Path) -> Iterator[RemoteSite]:
 def _project_databases(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str], ProjectDatabase]]:
-    """Gives the database of a kind, migrated when it is first asked for and then kept."""
+    """A function that returns the database of a kind, migrated on first use and kept."""
     made: dict[str, ProjectDatabase] = {}
 
     def get(kind: str) -> ProjectDatabase:
@@ -120,7 +119,7 @@ def _emptied(found: ProjectDatabase, tmp_path: Path) -> Iterator[ProjectDatabase
 def database(
     request: pytest.FixtureRequest, _project_databases: Callable[[str], ProjectDatabase], tmp_path: Path
 ) -> Iterator[ProjectDatabase]:
-    """The database of a Django project, migrated and empty, of each kind; name the kinds with
+    """The database of a Django project, migrated and empty, of each kind; choose kinds with
     ``parametrize("database", [...], indirect=True)``."""
     with _emptied(_project_databases(request.param), tmp_path) as database:
         yield database
@@ -128,8 +127,8 @@ def database(
 
 @pytest.fixture
 def django_site(database: ProjectDatabase, tmp_path: Path) -> Iterator[DjangoSite]:
-    """A Django project with its database as the broker, and no cluster yet; whatever was started there is
-    gone afterwards."""
+    """A Django project with its database as the broker, without clusters yet; all its processes are gone
+    afterwards."""
     with site_on(tmp_path, database) as site:
         yield site
 
@@ -141,7 +140,7 @@ def django_anywhere(
     _private_servers: Callable[[str, str], Broken],
     tmp_path: Path,
 ) -> Iterator[DjangoSite]:
-    """As django_site; and one whose broker is Redis, with its results in a database."""
+    """Like django_site, and also with Redis as the broker and results in a database."""
     kind, cluster = request.param, {}
     if kind == "redis":
         server = _private_servers("redis", "django")

@@ -1,8 +1,10 @@
-"""Disque of a test's own: its stand-in, in a process that may be killed and started again.
+"""A private Disque: the stand-in, in a process that can be killed and restarted.
 
 Comes from:  test_disque.py; benchmarks.
+
 Goes to:     ``tests/support/disque_server.py``.
-Thread:      the test's; the kernel kills a server whose test has died.
+
+Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tests.acceptance.private_servers import Server, free_port
 
 
 class Disque(Server):
-    """nodes: how many, which know each other. password: for all."""
+    """nodes: size of the cluster. password: for all nodes."""
 
     binary = "disque"
 
@@ -35,7 +37,7 @@ class Disque(Server):
         return f"disque://{login}{','.join(f'127.0.0.1:{port}' for port in self.ports)}"
 
     def prepare(self) -> None:
-        """It makes its files itself."""
+        """Nothing to do: it creates its files itself."""
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -54,7 +56,7 @@ class Disque(Server):
         return False
 
     def ask(self, *words: str | int, node: int = 0) -> Any:
-        """What a node replies."""
+        """The reply of a node."""
         client = redis.Redis(
             host="127.0.0.1", port=self.ports[node], password=self.password or None, protocol=2
         )
@@ -62,7 +64,7 @@ class Disque(Server):
             return client.execute_command(*words)
 
     def stop_node(self, node: int, seconds: float) -> None:
-        """End a node as kill -9 does, and start it again after that time."""
+        """End a node like kill -9, and restart it after that time."""
         with closing(socket.create_connection(("127.0.0.1", self.ports[node]))) as connected:
             words = ["STANDIN", "stop", str(seconds)]
             text = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
@@ -70,7 +72,7 @@ class Disque(Server):
             connected.recv(64)
 
     def counts(self, queue: str) -> tuple[int, int]:
-        """How many jobs can be got, and how many others there are, on one node."""
+        """The numbers of ready jobs and of other jobs on the first node."""
         ready = self.ask("QLEN", queue)
         _, jobs = self.ask("JSCAN", "0", "COUNT", "100000", "QUEUE", queue)
         return ready, len(jobs) - ready

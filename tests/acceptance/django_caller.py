@@ -1,6 +1,8 @@
-"""A process of a Django project that does what a test says: a line of JSON is code, a line is its answer.
+"""A process of a Django project that runs code for a test: each line of JSON is code, each line of output
+its answer.
 
 Comes from:  django_site.py, over standard input.
+
 Goes to:     whatever the code calls; standard output.
 """
 
@@ -25,11 +27,11 @@ def main() -> None:
         names["answer"] = None
         try:
             exec(json.loads(line), names)
-            told = {"answer": names["answer"]}
-        except BaseException:  # noqa: BLE001 - the test is told
-            told = {"error": traceback.format_exc()}
-        close_all()  # tests count connections, and cut them
-        answers.write(json.dumps(told, default=str) + "\n")
+            reply = {"answer": names["answer"]}
+        except BaseException:  # noqa: BLE001 - reported to the test
+            reply = {"error": traceback.format_exc()}
+        close_all()  # tests count connections and cut them
+        answers.write(json.dumps(reply, default=str) + "\n")
         answers.flush()
 
 

@@ -1,4 +1,4 @@
-"""Pages of the Django projects of tests: each calls a task, and one of them fails then.
+"""Pages of the Django test projects: each calls a task; one of them fails afterwards.
 
 Comes from:  ROOT_URLCONF. Goes to: the queue, within the transaction of the request.
 """

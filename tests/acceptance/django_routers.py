@@ -1,4 +1,4 @@
-"""A database router that keeps tasks and schedules apart from the rest. Comes from: DATABASE_ROUTERS."""
+"""A database router that keeps tasks and schedules in a separate database. Comes from: DATABASE_ROUTERS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The settings of the Django projects that django_site.py makes: what the JSON in $DJANGO_SITE says.
+"""The settings of the Django projects that django_site.py creates, from the JSON in $DJANGO_SITE.
 
 Comes from:  DJANGO_SETTINGS_MODULE in the processes of a DjangoSite.
+
 Goes to:     Django.
 """
 

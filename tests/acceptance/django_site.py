@@ -1,7 +1,9 @@
-"""A Django project where faults are tried: a database of its own, clusters, and a process that calls tasks.
+"""A Django project for fault tests: its own database, clusters, and a process that calls tasks.
 
 Comes from:  tests of qworker.django, which run on each kind of database.
-Goes to:     ``manage.py qcluster``, seen only from outside; the ledger that tasks write.
+
+Goes to:     ``manage.py qcluster``, observed only from outside; the ledger that tasks write.
+
 Thread:      the test's.
 """
 
@@ -27,7 +29,7 @@ TASKS = "tests.acceptance.django_tasks"
 
 
 class ClusterProcess(WorkerProcess):
-    """One ``manage.py qcluster``. settings: of Django, besides the site's."""
+    """One ``manage.py qcluster``. settings: Django settings in addition to the site's."""
 
     def __init__(self, site: DjangoSite, name: str, *options: str, **settings: object) -> None:
         self.name = name
@@ -55,10 +57,10 @@ class ClusterProcess(WorkerProcess):
 
 
 class DjangoSite:
-    """path: an empty directory. database: migrated, and empty. cluster: keys of Q_CLUSTER. settings: of
-    Django.
+    """path: an empty directory. database: migrated and empty. cluster: keys of Q_CLUSTER. settings: Django
+    settings.
 
-    Calls are known by the key that is their first argument.
+    Calls are identified by the key that is their first argument.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class DjangoSite:
         self.clusters: list[ClusterProcess] = []
         self._callers: list[subprocess.Popen[str]] = []
         self.ids: dict[str, str] = {}
-        """key → id of every task that was called by send()."""
+        """key → id of every task called with send()."""
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """settings: of Django; those that begin with QWORKER_ are variables of the environment."""
+        """settings: Django settings; those that begin with QWORKER_ are environment variables."""
         variables = {name: str(settings.pop(name)) for name in list(settings) if name.startswith("QWORKER_")}
         given = {**self.settings, "Q_CLUSTER": self.cluster, **settings}
         return {
@@ -103,7 +105,7 @@ class DjangoSite:
         return cluster.wait_ready() if ready else cluster
 
     def caller(self, **settings: object) -> Callable[[str], Any]:
-        """A process of the project: call it with code, it returns what that has put into ``answer``."""
+        """A process of the project: call it with code; it returns what the code assigned to ``answer``."""
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.acceptance.django_caller"],
             cwd=self.path,
@@ -121,14 +123,14 @@ class DjangoSite:
             process.stdin.flush()
             line = process.stdout.readline()
             assert line, "the process that calls has ended"
-            told = json.loads(line)
-            assert "error" not in told, told["error"]
-            return told["answer"]
+            reply = json.loads(line)
+            assert "error" not in reply, reply["error"]
+            return reply["answer"]
 
         return call
 
     def do(self, code: str) -> Any:
-        """Have the first caller do *code*, which has the names of qworker.django's tasks and models; its
+        """Run *code* in the first caller, with the names of qworker.django's tasks and models; returns its
         answer."""
         if not hasattr(self, "_first"):
             self._first = self.caller()
@@ -165,7 +167,7 @@ class DjangoSite:
         return found
 
     def tasks(self, **conditions: Any) -> list[dict[str, Any]]:
-        """The rows of ``Task``, without what is pickled."""
+        """The rows of ``Task``, without the pickled fields."""
         return list(
             self.do(
                 "answer = list(Task.objects.filter(**"
@@ -174,7 +176,7 @@ class DjangoSite:
         )
 
     def waiting(self) -> int:
-        """How many messages are in the broker, in whatever state."""
+        """The number of messages in the broker, in all states."""
         return int(
             self.do(
                 """
@@ -207,7 +209,7 @@ class DjangoSite:
         self.until(lambda: self.starts(key) >= times, f"{key} to start {times} times")
 
     def drained(self) -> None:
-        """Wait until every message was settled."""
+        """Wait until every message has been settled."""
         self.until(lambda: self.waiting() == 0, "the queue to be empty")
 
     def finished(self, task_id: str) -> dict[str, Any]:
@@ -215,7 +217,7 @@ class DjangoSite:
         return self.until(lambda: self.task(task_id), f"the end of {task_id}")
 
     def check(self, *, once: bool = False) -> None:
-        """Every call of send() has ended and is a success in ``Task``, once; and nothing else is there.
+        """Every call of send() has ended and has one successful row in ``Task``; there are no other rows.
 
         once: none was started twice.
         """

@@ -1,6 +1,7 @@
-"""The tasks of the Django projects of tests. Each takes the key by which the test knows the call.
+"""The tasks of the Django test projects. Each takes a key that identifies the call.
 
 Comes from:  clusters that django_site.py starts.
+
 Goes to:     the ledger, by that key; the project's database.
 """
 
@@ -41,7 +42,7 @@ def until_file(key: str, path: str) -> str:
 
 
 def write_row(key: str) -> str:
-    """Write what a project writes."""
+    """Write a row of the project."""
     from django.contrib.auth.models import Group
 
     with run(key):
@@ -64,7 +65,7 @@ async def read_rows_async(key: str) -> int:
 
 
 def told(task: Any) -> None:
-    """A hook: the ledger says which task ended, and how."""
+    """A hook that records the task and its outcome in the ledger."""
     ledger.write(ENDED, f"hook-{task.id}-{'success' if task.success else 'failure'}", 0, 0)
 
 
@@ -79,7 +80,7 @@ def exiting_hook(task: Any) -> None:
 
 
 class Unsayable(Exception):
-    """An exception of which nothing can be said."""
+    """An exception without a usable str() or repr()."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text of this")
@@ -114,7 +115,7 @@ def big(key: str, size: int) -> bytes:
 
 
 def lock(key: str) -> Any:
-    """Return what cannot be pickled."""
+    """Return something that cannot be pickled."""
     import threading
 
     with run(key):
@@ -122,7 +123,7 @@ def lock(key: str) -> Any:
 
 
 def spoil(key: str, given: list[Any]) -> str:
-    """Put into an argument what cannot be pickled."""
+    """Add something that cannot be pickled to an argument."""
     import threading
 
     with run(key):
@@ -131,7 +132,7 @@ def spoil(key: str, given: list[Any]) -> str:
 
 
 def leave_transaction(key: str) -> str:
-    """Write a row in a transaction that nobody ends."""
+    """Write a row in a transaction that is never ended."""
     from django.contrib.auth.models import Group
     from django.db import transaction
 
@@ -152,7 +153,7 @@ def leave_autocommit_off(key: str) -> str:
 
 
 def queries(key: str) -> int:
-    """How many queries the connection of this process remembers, after one more."""
+    """The number of queries that the connection of this process remembers, after one more."""
     from django.contrib.auth.models import Group
     from django.db import connection
 

@@ -1,11 +1,13 @@
-"""Faketime: a process whose wall clock is not the machine's, and can be set and made to run faster while the
-process runs.
+"""Faketime: processes whose wall clock differs from the machine's; it can be set and sped up while they
+run.
 
 Comes from:  tests of schedules.
-Goes to:     libfaketime, which stands between the process and the system's clocks.
+
+Goes to:     libfaketime, which intercepts the clock functions of the process.
+
 Thread:      the test's.
 
-Monotonic clocks stay as they are. Where faketime is missing the test is skipped; where CI is set it fails.
+Monotonic clocks are not changed. Without faketime the test is skipped; if CI is set it fails.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ import threading, time
 
 time.sleep = lambda seconds: threading.Event().wait(seconds) and None
 """
-"""libfaketime (0.9.10) takes the monotonic instant until which Python sleeps for one of the wall clock."""
+"""libfaketime (0.9.10) mistakes the monotonic deadline of Python's sleep() for one of the wall clock."""
 
 
 class WallClock:
-    """The wall clock of processes that are started with ``environment``. path: a directory. start: epoch
-    seconds, which it shows now."""
+    """The wall clock of processes that are started with ``environment``. path: a directory. start: its
+    time now, in epoch seconds."""
 
     def __init__(self, path: Path, start: float) -> None:
         self._file = path / "faketime"
@@ -50,11 +52,11 @@ class WallClock:
         }
 
     def now(self) -> float:
-        """What it shows, in epoch seconds, while it has not been made to run faster."""
+        """Its time in epoch seconds, unless run() has changed its speed."""
         return time.time() + self._ahead
 
     def step(self, seconds: float) -> None:
-        """Set it forward by so much, or back."""
+        """Set it forward, or back."""
         self._ahead += seconds
         self._write(f"{self._ahead:+.6f}")
 
@@ -63,7 +65,7 @@ class WallClock:
         self.step(instant - self.now())
 
     def run(self, rate: float) -> None:
-        """Let it run so many times faster from now on. It begins at a full second."""
+        """Let it run *rate* times faster from now on. It begins at a full second."""
         shown = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.now()))
         self._write(f"@{shown} x{rate:g}")
 
@@ -74,14 +76,14 @@ class WallClock:
 
 
 def library() -> str:
-    """What LD_PRELOAD is to be."""
+    """The value for LD_PRELOAD."""
     program = shutil.which("faketime")
     if program is None:
         message = "no faketime here: install the package faketime"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    told = subprocess.run(
+    printed = subprocess.run(
         [program, "-m", "-f", "+0", "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
     )
-    return told.stdout.strip()
+    return printed.stdout.strip()

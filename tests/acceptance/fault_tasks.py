@@ -1,9 +1,10 @@
-"""The tasks of the fault tests: they work, wait, fail and misbehave, and each writes its runs into the
-ledger.
+"""The tasks of the fault tests: they work, wait, fail and misbehave, and record their runs in the ledger.
 
 Comes from:  workers that harness.py starts with ``-A tests.acceptance.fault_tasks:app``.
+
 Goes to:     ledger.py.
-Settings come from the environment, as each test gives them.
+
+Settings come from the environment, set by each test.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def gather(self: Any, values: list[Any]) -> list[Any]:
 
 @app.task(name="spread", bind=True)
 def spread(self: Any, number: int = 0, size: int = 3) -> Any:
-    """Be replaced by many calls of work(); the list of what they return."""
+    """Be replaced by several calls of work(); returns the list of their results."""
     with run(self):
         pass
     return self.replace(group(work.s(number + n) for n in range(size)))
@@ -62,7 +63,7 @@ def widen(self: Any, number: int) -> int:
 
 @app.task(name="close", bind=True)
 def close(self: Any, values: Any = None, **named: Any) -> Any:
-    """The body of a join, or a node of a graph; says in the file ``bodies`` which message it runs for."""
+    """The body of a join, or a node of a graph; records the message it runs for in the file ``bodies``."""
     with open("bodies", "a") as file:
         file.write(f"{self.request.id} {self.request.delivery_info['delivery_tag']}\n")
     return named or values
@@ -70,8 +71,8 @@ def close(self: Any, values: Any = None, **named: Any) -> Any:
 
 @app.task(name="periodic", bind=True)
 def periodic(self: Any) -> None:
-    """Says in the file ``periodic`` for which due time of which entry it runs, by which message, and how many
-    seconds after it was due."""
+    """Records in the file ``periodic``: the entry and due time that it runs for, the message, and the
+    delay in seconds."""
     request = self.request
     name, due, tag = (
         request.periodic_task_name,
@@ -108,7 +109,7 @@ def tracked(self: Any, number: int = 0, seconds: float = 0.0) -> int:
 
 @app.task(name="until_file", bind=True)
 def until_file(self: Any, path: str) -> str:
-    """Run for as long as the file is not there."""
+    """Run until the file exists."""
     with run(self):
         while not os.path.exists(path):
             time.sleep(0.005)
@@ -117,7 +118,7 @@ def until_file(self: Any, path: str) -> str:
 
 @app.task(name="end_with_file", bind=True, reject_on_worker_lost=False)
 def end_with_file(self: Any, path: str, how: str) -> None:
-    """Run until the file is there, then raise, die, replace or retry."""
+    """Run until the file exists, then raise, die, replace or retry."""
     with run(self):
         while not os.path.exists(path):
             time.sleep(0.005)
@@ -141,7 +142,7 @@ async def until_file_async(self: Any, path: str) -> str:
 
 @app.task(name="flaky", bind=True, max_retries=50)
 def flaky(self: Any, times: int, countdown: float = 0.01) -> int:
-    """Fail that many times, then succeed."""
+    """Fail *times* times, then succeed."""
     with run(self):
         if self.request.retries < times:
             raise self.retry(exc=ConnectionError("the service is away"), countdown=countdown)
@@ -150,7 +151,7 @@ def flaky(self: Any, times: int, countdown: float = 0.01) -> int:
 
 @app.task(name="back_once", bind=True)
 def back_once(self: Any) -> str:
-    """Go back to the queue until told of having been there before: the example of Celery's guide."""
+    """Be requeued until the message is redelivered: the example of Celery's guide."""
     with run(self):
         if not self.request.delivery_info["redelivered"]:
             raise Reject("no reason", requeue=True)
@@ -222,7 +223,7 @@ def _close_files() -> None:
 
 
 def _fork() -> int:
-    """Both come back from here; only one of them is the child that was told to run this."""
+    """Both processes return from here, but only one of them is the pool's child."""
     return os.fork()
 
 
@@ -242,7 +243,7 @@ def _raise(error: BaseException) -> Callable[[], None]:
 
 
 class SpitefulError(Exception):
-    """An exception none of whose own methods works."""
+    """An exception whose own methods all fail."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -254,14 +255,14 @@ class SpitefulError(Exception):
 
 
 class ArgumentsError(Exception):
-    """An exception that cannot be made again from its args."""
+    """An exception that cannot be recreated from its args."""
 
     def __init__(self, first: object, second: object) -> None:
         super().__init__()
 
 
 def _kill_worker() -> None:
-    """Kill the worker itself, which all its processes have their command line from."""
+    """Kill the worker's main process, the topmost one with the same command line."""
 
     def command(pid: int) -> bytes:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -319,7 +320,7 @@ async def misbehave_async(self: Any, habit: str) -> Any:
 
 @app.task(name="cancel_itself", bind=True)
 async def cancel_itself(self: Any, how: str) -> None:
-    """Be cancelled, and not by the worker."""
+    """Be cancelled by something other than the worker."""
     with run(self):
         task: Any = asyncio.current_task()
         if how == "itself":
@@ -344,7 +345,7 @@ async def deaf_async(self: Any) -> None:
 
 @app.task(name="deaf", bind=True)
 def deaf(self: Any, how: str) -> None:
-    """Hear nothing but a kill: ignore the signals, or hold the interpreter in C."""
+    """Only end when killed: ignore signals, or block in C with the GIL held."""
     with run(self):
         if how == "ignore":
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGUSR1):
@@ -353,13 +354,13 @@ def deaf(self: Any, how: str) -> None:
                 time.sleep(0.05)
         else:
             mutex = ctypes.create_string_buffer(64)
-            for _ in range(2):  # a PyDLL keeps the interpreter while it is in C, and no signal ends this
+            for _ in range(2):  # a PyDLL call keeps the GIL, so no signal handler runs
                 ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 @app.task(name="hog", bind=True)
 def hog(self: Any, megabytes: int) -> int:
-    """Keep memory for good."""
+    """Allocate memory and keep it."""
     with run(self):
         _KEPT.append(bytearray(os.urandom(1) * (megabytes << 20)))
     return os.getpid()
@@ -385,11 +386,11 @@ def leak_files(self: Any, count: int) -> int:
 _LEAKED: list[int] = []
 
 
-# -- children that fail at birth --
+# -- children that fail at start --
 
 
 @signals.worker_process_init.connect
-def _at_birth(**_: Any) -> None:
+def _fail_at_start(**_: Any) -> None:
     how = os.environ.get("FAIL_AT_BIRTH")
     if how == "raise":
         raise RuntimeError("this process was not born to work")

@@ -1,8 +1,8 @@
-"""Harness: a place where faults are tried, with real workers that are seen only from outside.
+"""Harness: fault tests with real workers that are observed only from outside.
 
-A Site is a directory with a database, a ledger and the workers that were started there. Whoever sends through
-it has every call remembered, so that invariants.py can say afterwards whether all promises were kept. Nothing
-here sleeps for a number of seconds: ``until`` waits for a condition, and fails with the workers' logs.
+A Site is a directory with a database, a ledger and the workers started there. It remembers every call sent
+through it, so that invariants.py can check afterwards whether all guarantees were kept. Nothing here
+sleeps for a number of seconds: ``until`` waits for a condition, and fails with the workers' logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support import waiting
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = "tests.acceptance.fault_tasks:app"
 PATIENCE = 40.0
-"""Seconds that a condition may take on a busy machine. What must be quick is asserted from the ledger."""
+"""Seconds that a condition may take on a busy machine. What must be fast is asserted from the ledger."""
 
 READY = re.compile(r"ready; broker|\] ready$", re.MULTILINE)
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 
 class WorkerProcess:
-    """One ``qworker start``, or another *command*. options: further command line. settings: for the
-    environment, as QWORKER_*."""
+    """One ``qworker start``, or another *command*. options: further command line arguments. settings: for
+    the environment, as QWORKER_*."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class WorkerProcess:
         return pid
 
     def zygote(self) -> int:
-        """The id of the process that forks the pool's."""
+        """The id of the zygote, which forks the pool's processes."""
         (pid,) = children(self.keeper())
         self.seen.add(pid)
         return pid
 
     def pool(self) -> list[int]:
-        """The ids of the pool's processes, zombies not counted."""
+        """The ids of the pool's processes, without zombies."""
         found = [
             pid
             for keeper in children(self.pid)
@@ -127,7 +127,7 @@ class WorkerProcess:
         return [self.pid, *descendants(self.pid)]
 
     def cpu_seconds(self) -> float:
-        """What its main process has used of the processor."""
+        """CPU time of the main process."""
         with open(f"/proc/{self.pid}/stat") as file:
             user, system = file.read().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -136,7 +136,7 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9 of the main process, and nothing else; returns when it is dead."""
+        """kill -9 of the main process only; returns when it is dead."""
         self.seen.update(descendants(self.pid))
         self.process.kill()
         self.process.wait(PATIENCE)
@@ -149,13 +149,13 @@ class WorkerProcess:
             raise AssertionError(f"the worker did not end within {seconds} s:\n{self.log}") from None
 
     def stop(self, code: int = 0) -> None:
-        """TERM, and look at how it ended."""
+        """SIGTERM; checks the exit code."""
         self.seen.update(descendants(self.pid))
         self.process.terminate()
         assert self.wait() == code, self.log
 
     def end(self) -> None:
-        """Whatever the test did: nothing of it is left."""
+        """Kill everything that is left of it."""
         left = self.seen.union(descendants(self.pid)) if self.alive else self.seen
         if self.alive:
             self.process.kill()
@@ -166,9 +166,9 @@ class WorkerProcess:
 
 
 class Site:
-    """path: an empty directory. broker: its URL; None: a file, *database* or one in *path*. settings: of all
-    workers here, and of the client. What looks into the database is for the file only; see brokers.py for
-    servers."""
+    """path: an empty directory. broker: its URL; None: a file, *database* or one in *path*. settings: of
+    all workers here and of the client. Methods that query the database are for the file only; see
+    brokers.py for servers."""
 
     def __init__(
         self, path: Path, database: Path | None = None, broker: str | None = None, **settings: object
@@ -183,9 +183,9 @@ class Site:
         self.sent: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """id → (task, arguments, options) of every call that was accepted."""
         self.due: dict[str, float] = {}
-        """id → epoch second before which it must not start."""
+        """id → epoch second before which the task must not start."""
         self.unsure: dict[str, str] = {}
-        """id → task of every call that failed with an error: accepted or not, nobody knows."""
+        """id → task of every call that raised an error and may have been accepted."""
 
     def environment(self, **settings: object) -> dict[str, str]:
         given = {name: str(value) for name, value in {**self.settings, **settings}.items()}
@@ -227,10 +227,10 @@ class Site:
         body: object = b"[[], {}, {}]",
         queue: str = "celery",
     ) -> None:
-        """Put a message into the store as nobody's client would."""
+        """Insert a message into the database directly."""
         with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             connection.execute(
-                # The file takes text alone for text; but text may be any bytes.
+                # SQLite only stores str as text, but text can contain any bytes.
                 "INSERT INTO message (queue, sent, headers, properties, body) "
                 "VALUES (?, ?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS BLOB))",
                 (queue, time.time(), headers, properties, body),
@@ -258,13 +258,13 @@ class Site:
         return self.states().get(id)
 
     def error(self, id: str) -> BaseException:
-        """What a failed task is said to have raised."""
+        """The stored exception of a failed task."""
         error = self.client.AsyncResult(id).result
         assert isinstance(error, BaseException), error
         return error
 
     def dead(self) -> dict[str, str]:
-        """Reasons of the dead letters, by task id (by tag where the headers cannot be read)."""
+        """Reasons of the dead letters, by task id (by tag if the headers cannot be read)."""
         import json
 
         found = {}
@@ -277,14 +277,14 @@ class Site:
         return found
 
     def left(self) -> list[str]:
-        """What stands in the store though everything has ended and every worker has stopped."""
+        """What is left in the database after everything has ended and every worker has stopped."""
         messages = [f"message {row}" for row in self.query("SELECT * FROM message")]
         owners = [f"owner {name}" for (name,) in self.query("SELECT name FROM owner")]
         files = [path.name for path in self.database.parent.glob(f"{self.database.name}-owners/*")]
         return messages + owners + files
 
     def waiting(self) -> int:
-        """How many messages are in the store, in whatever state."""
+        """The number of messages in the database, in all states."""
         return int(self.query("SELECT count(*) FROM message")[0][0])
 
     # -- waiting --
@@ -337,7 +337,7 @@ def opened(path: Path, **settings: object) -> Iterator[Site]:
 
 
 def until(condition: Callable[[], T], what: str, *workers: WorkerProcess, seconds: float = PATIENCE) -> T:
-    """Wait for *condition* to give something true, and return that; fail with the workers' logs after
+    """Wait until *condition* returns something true, and return that; fail with the workers' logs after
     *seconds*."""
 
     def say() -> str:

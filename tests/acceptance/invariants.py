@@ -1,17 +1,28 @@
 """Invariants: what must hold after every fault, read from the ledger, the database and the logs.
 
 I-1  no loss: each accepted call ended, or has a terminal state that says why not
-I-2  once: a task that is acked first was never started twice
-I-3  terminal: each accepted call has one terminal state, and nothing else stays behind
-I-5  truth: SUCCESS has an end in the ledger; no FAILURE where every start has its end
+
+I-2  once: a task that is acked early was never started twice
+
+I-3  terminal: each accepted call has one terminal state
+
+I-5  truth: SUCCESS has an end in the ledger; no FAILURE if every start has its end
+
 I-6  bounded repeats: no more starts than deliveries and retries are allowed
+
 I-7  no overlap: no two processes run the same message at the same time
+
 I-8  on time: no start before the ETA
+
 I-11 bounded: no process outlives its worker
-I-13 nothing invented or altered: what ran was sent, with the same arguments
-I-14 said: each death of a process, each dead letter is in the log once
-I-15 clean: no message, owner, bell or lock stays behind
-(I-4, I-9, I-10 and I-12 are looked at where they are at stake.)
+
+I-13 unaltered: every run was sent, with the same arguments
+
+I-14 logged: each death of a process and each dead letter is logged once
+
+I-15 clean: no message, owner, notification pipe or lock is left
+
+(I-4, I-9, I-10 and I-12 are checked in the tests that concern them.)
 """
 
 from __future__ import annotations
@@ -29,9 +40,8 @@ MAX_DELIVERIES = 5
 TERMINAL = {"SUCCESS", "FAILURE", "REVOKED"}
 SLACK = 0.05
 MOST_HELD = MAX_WINDOW + 2 * MAX_JOBS + 64
-"""Of the shortest tasks, by a worker of two processes: fetched ahead, in its children, and ended but not
-acked. All of it may have run by the time the worker is killed, if its acks are late: a machine that is quick,
-or a broker that is slow."""
+"""The number of very short tasks that a worker of two processes may hold: prefetched, in its children, and
+ended but not acked. All of them may have run when the worker is killed, if acks are slow."""
 ONCE = {"once"}
 
 
@@ -48,13 +58,11 @@ def check(
 ) -> None:
     """Assert every invariant, when all workers have stopped.
 
-    overlaps: a worker was frozen or its disk was full, so that the same call may have run twice at a time.
-    lost: ids of tasks acked first whose process was killed. without_result: ids of which no state is
-    expected.
-    again: ids of tasks acked first whose acks the server, being killed, forgot.
-    failures: whether I-5's second half holds (a worker that was killed may have run a task to its end
-    unseen).
-    deliveries: how often one call may have been delivered, those that the store does not count as well.
+    overlaps: a worker was frozen or its disk was full, so the same call may have run twice at a time.
+    lost: ids of early-acked tasks whose process was killed. without_result: ids that need no state. again:
+    ids of early-acked tasks whose acks were lost when the server was killed. failures: whether I-5's
+    second half holds (a killed worker may have run a task to its end unseen). deliveries: how often one
+    call may have been delivered, including deliveries that the broker does not count.
     """
     starts, ends = _by_id(site, STARTED), _by_id(site, ENDED)
     states, dead = site.states(), site.dead()
@@ -82,7 +90,7 @@ def check(
             assert record.digest == digest(args), f"I-13 {about}"
             if id in site.due:
                 assert record.wall >= site.due[id] - SLACK, f"I-8 {about}"
-        # An attempt that was killed having sent the next one runs again: then there are two messages of one
+        # An attempt that was killed after sending the next one runs again: then two messages have the same
         # id.
         if not overlaps and not (task == "flaky" and started > args[0] + 1):
             _check_overlap(starts[id], ends[id], about)
@@ -92,7 +100,7 @@ def check(
 
 
 def check_clean(site: Site) -> None:
-    """Nothing is left in the store, and no process of any worker lives."""
+    """Nothing is left in the database, and no process of any worker lives."""
     for worker in site.workers:
         assert not worker.alive, f"I-11 {worker.name} still runs"
         for pid in worker.seen:

@@ -1,9 +1,11 @@
-"""Our stand-in for IronMQ as a process of a test's own, that may be killed and restarted. What it had is in a
-file, which may be lost.
+"""Our stand-in for IronMQ as a private process that can be killed and restarted. Its data is in a file,
+which can be deleted.
 
 Comes from:  test_ironmq.py.
+
 Goes to:     tests/support/ironmq_server.py.
-Thread:      the test's; the kernel kills a server whose test has died.
+
+Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class IronProcess(Server):
         return f"ironmq+http://project:{TOKEN}@127.0.0.1:{self.port}"
 
     def prepare(self) -> None:
-        """It makes its file itself."""
+        """Nothing to do: it creates its file itself."""
 
     def command(self) -> list[str]:
         return [
@@ -52,11 +54,11 @@ class IronProcess(Server):
         return True
 
     def tell(self, **what: Any) -> dict[str, Any]:
-        """See POST /stand-in there."""
+        """POST /stand-in: see there."""
         return self._ask("/stand-in", what)
 
     def lose(self) -> None:
-        """As if its disk had been replaced; it must not run."""
+        """Delete its data; it must not run."""
         self._file.unlink(missing_ok=True)
 
     def size(self, queue: str) -> int:

@@ -1,7 +1,9 @@
-"""Ledger: what tasks really did, written by the tasks themselves.
+"""Ledger: what tasks really did, recorded by the tasks themselves.
 
 Comes from:  fault_tasks.py, in whatever process runs a task.
-Goes to:     one text file, a line a record, and from there to the checks of invariants.py.
+
+Goes to:     one text file with a record per line, read by the checks of invariants.py.
+
 Thread:      any; a record is one write to a file opened with O_APPEND, so records never mix.
 """
 
@@ -16,15 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STARTED, ENDED = "S", "E"
-# The kernel writes a record that crosses two pages in two steps: a reader may come between them, and so may a
-# kill -9. So each record begins a line of its own and says where it ends; what has no end was not written.
+# The kernel writes a record that crosses two pages in two steps: a reader, or kill -9, may come between them.
+# So each record begins on a new line and has an end mark; without it the record is ignored.
 WHOLE = " ."
 
 
 class Record(NamedTuple):
-    """One line. kind: STARTED or ENDED. attempt: which delivery or retry. digest: of the arguments.
+    """One line. kind: STARTED or ENDED. attempt: number of the delivery or retry. digest: of the
+    arguments.
 
-    monotonic and wall: seconds on the two clocks; monotonic is the same clock in all processes of the
+    monotonic and wall: seconds on the two clocks; the monotonic clock is shared by all processes of the
     machine.
     """
 
@@ -38,7 +41,7 @@ class Record(NamedTuple):
 
 
 def digest(arguments: Any) -> int:
-    """A number that changes when the arguments do."""
+    """A number that changes if the arguments do."""
     return zlib.crc32(repr(list(arguments)).encode())
 
 
@@ -54,7 +57,7 @@ def write(kind: str, id: str, attempt: int, number: int, path: str | None = None
 
 @contextmanager
 def run(task: Any) -> Iterator[None]:
-    """Record the run of *task* (which is bound): its start, and its end unless it is cut short."""
+    """Record the run of *task* (which is bound): its start, and its end unless the process dies."""
     request = task.request
     attempt = request.deliveries + request.retries
     number = digest(request.args)
@@ -64,7 +67,7 @@ def run(task: Any) -> Iterator[None]:
 
 
 def read(path: Path) -> list[Record]:
-    """All whole records, oldest first; a file that is not there yet is an empty ledger."""
+    """All complete records, oldest first; a missing file is an empty ledger."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -78,8 +81,8 @@ def read(path: Path) -> list[Record]:
 
 
 def messages_run(path: Path) -> dict[str, set[int]]:
-    """For each body of a join that ran the tags of its messages, as ``fault_tasks.close()`` writes them into
-    the file at *path*. A message keeps its tag when it is delivered again."""
+    """For each body of a join that ran, the tags of its messages, as ``fault_tasks.close()`` writes them
+    to the file at *path*. A message keeps its tag when it is redelivered."""
     found: dict[str, set[int]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         id, tag = line.split()

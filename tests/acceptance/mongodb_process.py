@@ -1,8 +1,10 @@
-"""MongoDB of a test's own, as mongoeco plays it: a process that may be killed and started again.
+"""A private MongoDB, played by mongoeco: a process that can be killed and restarted.
 
 Comes from:  test_more_brokers.py, test_mongodb.py.
+
 Goes to:     tests/support/mongodb_server.py.
-Thread:      the test's; the kernel kills a server whose test has died.
+
+Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ PYTHON = REPOSITORY / ".venv-mongoeco" / "bin" / "python"
 
 
 class Mongo(Server):
-    """keeps: whether what it has outlives it, in a file, which makes it slow. options: more of the stand-in,
-    as ``replica_set="rs0"``."""
+    """keeps: whether its data survives a restart, in a file, which is slow. options: further options of
+    the stand-in, such as ``replica_set="rs0"``."""
 
     binary = "mongoeco"
 
@@ -26,8 +28,8 @@ class Mongo(Server):
         super().__init__(**options)
 
     def prepare(self) -> None:
-        """It makes its file itself."""
-        require("mongodb")  # says what is missing
+        """Nothing to do: it creates its file itself."""
+        require("mongodb")  # reports what is missing
 
     @property
     def url(self) -> str:

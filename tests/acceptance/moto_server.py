@@ -1,8 +1,10 @@
-"""moto's server of SQS, as a program: with the counting that would make it slow taken out, and, where it is
-told of a file, with a store that outlives kill -9.
+"""moto's SQS server as a program, without its slow counting and optionally with a store that survives kill
+-9.
 
 Comes from:  sqs_server.py: ``python moto_server.py [--keep FILE] -H HOST -p PORT``.
+
 Goes to:     moto's server; the file.
+
 Thread:      those of the server.
 """
 
@@ -28,18 +30,18 @@ CHANGES = (
 )  # fmt: skip
 
 _writing = threading.Lock()
-"""Held while the queues are read and the file is written, so that the last to write has the newest."""
+"""Held while the queues are read and the file is written, so that the last writer writes the newest state."""
 
 
 def count_no_ages() -> None:
-    """Of each message moto asks how old it is, and counts all of the queue for that: with some hundred
-    messages a call takes half a second."""
+    """For each message moto checks its age and counts the whole queue for that: with some hundred messages
+    a call takes half a second."""
     models.unix_time_millis = lambda: time.time() * 1000
     models.SQSBackend.is_message_valid_based_on_retention_period = lambda *given: True
 
 
 def keep_in(file: Path) -> None:
-    """Read the queues of *file*; from now on a change is in there before it is answered."""
+    """Load the queues from *file*; from now on every change is saved before it is answered."""
     models.Queue.__getstate__ = _without_lock
     models.Queue.__setstate__ = _with_lock
     backend = models.sqs_backends[ACCOUNT][REGION]

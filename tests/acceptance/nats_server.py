@@ -1,8 +1,10 @@
-"""A NATS server of a test's own, with JetStream, whose store is kept when it is killed, or lost.
+"""A private NATS server with JetStream, whose store survives a kill, or can be deleted.
 
 Comes from:  test_nats.py, tests/integration/test_nats_store.py.
-Goes to:     nats-server, of Debian or elsewhere.
-Thread:      the test's; the kernel kills a server whose test has died.
+
+Goes to:     nats-server, from Debian or elsewhere.
+
+Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Nats(Server):
         return f"nats://qworker:s3cr3t@127.0.0.1:{self.port}"
 
     def prepare(self) -> None:
-        """It makes its store itself."""
+        """Only checks for the program: it creates its store itself."""
         if not os.access(PROGRAM, os.X_OK):
             (pytest.fail if os.environ.get("CI") else pytest.skip)("nats-server is not installed")
 
@@ -49,14 +51,14 @@ class Nats(Server):
             return False
 
     def lose(self) -> None:
-        """As if its disk had been replaced; it must not run."""
+        """Delete its data; it must not run."""
         shutil.rmtree(self.directory / "store", ignore_errors=True)
 
     def broker(self, **settings: Any) -> Any:
         return open_broker(self.url, Settings(settings))
 
     def counts(self, queue: str) -> tuple[int, int]:
-        """How many messages of *queue* nobody was given, and how many somebody was."""
+        """The numbers of ready and of leased messages of *queue*."""
         broker = self.broker()
         try:
             (info,) = broker.admin.depths([queue])
@@ -65,8 +67,8 @@ class Nats(Server):
             broker.close()
 
     def kept(self) -> int:
-        """How many messages are on its disk, of whatever queue. (What a consumer has counted is not to be
-        believed after kill -9.)"""
+        """The number of messages on its disk, in all queues. (A consumer's own counts are unreliable after
+        kill -9.)"""
         broker = self.broker()
         try:
             server = broker.admin._server
@@ -78,7 +80,7 @@ class Nats(Server):
             broker.close()
 
     def reset(self) -> None:
-        """As new."""
+        """Delete all streams."""
         broker = self.broker()
         try:
             connection = broker.admin._server.connect()

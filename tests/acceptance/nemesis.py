@@ -1,13 +1,15 @@
-"""Nemesis: everything that can go wrong, at random, under a stream of tasks of all kinds; then peace, and the
-reckoning.
+"""Nemesis: random faults under a stream of tasks of all kinds; then recovery, and a check of the
+guarantees.
 
-    python -m tests.acceptance.nemesis --broker redis --seconds 120 --seed 7
+python -m tests.acceptance.nemesis --broker redis --seconds 120 --seed 7
 
-Comes from:  brokers.py (a server of its own and a proxy), invariants.py (what must hold in the end).
-Goes to:     a summary on stdout, exit code 1 and the broken promise when there is one; test_nemesis.py.
-Thread:      main does the harm; a Stream sends.
+Comes from:  brokers.py (a private server and a proxy), invariants.py (what must hold in the end).
 
-The same seed does the same harm in the same order, as far as the machine's own timing lets it.
+Goes to:     a summary on stdout, exit code 1 and the violated invariant if there is one; test_nemesis.py.
+
+Thread:      main injects faults; a Stream sends.
+
+The same seed injects the same faults in the same order, as far as the machine's timing allows.
 """
 
 from __future__ import annotations
@@ -34,15 +36,16 @@ from tests.acceptance.proxy import BLACK_HOLE, REFUSE
 
 WORKERS = 2
 IN_FLIGHT = 16
-"""Runs that one harm may repeat: what is running or done and not yet acknowledged, in both workers."""
+"""Runs that one fault may repeat: tasks that are running, or done and not yet acknowledged, in both
+workers."""
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
 class Reckoning:
-    """What happened. harms: how often each was done. repeated: runs beyond one for each call and retry.
-    unsure: calls that raised. lost: calls acknowledged first whose worker was killed, as they may be.
-    slowest: seconds of one call."""
+    """What happened. harms: how often each fault was injected. repeated: runs beyond one per call and retry.
+    unsure: calls that raised. lost: early-acked calls whose worker was killed, which is allowed. slowest:
+    seconds of one call."""
 
     harms: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
@@ -51,7 +54,7 @@ class Reckoning:
     repeated: int = 0
     lost: int = 0
     states: Counter[str] = field(default_factory=Counter)
-    """Of failures with their reasons."""
+    """Failures with their reasons."""
     slowest: float = 0.0
     drained: float = 0.0
 
@@ -70,7 +73,7 @@ class Reckoning:
 
 
 class Nemesis:
-    """chance: where every decision comes from."""
+    """chance: the source of every decision."""
 
     def __init__(self, broken: Broken, site: RemoteSite, chance: random.Random) -> None:
         self.broken, self.site, self.chance = broken, site, chance
@@ -80,8 +83,8 @@ class Nemesis:
         """Monotonic times."""
 
     def run(self, seconds: float) -> Reckoning:
-        """Do harm for that long, heal, drain,
-        and check every invariant; AssertionError when one is broken."""
+        """Inject faults for that long, recover, drain, and check every invariant; AssertionError if one is
+        violated."""
         picks = random.Random(self.chance.random())
         self.replace_the_dead()
         stream = Stream(self.site, 40.0, lambda number: pick(picks, number))
@@ -101,7 +104,7 @@ class Nemesis:
         return self.judge()
 
     def replace_the_dead(self) -> None:
-        """As a supervisor does."""
+        """Like a supervisor."""
         for _ in range(WORKERS - len(self.living())):
             self._born += 1
             self.site.start(name=f"worker{self._born}", ready=False)
@@ -118,38 +121,38 @@ class Nemesis:
         self.replace_the_dead()
 
     def judge(self) -> Reckoning:
-        site, told = self.site, self.reckoning
+        site, reckoning = self.site, self.reckoning
         lost = {id for id in site.pending() if site.sent[id][0] == "once"}
         for worker in self.living():
             worker.signal(signal.SIGTERM)
         for worker in self.living():
             worker.wait()
-        harms = sum(told.harms.values())
+        harms = sum(reckoning.harms.values())
         again = self.forgotten()
         check(site, overlaps=True, failures=False, lost=lost, again=again, deliveries=harms + 5)
         starts = [
             (record.id, record.attempt) for record in site.records(kind=STARTED) if record.id in site.sent
         ]
         retries = {id: site.sent[id][1][0] for id in site.sent if site.sent[id][0] == "flaky"}
-        told.accepted, told.unsure, told.starts, told.lost = (
+        reckoning.accepted, reckoning.unsure, reckoning.starts, reckoning.lost = (
             len(site.sent),
             len(site.unsure),
             len(starts),
             len(lost),
         )
         runs = Counter(id for id, _ in starts)
-        told.repeated = sum(max(0, count - 1 - retries.get(id, 0)) for id, count in runs.items())
-        told.states = Counter(
+        reckoning.repeated = sum(max(0, count - 1 - retries.get(id, 0)) for id, count in runs.items())
+        reckoning.states = Counter(
             f"{state} ({site.error(id)!r:.100})" if state == "FAILURE" else state
             for id, state in site.states().items()
             if state in FINAL
         )
         deaths = sum(1 for id in runs if site.sent[id][0] == "die_once")
-        assert told.repeated <= harms * IN_FLIGHT + deaths, f"I-6: {told}"
-        return told
+        assert reckoning.repeated <= harms * IN_FLIGHT + deaths, f"I-6: {reckoning}"
+        return reckoning
 
     def forgotten(self) -> set[str]:
-        """Tasks acked first that a RabbitMQ delivered again because it was killed before the ack was on its
+        """Early-acked tasks that RabbitMQ delivered again because it was killed before the ack was on its
         disk."""
         if type(self.broken.server).__name__ != "RabbitMQ":
             return set()
@@ -162,7 +165,7 @@ class Nemesis:
             if len(times) == 2 and any(times[0] - 1.0 < death < times[1] for death in self.broker_deaths)
         }
 
-    # -- for the harms --
+    # -- helpers for faults --
 
     def someone(self) -> WorkerProcess | None:
         living = self.living()
@@ -173,7 +176,7 @@ class Nemesis:
 
 
 def pick(chance: random.Random, number: int) -> Call:
-    """One call of any kind."""
+    """One call of a random kind."""
     kind = chance.random()
     if kind < 0.45:
         return "work", (number, chance.choice((0.0, 0.0, 0.01, 0.1))), {}
@@ -188,13 +191,13 @@ def pick(chance: random.Random, number: int) -> Call:
             "once",
             (number, 0.01),
             {"retry": False},
-        )  # sent again when the answer was lost, it would run again
+        )  # if it were sent again after a lost answer, it would run again
     if kind < 0.98:
         return "work", (number, chance.uniform(0.5, 2.0)), {}
     return "die_once", (number,), {}
 
 
-# -- harms to workers --
+# -- faults of workers --
 
 
 def worker_killed(nemesis: Nemesis) -> None:
@@ -230,7 +233,7 @@ def worker_frozen(nemesis: Nemesis) -> None:
             kill(pid, signal.SIGCONT)
 
 
-# -- harms to the broker, and to the way there --
+# -- faults of the broker and the network --
 
 
 def broker_killed(nemesis: Nemesis) -> None:
@@ -260,7 +263,7 @@ def broker_refuses(nemesis: Nemesis) -> None:
 
 
 def answers_lost(nemesis: Nemesis) -> None:
-    """What we say is heard; the connections fall before the answers come."""
+    """Requests arrive; the connections are cut before the answers do."""
     nemesis.broken.proxy.down.open = False
     nemesis.rest(5.0)
     nemesis.broken.proxy.cut()
@@ -319,7 +322,7 @@ OWN_HARMS: dict[str, tuple[Harm, ...]] = {
 
 
 def unleash(broken: Broken, path: Path, seconds: float, seed: int) -> Reckoning:
-    """One whole run against *broken*, with everything kept in *path*."""
+    """One complete run against *broken*, with all files in *path*."""
     with (
         broken.exposed(),
         RemoteSite(path, broken.url, broken.direct, worker_lease_seconds=3, broker_heartbeat=4) as site,

@@ -1,4 +1,4 @@
-"""An app whose modules set no function that runs jobs. Comes from: workers. Goes to: nothing."""
+"""An app whose modules define no spooler function. Comes from: workers. Goes to: nothing."""
 
 from qworker import QWorker
 

@@ -1,9 +1,12 @@
-"""Private servers: a Redis, PostgreSQL, MariaDB or RabbitMQ of a test's own, that may be killed, frozen and
+"""Private servers: a Redis, PostgreSQL, MariaDB or RabbitMQ for one test, which can be killed, frozen and
 restarted.
 
-Comes from:  tests of faults, which start one on a free port with its data in a new directory.
-Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres`` then).
-Thread:      the test's; the kernel kills a server whose test has died.
+Comes from:  fault tests, which start one on a free port with its data in a new directory.
+
+Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres``
+then).
+
+Thread:      the test's; the kernel kills a server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ from tests.acceptance.processes import descendants, gone, kill, state
 from tests.support.waiting import until
 
 PATIENCE = 60.0
-"""Seconds that a server may take to start or to end on a busy machine."""
+"""Seconds that a server may take to start or end on a busy machine."""
 PORTS = range(15000, 32000)
-"""Below those that the kernel gives to clients: while a server is away, a client that retries would be
-connected to itself when its own port is the one it asks for."""
+"""Below the ephemeral ports: while a server is down, a client that retries could otherwise connect to
+itself, if its own port is the server's."""
 _PLACES = (
     "/usr/lib/postgresql/*/bin",
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
@@ -42,11 +45,11 @@ _PLACES = (
 
 
 class Server(ABC):
-    """One server process, running when made. options: lines of its configuration, by name."""
+    """One server process, started when constructed. options: lines of its configuration, by name."""
 
     binary: str
     polite = signal.SIGTERM
-    """The signal that ends it in good order."""
+    """The signal for a clean shutdown."""
 
     def __init__(self, **options: object) -> None:
         self.options = {name: str(value) for name, value in options.items()}
@@ -64,19 +67,19 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients find it."""
+        """For clients."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what it needs before its first start."""
+        """Create what it needs before its first start."""
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """How it is run in the foreground."""
+        """The command that runs it in the foreground."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it serves clients."""
+        """Whether it accepts clients."""
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
@@ -86,7 +89,7 @@ class Server(ABC):
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self, wait: bool = True) -> None:
-        """Start it on the data that it has; return when it serves (wait=False: at once)."""
+        """Start it on its existing data; return when it accepts clients (wait=False: at once)."""
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *self.command()],
@@ -101,7 +104,7 @@ class Server(ABC):
             self.wait()
 
     def wait(self) -> None:
-        """Wait until it serves clients."""
+        """Wait until it accepts clients."""
         deadline = time.monotonic() + PATIENCE
         while not self.answers():
             assert self.process is not None
@@ -113,7 +116,7 @@ class Server(ABC):
         return [self.process.pid, *descendants(self.process.pid)] if self.process else []
 
     def kill(self) -> None:
-        """kill -9 of it all; returns when it is dead. Its data stay as they are."""
+        """kill -9 of all its processes; returns when they are dead. Its data is kept."""
         pids = self.tree()
         if self.process is None:
             return
@@ -125,14 +128,14 @@ class Server(ABC):
         self._until(lambda: all(gone(pid) for pid in pids), "die")
 
     def stop(self) -> None:
-        """End it politely."""
+        """Shut it down cleanly."""
         if self.process is not None:
             self.process.send_signal(self.polite)
             self.process.wait(PATIENCE)
         self.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nobody answers."""
+        """SIGSTOP: connections stay open, and get no answers."""
         self._frozen = self.tree()
         for pid in self._frozen:
             kill(pid, signal.SIGSTOP)
@@ -147,14 +150,14 @@ class Server(ABC):
         until(condition, PATIENCE, lambda: f"for {self.binary} to {what}")
 
     def close(self) -> None:
-        """Nothing of it is left, data neither. May be called twice."""
+        """Remove everything, including its data. May be called twice."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Redis(Server):
-    """Every write is in its file when it is answered; ``appendfsync="everysec"`` and other lines of
-    redis.conf."""
+    """Every write is in its file before it is answered; override with ``appendfsync="everysec"`` and other
+    lines of redis.conf."""
 
     binary = "redis-server"
 
@@ -189,7 +192,7 @@ class Redis(Server):
             client.close()
 
     def do(self, *words: Any) -> Any:
-        """One command, on a connection of its own."""
+        """One command, on a new connection."""
         import redis
 
         client = redis.Redis(port=self.port, socket_timeout=PATIENCE)
@@ -200,10 +203,11 @@ class Redis(Server):
 
 
 class PostgreSQL(Server):
-    """A cluster with a database ``test``. A commit survives the server's death, though not the machine's."""
+    """A cluster with a database ``test``. Commits survive a kill of the server, but not a crash of the
+    machine."""
 
     binary = "postgres"
-    polite = signal.SIGINT  # SIGTERM would wait until all clients have gone
+    polite = signal.SIGINT  # SIGTERM would wait until all clients have disconnected
 
     @property
     def url(self) -> str:
@@ -248,7 +252,7 @@ class PostgreSQL(Server):
         return True
 
     def do(self, statement: str, database: str = "test") -> list[Any]:
-        """One statement, committed at once; the rows it returns."""
+        """One statement, committed at once; returns its rows."""
         import psycopg
 
         with psycopg.connect(
@@ -259,7 +263,7 @@ class PostgreSQL(Server):
             return cursor.fetchall() if cursor.description else []
 
     def terminate_backends(self) -> int:
-        """Close every connection but our own; return how many."""
+        """Close every connection except this one; return how many."""
         return len(
             self.do(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -269,7 +273,7 @@ class PostgreSQL(Server):
 
 
 class MariaDB(Server):
-    """With a database ``test`` for a root without a password. A commit survives the server's death."""
+    """With a database ``test`` and a root user without a password. Commits survive a kill of the server."""
 
     binary = "mariadbd"
 
@@ -279,7 +283,7 @@ class MariaDB(Server):
 
     def prepare(self) -> None:
         data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
-        # A server that starts removes the temporary tables of all others that keep theirs in its directory.
+        # A server deletes other servers' temporary tables in its temporary directory when it starts.
         temporary = self.directory / "temporary"
         temporary.mkdir()
         install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
@@ -319,7 +323,7 @@ class MariaDB(Server):
         return True
 
     def do(self, statement: str, database: str | None = "test") -> list[Any]:
-        """One statement, committed at once; the rows it returns."""
+        """One statement, committed at once; returns its rows."""
         import pymysql
 
         with (
@@ -334,7 +338,7 @@ class MariaDB(Server):
 
 
 class RabbitMQ(Server):
-    """A node by itself, with an epmd of its own. Starting takes some seconds."""
+    """A single node with its own epmd. Starting takes some seconds."""
 
     binary = "rabbitmq-server"
 
@@ -377,8 +381,8 @@ class RabbitMQ(Server):
             "RABBITMQ_CONF_ENV_FILE": str(self.directory / "no-environment"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
             "RABBITMQ_PID_FILE": str(self.directory / "pid"),
-            # Two processors are shared with the workers: a node must not spin on them while it waits. And, as
-            # the guide advises, what is handed on to a queue that has just been lost goes again soon.
+            # The CPUs are shared with the workers, so the node must not busy-wait. As the guide advises,
+            # messages dead-lettered to a queue that was just deleted are resent soon.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none "
             "-rabbit dead_letter_worker_publisher_confirm_timeout 2000",
         }
@@ -395,7 +399,7 @@ class RabbitMQ(Server):
             return False
 
     def do(self, *words: str) -> str:
-        """One command of rabbitmqctl; what it printed."""
+        """One rabbitmqctl command; returns its output."""
         done = subprocess.run(
             [binary("rabbitmqctl"), "--quiet", *words],
             env=self.environment(),
@@ -421,11 +425,11 @@ SERVERS: dict[str, type[Server]] = {
     "rabbitmq": RabbitMQ,
 }
 BROKERS = ("redis", "postgresql", "rabbitmq")
-"""Those that tests of faults of brokers break."""
+"""Brokers for the fault tests."""
 
 
 def missing(kind: str) -> str | None:
-    """The binary that is wanted for a server of *kind* and is not here; None when all are."""
+    """The missing binary for a server of *kind*; None if there are all."""
     wanted: dict[str, list[str]] = {
         "redis": ["redis-server"],
         "postgresql": ["postgres", "initdb"],
@@ -454,7 +458,7 @@ def serving(kind: str, make: Callable[..., Server] | None = None, **options: obj
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the kernel gives to no client."""
+    """A free port that is not ephemeral."""
     while True:
         port = random.SystemRandom().choice(PORTS)
         with socket.socket() as probe:
@@ -472,7 +476,7 @@ def binary(name: str) -> str:
 
 
 def _find(name: str) -> str | None:
-    """The server's own directories first: what a distribution puts there may want to be another user."""
+    """The server's own directories first: a distribution's wrapper may switch to another user."""
     for place in _PLACES:
         for path in sorted(Path("/").glob(f"{place[1:]}/{name}"), reverse=True):
             return str(path)
@@ -480,7 +484,7 @@ def _find(name: str) -> str | None:
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """The user for a server that refuses to be root's; None when we are not root."""
+    """The user for a server that refuses to run as root; None if we are not root."""
     return pwd.getpwnam("postgres") if os.geteuid() == 0 else None
 
 

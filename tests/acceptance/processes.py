@@ -1,6 +1,6 @@
-"""Processes, by what the kernel says of them: who is whose child, who lives, how much memory they take.
+"""Processes as seen by the kernel: parents, states, memory.
 
-Comes from:  /proc. Goes to: harness.py, private_servers.py and the tests of faults. Thread: any.
+Comes from:  /proc. Goes to: harness.py, private_servers.py and the fault tests. Thread: any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 
 
 def children(pid: int) -> list[int]:
-    """The ids of the children of *pid*, of all of its threads; [] when it is gone."""
+    """The ids of the children of *pid*, of all its threads; [] if it is gone."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -27,7 +27,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for the state of *pid*; X when there is no such process."""
+    """The kernel's letter for the state of *pid*; X if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -36,7 +36,7 @@ def state(pid: int) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether *pid* runs no more (a zombie that nobody has reaped counts as gone).
+    """Whether *pid* no longer runs (a zombie that was not reaped counts as gone).
 
     The first thread may be a zombie while others, which keep the sockets open, are still dying.
     """
@@ -49,7 +49,7 @@ def gone(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """The command line of *pid* when it is one of ours; '' for anybody else's."""
+    """The command line of *pid* if it is a qworker process; '' otherwise."""
     try:
         with open(f"/proc/{pid}/cmdline") as file:
             command = file.read().replace("\0", " ")
@@ -70,7 +70,7 @@ def open_files(pid: int) -> int:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that *pid* has for itself or shares; 0 when it is gone."""
+    """Bytes of memory of *pid*, including shared memory; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -32,12 +32,12 @@ from contextlib import suppress
 
 PASS, REFUSE, BLACK_HOLE = "pass", "refuse", "black hole"
 _TICK = 0.02
-"""Seconds after which a turned knob is noticed."""
+"""Seconds after which a changed knob takes effect."""
 _PIECE = 65536
 _LINGER = struct.pack("ii", 1, 0)
-"""For a socket whose close is a reset."""
+"""For a socket that is reset on close."""
 Pair = tuple[socket.socket, socket.socket | None]
-"""What a client opened, and what was opened to the server for it (None: nothing)."""
+"""The client's connection and the one to the server for it (None: not connected)."""
 
 
 def _never() -> bool:
@@ -45,16 +45,16 @@ def _never() -> bool:
 
 
 def _is_ready(side: socket.socket, event: int, seconds: float) -> bool:
-    """Whether *side* can be read or written within *seconds*. By poll: a process that has run many tests has
-    files with numbers that select() refuses. ValueError when it is closed."""
+    """Whether *side* can be read or written within *seconds*. With poll, since select() refuses high file
+    numbers in processes that have run many tests. ValueError if it is closed."""
     waiting = select.poll()
     waiting.register(side, event)
     return bool(waiting.poll(seconds * 1000))
 
 
 class Link:
-    """One direction. pieces, count: reads, and bytes that were forwarded, of all connections. The test turns
-    the knobs."""
+    """One direction. pieces, count: the number of reads and of forwarded bytes, of all connections. The
+    test turns the knobs."""
 
     def __init__(self) -> None:
         self.heal()
@@ -70,21 +70,21 @@ class Link:
             self.pieces += 1
 
     def lose_when(self, asked: Callable[[], bool]) -> None:
-        """Lose what comes from when *asked* is true."""
+        """Discard everything from the moment *asked* returns true."""
         self._loses = asked
 
     def hold_when(self, asked: Callable[[], bool]) -> None:
-        """Read nothing more from when *asked* is true."""
+        """Read nothing from the moment *asked* returns true."""
         self._holds = asked
 
     @property
     def is_lost(self) -> bool:
-        """Whether what was read last is thrown away."""
+        """Whether the last read is discarded."""
         return self.lost or self._loses()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is more read."""
+        """Whether it reads on."""
         return self.open and not self._holds()
 
     def heal(self) -> None:
@@ -96,7 +96,7 @@ class Link:
 
 
 class Proxy:
-    """In front of host:port; ``proxy.port`` is where clients connect to."""
+    """In front of host:port; clients connect to ``proxy.port``."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.target = (host, port)
@@ -104,7 +104,7 @@ class Proxy:
         self.down = Link()
         self.mode = PASS
         self.connections = 0
-        """How many were ever accepted, refused ones not counted."""
+        """The number of accepted connections."""
         self._lock = threading.Lock()
         self._pairs: set[Pair] = set()
         self._stranded: frozenset[Pair] = frozenset()
@@ -121,19 +121,19 @@ class Proxy:
             return len(self._pairs)
 
     def url(self, url: str) -> str:
-        """*url* of the server, by way of this proxy."""
+        """*url* of the server, through this proxy."""
         host, port = self.target
         return url.replace(f"{host}:{port}", f"127.0.0.1:{self.port}")
 
     def cut(self, fin: bool = False) -> int:
-        """End every connection on both sides; return how many there were."""
+        """End every connection on both sides; return their number."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
             for side in pair:
                 with suppress(OSError):
                     if side is not None and fin:
-                        side.shutdown(socket.SHUT_RDWR)  # its threads see an end
+                        side.shutdown(socket.SHUT_RDWR)  # its threads read end-of-file
                     elif side is not None:
                         side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
             if not fin or pair[1] is None:
@@ -141,13 +141,14 @@ class Proxy:
         return len(pairs)
 
     def strand(self) -> int:
-        """As when a router between forgets them; return how many there were."""
+        """Silently drop the traffic of open connections, like a router that has forgotten them; return
+        their number."""
         with self._lock:
             self._stranded = frozenset(self._pairs)
         return len(self._stranded)
 
     def heal(self) -> None:
-        """All knobs as at the beginning; connections stay as they are."""
+        """Reset all knobs; connections stay as they are."""
         self.mode = PASS
         self.up.heal()
         self.down.heal()
@@ -204,7 +205,7 @@ class Proxy:
         self._forget(pair)
 
     def _forward(self, source: socket.socket, sink: socket.socket, link: Link, pair: Pair) -> None:
-        """Carry bytes from *source* to *sink* until either ends."""
+        """Forward bytes from *source* to *sink* until either ends."""
         late: deque[tuple[float, bytes]] = deque()
         ended = False
         try:
@@ -219,13 +220,13 @@ class Proxy:
                 if ended or not _is_ready(source, select.POLLIN, max(pause, 0.0)):
                     time.sleep(max(pause, 0.0) if ended else 0.0)
                     continue
-                if not link.is_open or pair in self._stranded:  # since we began to wait
+                if not link.is_open or pair in self._stranded:  # changed while waiting
                     continue
                 data = source.recv(_PIECE)
                 if not data:
                     ended = True
                     continue
-                link.read()  # before it is forwarded: whoever has the answer finds it counted
+                link.read()  # before forwarding, so that it is counted when the answer arrives
                 if link.is_lost:
                     continue
                 elif link.delay or late:
@@ -238,7 +239,7 @@ class Proxy:
             self._forget(pair)
 
     def _send(self, sink: socket.socket, data: bytes, link: Link, pair: Pair) -> None:
-        """Never for longer than the connection lives, also when nobody reads at the other end."""
+        """Never blocks longer than the connection lives, even if the other end does not read."""
         while data and pair in self._pairs:
             if not _is_ready(sink, select.POLLOUT, _TICK):
                 continue

@@ -1,8 +1,9 @@
-"""The jobs of the spooler's fault tests: they work, wait, fail and misbehave, and each writes its runs into
-the ledger. And the tasks beside them.
+"""The jobs of the spooler's fault tests: they work, wait, fail and misbehave, and record their runs in the
+ledger. And tasks for the same worker.
 
 Comes from:  workers that spool_site.py starts with ``-A tests.acceptance.spool_jobs:app``.
-Goes to:     ledger.py. A job's id is its pair ``id``; what it does says its pair ``do``.
+
+Goes to:     ledger.py. The pair ``id`` is a job's id; the pair ``do`` says what it does.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ def work(self: Any, number: int = 0, seconds: float = 0.0) -> int:
 
 @app.task(name="until_file", bind=True)
 def until_file(self: Any, path: str) -> None:
-    """Wait until *path* is there."""
+    """Wait until *path* exists."""
     with run(self):
         wait_for(path)
 
 
 @app.task(name="leave_a_child", bind=True)
 def leave_a_child(self: Any, path: str) -> None:
-    """Fork a process that lives until *path* is there, and wait for the same."""
+    """Fork a process that lives until *path* exists, and wait for the same."""
     with run(self):
         fork(path)
         wait_for(path)
 
 
 def to_task(env: dict[Any, Any]) -> Any:
-    """A rule of a bridge: jobs that name a number are tasks, all others are run here."""
+    """A bridge rule: jobs with a number become tasks, all others run here."""
     return work.s(int(env[b"number"])) if b"number" in env else None
 
 
@@ -58,7 +59,7 @@ def wait_for(path: str | bytes) -> None:
 
 
 def fork(path: str | bytes) -> None:
-    """Leave a process behind that lives until *path* is there."""
+    """Leave a process behind that lives until *path* exists."""
     if os.fork() == 0:
         try:
             wait_for(path)
@@ -96,7 +97,7 @@ def leave_child(env: dict[Any, Any]) -> None:
 
 
 def leave_child_and_die(env: dict[Any, Any]) -> None:
-    """The first time. A process that it leaves behind lives on."""
+    """The first time only. The process it leaves behind lives on."""
     if env[b"file"] and not os.path.exists(env[b"file"] + b".begun"):
         os.close(os.open(env[b"file"] + b".begun", os.O_CREAT, 0o600))
         fork(env[b"file"])
@@ -104,7 +105,8 @@ def leave_child_and_die(env: dict[Any, Any]) -> None:
 
 
 def come_back_twice(env: dict[Any, Any]) -> None:
-    """Come back in two processes, in the copy with an error if that is asked for; say how that one ended."""
+    """Return in two processes, in the forked copy with an error if requested; records the exit code of the
+    copy."""
     child = os.fork()
     if child == 0:
         if env[b"how"] == b"exit":
@@ -117,11 +119,11 @@ def come_back_twice(env: dict[Any, Any]) -> None:
 
 
 class Return(Exception):
-    """Nothing more is to be done or written."""
+    """Ends the job without an end record."""
 
 
 def first_time(env: dict[Any, Any]) -> bool:
-    """Whether nobody has made the file of the job yet; it is made."""
+    """Whether the file of the job did not exist yet; creates it."""
     try:
         os.close(os.open(env[b"file"], os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:

@@ -1,6 +1,6 @@
-"""SpoolSite: a Site with a spool directory, and workers that work it off, seen only from outside.
+"""SpoolSite: a Site with a spool directory and workers for it, observed only from outside.
 
-Comes from:  the tests of the spooler's faults. Goes to: harness.py, spool_jobs.py.
+Comes from:  the fault tests of the spooler. Goes to: harness.py, spool_jobs.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SpoolSite(Site):
         self.writer = Writer(self.place)
 
     def work(self, *options: str, **more: Any) -> WorkerProcess:
-        """``qworker spool run``, with two processes, which waits little before it tries again."""
+        """``qworker spool run`` with two processes and a short backoff."""
         return self.start(
             str(self.place),
             "--spooler-processes=2",
@@ -48,14 +48,14 @@ class SpoolSite(Site):
         return self.start(f"--spooler={self.place}", "--spooler-backoff=0.05", *options, app=JOBS, **more)
 
     def job(self, id: object, do: str = "", **pairs: Any) -> str:
-        """Write a job; the name of its file."""
+        """Write a job; returns the name of its file."""
         return Path(self.writer.write({"id": str(id), "do": do, **pairs})).name
 
     def jobs(self, ids: Iterable[object], **pairs: Any) -> None:
         self.writer.write_many([NewJob({"id": str(id), **pairs}) for id in ids])
 
     def run(self, *command: str) -> str:
-        """What a ``qworker`` command prints."""
+        """The output of a ``qworker`` command."""
         ended = subprocess.run(
             [sys.executable, "-m", "qworker", *command],
             env=self.environment(),
@@ -67,7 +67,7 @@ class SpoolSite(Site):
         return ended.stdout
 
     def runs(self, kind: str = ENDED) -> Counter[str]:
-        """id → how often it has ended, or was begun."""
+        """id → how often it has ended (or started)."""
         return Counter(record.id for record in self.records(kind=kind))
 
     def begun(self, *ids: object) -> None:
@@ -75,7 +75,7 @@ class SpoolSite(Site):
         self.until(lambda: wanted <= set(self.runs(STARTED)), f"{len(wanted)} jobs to be begun")
 
     def files(self) -> list[str]:
-        """The files of jobs that are there."""
+        """The names of the job files."""
         return sorted(path.name for path in self.place.glob(f"{PREFIX}*"))
 
     def empty(self, seconds: float = 40.0) -> None:
@@ -89,9 +89,9 @@ class SpoolSite(Site):
             return 0
 
     def aside(self) -> dict[str, dict[str, Any]]:
-        """The notes of jobs that were set aside, by the name of their file."""
+        """The notes of dead jobs, by the name of their file."""
         return {
             path.name.removesuffix(".json"): json.loads(path.read_text())
             for path in (self.place / DEAD).glob(f"{PREFIX}*.json")
-            if path.with_suffix("").exists()  # the note is written first
+            if path.with_suffix("").exists()  # the note is written before the job is moved
         }

@@ -1,10 +1,12 @@
-"""An SQS of a test's own: moto's, which answers boto as Amazon does. It forgets all when it ends, unless
-it is to keep it.
+"""A private SQS: moto's server, which answers boto like Amazon. Its data is lost when it ends, unless
+keeps is set.
 
-Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py; benchmarks, by
-             ``python -m tests.acceptance.sqs_server --port N``.
+Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py; benchmarks,
+with ``python -m tests.acceptance.sqs_server --port N``.
+
 Goes to:     moto_server.py.
-Thread:      the test's; the kernel kills a server whose test has died.
+
+Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ PROGRAM = Path(__file__).with_name("moto_server.py")
 
 
 class Sqs(Server):
-    """port: to listen at; 0: one that is free. keeps: what was answered outlives the server, as Amazon's."""
+    """port: to listen on; 0: a free one. keeps: whether its data survives a restart, as Amazon's."""
 
     binary = "moto"
 
@@ -45,7 +47,7 @@ class Sqs(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def prepare(self) -> None:
-        """It makes its file itself."""
+        """Only sets the port: it creates its file itself."""
         self.port = self._wanted or self.port
 
     def command(self) -> list[str]:
@@ -71,12 +73,12 @@ class Sqs(Server):
         )
 
     def reset(self) -> None:
-        """As new."""
+        """Delete all queues."""
         request = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")
         urllib.request.urlopen(request, timeout=10.0).close()
 
     def counts(self, queue: str) -> tuple[int, int, int]:
-        """How many messages of *queue* can be received, are due later, and are hidden."""
+        """The numbers of receivable, delayed and in-flight messages of *queue*."""
         client = self.client()
         url = client.get_queue_url(QueueName=queue)["QueueUrl"]
         found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]

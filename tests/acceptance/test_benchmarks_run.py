@@ -1,5 +1,4 @@
-"""The benchmark harness, run as a person would, on qworker alone: the peers' environments would need a
-network."""
+"""The benchmark commands, with qworker alone: the peers' environments would need a network."""
 
 import json
 import os
@@ -27,7 +26,7 @@ def benchmarks(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_a_small_run_measures_counts_and_reports(tmp_path: Path) -> None:
+def test_run_measures_all_workloads_and_writes_reports(tmp_path: Path) -> None:
     workloads = ["noop", "stored", "enqueue", "bulk", "start", "chain", "chord", "group", "large-chord"]
     done = benchmarks(
         "run",
@@ -58,7 +57,7 @@ def test_a_small_run_measures_counts_and_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_a_small_growth_measures_the_shortest_queue(tmp_path: Path) -> None:
+def test_growth_measures_a_short_queue(tmp_path: Path) -> None:
     done = benchmarks(
         "growth", "--peers", "qworker", "--curves", "queued", "--scale", "0.001", "--out", str(tmp_path)
     )
@@ -71,11 +70,11 @@ def test_a_small_growth_measures_the_shortest_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_qworker_on_redis_is_reported_under_redis(tmp_path: Path) -> None:
+def test_qworker_on_redis_has_its_own_report_section(tmp_path: Path) -> None:
     done = benchmarks(
         *("run", "--peers", "qworker-redis", "--workloads", "noop,stored", "--scale", "0.01"),
         *("--out", str(tmp_path)),
-        # A database of its own, for a run empties it.
+        # A separate database, since a run empties it.
         BENCHMARK_REDIS=urlsplit(require("redis"))._replace(path="/14").geturl(),
     )
     assert done.returncode == 0, done.stderr
@@ -86,8 +85,8 @@ def test_qworker_on_redis_is_reported_under_redis(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_a_scheduler_is_started_weighed_and_killed(tmp_path: Path) -> None:
-    """No calls of a minute are timed: the next one may be a minute away."""
+def test_schedulers_measures_memory_and_takeover(tmp_path: Path) -> None:
+    """Without the calls of each minute: waiting for one may take a minute."""
     done = benchmarks(
         *("schedulers", "--peers", "qworker", "--points", "20", "--bursts", "0", "--leaders", "1"),
         *("--scale", "0.1", "--out", str(tmp_path)),
@@ -103,8 +102,8 @@ def test_a_scheduler_is_started_weighed_and_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_a_django_project_is_drained_filled_and_started(tmp_path: Path) -> None:
-    """Ours alone: the environment of django-q2 would need a network."""
+def test_django_measures_all_workloads(tmp_path: Path) -> None:
+    """Only qworker: the environment of django-q2 would need a network."""
     done = benchmarks(
         *("django", "--packages", "qworker-django", "--brokers", "sqlite", "--scale", "0.01"),
         *("--out", str(tmp_path)),
@@ -124,8 +123,8 @@ def test_a_django_project_is_drained_filled_and_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
-def test_a_spooler_works_off_and_writes_beside_uwsgi(tmp_path: Path) -> None:
-    """No waking is timed: uWSGI lets a stranger's job wait for half a minute."""
+def test_spooler_measures_qworker_and_uwsgi(tmp_path: Path) -> None:
+    """Without wakeups: uWSGI may take half a minute to notice a job from outside."""
     pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
     done = benchmarks(
         *("spooler", "--workloads", "work_off,enqueue", "--places", "memory", "--rounds", "1"),
@@ -140,7 +139,7 @@ def test_a_spooler_works_off_and_writes_beside_uwsgi(tmp_path: Path) -> None:
     assert (tmp_path / "spooler.md").read_text() in done.stdout
 
 
-def test_the_list_names_peers_and_workloads() -> None:
+def test_list_names_peers_and_workloads() -> None:
     done = benchmarks("list")
     assert done.returncode == 0
     assert "huey-sqlite" in done.stdout

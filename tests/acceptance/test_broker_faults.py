@@ -1,9 +1,9 @@
-"""Brokers that are servers, and the network to them: killed, frozen, cut, slow, silent, full; and workers
-beside them.
+"""Faults of broker servers and of the network: killed, frozen, cut, slow, silent and full servers, with
+workers that use them.
 
-Every test sends a steady stream of tasks through a fault and holds the same promises: every accepted call
-ends with a result; repeats are bounded, by a number that stands here; work goes on within RECOVERY seconds of
-the fault's end; the worker is the same process as before and has not grown; nothing stays behind.
+Every test sends a steady stream of tasks during a fault and checks the same guarantees: every accepted
+call ends with a result; repeats are bounded by a given number; work continues within RECOVERY seconds of
+the fault's end; the worker is the same process and has not grown; nothing is left behind.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tests.acceptance.proxy import BLACK_HOLE, REFUSE
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(120)]
 
 RECOVERY = 5.0
-"""Seconds after a fault's end in which the next task must start."""
+"""Seconds after the end of a fault in which the next task must start."""
 GROWTH = 48 << 20
 """Bytes that a worker's main process may grow by."""
 IN_FLIGHT = 8
-"""Tasks that may run again because a fault came between their end and their ack: those of one flush and two
-processes."""
+"""Tasks that may run again because a fault came between their end and their ack: those of one flush and
+two processes."""
 WAIT = 2.5
-"""Seconds that a fault lasts: long enough for the worker to notice, and to try again a few times."""
+"""Seconds that a fault lasts: long enough for the worker to notice it and to retry several times."""
 
 
-# -- faults: each is done to a broker, and undone again when it returns --
+# -- faults: each breaks a broker, and repairs it before it returns --
 
 
 def killed(broken: Broken) -> None:
@@ -81,7 +81,7 @@ def refused(broken: Broken) -> None:
 
 
 def answers_held(broken: Broken) -> None:
-    """Half-open: what we say is heard, and we never learn it."""
+    """Half-open: requests arrive, but answers do not."""
     broken.proxy.down.open = False
     time.sleep(4.0)
     broken.proxy.mode = REFUSE
@@ -90,15 +90,14 @@ def answers_held(broken: Broken) -> None:
 
 
 def questions_held(broken: Broken) -> None:
-    """Half-open the other way: what we say is not heard until later, when nobody listens for the answer any
-    more."""
+    """Half-open the other way: requests only arrive later, when nothing waits for the answers any more."""
     broken.proxy.up.open = False
     time.sleep(4.0)
     broken.proxy.heal()
 
 
 def black_hole(broken: Broken) -> None:
-    """Open connections fall silent, and so do new ones; at the end they are reset."""
+    """Open and new connections get no answers; at the end they are reset."""
     broken.proxy.mode = BLACK_HOLE
     broken.proxy.up.lost = broken.proxy.down.lost = True
     time.sleep(5.0)
@@ -107,7 +106,7 @@ def black_hole(broken: Broken) -> None:
 
 
 def stranded(broken: Broken) -> None:
-    """A router forgets the connections: only silence tells."""
+    """A router forgets the connections: only the silence shows it."""
     broken.proxy.strand()
     time.sleep(6.0)
 
@@ -120,9 +119,8 @@ def slow(broken: Broken) -> None:
 
 
 class Fault(NamedTuple):
-    """repeats: how many runs there may be beyond one for each call, those whose sending was unsure not
-    counted.
-    halts: no task can start while it lasts, which shows that it was there."""
+    """repeats: how many runs there may be beyond one per call, not counting calls that were unsure. halts:
+    no task can start during the fault, which proves that it took effect."""
 
     act: Callable[[Broken], None]
     repeats: int = IN_FLIGHT
@@ -144,8 +142,8 @@ FAULTS = [
 
 
 ON_ALL_SERVERS = (killed, frozen, cut, answers_held, black_hole)
-"""What each server, and the library that talks to it, takes in its own way. For the other faults one server
-stands for all: a server that was stopped is away as one that was killed is, and so on."""
+"""Faults that each server and its client library handle in their own way. The other faults are tested on
+one server only: a stopped server behaves like a killed one, and so on."""
 
 
 def _always(kind: str, fault: Fault) -> bool:
@@ -166,17 +164,17 @@ def _always(kind: str, fault: Fault) -> bool:
     ],
     indirect=["broken"],
 )
-def test_a_stream_of_tasks_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
-    _outlives(fault, broken, remote)
+def test_task_stream_survives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _survives(fault, broken, remote)
 
 
 @pytest.mark.parametrize("broken", ["redis", "rabbitmq"], indirect=True)
-def test_a_stream_outlives_connections_that_fall_silent(broken: Broken, remote: RemoteSite) -> None:
-    """PostgreSQL is given 30 s to answer a statement, so there it takes as long."""
-    _outlives(Fault(stranded), broken, remote)
+def test_task_stream_survives_silent_connections(broken: Broken, remote: RemoteSite) -> None:
+    """Not on PostgreSQL: its statement timeout of 30 s would have to pass."""
+    _survives(Fault(stranded), broken, remote)
 
 
-# -- what only one kind of server can do --
+# -- faults of one kind of server --
 
 
 def clients_killed(broken: Broken) -> None:
@@ -209,7 +207,7 @@ def scripts_forgotten(broken: Broken) -> None:
 
 
 def made_a_replica(broken: Broken) -> None:
-    """A failover that this server lost: it takes no writes, and its master is away."""
+    """A failover after which this server is a read-only replica whose master is down."""
     broken.server.do("REPLICAOF", "127.0.0.1", 1)
     time.sleep(WAIT)
     broken.server.do("REPLICAOF", "NO", "ONE")
@@ -227,8 +225,8 @@ REDIS_FAULTS = [
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
 @pytest.mark.parametrize("fault", REDIS_FAULTS, ids=lambda fault: fault.act.__name__)
-def test_on_redis_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
-    _outlives(fault, broken, remote)
+def test_task_stream_survives_on_redis(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _survives(fault, broken, remote)
 
 
 def connections_closed(broken: Broken) -> None:
@@ -237,7 +235,7 @@ def connections_closed(broken: Broken) -> None:
 
 
 def memory_alarm(broken: Broken) -> None:
-    """Whoever publishes is blocked; whoever consumes is not."""
+    """Blocks publishers, but not consumers."""
     broken.server.do("set_vm_memory_high_watermark", "absolute", "1MB")
     time.sleep(WAIT)
     broken.server.do("set_vm_memory_high_watermark", "absolute", "1GB")
@@ -251,8 +249,8 @@ RABBITMQ_FAULTS = [
 
 @pytest.mark.parametrize("broken", ["rabbitmq"], indirect=True)
 @pytest.mark.parametrize("fault", RABBITMQ_FAULTS, ids=lambda fault: fault.act.__name__)
-def test_on_rabbitmq_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
-    _outlives(fault, broken, remote)
+def test_task_stream_survives_on_rabbitmq(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _survives(fault, broken, remote)
 
 
 def backends_terminated(broken: Broken) -> None:
@@ -262,7 +260,7 @@ def backends_terminated(broken: Broken) -> None:
 
 
 def table_locked(broken: Broken) -> None:
-    """Somebody's migration holds the table for longer than a statement may take."""
+    """A migration holds the table lock for longer than the statement timeout."""
     broken.server.do("BEGIN; LOCK TABLE qworker_message IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(8); COMMIT")
 
 
@@ -274,15 +272,15 @@ POSTGRESQL_FAULTS = [
 
 @pytest.mark.parametrize("broken", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("fault", POSTGRESQL_FAULTS, ids=lambda fault: fault.act.__name__)
-def test_on_postgresql_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
-    _outlives(fault, broken, remote)
+def test_task_stream_survives_on_postgresql(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _survives(fault, broken, remote)
 
 
-# -- more than one fault --
+# -- several faults --
 
 
-def test_many_restarts_in_a_row(broken: Broken, remote: RemoteSite) -> None:
-    """RabbitMQ takes 5 s to start, so there are fewer of its."""
+def test_task_stream_survives_many_restarts(broken: Broken, remote: RemoteSite) -> None:
+    """RabbitMQ takes 5 s to start, so it is restarted less often."""
     count = 3 if broken.server.binary == "rabbitmq-server" else 10
 
     def restarts() -> None:
@@ -292,13 +290,12 @@ def test_many_restarts_in_a_row(broken: Broken, remote: RemoteSite) -> None:
             time.sleep(0.3)
 
     worker = remote.start()
-    outlives(remote, worker, restarts, count * IN_FLIGHT)
+    survives(remote, worker, restarts, count * IN_FLIGHT)
 
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
-def test_redis_is_full_and_what_is_done_can_be_told(broken: Broken, remote: RemoteSite) -> None:
-    """F-32: nothing new is taken, and callers are told why; but tasks that end are acknowledged, which makes
-    room."""
+def test_full_redis_refuses_calls_but_accepts_acks(broken: Broken, remote: RemoteSite) -> None:
+    """F-32: new calls fail with the reason; tasks that end are acknowledged, which frees memory."""
     worker = remote.start()
     go = remote.path / "go"
     ids = [remote.send("until_file", str(go)) for _ in range(2)]
@@ -315,9 +312,9 @@ def test_redis_is_full_and_what_is_done_can_be_told(broken: Broken, remote: Remo
     finish(remote, 0)
 
 
-def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Path) -> None:
-    """F-65: nothing is acknowledged without its result; broker and worker go on, and in the end every call
-    has one."""
+def test_result_backend_outage_delays_acks(broken: Broken, results: Broken, tmp_path: Path) -> None:
+    """F-65: nothing is acknowledged without its result; broker and worker continue, and in the end every
+    call has one."""
     with (
         broken.exposed(),
         RemoteSite(tmp_path, broken.url, broken.direct, results.url) as site,
@@ -329,13 +326,13 @@ def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Pat
             time.sleep(5.0)
             results.server.start()
 
-        outlives(site, worker, away, IN_FLIGHT)
+        survives(site, worker, away, IN_FLIGHT)
         assert "the result store answers again" in worker.log
         assert "the broker answers again" not in worker.log
 
 
-def test_the_result_store_is_away_during_a_join(broken: Broken, results: Broken, tmp_path: Path) -> None:
-    """Some parts are counted before, some afterwards; the body runs once, with all values."""
+def test_join_survives_a_result_backend_outage(broken: Broken, results: Broken, tmp_path: Path) -> None:
+    """Some parts are counted before and some after the outage; the body runs once, with all values."""
     with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct, results.url) as site:
         worker = site.start("--concurrency", "3")
         go, app = tmp_path / "go", site.client
@@ -362,24 +359,24 @@ def _waits(app: QWorker, go: Path) -> Signature:
 
 
 def _has_ended(result: AsyncResult[Any]) -> bool:
-    with suppress(QWorkerError):  # the store is just coming back
+    with suppress(QWorkerError):  # the backend may not answer yet
         return result.ready()
     return False
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "replace", "retry"])
-def test_what_comes_of_an_end_is_sent_when_the_broker_is_back(
+def test_follow_up_messages_are_sent_after_a_broker_outage(
     broken: Broken, remote: RemoteSite, tmp_path: Path, how: str
 ) -> None:
-    """The errbacks of a task that fails, or whose process dies, while the broker is away; its next attempt;
-    what replaces it."""
+    """Errbacks of a task that fails or whose process dies during the outage; its next attempt; its
+    replacement."""
     worker = remote.start(task_publish_timeout=1)
     file = tmp_path / "go"
     ids = [remote.send("end_with_file", str(file), how, link_error=Signature("close")) for _ in range(2)]
     remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "both to run")
     broken.server.kill()
     file.touch()
-    # RabbitMQ takes back at once what was held: then there is nothing to tell.
+    # RabbitMQ requeues unacked messages at once: then there is nothing to report.
     said = ("cannot be reported now", "go to others") if how == "die" else ("cannot be sent",)
     remote.until(lambda: any(words in worker.log for words in said), "the first to end")
     broken.server.start()
@@ -391,22 +388,22 @@ def test_what_comes_of_an_end_is_sent_when_the_broker_is_back(
     assert worker.alive
 
 
-# -- what every test asserts --
+# -- common assertions --
 
 
-def _outlives(fault: Fault, broken: Broken, site: RemoteSite) -> None:
-    # What tells a silent connection from an idle one, so that no test has to wait for the defaults.
+def _survives(fault: Fault, broken: Broken, site: RemoteSite) -> None:
+    # Short heartbeats and timeouts, so that silent connections are noticed soon.
     site.settings["broker_heartbeat"] = 3
     site.settings["broker_transport_options"] = '{"socket_timeout": 3.0}'
     worker = site.start()
-    outlives(site, worker, lambda: fault.act(broken), fault.repeats)
+    survives(site, worker, lambda: fault.act(broken), fault.repeats)
     if fault.halts:
         starts = [record.wall for record in site.records(kind=STARTED)]
         assert max(after - before for before, after in pairwise(starts)) > 2.0, "there was no fault"
 
 
-def outlives(site: RemoteSite, worker: WorkerProcess, fault: Callable[[], None], repeats: int) -> None:
-    """Send tasks while *fault* comes and goes; assert everything this page promises."""
+def survives(site: RemoteSite, worker: WorkerProcess, fault: Callable[[], None], repeats: int) -> None:
+    """Send tasks during *fault*; assert every guarantee in the module docstring."""
     stream = Stream(site)
     site.until(lambda: len(site.records(kind=STARTED)) > 20, "the stream to flow")
     memory, files = resident(worker.pid), open_files(worker.pid)
@@ -424,7 +421,7 @@ def outlives(site: RemoteSite, worker: WorkerProcess, fault: Callable[[], None],
 
 
 def recovered(site: RemoteSite, over: float) -> float:
-    """Wait until a task has started after the instant *over*; return how long that took, RECOVERY at most."""
+    """Wait until a task has started after the instant *over*; return the seconds, RECOVERY at most."""
     first = site.until(
         lambda: next((record.wall for record in site.records(kind=STARTED) if record.wall > over), None),
         "work to go on",
@@ -434,7 +431,7 @@ def recovered(site: RemoteSite, over: float) -> float:
 
 
 def finish(site: RemoteSite, repeats: int, overlaps: bool = True) -> None:
-    """Stop all workers; check the invariants, and that not more than *repeats* runs were repetitions."""
+    """Stop all workers; check the invariants and that at most *repeats* runs were repetitions."""
     for worker in site.workers:
         if worker.alive:
             worker.stop()

@@ -1,5 +1,5 @@
-"""Workers of a broker that is a server: killed, frozen, and beside each other. (test_faults_death.py has the
-file's.)"""
+"""Workers on broker servers: killed, frozen, and several at a time. (See test_faults_death.py for the
+embedded broker.)"""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tests.acceptance.processes import gone, kill
 from tests.acceptance.proxy import REFUSE
 from tests.acceptance.together import (
     A_DAY,
-    another_takes_over_from_who_is_killed,
     everything_runs_exactly_once,
-    little_is_lost_that_must_not_run_twice,
-    little_runs_again_when_workers_are_killed_at_full_speed,
-    nobody_waits_behind_a_long_task,
+    few_early_acked_tasks_are_lost,
+    few_tasks_repeat_when_workers_are_killed_at_full_speed,
+    killed_worker_is_taken_over_by_another,
     repeated,
+    short_tasks_do_not_wait_behind_a_long_one,
     two_workers_share_a_queue,
-    who_is_frozen_on_the_way_to_the_pool_starts_nothing,
-    who_wakes_after_its_lease_starts_nothing,
+    worker_frozen_while_dispatching_starts_nothing,
+    worker_thawed_after_its_lease_starts_nothing,
 )
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_nothing_happens(remote: RemoteSite) -> None:
-    """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
+def test_everything_runs_once_without_faults(remote: RemoteSite) -> None:
+    """F-00: the baseline."""
     everything_runs_exactly_once(remote)
 
 
-def test_main_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
-    """F-02: its children go at once; another worker has everything back; only what ran is run again. On one
-    host nobody waits for a lease to end."""
+def test_killed_main_process_is_replaced_without_waiting_for_its_lease(remote: RemoteSite) -> None:
+    """F-02: its children die at once; another worker gets all its messages; only tasks that were running
+    run again."""
     remote.settings["worker_lease_seconds"] = A_DAY
     first = remote.start()
     go = remote.path / "go"
@@ -59,13 +59,13 @@ def test_main_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
     assert len(remote.states()) == len(short) + len(later) + 2
 
 
-def test_main_is_killed_while_short_tasks_stream(remote: RemoteSite) -> None:
-    """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
-    little_runs_again_when_workers_are_killed_at_full_speed(remote)
+def test_main_process_killed_while_short_tasks_stream(remote: RemoteSite) -> None:
+    """F-02 at full speed, three times: batches of acks may be lost with the process, but no message."""
+    few_tasks_repeat_when_workers_are_killed_at_full_speed(remote)
 
 
-def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
-    """F-01: noticed at once, run again at once, counted; the worker itself is not disturbed."""
+def test_killed_child_is_replaced_and_its_task_runs_again(remote: RemoteSite) -> None:
+    """F-01: at once, with a delivery count; the worker itself is not affected."""
     worker = remote.start()
     go = remote.path / "go"
     id = remote.send("until_file", str(go))
@@ -84,9 +84,9 @@ def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
     check(remote)
 
 
-def test_what_a_task_puts_back_comes_marked_and_ever_later(remote: RemoteSite) -> None:
-    """Celery's own example ends at its second run; a task that never stops putting itself back keeps nobody
-    busy."""
+def test_requeued_task_is_marked_redelivered_and_increasingly_delayed(remote: RemoteSite) -> None:
+    """Celery's own example ends at its second run; a task that requeues itself forever does not keep the
+    worker busy."""
     worker = remote.start()
     once, always = remote.send("back_once"), remote.send("back_always")
     remote.until(lambda: remote.states().get(once) == "SUCCESS", "the task to run again")
@@ -98,9 +98,8 @@ def test_what_a_task_puts_back_comes_marked_and_ever_later(remote: RemoteSite) -
     worker.stop()
 
 
-def test_a_poison_task_is_given_up(remote: RemoteSite) -> None:
-    """F-10: a task that kills its process each time ends among the dead letters,
-    and good ones run meanwhile."""
+def test_poison_task_becomes_a_dead_letter(remote: RemoteSite) -> None:
+    """F-10: a task that kills its process each time is given up, and others run meanwhile."""
     worker = remote.start()
     id = remote.send("misbehave", "kill")
     good = [remote.send("work", number, 0.01) for number in range(30)]
@@ -117,33 +116,33 @@ def test_two_workers_share_a_queue(remote: RemoteSite) -> None:
     two_workers_share_a_queue(remote)
 
 
-def test_a_worker_is_killed_beside_another(remote: RemoteSite) -> None:
-    another_takes_over_from_who_is_killed(remote)
+def test_killed_worker_is_taken_over_by_another(remote: RemoteSite) -> None:
+    killed_worker_is_taken_over_by_another(remote)
     assert repeated(remote) == 2
 
 
-def test_nobody_waits_behind_a_long_task(remote: RemoteSite) -> None:
-    nobody_waits_behind_a_long_task(remote)
+def test_short_tasks_do_not_wait_behind_a_long_one(remote: RemoteSite) -> None:
+    short_tasks_do_not_wait_behind_a_long_one(remote)
 
 
-def test_little_is_lost_that_must_not_run_twice(remote: RemoteSite) -> None:
-    little_is_lost_that_must_not_run_twice(remote)
+def test_few_early_acked_tasks_are_lost(remote: RemoteSite) -> None:
+    few_early_acked_tasks_are_lost(remote)
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_who_wakes_after_its_lease_starts_nothing(remote: RemoteSite) -> None:
-    who_wakes_after_its_lease_starts_nothing(remote)
+def test_worker_thawed_after_its_lease_starts_nothing(remote: RemoteSite) -> None:
+    worker_thawed_after_its_lease_starts_nothing(remote)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["worker", "tree"])
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_who_is_frozen_on_the_way_to_the_pool_starts_nothing(remote: RemoteSite, whole: bool) -> None:
-    who_is_frozen_on_the_way_to_the_pool_starts_nothing(remote, "dispatching", whole)
+def test_worker_frozen_while_dispatching_starts_nothing(remote: RemoteSite, whole: bool) -> None:
+    worker_frozen_while_dispatching_starts_nothing(remote, "dispatching", whole)
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_term_while_the_broker_is_away(broken: Broken, remote: RemoteSite) -> None:
-    """What ends meanwhile is settled when the broker is back; it does not run again."""
+def test_sigterm_during_a_broker_outage(broken: Broken, remote: RemoteSite) -> None:
+    """Tasks that end during the outage are settled after it; they do not run again."""
     worker = remote.start()
     go = remote.path / "go"
     ids = [remote.send("until_file", str(go)) for _ in range(2)]
@@ -163,8 +162,8 @@ def test_term_while_the_broker_is_away(broken: Broken, remote: RemoteSite) -> No
     assert repeated(remote) == 0
 
 
-def test_term_while_the_broker_stays_away(broken: Broken, remote: RemoteSite) -> None:
-    """It is waited for as long as the shutdown may take; then what will run again is named."""
+def test_sigterm_during_a_permanent_broker_outage(broken: Broken, remote: RemoteSite) -> None:
+    """The worker waits until the shutdown timeout; then it names the tasks that will run again."""
     worker = remote.start(worker_shutdown_timeout=1)
     go = remote.path / "go"
     ids = [remote.send("until_file", str(go)) for _ in range(2)]
@@ -185,8 +184,8 @@ def test_term_while_the_broker_stays_away(broken: Broken, remote: RemoteSite) ->
     check(remote)
 
 
-def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -> None:
-    """A task that is acknowledged first does not start before the broker is known to have heard it."""
+def test_lost_early_ack_prevents_the_start(broken: Broken, remote: RemoteSite) -> None:
+    """An early-acked task only starts after the broker has confirmed the ack."""
     first = remote.start()
     remote.ended(remote.send("once", 1))
     remote.drained()
@@ -206,7 +205,7 @@ def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -
     assert len(remote.records(kind=STARTED)) == 2
 
 
-def test_what_is_unreadable_after_its_early_ack_becomes_a_dead_letter(remote: RemoteSite) -> None:
+def test_unreadable_early_acked_message_becomes_a_dead_letter(remote: RemoteSite) -> None:
     """Either worker may get it when it is sent again."""
     workers = remote.start(), remote.start(name="two")
     headers = '{"task": "once", "id": "cut off"}'
@@ -220,9 +219,9 @@ def test_what_is_unreadable_after_its_early_ack_becomes_a_dead_letter(remote: Re
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_an_early_ack_outlives_the_broker(broken: Broken, remote: RemoteSite) -> None:
-    """The broker is killed when the task has just begun, and its worker too: the task is lost, and not run
-    again. (RabbitMQ writes down acks when it likes.)"""
+def test_early_ack_survives_a_broker_kill(broken: Broken, remote: RemoteSite) -> None:
+    """Broker and worker are killed right after the start of the task: it is lost, and does not run again.
+    (RabbitMQ does not persist acks at once.)"""
     first = remote.start()
     ids = [remote.send("once", number, 2.0) for number in range(2)]
     remote.started(*ids)
@@ -237,8 +236,8 @@ def test_an_early_ack_outlives_the_broker(broken: Broken, remote: RemoteSite) ->
     assert repeated(remote) == 0
 
 
-def frozen_until_another_is_done(remote: RemoteSite) -> tuple[WorkerProcess, WorkerProcess, list[int]]:
-    """A worker that is frozen while it works, the one that did all that work then, and whom to thaw."""
+def freeze_until_another_is_done(remote: RemoteSite) -> tuple[WorkerProcess, WorkerProcess, list[int]]:
+    """A worker frozen while working, the one that did all the work meanwhile, and the process ids to thaw."""
     first = remote.start()
     ids = [remote.send("work", number, 0.4) for number in range(6)]
     remote.started(ids[0])
@@ -251,10 +250,10 @@ def frozen_until_another_is_done(remote: RemoteSite) -> tuple[WorkerProcess, Wor
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
-    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
+def test_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
+    """F-06: another takes over; when the first is thawed, its late results and acks are refused."""
     remote.settings["worker_lease_seconds"] = 2
-    first, second, frozen = frozen_until_another_is_done(remote)
+    first, second, frozen = freeze_until_another_is_done(remote)
     taken = len(remote.records(kind=STARTED))
     for pid in frozen:
         kill(pid, signal.SIGCONT)
@@ -275,17 +274,17 @@ def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
 
 
 @pytest.mark.parametrize("broken", ["rabbitmq"], indirect=True)
-def test_a_frozen_worker_falls_silent_for_rabbitmq(remote: RemoteSite) -> None:
+def test_frozen_worker_misses_rabbitmq_heartbeats(remote: RemoteSite) -> None:
     """F-06 where the server's heartbeat is the lease."""
     remote.settings["broker_heartbeat"] = 2
-    first, second, frozen = frozen_until_another_is_done(remote)
+    first, second, frozen = freeze_until_another_is_done(remote)
     for pid in frozen:
         kill(pid, signal.SIGCONT)
     more = [remote.send("work", number, 0.05) for number in range(10)]
     remote.drained()
     remote.ended(*more)
     first.signal(signal.SIGTERM)
-    assert first.wait() in (0, 3)  # 3: what it had run was told only now that others had it
+    assert first.wait() in (0, 3)  # 3: it learned only now that others run its tasks
     second.stop()
     check(remote, overlaps=True)
     assert repeated(remote) <= 4, "what ran, and what its frozen children were given"
@@ -293,8 +292,8 @@ def test_a_frozen_worker_falls_silent_for_rabbitmq(remote: RemoteSite) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_an_outage_longer_than_the_lease(broken: Broken, remote: RemoteSite) -> None:
-    """Both workers live through it, and neither takes the other for dead: nothing runs twice."""
+def test_broker_outage_longer_than_the_lease_repeats_nothing(broken: Broken, remote: RemoteSite) -> None:
+    """Both workers survive, and neither considers the other dead."""
     remote.settings["worker_lease_seconds"] = 3
     workers = [remote.start(name=name) for name in ("one", "two")]
     ids = remote.send_many("work", [(number, 9.0) for number in range(4)])
@@ -310,9 +309,9 @@ def test_an_outage_longer_than_the_lease(broken: Broken, remote: RemoteSite) -> 
         worker.stop()
 
 
-def test_a_task_longer_than_the_lease(remote: RemoteSite) -> None:
-    """F-64, F-57: a live worker renews; nobody else takes what it runs, or what it holds for later."""
-    # A crowded machine has let a worker stand still for most of a second: two of them are more than that.
+def test_task_longer_than_the_lease_is_not_repeated(remote: RemoteSite) -> None:
+    """F-64, F-57: a live worker renews its lease; no other takes its running or delayed tasks."""
+    # On a busy machine a worker may stand still for most of a second, so the lease is longer than that.
     remote.settings["worker_lease_seconds"] = 2
     workers = [remote.start(name=name) for name in ("one", "two")]
     ids = [remote.send("work", number, 5.0) for number in range(3)]
@@ -327,8 +326,8 @@ def test_a_task_longer_than_the_lease(remote: RemoteSite) -> None:
 
 
 @pytest.mark.slow
-def test_deploys_under_load(remote: RemoteSite) -> None:
-    """F-04: TERM and a new worker, three times, while tasks stream in: nothing runs twice."""
+def test_deploys_under_load_repeat_nothing(remote: RemoteSite) -> None:
+    """F-04: SIGTERM and a new worker, three times, during a stream of tasks."""
     stream = Stream(remote, rate=50.0)
     for number in range(3):
         worker = remote.start(name=f"worker{number}")

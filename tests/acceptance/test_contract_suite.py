@@ -1,4 +1,4 @@
-"""The suite for brokers, as somebody runs it who wrote a broker: in a project of theirs, by plain pytest."""
+"""The contract suite for brokers, run like in another project: with plain pytest."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ PLACES = {"own": OwnPlace}
 
 
 def run(directory: Path, text: str, *arguments: str) -> tuple[int, str]:
-    """Run the module of tests *text* in a project in *directory*; the exit code, and what was printed."""
+    """Run the test module *text* in a project in *directory*; returns the exit code and the output."""
     (directory / "test_own.py").write_text(text)
     (directory / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nfilterwarnings = error\n")
-    # A place of its own: pytests that run beside each other fall over each other's links in the usual one.
+    # A separate directory: concurrent pytest runs conflict over the symlinks in the default one.
     own = ["-p", "no:cacheprovider", f"--basetemp={directory / 'temporary'}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-ra", *own, *arguments],
@@ -75,7 +75,7 @@ def run(directory: Path, text: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_good_broker_passes_and_what_it_lacks_is_skipped_by_name(tmp_path: Path) -> None:
+def test_correct_broker_passes_and_unsupported_tests_are_skipped(tmp_path: Path) -> None:
     code, said = run(tmp_path, IN_MEMORY)
     assert code == 0, said
     assert "memory is not lost" in said
@@ -84,8 +84,8 @@ def test_a_good_broker_passes_and_what_it_lacks_is_skipped_by_name(tmp_path: Pat
     assert passed >= 80
 
 
-def test_a_broker_that_gives_up_its_fence_fails_and_the_report_says_how(tmp_path: Path) -> None:
-    """What an old generation settles is carried out here."""
+def test_broker_without_fencing_fails_with_a_readable_report(tmp_path: Path) -> None:
+    """It accepts settlements of old generations."""
     careless = IN_MEMORY.replace(
         "class Own(MemoryStore):\n    pass",
         "class Own(MemoryStore):\n"
@@ -95,18 +95,18 @@ def test_a_broker_that_gives_up_its_fence_fails_and_the_report_says_how(tmp_path
     code, said = run(tmp_path, careless)
     assert code == 1, said
     assert "FAILED test_own.py::test_old_generation_cannot_settle[own]" in said
-    assert "assert set() == {" in said  # pytest has rewritten the assertion
+    assert "assert set() == {" in said  # proves that pytest rewrites the assertions
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_other_processes_find_the_place(tmp_path: Path, mode: str) -> None:
+def test_other_processes_can_open_the_place(tmp_path: Path, mode: str) -> None:
     chosen = "killed_process_held or parent_and_child_hold or doorbell"
     code, said = run(tmp_path, IN_A_FILE, f"--import-mode={mode}", "-k", chosen)
     assert code == 0, said
     assert "3 passed" in said
 
 
-def test_a_need_that_the_broker_does_not_declare_is_told(tmp_path: Path) -> None:
+def test_undeclared_capability_is_reported(tmp_path: Path) -> None:
     quiet = IN_MEMORY.replace("frozenset({", "frozenset({FANOUT, ").replace(
         "from qworker.clock", "from qworker.transports.capabilities import FANOUT\nfrom qworker.clock"
     )
@@ -117,7 +117,7 @@ def test_a_need_that_the_broker_does_not_declare_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
-def test_without_what_it_needs_it_says_what_to_install(missing: str) -> None:
+def test_missing_dependency_is_reported_with_the_install_command(missing: str) -> None:
     script = f"import sys; sys.modules[{missing!r}] = None; import qworker.testing.contract.suite"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert f"{missing} is not installed, which the contract suite needs: " in done.stderr

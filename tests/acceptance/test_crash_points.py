@@ -1,7 +1,7 @@
-"""F-20: a kill at each step between claim and ack, and afterwards every promise holds.
+"""F-20: a kill at each crash point between claim and ack; afterwards every guarantee holds.
 
-The points are read from the source, so that a new one is tested as soon as it is written. Each kills one
-process, once: a child, which the worker replaces, or the worker itself, which is started again here.
+The points are read from the source, so new ones are tested automatically. Each kills one process, once: a
+child, which the worker replaces, or the worker, which is restarted here.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SOURCES = [
     and not {"beat", "django", "spooler"} & set(path.parts)
     and ("transports" not in path.parts or path.parent.name == "embedded" or path.match("sql/reclaim.py"))
 ]
-"""Other brokers pass by points of the same names, at the same steps; the nemesis kills their workers. Those
-of workflows, joins and replacements are for test_faults_joins.py, those of joins also for
-tests/contract/test_joins.py with every store, those of schedules for test_faults_schedules.py and
-test_django_schedules.py, those of spool files for test_spool_crashes.py."""
+"""Other brokers have points of the same names at the same steps; the nemesis kills their workers. Points
+of workflows, joins and replacements are tested in test_faults_joins.py, those of joins also in
+tests/contract/test_joins.py with every backend, those of schedules in test_faults_schedules.py and
+test_django_schedules.py, those of spool files in test_spool_crashes.py."""
 POINTS = sorted(name for path in SOURCES for name in CALL.findall(path.read_text(encoding="utf-8")))
 
 
-def test_the_points_have_names_of_their_own() -> None:
+def test_crash_points_have_unique_names() -> None:
     assert len(POINTS) == len(set(POINTS)) > 20
 
 
-def test_a_point_that_is_not_for_here_is_for_another_test() -> None:
+def test_crash_points_left_out_here_are_tested_elsewhere() -> None:
     there = {name for path in EVERYTHING for name in CALL.findall(path.read_text(encoding="utf-8"))}
     others = [path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__)]
     named = "".join(path.read_text(encoding="utf-8") for path in others)
@@ -51,7 +51,7 @@ def test_a_point_that_is_not_for_here_is_for_another_test() -> None:
 
 
 def leave_a_dead_worker(site: Site) -> None:
-    """So that there is something to reclaim."""
+    """Leaves a message to reclaim."""
     never = site.path / "never"
     id = site.send("until_file", str(never))
     site.started(id)
@@ -60,8 +60,8 @@ def leave_a_dead_worker(site: Site) -> None:
 
 
 def send_everything(site: Site) -> None:
-    """Calls that take every way through the worker: plain, async, late, acked first, retried, tracked,
-    deadly, bad."""
+    """Calls that use every path through the worker: plain, async, delayed, early-acked, retried, tracked,
+    killing their process, undecodable."""
     for number in range(8):
         site.send("work", number)
         site.send("work_async", number, 0.005)
@@ -76,7 +76,7 @@ def send_everything(site: Site) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at(site: Site, point: str) -> None:
+def test_crash_at_point(site: Site, point: str) -> None:
     site.settings.update(
         task_unknown_delays="0.05", worker_eta_window=0.5, worker_lease_seconds=2, task_max_deliveries=8
     )
@@ -90,12 +90,12 @@ def test_a_crash_at(site: Site, point: str) -> None:
         return not worker.alive or (site.waiting() == 0 and bool(site.states()))
 
     site.until(lambda: hit.exists() or done(), "the crash, or the end of the work")
-    for number in range(40):  # a point on the way to a worker that rests
+    for number in range(40):  # for points that are only reached by a worker that is otherwise idle
         if hit.exists() or not worker.alive:
             break
         alone = site.send("work", number)
         site.until(lambda alone=alone: hit.exists() or site.records(alone, ENDED), "a lone call to end")
-    if not hit.exists():  # a point of the shutdown, or of a longer life
+    if not hit.exists():  # for points of the shutdown or of a longer run
         slow = [site.send("work", number, 0.8) for number in range(6)]
         site.send("work", 1, countdown=0.7)
         site.until(lambda: hit.exists() or site.records(slow[0], ENDED), "the first of them to end")
@@ -129,8 +129,9 @@ for number in range(3):
 
 
 @pytest.mark.parametrize("point", ["publishing", "published"])
-def test_a_producer_crashes_at(site: Site, point: str) -> None:
-    """F-51: before the commit nothing is there; after it all is, though the caller never heard."""
+def test_producer_crash_at_point(site: Site, point: str) -> None:
+    """F-51: before the commit the message does not exist; after it, it does, although the caller got no
+    answer."""
     hit = site.path / "hit"
     ended = subprocess.run(
         [sys.executable, "-c", PRODUCER, site.url],
@@ -145,7 +146,7 @@ def test_a_producer_crashes_at(site: Site, point: str) -> None:
     assert site.query("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_nothing_crashes_without_the_variable(tmp_path: Path) -> None:
+def test_crash_points_do_nothing_without_the_variable(tmp_path: Path) -> None:
     code = (
         "from qworker.process.crash_points import CRASHING, crash_point; crash_point('ran'); print(CRASHING)"
     )

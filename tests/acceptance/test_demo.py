@@ -1,4 +1,4 @@
-"""``qworker start --demo``, as a stranger runs it."""
+"""``qworker start --demo``, run like a new user does."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(directory: Path) -> subprocess.CompletedProcess[str]:
-    """One run of the demo for all tests here,
-    with a broker of the user's configured that it must not touch."""
+    """One run of the demo for all tests here, with the user's own broker configured, which it must not
+    touch."""
     (directory / "pyproject.toml").write_text('[tool.qworker]\ntask_default_queue = "theirs"\n')
     (directory / "tmp").mkdir()
     environment = {
@@ -45,17 +45,17 @@ def demo(directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_ends_well(demo: subprocess.CompletedProcess[str]) -> None:
+def test_demo_exits_successfully(demo: subprocess.CompletedProcess[str]) -> None:
     assert demo.returncode == 0, demo.stdout
 
 
-def test_it_reads_hundreds_of_modules(demo: subprocess.CompletedProcess[str]) -> None:
+def test_demo_reads_hundreds_of_modules(demo: subprocess.CompletedProcess[str]) -> None:
     totals = re.search(r"^([\d,]+) modules, .* read in ([\d.]+) s$", demo.stdout, re.MULTILINE)
     assert totals is not None, demo.stdout
     assert int(totals[1].replace(",", "")) > 300
 
 
-def test_the_table_has_every_part(demo: subprocess.CompletedProcess[str]) -> None:
+def test_demo_table_has_every_part(demo: subprocess.CompletedProcess[str]) -> None:
     rows = dict(
         re.findall(r"^(\w[\w ,-]+?) {2,}([\d,]+ +[\d,]+ +[\d,]+ +[\d,]+) ", demo.stdout, re.MULTILINE)
     )
@@ -71,13 +71,15 @@ def test_the_table_has_every_part(demo: subprocess.CompletedProcess[str]) -> Non
     assert retried >= 1
 
 
-def test_progress_is_plain_where_nobody_looks(demo: subprocess.CompletedProcess[str]) -> None:
+def test_demo_progress_is_plain_text_without_a_terminal(demo: subprocess.CompletedProcess[str]) -> None:
     assert "\r" not in demo.stdout
     assert "\x1b" not in demo.stdout
     assert len(re.findall(r"^ +\d+/\d+  .* files \d+/\d+  async ", demo.stdout, re.MULTILINE)) == 4
 
 
-def test_the_report_is_written_where_it_says(demo: subprocess.CompletedProcess[str], directory: Path) -> None:
+def test_demo_report_is_written_to_the_printed_path(
+    demo: subprocess.CompletedProcess[str], directory: Path
+) -> None:
     said = re.search(r"timeline: (.+)$", demo.stdout, re.MULTILINE)
     assert said is not None, demo.stdout
     report = Path(said[1])
@@ -87,7 +89,7 @@ def test_the_report_is_written_where_it_says(demo: subprocess.CompletedProcess[s
     assert ", killed" in html
 
 
-def test_nothing_is_left_behind(demo: subprocess.CompletedProcess[str], directory: Path) -> None:
+def test_demo_leaves_no_files_or_processes(demo: subprocess.CompletedProcess[str], directory: Path) -> None:
     assert list((directory / "tmp").iterdir()) == []
     assert sorted(path.name for path in directory.iterdir()) == [".qworker", "pyproject.toml", "tmp"]
     assert [path.name for path in (directory / ".qworker").iterdir()] == ["demo"]

@@ -1,4 +1,4 @@
-"""A full disk: a small file system of its own, mounted where nobody else sees it."""
+"""A full disk: a small file system, mounted in a separate mount namespace."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ print(json.dumps(said))
 
 @pytest.mark.acceptance
 @pytest.mark.fault
-def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
+def test_full_disk_loses_nothing_and_is_reported(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*APART, "true"], capture_output=True).returncode:
         pytest.skip(
             "this system lets nobody mount a small file system apart from others (unshare --user --mount)"

@@ -1,4 +1,4 @@
-"""Workers of Disque, as its stand-in plays it: what happens to jobs when all goes well, and when not."""
+"""Workers on Disque, played by its stand-in, with and without faults."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.acceptance.disque_servers import Disque
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.together import (
-    a_long_task_is_not_run_again,
-    a_stop_gives_back,
     everything_runs_exactly_once,
+    long_task_is_not_repeated,
+    stop_returns_unstarted_tasks,
 )
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
@@ -41,23 +41,23 @@ def remote(server: Disque, tmp_path: Path) -> Iterator[RemoteSite]:
         yield site
 
 
-def test_nothing_happens(remote: RemoteSite, server: Disque) -> None:
-    """All runs once, and is acknowledged; what is due later waits in Disque."""
+def test_everything_runs_once_without_faults(remote: RemoteSite, server: Disque) -> None:
+    """Including acks; delayed messages wait in Disque."""
     everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0)
 
 
 @pytest.mark.slow
-def test_a_task_may_be_longer_than_the_retry_time(remote: RemoteSite) -> None:
-    a_long_task_is_not_run_again(remote, 9.0)
+def test_task_longer_than_the_retry_time_is_not_repeated(remote: RemoteSite) -> None:
+    long_task_is_not_repeated(remote, 9.0)
 
 
-def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Disque) -> None:
-    given_back = a_stop_gives_back(remote)
+def test_stopping_worker_returns_unstarted_tasks(remote: RemoteSite, server: Disque) -> None:
+    given_back = stop_returns_unstarted_tasks(remote)
     assert server.counts("celery") == (given_back, 0), "at once, and not after the retry time"
 
 
-def test_faults_on_the_wire_lose_nothing(remote: RemoteSite, server: Disque) -> None:
+def test_connection_faults_lose_nothing(remote: RemoteSite, server: Disque) -> None:
     worker = remote.start()
     remote.send_many("work", [(number, 0.02) for number in range(40)])
     server.ask("STANDIN", "drop", 3)
@@ -69,8 +69,8 @@ def test_faults_on_the_wire_lose_nothing(remote: RemoteSite, server: Disque) -> 
     check(remote)
 
 
-def test_a_node_dies(tmp_path: Path) -> None:
-    """Of three: what it had, the others have, and who talked with it goes to them."""
+def test_node_failure_loses_nothing(tmp_path: Path) -> None:
+    """With three nodes: the others have its jobs, and its clients connect to them."""
     with (
         closing(Disque(nodes=3)) as server,
         RemoteSite(tmp_path, server.url, server.url, **SETTINGS) as site,
@@ -81,14 +81,13 @@ def test_a_node_dies(tmp_path: Path) -> None:
         for node in range(2):
             server.stop_node(node, 2)
             site.ended(site.send("work", node))
-            time.sleep(2.0)  # until it is back
+            time.sleep(2.0)  # until it has restarted
         site.drained()
         worker.stop()
         check(site)
 
 
-def test_passwords(tmp_path: Path) -> None:
-    """The right one is never shown, and a wrong one is one clear error."""
+def test_password_is_not_logged_and_a_wrong_one_is_a_clear_error(tmp_path: Path) -> None:
     with (
         closing(Disque(password="sesame")) as server,
         RemoteSite(tmp_path, server.url, server.url, **SETTINGS) as site,

@@ -1,4 +1,4 @@
-"""Schedules that cannot be read or sent, beside others; on each kind of database."""
+"""Unreadable and unsendable schedules beside valid ones; on each kind of database."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Schedule.objects.bulk_create([
 """
 
 
-def test_a_schedule_that_cannot_be_read_stops_no_other(django_anywhere: DjangoSite) -> None:
-    """Each is told once, those before and after it are sent once, and one that is mended is sent."""
+def test_unreadable_schedule_does_not_affect_others(django_anywhere: DjangoSite) -> None:
+    """Each is reported once, valid ones before and after it are sent once, and a corrected one is sent."""
     site = django_anywhere
     site.do(SCHEDULES)
     if site.kind == "sqlite":
-        # Columns of SQLite take anything, from whoever writes there.
+        # SQLite's columns accept any value.
         site.database.rows("UPDATE qworker_schedule SET next_run = '0000-13-45 99:00' WHERE name = 'kind'")
     cluster = site.start()
     site.until(lambda: site.ends("before") and site.ends("after"), "the schedules around the wrong ones")

@@ -1,4 +1,4 @@
-"""The class Broker, as the manual has it, on each broker that a project can have."""
+"""The Broker class as documented in the manual, on each broker that a project can have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 KINDS = ("sqlite", "postgresql", "mysql", "redis", "sqs", "mongo", "disque", "ironmq")
 HIDING = ("sqs", "disque", "ironmq")
-"""They hide what they give out for a time of their own."""
+"""They hide received messages for a time of their own."""
 SCRIPT = """
 import itertools
 import pickle
@@ -137,7 +137,7 @@ def _ironmq(directory: Path) -> Iterator[DjangoPlace]:
 
 
 SERVED = {"sqs": _sqs, "mongo": _mongo, "disque": _disque, "ironmq": _ironmq}
-"""Those beside an SQLite file of the project."""
+"""Brokers other than Redis and the database; the project itself uses an SQLite file."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -165,22 +165,24 @@ CLASSES = {
     "disque": ("Disque", "Disque"),
     "ironmq": ("IronMQBroker", "IronMQ"),
 }
-"""By kind, the class, and how its info() begins."""
+"""By kind: the class, and the beginning of its info()."""
 ORM = ("ORM", "ORM default")
 
 
-def test_get_broker_gives_the_configured_kind_for_a_queue(place: DjangoPlace, found: dict[str, Any]) -> None:
+def test_get_broker_returns_the_configured_class_for_a_queue(
+    place: DjangoPlace, found: dict[str, Any]
+) -> None:
     assert found["class"] == [True, CLASSES.get(place.kind, ORM)[0], True, True, True]
 
 
-def test_it_tells_whether_it_answers_and_what_it_is(place: DjangoPlace, found: dict[str, Any]) -> None:
+def test_ping_and_info(place: DjangoPlace, found: dict[str, Any]) -> None:
     answers, info = found["about"]
     assert answers is True
     assert info.startswith(CLASSES.get(place.kind, ORM)[1])
     assert any(digit in info for digit in "0123456789")
 
 
-def test_packages_are_enqueued_counted_and_taken(place: DjangoPlace, found: dict[str, Any]) -> None:
+def test_packages_are_enqueued_counted_and_dequeued(place: DjangoPlace, found: dict[str, Any]) -> None:
     tells_locked = place.kind != "ironmq"
     assert found["empty"] == [[], 0, 0 if tells_locked else None]
     assert found["enqueued"] == [True, 1]
@@ -190,24 +192,24 @@ def test_packages_are_enqueued_counted_and_taken(place: DjangoPlace, found: dict
         assert locked >= number if tells_locked else locked is None
 
 
-def test_several_brokers_of_a_process_take_side_by_side(found: dict[str, Any]) -> None:
+def test_two_brokers_of_a_process_use_separate_queues(found: dict[str, Any]) -> None:
     assert found["other"] == [9]
 
 
-def test_what_was_settled_does_not_come_back(found: dict[str, Any]) -> None:
+def test_settled_packages_are_not_redelivered(found: dict[str, Any]) -> None:
     assert found["copy"] == [True, True]
     assert found["deleted"] == 0
 
 
-def test_a_deleted_queue_can_be_used_again(found: dict[str, Any]) -> None:
+def test_deleted_queue_can_be_used_again(found: dict[str, Any]) -> None:
     assert found["again"] is True
 
 
-def test_who_takes_packages_by_hand_is_no_cluster(found: dict[str, Any]) -> None:
+def test_dequeuing_by_hand_does_not_register_a_cluster(found: dict[str, Any]) -> None:
     assert found["workers"] == []
 
 
-def test_what_is_not_settled_comes_back_after_the_time_of_retry(place: DjangoPlace) -> None:
+def test_unsettled_package_is_redelivered_after_the_retry_time(place: DjangoPlace) -> None:
     if place.kind in HIDING:
         pytest.skip("it keeps its own time for what was received; its contract suite looks at that")
     place.configure(retry=1)
@@ -227,7 +229,7 @@ take(broker)
     )
     assert said == {"number": [5], "left": [0, 0]}
     place.configure(retry=60)
-    said = place.script(  # the process that had taken it has ended
+    said = place.script(  # the process that had dequeued it has ended
         SCRIPT[: SCRIPT.index("broker, other =")]
         + """
 broker = get_broker(conf.prefix + "_retry")
@@ -239,10 +241,10 @@ found["left"] = [broker.queue_size(), broker.lock_size()]
     assert said == {"left": [0, 0]}
 
 
-def test_a_cluster_keeps_its_results_in_the_database(place: DjangoPlace) -> None:
+def test_cluster_stores_its_results_in_the_database(place: DjangoPlace) -> None:
     if place.kind not in SERVED:
         pytest.skip("test_django_manual.py runs a cluster on it")
-    # Who has died with a question under way may still be given the next message of its queue.
+    # A client that died during a request may still be given the next message of its queue.
     place.configure(name=f"{place.name}_ran")
     with place.cluster():
         said = place.script(
@@ -259,7 +261,7 @@ until(lambda: get_broker().queue_size() == 0)
     assert said == {"results": [2.0, 3.0], "failed": True, "kept": [3, 1]}
 
 
-def test_a_package_of_the_database_is_deleted_by_the_id_of_its_task(place: DjangoPlace) -> None:
+def test_database_broker_deletes_a_package_by_task_id(place: DjangoPlace) -> None:
     if place.kind in CLASSES:
         pytest.skip("other brokers delete what was taken; the manual's do, too")
     said = place.script(
@@ -273,6 +275,6 @@ found["left"] = [each.task_id() == two for each in OrmQ.objects.filter(key="dele
     assert said == {"left": [True]}
 
 
-def test_a_server_that_is_away_does_not_answer(tmp_path: Path) -> None:
+def test_ping_of_an_unreachable_server_is_false(tmp_path: Path) -> None:
     place = DjangoPlace(tmp_path, "sqlite", {}, redis="redis://127.0.0.1:1/0")
     assert place.script('found["ping"] = get_broker().ping()') == {"ping": False}

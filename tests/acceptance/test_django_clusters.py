@@ -1,4 +1,4 @@
-"""Clusters: as an object of a program, several on one queue, several queues, and what their settings do."""
+"""Clusters: started by a program, several on one queue, several queues, and the effect of their settings."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def place(directory: Path, **cluster: Any) -> DjangoPlace:
     return DjangoPlace(directory, "sqlite", {"tasks": TASKS}, **cluster)
 
 
-def test_a_program_starts_and_stops_a_cluster(tmp_path: Path) -> None:
+def test_cluster_object_starts_and_stops(tmp_path: Path) -> None:
     found = place(tmp_path, timeout=50).script(
         """
 import socket
@@ -167,7 +167,7 @@ found["after"] = [cluster.stat.status, cluster.sentinel.exitcode]
     }
 
 
-def test_several_clusters_share_one_queue_and_each_task_runs_once(tmp_path: Path) -> None:
+def test_clusters_sharing_a_queue_run_each_task_once(tmp_path: Path) -> None:
     project = place(tmp_path, workers=1, queue_limit=1)
     with project.cluster(), project.cluster(log="second.log"):
         found = project.script(
@@ -186,7 +186,7 @@ found["both"] = set(result(both, wait=-1)) == workers
     assert found == {"calls": [200, True], "both": True}
 
 
-def test_each_cluster_of_the_project_has_a_queue_and_settings_of_its_own(tmp_path: Path) -> None:
+def test_alternative_cluster_has_its_own_queue_and_settings(tmp_path: Path) -> None:
     project = place(tmp_path, ALT_CLUSTERS={"long": {"workers": 1, "timeout": 7}})
     project.script(
         """
@@ -209,7 +209,7 @@ found["mine"] = [fetch("mine"), queue_size(), until(lambda: len(Stat.get_all()[0
     assert "[long] running." in project.log
 
 
-def test_workers_are_replaced_after_so_many_tasks(tmp_path: Path) -> None:
+def test_recycle_replaces_workers(tmp_path: Path) -> None:
     project = place(tmp_path, workers=1, recycle=3)
     with project.cluster():
         found = project.script(
@@ -219,21 +219,21 @@ def test_workers_are_replaced_after_so_many_tasks(tmp_path: Path) -> None:
     assert pids[0] == pids[1] == pids[2] != pids[3] == pids[4] == pids[5] != pids[6]
 
 
-def test_tasks_may_have_processes_of_their_own(tmp_path: Path) -> None:
+def test_tasks_can_start_processes_without_daemonize_workers(tmp_path: Path) -> None:
     project = place(tmp_path, daemonize_workers=False)
     with project.cluster():
         found = project.script('found["pids"] = result(async_task("tasks.parent"), wait=-1)')
     assert len(set(found["pids"])) == 2
 
 
-def test_workers_do_not_have_the_clusters_own_parts_in_memory(tmp_path: Path) -> None:
+def test_workers_do_not_import_the_cluster_modules(tmp_path: Path) -> None:
     project = place(tmp_path)
     with project.cluster():
         found = project.script('found["loaded"] = result(async_task("tasks.parts_of_a_worker"), wait=-1)')
     assert found == {"loaded": []}
 
 
-def test_a_cluster_that_runs_once_sends_what_is_due_of_the_schedules(tmp_path: Path) -> None:
+def test_run_once_sends_due_schedules(tmp_path: Path) -> None:
     project = place(tmp_path)
     project.script('schedule("tasks.process", name="due", schedule_type=Schedule.HOURLY)')
     project.manage("qcluster", "--run-once")
@@ -241,7 +241,7 @@ def test_a_cluster_that_runs_once_sends_what_is_due_of_the_schedules(tmp_path: P
     assert found == {"left": [1, 0]}
 
 
-def test_without_a_scheduler_nothing_is_sent(tmp_path: Path) -> None:
+def test_nothing_is_sent_without_a_scheduler(tmp_path: Path) -> None:
     project = place(tmp_path, scheduler=False)
     project.script('schedule("tasks.process", name="idle")')
     project.manage("qcluster", "--run-once")
@@ -249,7 +249,7 @@ def test_without_a_scheduler_nothing_is_sent(tmp_path: Path) -> None:
     assert found == {"left": [1, 0, 0]}
 
 
-def test_a_failure_that_is_not_acknowledged_comes_again(tmp_path: Path) -> None:
+def test_failure_without_ack_is_retried_until_max_attempts(tmp_path: Path) -> None:
     project = place(tmp_path, ack_failures=False, max_attempts=6, retry=0.1)
     with project.cluster():
         found = project.script(
@@ -268,7 +268,7 @@ until(lambda: queue_size() == 0)
     assert found == {"task": [False, "xxxxxx", "x"], "once": [False, 1]}
 
 
-def test_what_its_timeout_has_ended_comes_again_too(tmp_path: Path) -> None:
+def test_timeout_without_ack_is_retried_until_max_attempts(tmp_path: Path) -> None:
     project = place(tmp_path, ack_failures=False, max_attempts=2, retry=1, timeout=0.5)
     with project.cluster():
         found = project.script(
@@ -284,11 +284,11 @@ once = fetch(async_task("tasks.stays", ack_failure=True), wait=-1)
 found["once"] = [once.success, once.attempt_count]
 """
         )
-    told = "TimeLimitExceeded: it took longer than 0.5 s"
-    assert found == {"task": [False, 2, told, "xx"], "hooked": "x", "once": [False, 1]}
+    expected = "TimeLimitExceeded: it took longer than 0.5 s"
+    assert found == {"task": [False, 2, expected, "xx"], "hooked": "x", "once": [False, 1]}
 
 
-def test_a_cached_failure_that_comes_again_is_seen_meanwhile(tmp_path: Path) -> None:
+def test_cached_failure_is_readable_before_its_retry(tmp_path: Path) -> None:
     with (project := place(tmp_path, ack_failures=False, retry=3600)).cluster():
         found = project.script(
             """
@@ -301,7 +301,7 @@ found["task"] = [task.success, task.attempt_count, count]
     assert found == {"task": [False, 1, 1]}
 
 
-def test_a_cluster_works_off_a_broker_of_the_projects_own(tmp_path: Path) -> None:
+def test_custom_broker_class_is_used(tmp_path: Path) -> None:
     project = place(tmp_path, broker_class="tasks.Files")
     with project.cluster():
         found = project.script(
@@ -325,7 +325,7 @@ found["stat"] = stat.status in ("Idle", "Working")
     }  # fmt: skip
 
 
-def test_the_newest_successes_are_kept_and_all_failures(tmp_path: Path) -> None:
+def test_save_limit_keeps_newest_successes_and_all_failures(tmp_path: Path) -> None:
     project = place(tmp_path, save_limit=5)
     with project.cluster():
         found = project.script(
@@ -341,8 +341,8 @@ found["kept"] = [until(lambda: Success.objects.count() == 5), Failure.objects.co
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_for_the_whole_group_stops_it_as_well(tmp_path: Path, number: int) -> None:
-    """As supervisor's ``stopasgroup`` sends it, and a terminal."""
+def test_signal_to_the_process_group_stops_the_cluster(tmp_path: Path, number: int) -> None:
+    """Sent by supervisor with ``stopasgroup``, and by a terminal."""
     project = place(tmp_path)
     with project.cluster() as process:
         identity = project.script(

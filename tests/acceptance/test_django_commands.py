@@ -1,4 +1,4 @@
-"""The commands that show clusters, in the shop of the examples, beside a cluster that lives."""
+"""The management commands that show clusters, in the shop of the examples, with a running cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shop(tmp_path: Path) -> Iterator[Path]:
         assert cluster.wait(PATIENCE) == 0, log.read_text()
 
 
-def test_a_living_cluster_is_shown(shop: Path) -> None:
+def test_running_cluster_is_shown(shop: Path) -> None:
     (identity,) = manage(shop, "qinfo", "--ids").split()
     assert re.fullmatch(r"[0-9a-f-]{36}", identity)
     assert re.search(r"Clusters +1 ", manage(shop, "qinfo"))
@@ -66,12 +66,12 @@ def test_a_living_cluster_is_shown(shop: Path) -> None:
 
 
 class InTerminal:
-    """A command in a terminal of its own. shown: all that it has written."""
+    """A command in a terminal of its own. shown: its output so far."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
-        # The terminal is the session's, so that Ctrl-C is a signal.
+        # It is the session's controlling terminal, so that Ctrl-C sends a signal.
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", *words],
             start_new_session=True,
@@ -86,7 +86,7 @@ class InTerminal:
         self.shown = ""
 
     def see(self, wanted: str) -> None:
-        """Wait until *wanted*, a regular expression, has been shown."""
+        """Wait until the regular expression *wanted* matches the output."""
         until = time.monotonic() + PATIENCE
         while not re.search(wanted, self.shown, re.DOTALL):
             assert self.process.poll() is None, self.shown
@@ -94,7 +94,7 @@ class InTerminal:
             if readable(self._ours, seconds=0.1):
                 came = os.read(self._ours, 65536).decode(errors="replace")
                 self.shown += came
-                # Every terminal tells where its cursor is; blessed waits for that.
+                # Answer cursor position queries; blessed waits for them.
                 os.write(self._ours, b"\x1b[1;1R" * came.count("\x1b[6n"))
 
     def press(self, key: str) -> int:
@@ -110,21 +110,21 @@ class InTerminal:
 
 
 @pytest.mark.timeout(240)
-def test_what_is_live_goes_on_until_a_key_is_pressed(shop: Path) -> None:
+def test_live_view_runs_until_a_key_is_pressed(shop: Path) -> None:
     headings = {"qmonitor": "State", "qmemory": "Sentinel MB"}
     for (command, heading), key in itertools.product(headings.items(), ("q", "\x03")):
         terminal = InTerminal(shop, command)
         try:
-            terminal.see(rf"{heading}.*Press q to quit.*{heading}.*Press q to quit")  # it is drawn again
+            terminal.see(rf"{heading}.*Press q to quit.*{heading}.*Press q to quit")  # drawn twice
             assert terminal.press(key) == 0
-            # A line end after the last thing on the screen would push the first from it.
+            # A newline after the last row would scroll the first one off the screen.
             assert not re.search(r"\x1b\[J\s*\n", terminal.shown), terminal.shown
             assert "Traceback" not in terminal.shown
         finally:
             terminal.close()
 
 
-def test_the_configuration_keeps_its_secrets(shop: Path) -> None:
+def test_qinfo_config_hides_secrets(shop: Path) -> None:
     settings = (shop / "settings.py").read_text()
     secret = re.search(r'SECRET_KEY = "([^"]+)"', settings)
     shown = manage(shop, "qinfo", "--config")

@@ -1,4 +1,5 @@
-"""Django's connections around tasks: cut, kept, pooled, left in a transaction; on each kind of database."""
+"""Django's database connections around tasks: cut, persistent, pooled, left in a transaction; on each kind
+of database."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def with_options(database: ProjectDatabase, **options: Any) -> dict[str, Any]:
 
 
 def each_way(site: DjangoSite, name: str, first: str) -> None:
-    """Read the database in a function, in a coroutine and in a task of qworker's own, one after another."""
+    """Read the database in a function, a coroutine and a shared task, one after another."""
     calls = {
         "shared": f"from counted.tasks import read_rows; read_rows.delay('{name}-shared')",
         "async": f"async_task('{TASKS}.read_rows_async', '{name}-async')",
@@ -45,10 +46,11 @@ def each_way(site: DjangoSite, name: str, first: str) -> None:
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 @pytest.mark.parametrize("age", [0, None])
-def test_connections_that_are_cut_cost_no_task(
+def test_cut_connections_do_not_fail_tasks(
     database: ProjectDatabase, age: int | None, tmp_path: Path
 ) -> None:
-    """A process that has kept its connection sees that it was closed; nobody's count grows."""
+    """A process with a persistent connection notices that it was closed; the number of connections does
+    not grow."""
     package = tmp_path / "counted"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -113,14 +115,14 @@ answer = {name: more for name, call in calls.items() if (more := grown(call)) >=
 """
 
 
-def test_a_thread_that_has_ended_keeps_no_connection(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Django gives each thread connections of its own, and they are closed when nobody has the thread's."""
+def test_ended_threads_leave_no_connections(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Django opens connections per thread; they are closed when the thread is gone."""
     with site_on(tmp_path, database, **with_options(database, CONN_MAX_AGE=None)) as site:
         assert site.do(THREADS) == {}
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_who_only_sends_keeps_no_connection_of_ours(database: ProjectDatabase, tmp_path: Path) -> None:
+def test_enqueuing_opens_no_additional_connection(database: ProjectDatabase, tmp_path: Path) -> None:
     with site_on(tmp_path, database) as site:
         open_ones = site.do(
             """
@@ -139,11 +141,11 @@ def test_who_only_sends_keeps_no_connection_of_ours(database: ProjectDatabase, t
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_program_that_was_a_cluster_once_keeps_no_connection_of_ours(
+def test_program_that_ran_a_cluster_keeps_no_connection_of_ours(
     database: ProjectDatabase, tmp_path: Path
 ) -> None:
-    """Tests drop their database then. In a transaction, as that of a TestCase, the command is refused: it
-    closed the connection, which failed what came after."""
+    """Tests drop their database then. In a transaction, as in a TestCase, the command is refused, since it
+    used to close the connection, which failed the rest of the test."""
     with site_on(tmp_path, database) as site:
         answers = site.do(
             """
@@ -168,8 +170,8 @@ def test_a_program_that_was_a_cluster_once_keeps_no_connection_of_ours(
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""
+def test_connection_pool_is_not_shared_between_processes(database: ProjectDatabase, tmp_path: Path) -> None:
+    """With Django's pool for PostgreSQL: each process has its own, and replaces connections that were cut."""
     options = {"pool": {"min_size": 1, "max_size": 3, "timeout": 10}}
     with site_on(
         tmp_path, database, **with_options(database, OPTIONS=options, CONN_HEALTH_CHECKS=True)
@@ -186,10 +188,8 @@ def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, t
         cluster.stop()
 
 
-def test_a_transaction_that_a_task_leaves_open_takes_nothing_along(
-    database: ProjectDatabase, tmp_path: Path
-) -> None:
-    """It is rolled back when the task ends, and told; the results and the rows of others stand."""
+def test_transaction_left_open_by_a_task_is_rolled_back(database: ProjectDatabase, tmp_path: Path) -> None:
+    """And reported; results and the rows of other tasks are kept."""
     with site_on(tmp_path, database, {"workers": 1}, **with_options(database, CONN_MAX_AGE=None)) as site:
         cluster = site.start()
         for number, name in enumerate(("leave_transaction", "leave_autocommit_off")):
@@ -207,15 +207,15 @@ def test_a_transaction_that_a_task_leaves_open_takes_nothing_along(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_queries_are_not_remembered(database: ProjectDatabase, tmp_path: Path) -> None:
-    """With DEBUG: those of one task are forgotten before the next."""
+def test_queries_are_not_accumulated(database: ProjectDatabase, tmp_path: Path) -> None:
+    """With DEBUG: Django's query log is reset before each task."""
     settings = with_options(database, CONN_MAX_AGE=None)
     with site_on(tmp_path, database, {"workers": 1}, DEBUG=True, **settings) as site:
         ids = site.send_many("queries", [(str(number),) for number in range(4)])
         cluster = site.start()
         site.check(once=True)
         counts = [site.do(f"answer = result({task_id!r})") for task_id in ids]
-        assert counts[1:] == [1] * 3  # the first one has seen its connection set up
+        assert counts[1:] == [1] * 3  # the first one includes connection setup
         cluster.stop()
 
 
@@ -225,7 +225,7 @@ def test_queries_are_not_remembered(database: ProjectDatabase, tmp_path: Path) -
     indirect=["database"],
 )
 def test_tasks_and_queue_in_two_databases(database: ProjectDatabase, orm: str, tmp_path: Path) -> None:
-    """A router keeps tasks and schedules apart; the queue is in the one database or the other."""
+    """A router keeps tasks and schedules in one; the queue is in either."""
     other = ProjectDatabase("sqlite", tmp_path / "..")
     other.file = tmp_path / "tasks.db"
     other.settings["NAME"] = str(other.file)
@@ -260,7 +260,7 @@ def test_tasks_and_queue_in_two_databases(database: ProjectDatabase, orm: str, t
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_eight_processes_write_to_one_file(database: ProjectDatabase, tmp_path: Path) -> None:
+def test_eight_processes_write_to_one_sqlite_file(database: ProjectDatabase, tmp_path: Path) -> None:
     with site_on(tmp_path, database, {"workers": 8}) as site:
         site.send_many("write_row", [(f"row-{number}",) for number in range(160)])
         cluster = site.start()

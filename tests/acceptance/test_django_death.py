@@ -1,5 +1,5 @@
-"""Clusters of a Django project whose processes are killed, in each state; on each kind of
-database, and with Redis as the broker."""
+"""Clusters of a Django project whose processes are killed, in each state; on each kind of database, and
+with Redis as the broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.acceptance.processes import kill
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_the_main_process_is_killed_while_tasks_run(django_anywhere: DjangoSite) -> None:
-    """What ran runs again in another cluster, what waited runs there, and each is a success once."""
+def test_main_process_is_killed_while_tasks_run(django_anywhere: DjangoSite) -> None:
+    """Running tasks run again in another cluster, waiting ones run there, and each has one success."""
     site = django_anywhere
     first = site.start()
     go = site.path / "go"
@@ -30,8 +30,8 @@ def test_the_main_process_is_killed_while_tasks_run(django_anywhere: DjangoSite)
     second.stop()
 
 
-def test_a_child_is_killed_while_its_task_runs(django_anywhere: DjangoSite) -> None:
-    """It runs again at once, in the same cluster, and a hook is told once."""
+def test_child_is_killed_while_its_task_runs(django_anywhere: DjangoSite) -> None:
+    """The task runs again at once in the same cluster, and its hook is called once."""
     site = django_anywhere
     cluster = site.start()
     task_id = site.send("die", "victim", str(site.path / "died"), hook="tests.acceptance.django_tasks.told")
@@ -42,7 +42,7 @@ def test_a_child_is_killed_while_its_task_runs(django_anywhere: DjangoSite) -> N
 
 
 def test_idle_processes_are_killed(django_site: DjangoSite) -> None:
-    """The pool, and the process that forks it: all are replaced, and tasks run as before."""
+    """The pool, and its forking process: all are replaced, and tasks run as before."""
     site = django_site
     cluster = site.start()
     for number, victims in enumerate([cluster.wait_pool, lambda: [cluster.zygote()]]):
@@ -52,19 +52,19 @@ def test_idle_processes_are_killed(django_site: DjangoSite) -> None:
         site.until(lambda before=before: not before & set(cluster.pool()), "others in their place")
         site.send("work", f"after-{number}")
         site.until(lambda number=number: site.ends(f"after-{number}"), "a task after the kill")
-        site.drained()  # else its process has not told of its end yet
+        site.drained()  # otherwise its process may not have reported its end yet
     site.check(once=True)
     cluster.stop()
 
 
 CHILD_POINTS = ("ran",)
-"""Steps of a child, which is replaced: the task is done, and the worker was not told."""
+"""Crash points of a child, which is replaced: the task is done, but was not reported to the worker."""
 MAIN_POINTS = ("heard", "acking", "settled")
-"""Steps of the main process: a task has ended, its result is stored with the ack, and both are there."""
+"""Crash points of the main process: a task has ended, its result is stored with the ack, both are stored."""
 
 
-def test_a_process_is_killed_at_each_step(django_anywhere: DjangoSite) -> None:
-    """Between the claim and the ack: nothing is lost, and each result is there once."""
+def test_process_is_killed_at_each_crash_point(django_anywhere: DjangoSite) -> None:
+    """Between claim and ack: nothing is lost, and each result is stored once."""
     site = django_anywhere
     for point in (*MAIN_POINTS, *CHILD_POINTS):
         marker = site.path / point
@@ -82,7 +82,7 @@ def test_a_process_is_killed_at_each_step(django_anywhere: DjangoSite) -> None:
     last.stop()
 
 
-def test_two_clusters_run_a_thousand_tasks_each_once(django_anywhere: DjangoSite) -> None:
+def test_two_clusters_run_each_of_a_thousand_tasks_once(django_anywhere: DjangoSite) -> None:
     site = django_anywhere
     clusters = [site.start("one"), site.start("two")]
     for start in range(0, 1000, 100):

@@ -1,4 +1,4 @@
-"""How tasks of a Django project end that do what they should not; on each kind of database."""
+"""Outcomes of misbehaving tasks in a Django project; on each kind of database."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tests.acceptance.django_site import TASKS, DjangoSite
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_every_end_is_told_in_its_row(django_anywhere: DjangoSite) -> None:
-    """What cannot be said, pickled or stored is a failure that says why, and the cluster goes on."""
+def test_every_outcome_is_stored(django_anywhere: DjangoSite) -> None:
+    """Values that cannot be printed, pickled or stored give a failure with the reason, and the cluster
+    continues."""
     site = django_anywhere
     unsayable = site.send("raise_unsayable", "unsayable", hook=f"{TASKS}.told")
     lock = site.send("lock", "lock", hook=f"{TASKS}.told")
@@ -20,7 +21,7 @@ def test_every_end_is_told_in_its_row(django_anywhere: DjangoSite) -> None:
     raising = site.send("work", "raising", hook=f"{TASKS}.raising_hook")
     exiting = site.send("work", "exiting", hook=f"{TASKS}.exiting_hook")
     unknown = site.do("answer = async_task('tests.acceptance.django_tasks.nothing')")
-    # Who has the key may put anything into a package: names that no table takes, too.
+    # Whoever has the key can send any package, even with names that do not fit the table.
     site.do(
         f"""
         from django.utils import timezone

@@ -1,7 +1,7 @@
-"""What the chapter of examples in Django-Q's manual shows, with a cluster of its own on an SQLite file.
+"""The examples chapter of Django-Q's manual, with a cluster on an SQLite file.
 
-A project is written into a directory. A script beside the cluster calls what a page would call, and prints
-what came of it as JSON; a test looks at one example's part of that.
+A project is written to a directory. A script beside the cluster calls what a page would call, and prints
+the results as JSON; each test checks one example's part.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def run(directory: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the script has printed, a part for each example; the cluster ended well."""
+    """The parsed output of the script, one part per example; the cluster must exit successfully."""
     directory = tmp_path_factory.mktemp("project")
     (directory / "library").mkdir()
     (directory / "library" / "__init__.py").write_text("")
@@ -351,26 +351,26 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             cluster.wait()
 
 
-def test_a_welcome_goes_at_once_and_the_follow_up_later_and_once(found: dict[str, Any]) -> None:
+def test_welcome_mail_is_sent_now_and_follow_up_once_later(found: dict[str, Any]) -> None:
     assert found["mails"] == {"schedules": [2, 1], "ada": ["Follow up", "Welcome"], "bob": ["Welcome"]}
 
 
-def test_a_signal_of_a_model_enqueues_a_call_with_the_instance(found: dict[str, Any]) -> None:
-    told = found["signal"]
-    assert (told["calls"], told["sent"], told["herself"]) == (1, 3, [])
-    assert told["to"] == ["Follow up", "New address"]
+def test_model_signal_enqueues_a_call_with_the_instance(found: dict[str, Any]) -> None:
+    answer = found["signal"]
+    assert (answer["calls"], answer["sent"], answer["herself"]) == (1, 3, [])
+    assert answer["to"] == ["Follow up", "New address"]
 
 
-def test_a_hook_mails_the_report_or_the_error(found: dict[str, Any]) -> None:
+def test_hook_mails_the_report_or_the_error(found: dict[str, Any]) -> None:
     assert found["report"]["eve"] == ["Your report"]
     assert [subject.endswith("A report failed") for subject in found["report"]["admins"]] == [True]
 
 
-def test_a_model_and_its_instance_are_arguments_of_what_is_not_kept(found: dict[str, Any]) -> None:
+def test_models_and_instances_are_arguments_of_an_unsaved_task(found: dict[str, Any]) -> None:
     assert found["index"] == {"words": ["in", "the", "the", "willows", "wind"], "kept": False}
 
 
-def test_shell_commands_give_what_subprocess_gives(found: dict[str, Any]) -> None:
+def test_subprocess_functions_return_their_results(found: dict[str, Any]) -> None:
     assert found["shell"] == {
         "call": 0,
         "more": True,
@@ -382,9 +382,9 @@ def test_shell_commands_give_what_subprocess_gives(found: dict[str, Any]) -> Non
     }
 
 
-def test_a_command_of_django_is_called_and_scheduled(found: dict[str, Any]) -> None:
+def test_call_command_is_called_and_scheduled(found: dict[str, Any]) -> None:
     assert found["command"] == {"success": True, "sessions": [1, 0, 0]}
 
 
-def test_a_cached_group_and_an_iterable_of_tuples_give_the_same(found: dict[str, Any]) -> None:
+def test_cached_group_and_iterable_give_the_same_results(found: dict[str, Any]) -> None:
     assert found["parzen"] == {"group": True, "iterated": True, "rows": 0, "size": [100, 100, None]}

@@ -1,4 +1,5 @@
-"""Groups and iterables whose members end at the same time, in several processes; and are killed."""
+"""Groups and iterables whose members end at the same time in several processes, or whose processes are
+killed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PARTS, WHOLES = 8, 12
 
 
 def caches(kind: str, path: Path) -> dict[str, Any]:
-    """The settings of a cache of a kind."""
+    """The cache settings for a kind."""
     if kind == "files":
         location = {
             "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
@@ -35,10 +36,10 @@ def caches(kind: str, path: Path) -> dict[str, Any]:
     [*product(KINDS, ["none", "table"]), ("sqlite", "files")],
     indirect=["database"],
 )
-def test_parts_that_end_at_once_are_all_collected(
+def test_parts_that_end_concurrently_are_all_collected(
     database: ProjectDatabase, cache: str, tmp_path: Path
 ) -> None:
-    """Of two clusters with four processes each; nothing is left of the parts."""
+    """In two clusters with four processes each; no part is left in the database."""
     with site_on(tmp_path, database, {"workers": 4}, **caches(cache, tmp_path)) as site:
         if cache == "table":
             site.do("from django.core.management import call_command; call_command('createcachetable')")
@@ -66,10 +67,8 @@ def test_parts_that_end_at_once_are_all_collected(
 @pytest.mark.parametrize(
     ("database", "cache"), [*((kind, "none") for kind in KINDS), ("sqlite", "table")], indirect=["database"]
 )
-def test_a_part_whose_process_dies_is_collected(
-    database: ProjectDatabase, cache: str, tmp_path: Path
-) -> None:
-    """The last part is stored, and its cluster is killed before the message is gone: it comes again."""
+def test_part_whose_process_dies_is_collected(database: ProjectDatabase, cache: str, tmp_path: Path) -> None:
+    """Its cluster is killed after the last part was stored, before the ack: the message is redelivered."""
     with site_on(tmp_path, database, {"workers": 1}, **caches(cache, tmp_path)) as site:
         if cache == "table":
             site.do("from django.core.management import call_command; call_command('createcachetable')")
@@ -84,8 +83,8 @@ def test_a_part_whose_process_dies_is_collected(
         second.stop()
 
 
-def test_retention_takes_no_part_that_is_waited_for(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Each part of one iterable ends among more tasks than are kept; another has more parts than that."""
+def test_retention_keeps_parts_that_are_waited_for(database: ProjectDatabase, tmp_path: Path) -> None:
+    """The parts of one iterable end among more tasks than are kept; another has more parts than that."""
     with site_on(tmp_path, database, {"workers": 2, "save_limit": 3}) as site:
         whole, large = site.do(
             f"""

@@ -1,4 +1,4 @@
-"""What the manual says of functions, schedules and clusters, with a cluster that runs, on each broker."""
+"""The manual's statements about functions, schedules and clusters, with a running cluster, on each broker."""
 
 from __future__ import annotations
 
@@ -197,11 +197,11 @@ def test_results_are_waited_for_by_id_and_name(found: dict[str, Any]) -> None:
     assert found["process"] is True
 
 
-def test_a_failure_is_a_result(found: dict[str, Any]) -> None:
+def test_failure_is_stored_as_a_result(found: dict[str, Any]) -> None:
     assert found["failed"] == [False, True, True]
 
 
-def test_a_task_that_takes_too_long_is_ended_and_its_worker_replaced(
+def test_timed_out_task_is_ended_and_its_worker_replaced(
     found: dict[str, Any],
 ) -> None:
     success, text = found["timeout"]
@@ -210,36 +210,36 @@ def test_a_task_that_takes_too_long_is_ended_and_its_worker_replaced(
     assert found["restarts"] >= 1
 
 
-def test_hooks_are_called_after_every_end(found: dict[str, Any]) -> None:
+def test_hooks_are_called_after_every_outcome(found: dict[str, Any]) -> None:
     said = found["hooks"]
     assert [line.split()[:2] for line in said] == [
         ["bad", "False"], ["scheduled", "True"], ["sign", "True"], ["slow", "False"]
     ]  # fmt: skip
 
 
-def test_results_in_the_cache_are_there_and_not_in_the_database(found: dict[str, Any]) -> None:
+def test_cached_results_are_not_in_the_database(found: dict[str, Any]) -> None:
     assert found["cached"] == [100, None]
     assert found["cached group"] == 20
 
 
-def test_groups_count_failures_and_give_results(found: dict[str, Any]) -> None:
+def test_groups_count_failures_and_return_results(found: dict[str, Any]) -> None:
     assert found["group"] == [[[0, 0], [0, 1], [0, 2], [0, 3]], 5, 5, 1]
     assert found["deleted"] == [20, 5]
 
 
-def test_iterables_and_chains_end_in_one_result_and_in_a_group(found: dict[str, Any]) -> None:
+def test_iterables_have_one_result_and_chains_a_group(found: dict[str, Any]) -> None:
     assert found["iter"] is True
     assert found["cached iter"] == [-2, -1]
     assert found["chain"] == [[-1, 1], 2]
     assert found["plain chain"] == [-1, 1]
 
 
-def test_schedules_run_and_count_and_go(found: dict[str, Any]) -> None:
+def test_schedules_run_count_down_and_are_deleted(found: dict[str, Any]) -> None:
     assert found["once"] == ["once", True]
     assert found["hourly"] == [True, True]
 
 
-def test_a_cluster_tells_of_itself(found: dict[str, Any]) -> None:
+def test_cluster_status_is_published(found: dict[str, Any]) -> None:
     stat = found["stat"]
     assert stat == {
         "status": True, "workers": 2, "born": True, "uptime": True, "empty": True, "same": True,
@@ -247,11 +247,11 @@ def test_a_cluster_tells_of_itself(found: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def test_a_package_with_another_key_is_not_run(place: DjangoPlace, found: dict[str, Any]) -> None:
+def test_package_signed_with_another_key_is_not_run(place: DjangoPlace, found: dict[str, Any]) -> None:
     assert found["signed"] == [3, None]
 
 
-def test_of_two_runs_the_latest_counts_but_a_success_stays(found: dict[str, Any]) -> None:
+def test_latest_run_is_stored_unless_an_earlier_one_succeeded(found: dict[str, Any]) -> None:
     assert found["again"] == ["first", "second", "third", "third", "third", True]
 
 
@@ -264,9 +264,7 @@ def test_signals_are_sent_in_the_workers(found: dict[str, Any]) -> None:
     assert "post_execute django_q bad False" in said
 
 
-def test_the_log_tells_the_life_of_a_cluster_in_the_manuals_words(
-    place: DjangoPlace, found: dict[str, Any]
-) -> None:
+def test_cluster_logs_the_messages_of_the_manual(place: DjangoPlace, found: dict[str, Any]) -> None:
     begins, ends = r"\d\d:\d\d:\d\d \[Q\] INFO Q Cluster .* starting\.", r"Q Cluster .* has stopped\."
     of_the_cluster = [
         begins,
@@ -283,7 +281,7 @@ def test_the_log_tells_the_life_of_a_cluster_in_the_manuals_words(
     ]
     of_a_worker = [
         begins,
-        r"worker \d ready for work at \d+",  # each process writes its own lines: this may be after "running"
+        r"worker \d ready for work at \d+",  # processes log independently: may come after "running"
         r"Processed 'math.copysign' \(sign\)",
         r"worker \d stopped doing work",
         ends,
@@ -298,7 +296,7 @@ def test_the_log_tells_the_life_of_a_cluster_in_the_manuals_words(
     assert len(re.findall("stopped doing work", text)) >= 2
 
 
-def test_a_cluster_ends_what_runs_and_keeps_the_rest_for_the_next(place: DjangoPlace) -> None:
+def test_stopping_cluster_finishes_running_tasks_and_leaves_the_rest(place: DjangoPlace) -> None:
     place.configure(queue_limit=20)
     with place.cluster() as process:
         ids = place.script(
@@ -308,7 +306,7 @@ found["ids"] = [async_task("tasks.hold", f"go{number}") for number in range(6)]
 until(lambda: (tasks.HERE / "held").exists() and len((tasks.HERE / "held").read_text().split()) == 2)
 """
         )["ids"]
-        process.send_signal(signal.SIGINT)  # control and C
+        process.send_signal(signal.SIGINT)  # Ctrl-C
         until(lambda: "stopping." in place.log)
         for number in range(6):
             (place.directory / f"go{number}").touch()

@@ -1,4 +1,4 @@
-"""Programs that start a cluster by themselves: what ends it, and what of the program's stays as it is."""
+"""Programs that start a cluster themselves: how it ends, and what it leaves unchanged in the program."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def program(tmp_path: Path, code: str) -> subprocess.Popen[str]:
     )
 
 
-def said(tmp_path: Path, code: str) -> str:
+def run_program(tmp_path: Path, code: str) -> str:
     out, err = program(tmp_path, code).communicate(timeout=100)
     assert err == ""
     return out.strip()
 
 
-def is_there(process_id: int) -> bool:
+def is_running(process_id: int) -> bool:
     try:
         state = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii")
         return state.rpartition(")")[2].split()[0] != "Z"
@@ -69,29 +69,29 @@ def is_there(process_id: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("end", ["time.sleep(600)", ""], ids=["busy", "at its end"])
-def test_a_cluster_ends_along_with_the_program_that_has_started_it(
+def test_cluster_ends_with_the_program_that_started_it(
     tmp_path: Path, number: signal.Signals, end: str
 ) -> None:
     running = program(tmp_path, f"print(cluster.start(), flush=True)\n{end}")
     assert running.stdout is not None
     cluster = int(running.stdout.readline())
-    assert is_there(cluster)
+    assert is_running(cluster)
     running.send_signal(number)
     running.communicate(timeout=60)
-    until(lambda: not is_there(cluster))
+    until(lambda: not is_running(cluster))
 
 
-def test_a_program_with_a_handler_of_its_own_keeps_it(tmp_path: Path) -> None:
+def test_program_keeps_its_own_signal_handler(tmp_path: Path) -> None:
     code = """
         signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
         cluster.start()
         os.kill(os.getpid(), signal.SIGTERM)
         print(cluster.is_running, cluster.stop(), cluster.has_stopped)
     """
-    assert said(tmp_path, code) == "mine\nTrue True True"
+    assert run_program(tmp_path, code) == "mine\nTrue True True"
 
 
-def test_a_transaction_of_the_callers_goes_on(tmp_path: Path) -> None:
+def test_open_transaction_of_the_caller_is_not_affected(tmp_path: Path) -> None:
     code = """
         with transaction.atomic("other"):
             User.objects.using("other").create(username="before")
@@ -101,10 +101,10 @@ def test_a_transaction_of_the_callers_goes_on(tmp_path: Path) -> None:
         print(result(async_task("math.floor", 2.5), wait=60000))
         cluster.stop()
     """
-    assert said(tmp_path, code) == "after before\n2"
+    assert run_program(tmp_path, code) == "after before\n2"
 
 
-def test_a_transaction_on_the_file_of_the_broker_is_told_of(tmp_path: Path) -> None:
+def test_start_within_a_transaction_on_the_broker_database_is_refused(tmp_path: Path) -> None:
     code = """
         from qworker.errors import ConfigurationError
         try:
@@ -113,10 +113,10 @@ def test_a_transaction_on_the_file_of_the_broker_is_told_of(tmp_path: Path) -> N
         except ConfigurationError as error:
             print("SQLite" in str(error), cluster.sentinel)
     """
-    assert said(tmp_path, code) == "True None"
+    assert run_program(tmp_path, code) == "True None"
 
 
-def test_workers_that_were_recycled_are_reincarnations(tmp_path: Path) -> None:
+def test_recycled_workers_are_counted_as_reincarnations(tmp_path: Path) -> None:
     code = """
         cluster.start()
         for number in range(5):
@@ -127,10 +127,10 @@ def test_workers_that_were_recycled_are_reincarnations(tmp_path: Path) -> None:
         print(cluster.stat.reincarnations)
         cluster.stop()
     """
-    assert said(tmp_path, code) == "2"
+    assert run_program(tmp_path, code) == "2"
 
 
-def test_tests_of_a_project_in_memory_enqueue_as_elsewhere(tmp_path: Path) -> None:
+def test_enqueuing_works_in_tests_with_an_in_memory_database(tmp_path: Path) -> None:
     code = """
         from django.test.utils import setup_test_environment
         from django.test.runner import DiscoverRunner
@@ -159,7 +159,7 @@ def test_tests_of_a_project_in_memory_enqueue_as_elsewhere(tmp_path: Path) -> No
         print(get_broker().purge_queue(), queue_size())
         runner.teardown_databases(databases)
     """
-    assert said(tmp_path, code) == "1 1 True None\n0 True []\nTrue\n4\n1 0"
+    assert run_program(tmp_path, code) == "1 1 True None\n0 True []\nTrue\n4\n1 0"
 
 
 SETTINGS = """
@@ -178,7 +178,7 @@ async_task("json.loads", "{")
 """
 
 
-def test_a_failure_is_told_once_and_the_tools_know_where_it_is(tmp_path: Path) -> None:
+def test_failure_is_logged_once_and_commands_point_to_the_admin(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text(SETTINGS, encoding="utf-8")
     environment = {
         **os.environ,

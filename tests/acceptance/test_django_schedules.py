@@ -1,4 +1,4 @@
-"""A cluster that is killed while it sends tasks of schedules: the next one neither loses nor doubles them."""
+"""A cluster that is killed while it sends scheduled tasks: the next one neither loses nor repeats them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Project:
         ("orm", "schedules-sent"),
     ],
 )
-def test_each_due_time_runs_once_though_its_sender_is_killed(tmp_path: Path, broker: str, point: str) -> None:
+def test_each_due_time_runs_once_if_its_sender_is_killed(tmp_path: Path, broker: str, point: str) -> None:
     project = Project(tmp_path, broker)
     hold = "" if broker == "folder" else "1"
     first = project.cluster(QWORKER_CRASH_AT=f"{point}@{tmp_path / 'crashed'}", HOLD=hold)
@@ -181,7 +181,7 @@ def test_each_due_time_runs_once_though_its_sender_is_killed(tmp_path: Path, bro
         say = project.log.read_text
         until(lambda: project.ran() == ["hourly", "once"], say=say)
         done = tmp_path / "queue"
-        if broker == "folder":  # also the second copy is worked off, and runs nothing
+        if broker == "folder":  # the second copy is consumed as well, and runs nothing
             sent = 2 + 2 * (point == "entries-sent")
             until(lambda: len(list(done.glob("*.done"))) == sent, say=say)
         until(lambda: project.run("look.py") == ["schedule H True True", "tasks 2"], say=say)

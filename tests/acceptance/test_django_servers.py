@@ -1,4 +1,4 @@
-"""Database servers that are cut off, restarted, and made to choose victims of deadlocks, under a cluster."""
+"""Database servers that cut connections, restart, and choose deadlock victims, used by a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(180
 
 @pytest.fixture(params=["postgresql", "mysql", "redis"])
 def restartable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[DjangoSite, Any]]:
-    """A site and the server of its database; with Redis as the broker the server is that of the results."""
+    """A site and the server of its database; if the broker is Redis, the server is that of the results."""
     kind, cluster = request.param, {}
     if kind == "redis":
         kind = "postgresql"
@@ -33,8 +33,8 @@ def restartable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tupl
             yield site, server
 
 
-def test_the_database_is_killed_and_comes_back(restartable: tuple[DjangoSite, Any]) -> None:
-    """What ran meanwhile is stored once it is there again, what waited runs, and schedules go on."""
+def test_cluster_survives_a_database_kill(restartable: tuple[DjangoSite, Any]) -> None:
+    """Tasks that ran meanwhile are stored after the restart, waiting ones run, and schedules continue."""
     site, server = restartable
     cluster = site.start()
     go = site.path / "go"
@@ -71,8 +71,8 @@ def test_the_database_is_killed_and_comes_back(restartable: tuple[DjangoSite, An
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-def test_connections_are_cut_again_and_again(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Of everybody, in the midst of many tasks with hooks: nothing is lost, nobody has two results."""
+def test_repeatedly_cut_connections_lose_nothing(database: ProjectDatabase, tmp_path: Path) -> None:
+    """All connections, during many tasks with hooks: nothing is lost, no task has two results."""
     database.settings["CONN_MAX_AGE"] = None
     with site_on(tmp_path, database) as site:
         for start in range(0, 500, 100):
@@ -93,12 +93,12 @@ DEADLOCKS = {
     "mysql": "SELECT variable_value FROM information_schema.global_status "
     "WHERE variable_name = 'Innodb_deadlocks'",
 }
-"""How many there were: in this database, or in all of MariaDB."""
+"""The number of deadlocks so far: in this database, or in the whole MariaDB server."""
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-def test_deadlocks_cost_no_result(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Somebody locks rows of tasks in the other direction while they are stored."""
+def test_deadlocks_lose_no_result(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Another client locks rows of tasks in reverse order while they are stored."""
 
     def deadlocks() -> int:
         return int(database.rows(DEADLOCKS[database.kind])[0][0])
@@ -133,6 +133,6 @@ def _lock_backwards(database: ProjectDatabase, ids: list[str], over: threading.E
                     for task_id in sorted(ids, reverse=True):
                         cursor.execute("UPDATE qworker_task SET func = func WHERE id = %s", (task_id,))
                     cursor.execute("COMMIT")
-            except Exception:  # noqa: BLE001 - each driver's own; the other one may be chosen, too
+            except Exception:  # noqa: BLE001 - driver-specific errors; this client may be the deadlock victim, too
                 with closing(connection.cursor()) as cursor:
                     cursor.execute("ROLLBACK")

@@ -1,4 +1,5 @@
-"""What others put into the queue of a Django project, or sign with another key; on each kind of database."""
+"""Foreign messages in the queue of a Django project, or messages signed with another key; on each kind of
+database."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ answer = len(bodies) + 2
 """
 
 
-def test_what_is_no_package_is_a_dead_letter(django_anywhere: DjangoSite) -> None:
-    """Each has its reason in one line of the log, and nothing else waits for it."""
+def test_messages_that_are_not_packages_become_dead_letters(django_anywhere: DjangoSite) -> None:
+    """Each has its reason in one log line, and no other task waits for it."""
     site = django_anywhere
     count = site.do(PUT)
     site.send("work", "good")
@@ -45,8 +46,8 @@ def test_what_is_no_package_is_a_dead_letter(django_anywhere: DjangoSite) -> Non
 
 
 @pytest.mark.parametrize("django_anywhere", ["sqlite", "redis"], indirect=True)
-def test_packages_of_another_key_or_project_are_dead_letters(django_anywhere: DjangoSite) -> None:
-    """Neither is one run whose classes are gone; an old key that is named as a fallback is still read."""
+def test_packages_of_another_key_or_project_become_dead_letters(django_anywhere: DjangoSite) -> None:
+    """And packages whose classes no longer exist; an old key listed as a fallback is accepted."""
     site = django_anywhere
     old = site.caller(SECRET_KEY=OLD)
     other = site.caller(Q_CLUSTER={**site.cluster, "name": "others"})
@@ -89,9 +90,10 @@ def test_packages_of_another_key_or_project_are_dead_letters(django_anywhere: Dj
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mysql"], indirect=True)
 def test_large_arguments_and_results(django_site: DjangoSite) -> None:
-    """Ten megabytes pass; what is larger than the server takes is a failure that says so, and others go on.
+    """Ten megabytes are accepted; larger values than the server accepts are a failure with the reason, and
+    other tasks run.
 
-    (PyMySQL writes a message with two digits for each byte, and MariaDB takes 16 MB.)
+    (PyMySQL writes a message as two hex digits per byte, and MariaDB accepts 16 MB.)
     """
     site = django_site
     size = 5_000_000 if site.kind == "mysql" else 10_000_000

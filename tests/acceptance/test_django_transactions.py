@@ -1,4 +1,4 @@
-"""Tasks that are called within transactions of a Django project; on each kind of database."""
+"""Tasks called within transactions of a Django project; on each kind of database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ answer = sorted(Group.objects.values_list("name", flat=True))
 KEPT = ["called-on-commit", "committed-by-hand", "kept", "kept-with-its-savepoint", "outside"]
 
 
-def test_a_task_is_there_exactly_if_the_data_is(django_site: DjangoSite) -> None:
+def test_task_is_enqueued_if_and_only_if_the_transaction_commits(django_site: DjangoSite) -> None:
     site = django_site
     cluster = site.start()
     assert site.do(CALLS) == KEPT
@@ -76,14 +76,14 @@ with connection.cursor() as cursor:
 """
 
 
-def test_an_error_of_the_database_is_one_of_djangos(database: ProjectDatabase, tmp_path: Path) -> None:
-    """Who catches those of the ORM catches it, and Django looks after the connection."""
+def test_database_error_while_enqueuing_is_a_django_error(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Handlers for ORM errors catch it, and Django marks the connection."""
     with site_on(tmp_path, database) as site:
         assert site.do(REFUSED) == [True, True]
 
 
 def test_pages_within_a_transaction(database: ProjectDatabase, tmp_path: Path) -> None:
-    """ATOMIC_REQUESTS: a page that fails has called no task."""
+    """With ATOMIC_REQUESTS, a page that fails enqueues no task."""
     database.settings["ATOMIC_REQUESTS"] = True
     with site_on(tmp_path, database) as site:
         cluster = site.start()

@@ -1,4 +1,4 @@
-"""The page "Move a project from django-q2", followed on databases that django-q2 1.11 has filled."""
+"""The page "Move a project from django-q2", followed on databases filled by django-q2 1.11."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class Project:
 
 @pytest.fixture(params=KINDS)
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    """A project of django-q2 with its filled database; the page was followed up to its step 4."""
+    """A project of django-q2 with its filled database, moved up to step 4 of the page."""
     place = Place(request.param, tmp_path)
     place.fill(DATA / f"django_q2.{place.kind}.sql")
     directory = tmp_path / "project"
@@ -235,7 +235,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
     place.clear()
 
 
-def test_a_project_is_moved(project: Project) -> None:
+def test_project_is_moved(project: Project) -> None:
     tasks = (project.directory / "shop" / "tasks.py").read_text()
     assert "django_q" not in tasks
     assert "import qworker.django.signals" in tasks
@@ -259,7 +259,7 @@ def test_a_project_is_moved(project: Project) -> None:
         ran = (
             "[('waiting-0', 0.0, True), ('waiting-1', 1.0, True), ('waiting-2', 1.4142135623730951, True)] 0"
         )
-        # The one of every night is caught up once, and the others were due at once.
+        # The nightly schedule is caught up once, and the others were due at once.
         schedules = [
             "builtins.dict -2 True {'word': 'django', 'n': 2}",
             "math.hypot -8 True 5.0",

@@ -1,5 +1,4 @@
-"""Tasks that are acknowledged before they run, while the answers to their acks get lost; and claims that a
-crash of PostgreSQL undoes."""
+"""Early-acked tasks whose ack confirmations get lost, and claims that a crash of PostgreSQL undoes."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytes
 
 
 @pytest.mark.parametrize("answers", ["lost", "cut"])
-def test_what_is_acked_before_it_runs_ends_whatever_becomes_of_the_answer(
+def test_early_acked_tasks_end_even_if_the_confirmation_is_lost(
     broken: Broken, remote: RemoteSite, answers: str
 ) -> None:
-    """None runs twice, none stays PENDING: what was answered runs, and what is given up has failed."""
+    """None runs twice, none stays PENDING: tasks with confirmed acks run, and those given up have failed."""
     worker = remote.start("-c", "3")
     ids = remote.send_many("once", [(number, 0.01) for number in range(300)])
     remote.until(lambda: len(remote.records(kind=STARTED)) > 10, "the first to run")
@@ -43,11 +42,11 @@ def test_what_is_acked_before_it_runs_ends_whatever_becomes_of_the_answer(
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["server", "one of its processes"])
-def test_what_a_crash_of_postgresql_forgets_does_not_run_twice(
+def test_claims_lost_in_a_postgresql_crash_do_not_repeat_tasks(
     tmp_path_factory: pytest.TempPathFactory, whole: bool
 ) -> None:
-    """Two workers: one must not take what the other has, though the server says that nobody has it. The
-    writer of the log is made slow, so that more is forgotten."""
+    """With two workers: one must not take the other's messages, although the server has lost the claims.
+    The WAL writer is slowed down so that more is lost."""
     path = tmp_path_factory.mktemp("site")
     with (
         serving("postgresql", PostgreSQL, wal_writer_delay="2s") as server,
@@ -71,7 +70,7 @@ def test_what_a_crash_of_postgresql_forgets_does_not_run_twice(
 
 
 def _kill_a_backend(server: PostgreSQL) -> None:
-    """kill -9 of one process: all others start anew, and what was not on the disk is lost as well."""
+    """kill -9 of one backend: the server restarts all others and loses what was not flushed."""
     ((pid,),) = server.do("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> "
                           "pg_backend_pid() LIMIT 1")  # fmt: skip
     os.kill(pid, signal.SIGKILL)

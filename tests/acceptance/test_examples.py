@@ -1,4 +1,4 @@
-"""Each example, run as its README says: a worker that finds the app by itself, and the script beside it."""
+"""Each example, run as its README says: a worker that discovers the app, and the script beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of the example that the test is named after, where it can write."""
+    """A writable copy of the example that the test is named after."""
     name = request.node.name.removeprefix("test_")
     return Path(shutil.copytree(EXAMPLES / name, tmp_path / name))
 
@@ -46,8 +46,8 @@ def script(directory: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def worker(directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``qworker start`` with *options*, and nothing said about the app; stopped gently, and its exit code and
-    log looked at."""
+    """``qworker start`` with *options*, without naming the app; stopped with SIGTERM, with its exit code
+    and log checked."""
     log = directory / "worker.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -135,11 +135,11 @@ def test_django_shop(example: Path) -> None:
     assert re.search(r"^schedule refill: \['Kettle'\]", out, re.MULTILINE)
     assert out.endswith("mails: 12\nThe cluster has stopped.\n")
     errors = re.findall(r"^\S*Error|^\S*SoldOut", done.stderr, re.MULTILINE)
-    assert set(errors) == {"shop.tasks.SoldOut"}, done.stderr  # of the order that wants too much
+    assert set(errors) == {"shop.tasks.SoldOut"}, done.stderr  # the order for too many
 
 
 class Visitor:
-    """Someone with a browser that keeps cookies, and no scripts."""
+    """A browser with cookies, without scripts."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -150,7 +150,7 @@ class Visitor:
         return text
 
     def send(self, page: str, path: str, **fields: str) -> str:
-        """Fill in a form of *page*; return the page that comes then."""
+        """Submit a form of *page*; return the resulting page."""
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', self.get(page))
         assert token is not None
         data = urlencode({"csrfmiddlewaretoken": token[1], **fields}).encode()
@@ -164,7 +164,7 @@ class Visitor:
             return False
 
 
-def test_django_shop_opens_with_one_command(tmp_path: Path) -> None:
+def test_django_shop_runs_with_one_command(tmp_path: Path) -> None:
     shop = Path(shutil.copytree(EXAMPLES / "django_shop", tmp_path / "shop"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
@@ -222,6 +222,6 @@ def test_async_checker(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "200: 180 pages" in out
     assert "404: 20 pages" in out
     seconds = re.search(r"200 pages in ([\d.]+) s", out)
-    # One after the other they would take 110 seconds.
+    # Sequentially they would take 110 seconds.
     assert seconds is not None
     assert float(seconds[1]) < 20

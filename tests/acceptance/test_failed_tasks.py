@@ -1,4 +1,4 @@
-"""A worker is killed while it tells that a task has failed: the failure is kept once, and can run again."""
+"""A worker is killed while it reports a failed task: the failure is stored once, and can be retried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.acceptance.invariants import check
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_a_kill_within_the_failure_loses_nothing(site: Site) -> None:
+def test_kill_while_a_failure_is_stored_loses_nothing(site: Site) -> None:
     site.settings.update(worker_lease_seconds=2)
     id = site.send("misbehave", "SystemExit")
     first = site.start(ready=False, environment={"QWORKER_CRASH_AT": f"dead-lettering@{site.path / 'hit'}"})

@@ -1,4 +1,4 @@
-"""Two brokers: the first is killed or frozen, and producers and workers go on with the second."""
+"""Two brokers: the first is killed or frozen, and producers and workers continue with the second."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.acceptance.private_servers import Redis
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 RECOVERY = {"kill": 10.0, "freeze": 25.0}
-"""Seconds from the loss of the first broker until what was sent since is done. One that is frozen is only
-known to be lost when the longest time that an answer may take is over: 10 s."""
+"""Seconds from the loss of the first broker until the calls sent since then are done. A frozen one is only
+considered lost after the response timeout of 10 s."""
 
 
-class Two(Site):
+class FailoverSite(Site):
     """A site on two servers; results are in a file."""
 
     def __init__(self, path: Path, first: Redis, second: Redis) -> None:
@@ -37,13 +37,17 @@ class Two(Site):
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[Two]:
-    with closing(Redis()) as first, closing(Redis()) as second, closing(Two(tmp_path, first, second)) as site:
+def two(tmp_path: Path) -> Iterator[FailoverSite]:
+    with (
+        closing(Redis()) as first,
+        closing(Redis()) as second,
+        closing(FailoverSite(tmp_path, first, second)) as site,
+    ):
         yield site
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-def test_when_the_first_broker_is_lost_work_goes_on_with_the_second(two: Two, fault: str) -> None:
+def test_work_continues_on_the_second_broker(two: FailoverSite, fault: str) -> None:
     worker = two.start("-c", "2")
     before = [two.send("work", number, 0.01) for number in range(20)]
     until(lambda: two.done(before), "what the first server had", worker)
@@ -60,8 +64,8 @@ def test_when_the_first_broker_is_lost_work_goes_on_with_the_second(two: Two, fa
     worker.stop()
 
 
-def test_what_the_first_broker_kept_is_there_when_it_is_back(two: Two) -> None:
-    """What ran when it died is acked nowhere else: it runs again, from where it is, and nothing is lost."""
+def test_messages_of_the_lost_broker_run_after_its_return(two: FailoverSite) -> None:
+    """Tasks that were running when it died were not acked there: they run again, and nothing is lost."""
     worker = two.start("-c", "1")
     go = two.path / "go"
     running = two.send("until_file", str(go))
@@ -75,7 +79,7 @@ def test_what_the_first_broker_kept_is_there_when_it_is_back(two: Two) -> None:
     worker.stop()
     assert not two.done(waiting)
     two.first.start()
-    again = two.start("-c", "1")  # the first one answers, so it is the one
+    again = two.start("-c", "1")  # the first broker answers again, so it is used
     until(lambda: two.done(waiting), "what the first server had kept", again)
     until(lambda: two.left(two.first) == 0, "the last acks", again)
     assert two.left(two.second) == 0

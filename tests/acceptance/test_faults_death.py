@@ -1,4 +1,4 @@
-"""Processes that die: the worker, its pool, the one that forks them; and a worker that is frozen."""
+"""Processes that die: the worker, its pool, the zygote; and frozen workers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import descendants, gone, kill
 from tests.acceptance.together import (
-    another_takes_over_from_who_is_killed,
     everything_runs_exactly_once,
-    little_is_lost_that_must_not_run_twice,
-    little_runs_again_when_workers_are_killed_at_full_speed,
-    nobody_waits_behind_a_long_task,
+    few_early_acked_tasks_are_lost,
+    few_tasks_repeat_when_workers_are_killed_at_full_speed,
+    killed_worker_is_taken_over_by_another,
+    short_tasks_do_not_wait_behind_a_long_one,
     two_workers_share_a_queue,
-    who_is_frozen_on_the_way_to_the_pool_starts_nothing,
-    who_wakes_after_its_lease_starts_nothing,
+    worker_frozen_while_dispatching_starts_nothing,
+    worker_thawed_after_its_lease_starts_nothing,
 )
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_nothing_happens(site: Site) -> None:
-    """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
+def test_everything_runs_once_without_faults(site: Site) -> None:
+    """F-00: the baseline."""
     everything_runs_exactly_once(site)
 
 
-def test_main_is_killed_with_work_in_flight(site: Site) -> None:
-    """F-02: its children go at once; a new worker has everything back; only what ran is run again."""
+def test_killed_main_process_leaves_everything_to_a_new_worker(site: Site) -> None:
+    """F-02: its children die at once; only tasks that were running run again."""
     first = site.start()
     go = site.path / "go"
     long = [site.send("until_file", str(go)) for _ in range(2)]
@@ -59,13 +59,13 @@ def test_main_is_killed_with_work_in_flight(site: Site) -> None:
     assert len(site.states()) == len(short) + len(later) + 2
 
 
-def test_main_is_killed_while_short_tasks_stream(site: Site) -> None:
-    """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
-    little_runs_again_when_workers_are_killed_at_full_speed(site)
+def test_main_process_killed_while_short_tasks_stream(site: Site) -> None:
+    """F-02 at full speed, three times: batches of acks may be lost with the process, but no message."""
+    few_tasks_repeat_when_workers_are_killed_at_full_speed(site)
 
 
-def test_the_whole_tree_is_killed(site: Site) -> None:
-    """F-03: a power cut, as far as processes go."""
+def test_kill_of_the_whole_process_tree(site: Site) -> None:
+    """F-03: like a power cut."""
     first = site.start()
     ids = [site.send("work", number, 0.3) for number in range(6)]
     site.started(ids[0])
@@ -78,8 +78,8 @@ def test_the_whole_tree_is_killed(site: Site) -> None:
     check(site)
 
 
-def test_main_is_killed_again_and_again_under_the_same_task(site: Site) -> None:
-    """A task that was running at every death of its worker is poison too: five deliveries, no more."""
+def test_task_running_at_every_death_of_its_worker_becomes_a_dead_letter(site: Site) -> None:
+    """Like a poison task: after five deliveries."""
     id = site.send("until_file", str(site.path / "never"))
     for attempt in range(5):
         worker = site.start(name=f"worker{attempt}")
@@ -95,8 +95,8 @@ def test_main_is_killed_again_and_again_under_the_same_task(site: Site) -> None:
     assert site.states() == {id: "FAILURE", good: "SUCCESS"}
 
 
-def test_a_busy_child_is_killed(site: Site) -> None:
-    """F-01: noticed at once, run again at once, counted; the worker itself is not disturbed."""
+def test_killed_child_is_replaced_and_its_task_runs_again(site: Site) -> None:
+    """F-01: at once, with a delivery count; the worker itself is not affected."""
     worker = site.start()
     go = site.path / "go"
     id = site.send("until_file", str(go))
@@ -117,7 +117,7 @@ def test_a_busy_child_is_killed(site: Site) -> None:
     assert worker.log.count(f"pool process {start.pid} ended: killed by SIGKILL") == 1, "I-14"
 
 
-def test_a_busy_child_is_killed_three_times(site: Site) -> None:
+def test_child_of_the_same_task_is_killed_three_times(site: Site) -> None:
     worker = site.start()
     go = site.path / "go"
     id = site.send("until_file", str(go))
@@ -132,8 +132,8 @@ def test_a_busy_child_is_killed_three_times(site: Site) -> None:
     assert [record.attempt for record in site.records(id, STARTED)] == [1, 2, 3, 4]
 
 
-def test_an_idle_child_is_killed(site: Site) -> None:
-    """Nobody has asked it for anything, and still its place is filled before the next task comes."""
+def test_killed_idle_child_is_replaced(site: Site) -> None:
+    """Before the next task needs it."""
     worker = site.start()
     for _ in range(3):
         before = worker.wait_pool()
@@ -149,8 +149,8 @@ def test_an_idle_child_is_killed(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_storm_of_kills(site: Site) -> None:
-    """F-08: a random child every 0.25 s for 6 s, and work goes on."""
+def test_children_killed_every_quarter_second(site: Site) -> None:
+    """F-08: a random child every 0.25 s for 6 s, and work continues."""
     worker = site.start()
     chance = random.Random(8)
     site.send_many("work", [(number, 0.02) for number in range(300)])
@@ -180,9 +180,8 @@ def test_a_storm_of_kills(site: Site) -> None:
     assert worker.log.count("it is being replaced") == kills, "I-14"
 
 
-def test_kills_among_short_tasks(site: Site) -> None:
-    """F-21b: a child dies with dozens of tasks in its hands: one of them was running, and only that one is
-    counted."""
+def test_children_killed_while_running_short_tasks(site: Site) -> None:
+    """F-21b: a child dies with dozens of tasks in its frame: only the one that was running is counted."""
     worker = site.start()
     chance = random.Random(21)
     kills = 0
@@ -204,7 +203,7 @@ def test_kills_among_short_tasks(site: Site) -> None:
     assert len(starts) <= 4000 + kills * 130, "what a child had done and not yet told is one frame at most"
 
 
-def test_every_child_is_killed_at_once(site: Site) -> None:
+def test_all_children_killed_at_once(site: Site) -> None:
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(2)]
@@ -218,8 +217,8 @@ def test_every_child_is_killed_at_once(site: Site) -> None:
     check(site)
 
 
-def test_the_zygote_is_killed(site: Site) -> None:
-    """Its children die with it, and what they ran counts; the worker goes on with another zygote."""
+def test_killed_zygote_is_replaced(site: Site) -> None:
+    """Its children die with it, and their tasks are counted; the worker continues with another zygote."""
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(2)]
@@ -236,8 +235,8 @@ def test_the_zygote_is_killed(site: Site) -> None:
     check(site)
 
 
-def test_the_keeper_of_the_zygote_is_killed(site: Site) -> None:
-    """Without it the pool could not heal: the worker says so, gives everything back and ends with code 1."""
+def test_worker_stops_if_the_keeper_of_the_zygote_is_killed(site: Site) -> None:
+    """The pool cannot recover: the worker reports it, returns all messages and exits with code 1."""
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(6)]
@@ -263,15 +262,15 @@ def test_the_keeper_of_the_zygote_is_killed(site: Site) -> None:
     )
 
 
-def test_nobody_waits_behind_a_long_task(site: Site) -> None:
-    nobody_waits_behind_a_long_task(site)
+def test_short_tasks_do_not_wait_behind_a_long_one(site: Site) -> None:
+    short_tasks_do_not_wait_behind_a_long_one(site)
 
 
-def test_little_is_lost_that_must_not_run_twice(site: Site) -> None:
-    little_is_lost_that_must_not_run_twice(site)
+def test_few_early_acked_tasks_are_lost(site: Site) -> None:
+    few_early_acked_tasks_are_lost(site)
 
 
-def test_what_must_not_run_twice_runs_in_its_order(site: Site) -> None:
+def test_early_acked_tasks_run_in_order(site: Site) -> None:
     worker = site.start("-c", "1")
     ids = site.send_many("once", [(number, 0.005) for number in range(60)])
     site.drained()
@@ -281,18 +280,18 @@ def test_what_must_not_run_twice_runs_in_its_order(site: Site) -> None:
     assert [record.id for record in site.records(kind=STARTED)] == ids
 
 
-def test_who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
-    who_wakes_after_its_lease_starts_nothing(site, freeze)
+def test_worker_thawed_after_its_lease_starts_nothing(site: Site) -> None:
+    worker_thawed_after_its_lease_starts_nothing(site, freeze)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["worker", "tree"])
 @pytest.mark.parametrize("point", ["dispatching", "offering"])
-def test_who_is_frozen_on_the_way_to_the_pool_starts_nothing(site: Site, point: str, whole: bool) -> None:
-    who_is_frozen_on_the_way_to_the_pool_starts_nothing(site, point, whole, freeze)
+def test_worker_frozen_while_dispatching_starts_nothing(site: Site, point: str, whole: bool) -> None:
+    worker_frozen_while_dispatching_starts_nothing(site, point, whole, freeze)
 
 
-def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:
-    """F-07: it can run no handler any more; the limit is kept from outside."""
+def test_hard_time_limit_kills_a_frozen_child(site: Site) -> None:
+    """F-07: the child cannot run a handler, so the limit is enforced from outside."""
     worker = site.start(task_time_limit=1)
     id = site.send("until_file", str(site.path / "never"))
     (start,) = site.started(id)
@@ -306,8 +305,8 @@ def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:
     check(site)
 
 
-def test_a_frozen_idle_child_holds_up_nobody_for_ever(site: Site) -> None:
-    """A task that was handed to a frozen process is killed with it at its limit; the others run meanwhile."""
+def test_frozen_idle_child_does_not_block_other_tasks(site: Site) -> None:
+    """A task sent to a frozen child is killed with it at its time limit; others run meanwhile."""
     worker = site.start(task_time_limit=2)
     frozen = worker.wait_pool()[0]
     kill(frozen, signal.SIGSTOP)
@@ -319,8 +318,8 @@ def test_a_frozen_idle_child_holds_up_nobody_for_ever(site: Site) -> None:
 
 
 @pytest.mark.parametrize("what", ["tree", "main"])
-def test_a_frozen_worker_loses_its_lease(site: Site, what: str) -> None:
-    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
+def test_frozen_worker_loses_its_lease(site: Site, what: str) -> None:
+    """F-06: another takes over; when the first is thawed, its late results and acks are refused."""
     site.settings["worker_lease_seconds"] = 1
     first = site.start()
     ids = [site.send("work", number, 0.4) for number in range(6)]
@@ -350,7 +349,7 @@ def test_a_frozen_worker_loses_its_lease(site: Site, what: str) -> None:
 
 
 def freeze(site: Site, pids: list[int]) -> None:
-    """Stop the processes, but not while one of them is writing: then nobody could write until it goes on."""
+    """Stop the processes, but not while one of them holds the write lock of the database."""
     while True:
         for pid in pids:
             kill(pid, signal.SIGSTOP)
@@ -364,9 +363,9 @@ def freeze(site: Site, pids: list[int]) -> None:
                 return
 
 
-def test_a_task_longer_than_the_lease(site: Site) -> None:
-    """F-64: a live worker renews; nobody else takes what it runs, or what it holds for later (F-57)."""
-    # A crowded machine has let a worker stand still for most of a second: two of them are more than that.
+def test_task_longer_than_the_lease_is_not_repeated(site: Site) -> None:
+    """F-64: a live worker renews its lease; no other takes its running or delayed tasks (F-57)."""
+    # On a busy machine a worker may stand still for most of a second, so the lease is longer than that.
     site.settings["worker_lease_seconds"] = 2
     workers = [site.start(name=name) for name in ("one", "two")]
     ids = [site.send("work", number, 5.0) for number in range(3)]
@@ -383,13 +382,13 @@ def test_two_workers_share_a_file(site: Site) -> None:
     two_workers_share_a_queue(site)
 
 
-def test_a_worker_is_killed_beside_another(site: Site) -> None:
-    """On the same machine its messages are back within seconds: no lease has to run out."""
-    another_takes_over_from_who_is_killed(site)
+def test_killed_worker_is_taken_over_by_another(site: Site) -> None:
+    """On the same machine its messages are available within seconds, before its lease expires."""
+    killed_worker_is_taken_over_by_another(site)
 
 
-def test_a_grandchild_that_keeps_the_pipes_open(site: Site) -> None:
-    """F-15: death is seen by the kernel's word, not by the end of a stream that others may hold open."""
+def test_death_is_noticed_if_a_grandchild_keeps_the_pipes_open(site: Site) -> None:
+    """F-15: by waiting for the process, not by the end of a pipe."""
     worker = site.start()
     id = site.send("leave_grandchild")
     site.started(id, times=2)
@@ -406,7 +405,7 @@ def test_a_grandchild_that_keeps_the_pipes_open(site: Site) -> None:
     check(site)
 
 
-def test_nothing_is_left_of_a_stopped_worker(site: Site) -> None:
+def test_stopped_worker_leaves_no_processes(site: Site) -> None:
     worker = site.start()
     site.ended(site.send("work", 1))
     below = descendants(worker.pid)

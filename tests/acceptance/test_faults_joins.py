@@ -1,4 +1,4 @@
-"""Workers are killed at each step of a join, and each body runs once all the same."""
+"""Workers are killed at each crash point of a join; each body runs once."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
 OWN = ("components/ending/joiner.py", "transports/sql/embedded/join_rows.py", "backends/sql/joins.py")
 POINTS = sorted(
     {name for path in OWN for name in CALL.findall((REPOSITORY / "qworker" / path).read_text())}
-    - {"body-sent"}  # where messages are kept elsewhere
+    - {"body-sent"}  # used if messages are elsewhere
 )
 MEMBERS = 12
 
 
 def open_join(site: Site, *members: Signature) -> str:
-    """Have *members* called, and then their body; its id."""
+    """Send *members* of a join with a body; returns the body's id."""
     name, body = task_id(), Signature("gather", options={"task_id": task_id()}, app=site.client)
     site.client.backend.joins.open([Join(name, len(members), json.dumps(body).encode())])
     called = [member.clone(headers={JOINS: [[name, n]]}) for n, member in enumerate(members)]
@@ -46,13 +46,13 @@ def starts(site: Site, task_id: str) -> int:
     return len([record for record in site.records(kind=STARTED) if record.id == task_id])
 
 
-def test_there_are_points() -> None:
+def test_expected_crash_points_exist() -> None:
     assert {"join-claimed", "body-made", "finishing-join", "join-finished", "parts-recorded"} <= set(POINTS)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at(site: Site, point: str) -> None:
-    """Every body runs once, with the value of every member in its place, though some members ran twice."""
+def test_crash_at_point(site: Site, point: str) -> None:
+    """Every body runs once, with the values of all members in order, although some members ran twice."""
     site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
     bodies = [open_join(site, *(work(site, number) for number in range(MEMBERS))) for _ in range(10)]
     hit = site.path / "hit"
@@ -70,9 +70,9 @@ def test_a_crash_at(site: Site, point: str) -> None:
     assert site.left() == []
 
 
-def made_of_joins(site: Site) -> dict[str, tuple[Any, object]]:
-    """Workflows of many joins, each with its value. Their bodies are close(), which returns what it gets; a
-    call of work() may be sent again with the task before it."""
+def nested_workflows(site: Site) -> dict[str, tuple[Any, object]]:
+    """Workflows of many joins, each with its value. Their bodies are close(), which returns its argument;
+    a call of work() may be sent again with the task before it."""
     close, step = Signature("close", app=site.client), Signature("work", app=site.client)
     inner = chord([work(site, 1), work(site, 2)], close, app=site.client)
     fan = chain(work(site, 3), group(step, step), close, app=site.client)
@@ -94,12 +94,12 @@ def made_of_joins(site: Site) -> dict[str, tuple[Any, object]]:
 
 @pytest.mark.parametrize("kind", ["nested", "graph", "segments"])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_within(site: Site, point: str, kind: str) -> None:
-    """Of what joins make, however deep, there is one message each."""
+def test_crash_within_a_nested_workflow(site: Site, point: str, kind: str) -> None:
+    """Each body gets one message, however deeply nested."""
     site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
     results = []
     for _ in range(3 if kind == "segments" else 8):
-        flow, value = made_of_joins(site)[kind]
+        flow, value = nested_workflows(site)[kind]
         results.append(flow.apply_async())
     hit = site.path / "hit"
     worker = site.start(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
@@ -115,8 +115,8 @@ def test_a_crash_within(site: Site, point: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["joins-opened", "calls-sent"])
-def test_a_task_that_dies_as_it_begins_a_chord_has_its_body_run_once(site: Site, point: str) -> None:
-    """It is delivered again, and begins the chord again."""
+def test_chord_started_by_a_crashing_task_runs_its_body_once(site: Site, point: str) -> None:
+    """The task is redelivered, and starts the chord again."""
     site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
     header = group(work(site, 7).set(immutable=True) for _ in range(3))
     results = [chain(work(site, 1), header, Signature("gather", app=site.client))() for _ in range(4)]
@@ -132,8 +132,8 @@ def test_a_task_that_dies_as_it_begins_a_chord_has_its_body_run_once(site: Site,
 
 
 @pytest.mark.parametrize("point", ["replacement-sent", "replacement-made"])
-def test_a_task_that_dies_as_it_is_replaced_is_replaced_by_the_same(site: Site, point: str) -> None:
-    """It is delivered again, and sends the same calls once more; its chord counts it once."""
+def test_replaced_task_that_crashes_is_replaced_by_the_same_calls(site: Site, point: str) -> None:
+    """It is redelivered and sends the same calls again; its chord counts it once."""
     site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
     spread = [Signature("spread", (number,), app=site.client) for number in (0, 10, 20)]
     bodies = [chord([*spread, work(site, 30)])(Signature("gather", app=site.client)) for _ in range(4)]
@@ -148,13 +148,13 @@ def test_a_task_that_dies_as_it_is_replaced_is_replaced_by_the_same(site: Site, 
     assert [site.client.AsyncResult(body.id).get(timeout=5) for body in bodies] == [*[values] * 4, values[0]]
     runs = [starts(site, str(body.id)) for body in bodies]
     assert runs[:4] == [1] * 4
-    # 13 tasks that are replaced, their 39 calls, 4 members besides, 5 bodies: none has had two ids.
+    # 13 replaced tasks, their 39 calls, 4 other members, 5 bodies: none has two ids.
     assert len({record.id for record in site.records(kind=STARTED)}) == 13 + 39 + 4 + 5
     assert site.client.backend.joins.count() == 0
     assert site.left() == []
 
 
-def test_a_task_that_dies_as_it_adds_to_its_chord_adds_the_same(site: Site) -> None:
+def test_task_that_crashes_in_add_to_chord_adds_the_same_member(site: Site) -> None:
     site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
     header = [Signature("widen", (0,), app=site.client), work(site, 10)]
     bodies = [chord(header)(Signature("gather", app=site.client)) for _ in range(4)]
@@ -170,11 +170,11 @@ def test_a_task_that_dies_as_it_adds_to_its_chord_adds_the_same(site: Site) -> N
     assert site.left() == []
 
 
-def test_a_member_whose_process_is_killed_fails_the_body_once(site: Site) -> None:
+def test_member_whose_process_is_killed_fails_the_body_once(site: Site) -> None:
     site.settings.update(task_max_deliveries=1)
-    told = Signature("work", (7,), options={"task_id": task_id()}, immutable=True, app=site.client)
+    errback = Signature("work", (7,), options={"task_id": task_id()}, immutable=True, app=site.client)
     name, body = task_id(), Signature("gather", options={"task_id": task_id()}, app=site.client)
-    body.link_error(told)
+    body.link_error(errback)
     site.client.backend.joins.open([Join(name, 2, json.dumps(body).encode())])
     for number, member in enumerate((work(site, 1), Signature("die_once", app=site.client))):
         member.clone(headers={JOINS: [[name, number]]}).apply_async()
@@ -184,5 +184,5 @@ def test_a_member_whose_process_is_killed_fails_the_body_once(site: Site) -> Non
     site.drained()
     worker.stop()
     assert result.state == "FAILURE"
-    assert (starts(site, str(body.id)), starts(site, str(told.id))) == (0, 1)
+    assert (starts(site, str(body.id)), starts(site, str(errback.id))) == (0, 1)
     assert site.client.backend.joins.count() == 0

@@ -1,5 +1,5 @@
-"""Bad messages: whatever is in the store, it ends with its reason, stops nobody, and holds up nothing behind
-it."""
+"""Invalid messages: each becomes a dead letter with a reason, and does not block the worker or messages
+behind it."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ BAD: dict[str, tuple[object, object, object]] = {
 }  # fmt: skip
 
 
-def test_each_bad_message_is_a_dead_letter(site: Site) -> None:
-    site.client.broker.admin.queues()  # makes the file
+def test_each_invalid_message_becomes_a_dead_letter(site: Site) -> None:
+    site.client.broker.admin.queues()  # creates the file
     first = site.send("work", 0)
     for given in BAD.values():
         site.insert(*given)
@@ -101,17 +101,17 @@ def test_each_bad_message_is_a_dead_letter(site: Site) -> None:
     for name, reason in zip(BAD, reasons, strict=True):
         assert len(reason) > 15, (name, reason)
         assert len(reason) < 2000, (name, reason[:100])
-    told = dict(zip(BAD, reasons, strict=True))
-    assert "accept_content" in told["content type is pickle"]
-    assert "id" in told["no id"]
-    assert "not valid JSON" in told["headers are not UTF-8"]
+    reasons_by_name = dict(zip(BAD, reasons, strict=True))
+    assert "accept_content" in reasons_by_name["content type is pickle"]
+    assert "id" in reasons_by_name["no id"]
+    assert "not valid JSON" in reasons_by_name["headers are not UTF-8"]
     assert worker.log.count("cannot be run") == len(BAD), "I-14"
     assert len(site.records(kind=STARTED)) == 20
 
 
-def test_text_that_is_none(site: Site) -> None:
-    """SQLite stores any bytes as text; reading such a row must not hold up the queue."""
-    site.client.broker.admin.purge("celery")  # which makes the file
+def test_text_columns_that_are_not_utf_8(site: Site) -> None:
+    """SQLite stores any bytes as text; reading such a row must not block the queue."""
+    site.client.broker.admin.purge("celery")  # creates the file
     for columns in (f"{NOT_TEXT}, NULL", f"'{headers()}', {NOT_TEXT}"):
         with sqlite3.connect(site.database) as connection:
             connection.execute(
@@ -129,7 +129,7 @@ def test_text_that_is_none(site: Site) -> None:
     assert len(site.query("SELECT reason FROM dead")) == 2
 
 
-def test_arguments_that_do_not_fit_are_the_tasks_failure(site: Site) -> None:
+def test_wrong_arguments_fail_the_task(site: Site) -> None:
     worker = site.start()
     ids = [site.send("work", 1, 2, 3, 4, 5), site.client.send_task("work", kwargs={"no_such": 1}).id]
     site.finished(*ids)
@@ -138,10 +138,10 @@ def test_arguments_that_do_not_fit_are_the_tasks_failure(site: Site) -> None:
     assert site.query("SELECT * FROM dead") == []
 
 
-def test_random_damage(site: Site) -> None:
-    """Good messages with bytes changed, cut out and doubled: each runs or is a dead letter; the worker goes
-    on."""
-    site.client.broker.admin.purge("celery")  # which makes the file
+def test_randomly_damaged_messages(site: Site) -> None:
+    """Bytes are changed, removed and duplicated: each message runs or becomes a dead letter; the worker
+    continues."""
+    site.client.broker.admin.purge("celery")  # creates the file
     chance = random.Random(2)
     good_headers = json.dumps(
         {"lang": "py", "task": "work", "id": "d" * 36, "eta": None, "expires": None, "retries": 0,
@@ -172,8 +172,8 @@ def test_random_damage(site: Site) -> None:
     assert len(site.query("SELECT * FROM dead")) > 100
 
 
-def test_unsigned_messages_where_signatures_are_asked_for(site: Site) -> None:
-    site.client.broker.admin.purge("celery")  # which makes the file
+def test_unsigned_messages_are_refused_if_a_key_is_set(site: Site) -> None:
+    site.client.broker.admin.purge("celery")  # creates the file
     unsigned = QWorker("unsigned", broker=site.url, set_as_current=False)
     forged = unsigned.send_task("work", (1,)).id
     unsigned.close()
@@ -188,8 +188,9 @@ def test_unsigned_messages_where_signatures_are_asked_for(site: Site) -> None:
     assert "not signed" in site.dead()[forged]
 
 
-def test_an_unknown_task_waits_and_is_given_up(site: Site) -> None:
-    """Put back with delay, three times, since a newer worker may know it; the others are not held up."""
+def test_unknown_task_is_requeued_and_finally_given_up(site: Site) -> None:
+    """It is requeued with a delay three times, since a newer worker may know it; other tasks are not
+    delayed."""
     worker = site.start(task_unknown_delays="0.3,0.3,0.3", worker_eta_window=0.1)
     unknown = site.client.send_task("wrok", (1,)).id
     good = [site.send("work", number) for number in range(20)]
@@ -205,8 +206,8 @@ def test_an_unknown_task_waits_and_is_given_up(site: Site) -> None:
     check(site)
 
 
-def test_a_newer_worker_knows_the_task(site: Site) -> None:
-    """A rolling deploy: what the old one does not know is left to the new one."""
+def test_newer_worker_runs_tasks_unknown_to_the_old_one(site: Site) -> None:
+    """A rolling deploy: the old worker requeues tasks that it does not know."""
     (site.path / "old.py").write_text("from qworker import QWorker\napp = QWorker('old')\n")
     old = site.start(name="old", app="old:app", task_unknown_delays="0.5,0.5,30", worker_eta_window=0.1)
     ids = [site.send("work", number) for number in range(10)]

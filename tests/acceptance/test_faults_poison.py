@@ -1,4 +1,4 @@
-"""Tasks that would take others with them, or come again for ever: each is counted, and alone."""
+"""Tasks that could harm others or be redelivered forever: only they are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.acceptance.ledger import STARTED
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def test_async_tasks_that_are_cancelled_by_their_own_code(anywhere: Site) -> None:
+def test_async_tasks_cancelled_by_their_own_code_fail(anywhere: Site) -> None:
     worker = anywhere.start()
     before = worker.wait_pool()
     ids = [anywhere.send("cancel_itself", how) for how in ("itself", "library", "future")]
@@ -26,7 +26,7 @@ def test_async_tasks_that_are_cancelled_by_their_own_code(anywhere: Site) -> Non
     assert len(anywhere.records(kind=STARTED)) == len(anywhere.sent), "nothing was repeated"
 
 
-def test_one_async_task_is_revoked_alone(anywhere: Site) -> None:
+def test_revoking_one_async_task_does_not_affect_others(anywhere: Site) -> None:
     worker = anywhere.start("-c", "1")
     before = worker.wait_pool(1)
     go = anywhere.path / "go"
@@ -43,8 +43,8 @@ def test_one_async_task_is_revoked_alone(anywhere: Site) -> None:
     assert len(anywhere.records(kind=STARTED)) == len(ids), "nobody else was touched"
 
 
-def test_an_async_task_that_is_deaf_to_its_revocation(anywhere: Site) -> None:
-    """Its process is killed after some seconds; who shared it comes back, and this counts against nobody."""
+def test_async_task_that_ignores_its_revocation(anywhere: Site) -> None:
+    """Its process is killed after some seconds; tasks that shared it run again, without a delivery count."""
     worker = anywhere.start("-c", "1")
     go = anywhere.path / "go"
     deaf = anywhere.send("deaf_async")
@@ -62,8 +62,8 @@ def test_an_async_task_that_is_deaf_to_its_revocation(anywhere: Site) -> None:
 
 
 @pytest.mark.parametrize("habit", ["kill group", "kill parent"])
-def test_a_task_that_takes_the_forking_process_with_it(anywhere: Site, habit: str) -> None:
-    """It is counted like any death; the worker goes on, and everybody else ends."""
+def test_task_that_kills_the_forking_process(anywhere: Site, habit: str) -> None:
+    """It is counted like any death; the worker continues, and all other tasks end."""
     worker = anywhere.start(task_max_deliveries=3)
     pill = anywhere.send("misbehave", habit)
     good = [anywhere.send("work", number, 0.005) for number in range(100)]
@@ -82,9 +82,9 @@ def test_a_task_that_takes_the_forking_process_with_it(anywhere: Site, habit: st
 
 
 @pytest.mark.parametrize("options", [(), ("--pool", "threads")], ids=["prefork", "threads"])
-def test_a_task_that_kills_the_worker_itself(anywhere: Site, options: tuple[str, ...]) -> None:
-    """Whoever starts workers anew does so until it is given up: and it alone is, whatever ran beside it each
-    time."""
+def test_task_that_kills_the_main_process(anywhere: Site, options: tuple[str, ...]) -> None:
+    """The worker is restarted each time until the task is given up; no other task is, whatever ran at the
+    same time."""
     pill = anywhere.send("misbehave", "kill worker")
     good = [anywhere.send("work", number, 0.05) for number in range(100)]
     good += [anywhere.send("work_async", number, 0.3) for number in range(20)]
@@ -103,7 +103,7 @@ def test_a_task_that_kills_the_worker_itself(anywhere: Site, options: tuple[str,
     assert {states[id] for id in good} == {"SUCCESS"}
     assert list(anywhere.dead()) == [pill]
     worker.wait_ready().stop()
-    # What had ended and was not acked yet runs again after each of the five deaths, and counts for nothing.
+    # Tasks that had ended without an ack run again after each of the five deaths, without being counted.
     check(anywhere, deliveries=6)
     assert [record.attempt for record in anywhere.records(pill, STARTED)] == [1, 2, 3, 4, 5]
     assert max(record.attempt for id in good for record in anywhere.records(id, STARTED)) <= 3

@@ -1,5 +1,4 @@
-"""The other pools and start methods: they run the same tasks, and keep the same promises as far as they
-can."""
+"""The other pools and start methods run the same tasks, with the same guarantees as far as possible."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def send_some(site: Site) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_other_start_methods_run_tasks(site: Site, method: str) -> None:
+def test_start_methods_run_tasks(site: Site, method: str) -> None:
     worker = site.start("--start-method", method)
     send_some(site)
     site.drained()
@@ -44,7 +43,7 @@ def test_other_start_methods_run_tasks(site: Site, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ctrl_c_reaches_all_processes_of_a_terminal_and_leaves_no_traceback(site: Site, method: str) -> None:
+def test_ctrl_c_reaches_all_processes_without_traceback(site: Site, method: str) -> None:
     worker = site.start("--start-method", method, wrapper=("setsid",))
     site.finished(site.send("work", 1))
     os.killpg(worker.pid, signal.SIGINT)
@@ -53,7 +52,7 @@ def test_ctrl_c_reaches_all_processes_of_a_terminal_and_leaves_no_traceback(site
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_other_start_methods_heal(site: Site, method: str) -> None:
+def test_start_methods_replace_killed_children(site: Site, method: str) -> None:
     worker = site.start("--start-method", method)
     go = site.path / "go"
     id = site.send("until_file", str(go))
@@ -69,10 +68,10 @@ def test_other_start_methods_heal(site: Site, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("habit", ["kill group", "kill parent"])
-def test_other_start_methods_survive_a_task_that_takes_more_than_itself(
+def test_start_methods_survive_tasks_that_kill_their_group_or_parent(
     site: Site, method: str, habit: str
 ) -> None:
-    """Its group is its own. The fork server may die: another is started for the next process."""
+    """Each child has its own process group. The fork server may die: another one is started."""
     if (method, habit) == ("spawn", "kill parent"):
         pytest.skip("that parent is the worker itself")
     worker = site.start("-c", "1", "--start-method", method, task_max_deliveries=2)
@@ -89,8 +88,8 @@ def test_other_start_methods_survive_a_task_that_takes_more_than_itself(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_other_start_methods_leave_no_orphans(site: Site, method: str) -> None:
-    """kill -9 of the worker ends its processes, also those that are busy."""
+def test_start_methods_leave_no_orphans(site: Site, method: str) -> None:
+    """kill -9 of the worker ends its child processes, including busy ones."""
     worker = site.start("--start-method", method)
     never = site.path / "never"
     ids = [site.send("until_file", str(never)) for _ in range(2)]
@@ -118,7 +117,7 @@ def test_pools_without_processes_run_tasks(site: Site, pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_pools_without_processes_are_killed(site: Site, pool: str) -> None:
+def test_pools_without_processes_survive_a_kill(site: Site, pool: str) -> None:
     first = site.start("--pool", pool)
     go = site.path / "go"
     id = site.send("until_file", str(go))
@@ -136,7 +135,7 @@ def test_pools_without_processes_are_killed(site: Site, pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools_without_processes_stop(site: Site, pool: str) -> None:
-    """Warm they wait; cold they give back what runs, since a thread cannot be ended but with its process."""
+    """A warm shutdown waits; a cold one returns running tasks, since a thread only ends with its process."""
     first = site.start("--pool", pool)
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(4)]
@@ -155,8 +154,8 @@ def test_pools_without_processes_stop(site: Site, pool: str) -> None:
     check(site, overlaps=True)
 
 
-def test_a_task_that_forks_in_a_thread(site: Site) -> None:
-    """The copy would go on as a second worker, with the first one's lock in its hands."""
+def test_fork_in_a_threaded_task_ends_the_copy(site: Site) -> None:
+    """Otherwise the copy would run as a second worker that holds the first one's lock."""
     worker = site.start("--pool", "threads")
     ids = [site.send(task, "fork") for task in ("misbehave", "misbehave_async")]
     site.finished(*ids)
@@ -169,8 +168,8 @@ def test_a_task_that_forks_in_a_thread(site: Site) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_second_interrupt_waits_for_no_thread(site: Site, pool: str) -> None:
-    """No thread can be ended: the worker says so, gives its task back, and ends with the thread in it."""
+def test_second_interrupt_does_not_wait_for_threads(site: Site, pool: str) -> None:
+    """Threads cannot be ended: the worker reports it, returns the task, and exits with the thread running."""
     worker = site.start("--pool", pool)
     go = site.path / "go"
     id = site.send("until_file", str(go))

@@ -1,4 +1,4 @@
-"""Those who send: killed, forked, many at once, and held up."""
+"""Producers that are killed, fork, send concurrently, or are blocked."""
 
 from __future__ import annotations
 
@@ -37,37 +37,36 @@ def producer(site: Site) -> subprocess.Popen[str]:
     )
 
 
-def test_producers_are_killed_while_they_send(site: Site) -> None:
-    """F-51, F-49: whatever send_task() had returned for is there, whole,
-    and runs once; the file stays sound."""
+def test_producers_killed_while_sending_lose_no_accepted_call(site: Site) -> None:
+    """F-51, F-49: every call for which send_task() returned runs once; the file stays intact."""
     chance = random.Random(51)
     worker = site.start()
-    told: set[str] = set()
+    accepted: set[str] = set()
     for _ in range(6):
         crowd = [producer(site) for _ in range(3)]
         firsts = [one.stdout.readline().strip() for one in crowd if one.stdout]
-        told.update(firsts)
+        accepted.update(firsts)
         time.sleep(chance.uniform(0, 0.1))
         for one in crowd:
             one.kill()
         for one in crowd:
             assert one.stdout
-            told.update(line.strip() for line in one.stdout if line.endswith("\n"))
+            accepted.update(line.strip() for line in one.stdout if line.endswith("\n"))
             one.stdout.close()
             one.wait()
-    assert len(told) > 18
+    assert len(accepted) > 18
     site.drained()
     worker.stop()
     starts = [record.id for record in site.records(kind=STARTED)]
     assert len(starts) == len(set(starts))
-    assert told <= set(starts), "I-9: what was returned is accepted"
-    assert len(starts) <= len(told) + 18, "at most one of each producer was accepted unheard"
+    assert accepted <= set(starts), "I-9: what was returned is accepted"
+    assert len(starts) <= len(accepted) + 18, "at most one of each producer was accepted unheard"
     assert set(site.states().values()) == {"SUCCESS"}
     assert site.query("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_many_write_at_once(site: Site) -> None:
-    """F-49: eight processes and a worker; nobody is told that the file is locked."""
+def test_concurrent_producers_never_see_a_locked_file(site: Site) -> None:
+    """F-49: eight processes and a worker."""
     worker = site.start()
     code = (
         "import sys\nfrom qworker import QWorker\napp = QWorker('p', broker=sys.argv[1])\n"
@@ -113,8 +112,8 @@ print(codes)
 """
 
 
-def test_a_producer_that_forks(site: Site) -> None:
-    """F-54: parent and children go on sending through what was opened before the fork."""
+def test_producer_that_forks(site: Site) -> None:
+    """F-54: parent and children continue to send with what was opened before the fork."""
     worker = site.start()
     ended = subprocess.run(
         [sys.executable, "-c", FORKING, site.url],
@@ -132,7 +131,7 @@ def test_a_producer_that_forks(site: Site) -> None:
     assert site.query("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_a_producer_with_many_threads(site: Site) -> None:
+def test_producer_with_many_threads(site: Site) -> None:
     worker = site.start()
     failures: list[BaseException] = []
 
@@ -155,8 +154,8 @@ def test_a_producer_with_many_threads(site: Site) -> None:
     check(site)
 
 
-def test_somebody_holds_the_file(site: Site) -> None:
-    """I-9: a call returns or raises within its time; the worker waits, and nothing is lost."""
+def test_locked_file_delays_but_loses_nothing(site: Site) -> None:
+    """I-9: a call returns or raises within its timeout; the worker waits."""
     worker = site.start()
     go = site.path / "go"
     running = site.send("until_file", str(go))
@@ -183,9 +182,8 @@ def test_somebody_holds_the_file(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == 3
 
 
-def test_a_task_that_sends_tasks_dies_in_between(site: Site) -> None:
-    """What it had sent is there, and runs; it is run again, and sends again: at least once, also for what
-    follows."""
+def test_task_that_dies_after_sending_tasks(site: Site) -> None:
+    """Its calls are sent and run; it runs again and sends them again: at-least-once includes follow-ups."""
     worker = site.start()
     id = site.send("send_and_die", 5)
     site.finished(id)

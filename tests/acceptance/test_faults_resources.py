@@ -1,4 +1,4 @@
-"""The machine runs out of something: disk, files, memory, processor, or somebody to read the log."""
+"""Exhausted resources: disk, files, memory, CPU, and output that is not read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Write a file that leaves not one free block."""
+    """Write a file that fills the disk completely."""
     path = place / "filler"
     with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -43,8 +43,8 @@ def fill(place: Path) -> Path:
     return path
 
 
-def test_the_disk_is_full(tmp_path: Path, small_disk: Path) -> None:
-    """F-80: callers get a clear error; the worker waits, and goes on by itself when there is room again."""
+def test_worker_survives_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """F-80: callers get a clear error; the worker waits, and continues when there is space again."""
     site = Site(tmp_path, small_disk / "broker.db")
     try:
         worker = site.start()
@@ -78,14 +78,14 @@ def test_the_disk_is_full(tmp_path: Path, small_disk: Path) -> None:
         site.close()
 
 
-def test_a_worker_is_started_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+def test_worker_started_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     site = Site(tmp_path, small_disk / "broker.db")
     try:
         filler = fill(small_disk)
         worker = site.start(ready=False)
         site.until(lambda: "is full" in worker.log, "the complaint")
         assert "Traceback" not in worker.log
-        if "Error: " in worker.log:  # it gave up; else it tries again
+        if "Error: " in worker.log:  # it gave up; otherwise it retries
             assert worker.wait() == 1
         filler.unlink()
         if not worker.alive:
@@ -97,8 +97,8 @@ def test_a_worker_is_started_on_a_full_disk(tmp_path: Path, small_disk: Path) ->
         site.close()
 
 
-def test_a_worker_is_killed_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
-    """What was running when the disk was full and the power went is there afterwards."""
+def test_worker_killed_on_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """Tasks that were running when the disk was full run again."""
     site = Site(tmp_path, small_disk / "broker.db")
     try:
         first = site.start()
@@ -117,8 +117,8 @@ def test_a_worker_is_killed_on_a_full_disk(tmp_path: Path, small_disk: Path) -> 
         site.close()
 
 
-def test_the_file_is_damaged(site: Site) -> None:
-    """F-49: said once, in words, with what to do; no loop of crashes."""
+def test_damaged_file_is_a_clear_error(site: Site) -> None:
+    """F-49: reported once, with advice; no crash loop."""
     site.send("work", 1)
     site.client.close()
     with site.database.open("r+b") as file:
@@ -131,9 +131,8 @@ def test_the_file_is_damaged(site: Site) -> None:
         site.send("work", 2)
 
 
-def test_the_file_is_taken_away(site: Site) -> None:
-    """F-81: a worker that went on with a deleted file would never see another task: it goes over to the new
-    one."""
+def test_deleted_file_is_noticed(site: Site) -> None:
+    """F-81: otherwise the worker would wait for tasks in the deleted file forever: it opens the new one."""
     worker = site.start()
     site.finished(site.send("work", 1))
     site.client.close()
@@ -145,8 +144,8 @@ def test_the_file_is_taken_away(site: Site) -> None:
     assert "Traceback" not in worker.log
 
 
-def test_nobody_reads_the_log(site: Site) -> None:
-    """F-84: a full pipe holds up neither the worker nor its tasks."""
+def test_full_output_pipe_does_not_block_the_worker(site: Site) -> None:
+    """F-84: neither the worker nor its tasks."""
     reading, writing = os.pipe()
     try:
         worker = site.start(stdout=writing, stderr=writing, ready=False)
@@ -161,8 +160,8 @@ def test_nobody_reads_the_log(site: Site) -> None:
         os.close(writing)
 
 
-def test_there_is_no_output_at_all(site: Site) -> None:
-    """Started with its streams closed, as some init systems do."""
+def test_worker_without_standard_streams(site: Site) -> None:
+    """Started with closed streams, as by some init systems."""
     log = site.path / "worker.log"
     worker = site.start("-f", str(log), ready=False, wrapper=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"])
     ids = [site.send("work", number) for number in range(20)]
@@ -175,8 +174,8 @@ def test_there_is_no_output_at_all(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_the_processor_is_taken(site: Site) -> None:
-    """F-83: a worker that hardly gets to run is slow, not dead."""
+def test_busy_cpu_does_not_make_a_worker_dead(site: Site) -> None:
+    """F-83: a worker that gets little CPU time is slow, not dead."""
     site.settings["worker_lease_seconds"] = 3
     workers = [site.start(name=name) for name in ("one", "two")]
     go = site.path / "go"
@@ -205,12 +204,13 @@ def _spin(end: float) -> None:
 
 
 def resident(pid: int) -> float:
-    """Resident memory of *pid*, MB."""
+    """Resident memory of *pid* in MB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def test_a_flood(site: Site) -> None:
-    """F-56: ten thousand messages wait; the worker starts as quickly as ever, and holds but a few of them."""
+def test_many_waiting_messages_do_not_fill_the_memory(site: Site) -> None:
+    """F-56: with ten thousand messages waiting the worker starts as quickly as usual, and holds only a few
+    of them."""
     site.send_many("work", [(number,) for number in range(10_000)])
     worker = site.start()
     site.until(lambda: len(site.records()) > 2000, "the work to begin")
@@ -222,8 +222,8 @@ def test_a_flood(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == 10_000
 
 
-def test_large_messages(site: Site) -> None:
-    """F-13: what the worker holds is bounded by count and size, however much waits."""
+def test_large_messages_do_not_fill_the_memory(site: Site) -> None:
+    """F-13: prefetched messages are limited by count and by size."""
     worker = site.start()
     site.finished(site.send("work", 1))
     before = resident(worker.pid)

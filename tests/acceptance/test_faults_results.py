@@ -1,5 +1,4 @@
-"""A result store of its own that dies, freezes and comes back: no task is lost, blocked, or run twice for
-it."""
+"""A separate result backend that is killed, frozen and restarted: no task is lost, blocked or repeated."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def runs(site: Site) -> int:
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 @pytest.mark.parametrize("task", ["work", "work_async"])
-def test_a_store_that_is_away_delays_acks_and_eats_nothing(
+def test_result_backend_outage_delays_acks_and_loses_nothing(
     site: Site, store: Redis, fault: str, task: str
 ) -> None:
     site.start("--concurrency", "2")
@@ -52,8 +51,8 @@ def test_a_store_that_is_away_delays_acks_and_eats_nothing(
     getattr(store, fault)()
     ids = site.send_many(task, [(number,) for number in range(2000)])
     site.until(lambda: runs(site) > 1, "tasks to run though the store is away")
-    # It stops taking more, long before everything has run.
-    site.until(lambda: _rests(site), "the worker to rest")
+    # It stops prefetching long before everything has run.
+    site.until(lambda: _is_idle(site), "the worker to rest")
     ran = runs(site)
     assert ran < 4 * MAX_WINDOW
     assert site.waiting() == 2000
@@ -63,7 +62,7 @@ def test_a_store_that_is_away_delays_acks_and_eats_nothing(
     assert runs(site) == 2001
 
 
-def _rests(site: Site) -> bool:
+def _is_idle(site: Site) -> bool:
     """Whether nothing more starts within a second."""
     before = runs(site)
     time.sleep(1.0)
@@ -71,9 +70,9 @@ def _rests(site: Site) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgresql"])
-def test_what_comes_after_a_task_waits_for_the_store(tmp_path: Path, kind: str) -> None:
-    """The join of a chord that comes next in a chain cannot be opened: the task runs again, its chain goes
-    on."""
+def test_follow_up_calls_wait_for_the_result_backend(tmp_path: Path, kind: str) -> None:
+    """The join of a chord that is next in a chain cannot be opened: the task runs again, and its chain
+    continues."""
     with serving(kind) as server:
         results = server.url if kind == "redis" else f"db+{server.url}"
         with opened(tmp_path, result_backend=results) as site:
@@ -88,7 +87,7 @@ def test_what_comes_after_a_task_waits_for_the_store(tmp_path: Path, kind: str) 
             go.touch()
             site.until(lambda: "a call after it cannot be sent" in worker.log, "it to be put back")
             server.start()
-            site.until(lambda: _is_there(result), "the chain to end")
+            site.until(lambda: _is_ready(result), "the chain to end")
             assert result.get(timeout=10) == [str(go)] * 2
             site.drained()
             site.until(lambda: app.backend.joins.count() == 0, "the joins to be done")
@@ -96,14 +95,14 @@ def test_what_comes_after_a_task_waits_for_the_store(tmp_path: Path, kind: str) 
             assert len({*bodies[::2]}) == 3
 
 
-def _is_there(result: Any) -> bool:
+def _is_ready(result: Any) -> bool:
     try:
         return bool(result.ready())
     except QWorkerError:
         return False
 
 
-def test_a_worker_that_stops_meanwhile_leaves_the_tasks_to_the_next(site: Site, store: Redis) -> None:
+def test_worker_stopped_during_the_outage_leaves_tasks_to_the_next(site: Site, store: Redis) -> None:
     worker = site.start("--concurrency", "2", environment={"QWORKER_RESULT_STORE_PATIENCE": "1"})
     store.kill()
     ids = site.send_many("work", [(number,) for number in range(10)])
@@ -117,7 +116,7 @@ def test_a_worker_that_stops_meanwhile_leaves_the_tasks_to_the_next(site: Site, 
     site.drained()
 
 
-def test_a_worker_that_dies_between_result_and_ack_repeats_and_changes_nothing(
+def test_worker_killed_between_result_and_ack_only_repeats_tasks(
     site: Site, store: Redis, tmp_path: Path
 ) -> None:
     hit = tmp_path / "hit"

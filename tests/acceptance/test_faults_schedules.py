@@ -1,8 +1,8 @@
-"""Schedules while those who look after them are killed and stand still, and while their store is away or
-silent: every due time is called once.
+"""Schedulers that are killed and frozen, and schedule stores that are down or silent: every due time is
+called once.
 
-``TEST_QWORKER_BEAT_SECONDS=120`` does harm for so long; ten seconds are the usual.
-``TEST_QWORKER_BEAT_STEPS=40`` loses so many questions and answers, one after the other.
+``TEST_QWORKER_BEAT_SECONDS=120`` injects faults for that long; the default is ten seconds.
+``TEST_QWORKER_BEAT_STEPS=40`` loses that many requests and responses, one after the other.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ PLACES: dict[str, tuple[str, ...]] = {
     "mariadb": ("mariadb",),
     "rabbitmq, redis": ("rabbitmq", "redis"),
 }
-"""The servers: of the messages, and of all else."""
+"""The servers for the messages, and for everything else."""
 APART_PLACES: dict[str, tuple[str, ...]] = {
     "rabbitmq, postgresql": ("rabbitmq", "postgresql"),
     "rabbitmq, mariadb": ("rabbitmq", "mariadb"),
 }
-"""More, where the steps of a call are others than with messages in the same store."""
+"""Further pairs, since a call has other steps if messages and schedules are in different stores."""
 EVERY = {"often": 0.2, "sometimes": 0.5, "seldom": 1.3}
 SCHEDULE = {
     name: {"task": "periodic", "schedule": seconds, "catch_up": 1000} for name, seconds in EVERY.items()
 }
 TOGETHER, APART = ("entries-published",), ("slots-pending", "entries-sent")
-"""The steps of a call after its slot is taken, with messages in the same store and elsewhere."""
+"""The crash points of a call after its slot is taken, with messages in the same store and elsewhere."""
 LEASE = 2.5
 """Seconds: longer than a lease."""
 PROMPT = 10.0
-"""Seconds after its due time within which what can be called at once has run; what is only found when all is
-looked through takes a minute."""
+"""Seconds after its due time within which a call runs normally; one that is only found by the full scan
+takes a minute."""
 TAKEOVER = 4.0
-"""Seconds within which another process is to have taken over, on a machine that does much else; see the
-benchmarks for what it takes."""
+"""Seconds for a takeover on a busy machine; see the benchmarks for typical values."""
 
 
 @pytest.fixture(params=PLACES)
@@ -72,8 +71,8 @@ def servers(
         yield found
 
 
-def results_at(store: str) -> str:
-    """The URL of the result store that is with the schedules."""
+def result_url(store: str) -> str:
+    """The URL of the result backend in the same store as the schedules."""
     return f"db+{store}" if store.startswith(("postgresql", "mysql")) else store
 
 
@@ -82,7 +81,7 @@ def site(tmp_path: Path, servers: list[Broken]) -> Iterator[RemoteSite]:
     file = f"sqlite:///{tmp_path}/broker.db"
     broker = servers[0].direct if servers else file
     store = servers[-1].direct if servers else file
-    results = results_at(store)
+    results = result_url(store)
     settings = {"beat_schedule": json.dumps(SCHEDULE), "worker_lease_seconds": 2, "task_max_deliveries": 50}
     with RemoteSite(tmp_path, broker, broker, results, **settings) as site:
         yield site
@@ -95,8 +94,8 @@ def beats(site: RemoteSite) -> Iterator[Beats]:
     beats.close()
 
 
-def reckon(site: RemoteSite) -> dict[str, list[Run]]:
-    """Every due time was called once, from the first to the last: by one message, and none was left out."""
+def check_due_times(site: RemoteSite) -> dict[str, list[Run]]:
+    """Every due time from the first to the last was called once, with one message."""
     by_due: dict[tuple[str, datetime], list[Run]] = defaultdict(list)
     for run in runs(site):
         by_due[run.name, run.due].append(run)
@@ -113,19 +112,18 @@ def reckon(site: RemoteSite) -> dict[str, list[Run]]:
     return by_name
 
 
-def through(servers: Sequence[Broken]) -> dict[str, str]:
-    """The settings of a process that comes to the servers by way of their proxies."""
+def proxied_settings(servers: Sequence[Broken]) -> dict[str, str]:
+    """The settings of a process that connects to the servers through their proxies."""
     if not servers:
         return {}
     store = servers[-1].url
-    return {"broker_url": servers[0].url, "result_backend": results_at(store)}
+    return {"broker_url": servers[0].url, "result_backend": result_url(store)}
 
 
 @contextmanager
-def silence(site: Site, servers: Sequence[Broken], answers: bool = True) -> Iterator[None]:
-    """The store says nothing: its server's connections are open, and nothing comes through; a file is kept
-    from everybody else. What was said meanwhile is heard afterwards; answers=False: it was heard, and no
-    answer ever comes."""
+def silent_store(site: Site, servers: Sequence[Broken], answers: bool = True) -> Iterator[None]:
+    """The store does not answer: its connections stay open, but nothing passes; a file is locked. What was
+    sent arrives afterwards; answers=False: it arrives, but the answers are lost."""
     if not servers:
         with closing(sqlite3.connect(site.path / "broker.db", timeout=30, isolation_level=None)) as file:
             file.execute("BEGIN EXCLUSIVE")
@@ -143,9 +141,9 @@ def silence(site: Site, servers: Sequence[Broken], answers: bool = True) -> Iter
 
 
 def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
-    """Two that look after the schedules alone and four workers that do besides, through all kinds of harm."""
+    """With two schedulers and four workers with --beat, during all kinds of faults."""
     chance = random.Random(sum(map(ord, site.url.partition(":")[0])))
-    given = through(servers)
+    given = proxied_settings(servers)
     for _ in range(2):
         beats.start(**given)
     workers = [site.start("-B", "-c", "1", name=f"w{number}", **given) for number in range(4)]
@@ -176,7 +174,7 @@ def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], 
             server.start()
         else:
             broken = [chance.choice(servers)] if servers else []
-            with silence(site, broken, answers=harm != "lost answers"):
+            with silent_store(site, broken, answers=harm != "lost answers"):
                 time.sleep(chance.uniform(1.0, 4.0))
     seen = len(runs(site))
     site.until(lambda: len(runs(site)) > seen + 5, "the calls to go on")
@@ -189,23 +187,23 @@ def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], 
     last = site.start(name="last")
     site.drained()
     last.stop()
-    found = reckon(site)
+    found = check_due_times(site)
     called = sum(map(len, found.values()))
     print(f"{called} due times called, in {len(runs(site))} runs; {sum(harms.values())} harms: {dict(harms)}")
     assert {name: len(every) > 3 for name, every in found.items()} == dict.fromkeys(EVERY, True), harms
 
 
-def test_there_are_points() -> None:
+def test_all_crash_points_of_schedules_are_known() -> None:
     sources = (REPOSITORY / "qworker" / "beat").glob("*.py")
     found = {name for path in sources for name in re.findall(r'crash_point\("([^"]+)"\)', path.read_text())}
     assert found == {"slots-taken", *TOGETHER, *APART}
 
 
 @pytest.mark.parametrize("servers", [*PLACES, *APART_PLACES], indirect=True)
-def test_a_crash_at_each_step_leaves_each_due_time_called_once(
+def test_crash_at_each_point_calls_each_due_time_once(
     site: RemoteSite, servers: list[Broken], beats: Beats
 ) -> None:
-    """Where messages are kept elsewhere, one that was sent twice runs once."""
+    """If messages are elsewhere, one that was sent twice runs once."""
     worker = site.start()
     for point in ("slots-taken", *(APART if len(servers) > 1 else TOGETHER)):
         hit = site.path / f"hit-{point}"
@@ -221,10 +219,10 @@ def test_a_crash_at_each_step_leaves_each_due_time_called_once(
         beats.running.clear()
     site.drained()
     worker.stop()
-    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+    assert len(runs(site)) == sum(map(len, check_due_times(site).values()))
 
 
-def test_another_takes_over_from_one_that_is_killed(site: RemoteSite, beats: Beats) -> None:
+def test_follower_takes_over_from_a_killed_leader(site: RemoteSite, beats: Beats) -> None:
     worker = site.start()
     for _ in range(2):
         beats.start()
@@ -240,10 +238,10 @@ def test_another_takes_over_from_one_that_is_killed(site: RemoteSite, beats: Bea
     beats.close()
     site.drained()
     worker.stop()
-    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+    assert len(runs(site)) == sum(map(len, check_due_times(site).values()))
 
 
-def test_one_that_stood_still_calls_nothing_twice(site: RemoteSite, beats: Beats) -> None:
+def test_frozen_leader_calls_nothing_twice(site: RemoteSite, beats: Beats) -> None:
     worker = site.start()
     beats.start()
     frozen = beats.leader()
@@ -258,44 +256,45 @@ def test_one_that_stood_still_calls_nothing_twice(site: RemoteSite, beats: Beats
     beats.close()
     site.drained()
     worker.stop()
-    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+    assert len(runs(site)) == sum(map(len, check_due_times(site).values()))
 
 
-# -- a store that one of them does not hear, or that does not hear it --
+# -- lost requests and lost responses --
 
 
-def lose_questions(proxy: Proxy, step: int) -> None:
-    heard = proxy.down.pieces + step  # then nothing is under way: half a question would be another fault
+def lose_requests(proxy: Proxy, step: int) -> None:
+    heard = proxy.down.pieces + step  # then nothing is in transit: half a request would be another fault
     proxy.up.lose_when(lambda: proxy.down.pieces >= heard)
 
 
-def lose_answers(proxy: Proxy, step: int) -> None:
+def lose_responses(proxy: Proxy, step: int) -> None:
     heard = proxy.down.pieces + step
     proxy.down.lose_when(lambda: proxy.down.pieces > heard)
 
 
-def hold_questions(proxy: Proxy, step: int) -> None:
+def hold_requests(proxy: Proxy, step: int) -> None:
     heard = proxy.down.pieces + step
     proxy.up.hold_when(lambda: proxy.down.pieces >= heard)
 
 
-def hold_answers(proxy: Proxy, step: int) -> None:
+def hold_responses(proxy: Proxy, step: int) -> None:
     heard = proxy.down.pieces + step
     proxy.down.hold_when(lambda: proxy.down.pieces >= heard)
 
 
 HOLES = {
-    "questions are lost": lose_questions,
-    "answers are lost": lose_answers,
-    "questions come late": hold_questions,
-    "answers come late": hold_answers,
+    "questions are lost": lose_requests,
+    "answers are lost": lose_responses,
+    "questions come late": hold_requests,
+    "answers come late": hold_responses,
 }
-"""What becomes of what is said, after so many answers: in the midst of a transaction, too."""
+"""What happens to requests or responses after a number of responses, including within a transaction."""
 ON_SERVERS = [place for place, kinds in PLACES.items() if kinds]
 
 
 def _always(hole: str, place: str) -> bool:
-    """Each hole with transactions and without; and on each server what is said late, which may do harm."""
+    """Each fault with transactions and without; and delayed responses on each server, since they are the
+    most dangerous."""
     return place in ("redis", "postgresql") or hole == "answers come late"
 
 
@@ -308,13 +307,13 @@ def _always(hole: str, place: str) -> bool:
     ],
     indirect=["servers"],
 )
-def test_another_leads_while_the_store_is_silent_for_one(
+def test_other_scheduler_leads_while_the_store_is_silent_for_one(
     site: RemoteSite, servers: list[Broken], beats: Beats, hole: str
 ) -> None:
-    """The first leads on a connection that falls silent, the other's is well. What the first has said may be
-    heard when the other leads already: it changes nothing."""
+    """The leader's connection falls silent, the other's works. Requests of the first may arrive when the
+    other leads already: they have no effect."""
     worker = site.start()
-    first = beats.start(**through(servers))
+    first = beats.start(**proxied_settings(servers))
     for step in range(3, STEPS + 1, 3):
         site.until(lambda: first.leads, "the first to lead")
         other = beats.start()
@@ -340,18 +339,17 @@ def test_another_leads_while_the_store_is_silent_for_one(
     beats.close()
     site.drained()
     worker.stop()
-    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+    assert len(runs(site)) == sum(map(len, check_due_times(site).values()))
 
 
 @pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
-@pytest.mark.parametrize("lose", [lose_questions, lose_answers])
-def test_a_lost_answer_makes_no_second_call(
+@pytest.mark.parametrize("lose", [lose_requests, lose_responses])
+def test_lost_response_causes_no_second_call(
     site: RemoteSite, servers: list[Broken], beats: Beats, lose: Callable[[Proxy, int], None]
 ) -> None:
-    """At each step of a call and of a renewal in turn the store, or the broker, is not heard, or does not
-    hear; then the connection falls."""
+    """At each step of a call and of a renewal a request or response is lost; then the connection is cut."""
     worker = site.start()
-    beat = beats.start(**through(servers))
+    beat = beats.start(**proxied_settings(servers))
     site.until(lambda: len(runs(site)) > 2, "calls")
     for broken in servers:
         for step in range(1, STEPS + 1):
@@ -365,16 +363,16 @@ def test_a_lost_answer_makes_no_second_call(
     assert beat.end() == 0
     site.drained()
     worker.stop()
-    found = reckon(site)
+    found = check_due_times(site)
     assert max(run.late for every in found.values() for run in every) < PROMPT
     assert len(runs(site)) == sum(map(len, found.values()))
 
 
 @pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
-def test_the_answer_to_a_call_is_lost(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
-    """What is lost is each time the store's word that a call is made, by which it has been."""
+def test_lost_confirmation_of_a_call(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
+    """The lost response is always the one that confirms a committed call."""
     worker = site.start()
-    beat = beats.start(**through(servers))
+    beat = beats.start(**proxied_settings(servers))
     site.until(lambda: len(runs(site)) > 2, "calls")
     site.client.conf.update(beat_scope="faults")
     store, proxy = site.client.schedules.store, servers[-1].proxy
@@ -392,6 +390,6 @@ def test_the_answer_to_a_call_is_lost(site: RemoteSite, servers: list[Broken], b
     assert beat.end() == 0
     site.drained()
     worker.stop()
-    found = reckon(site)
+    found = check_due_times(site)
     assert max(run.late for every in found.values() for run in every) < PROMPT
     assert len(runs(site)) == sum(map(len, found.values()))

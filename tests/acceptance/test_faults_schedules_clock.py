@@ -1,9 +1,9 @@
-"""The wall clock of a real ``qworker beat`` is set, and the nights of daylight saving pass: what is called is
-what the guide promises.
+"""The wall clock of a real ``qworker beat`` is set, and daylight saving time changes: entries are called
+as documented.
 
-faketime stands between the process and the system's clock; see faketime.py. A night passes in seconds here:
-``TEST_QWORKER_CLOCK_RATE=60`` lets an hour of it take a minute. On a busy machine it passes more slowly, so
-that the process does not fall behind by more due times than it makes up for.
+faketime intercepts the system clock; see faketime.py. A night takes seconds here:
+``TEST_QWORKER_CLOCK_RATE=60`` makes an hour take a minute. On a busy machine it runs more slowly, so that
+the process does not miss more due times than it catches up.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ ALL = 1000
 """More due times than an entry misses here: all of them are called."""
 NOON = datetime(2027, 6, 1, 12, tzinfo=UTC).timestamp()
 LAST = 30
-"""Due times of ``second`` that are made up for: more than this process can be late on a machine that does
-much else."""
+"""Due times of ``second`` that are caught up: more than this process is ever late on a busy machine."""
 STEPPED: dict[str, dict[str, Any]] = {
     "second": {"schedule": 1, "catch_up": LAST},
     "three": {"schedule": "*/10 * * * *", "catch_up": 3},
@@ -57,13 +56,13 @@ MORE_ZONES = (
     "Pacific/Chatham",  # at a quarter to three
 )
 LEFT_OUT = "Pacific/Apia"
-"""Where a whole day was left out, at the end of 2011."""
+"""A whole day was skipped there, at the end of 2011."""
 AROUND = 8 * MINUTE
-"""Before and after the times that are left out or come twice."""
+"""Before and after the skipped or repeated times."""
 
 
 class Schedules:
-    """One ``qworker beat`` on *site*, whose wall clock is *clock*'s, and what it has called."""
+    """One ``qworker beat`` on *site* with the wall clock *clock*, and its calls."""
 
     def __init__(self, site: Site, clock: WallClock, schedule: dict[str, dict[str, Any]]) -> None:
         self._site = site
@@ -79,7 +78,7 @@ class Schedules:
         return row and row.state
 
     def since(self, name: str) -> float:
-        """From when on due times of the entry *name* count."""
+        """The time from which due times of the entry *name* count."""
         state = self.state(name)
         assert state is not None
         return state.since
@@ -92,7 +91,7 @@ class Schedules:
         return [slot.due for slot in self.slots(name)]
 
     def called(self, name: str, count: int) -> None:
-        """Wait until the entry *name* has been called so many times more."""
+        """Wait until the entry *name* has been called *count* more times."""
         seen = len(self.slots(name))
         self._site.until(
             lambda: len(self.slots(name)) >= seen + count or not self.process.alive, f"calls of {name}"
@@ -100,14 +99,14 @@ class Schedules:
         assert self.process.alive, self.process.log
 
     def called_until(self, name: str, due: float, seconds: float = PATIENCE) -> None:
-        """Wait until the entry *name* has been called for this due time, or a later one."""
+        """Wait until the entry *name* has been called for this due time or a later one."""
         self._site.until(lambda: (self.dues(name) or [0.0])[-1] >= due, f"calls of {name}", seconds)
 
     def add(self, name: str, schedule: object) -> None:
         self._app.schedules.add(name, "periodic", schedule)
 
     def end(self) -> None:
-        """Stop it: each call is one message, and none was made before its time."""
+        """Stop it; each call must be one message, and none before its time."""
         assert self.process.end() == 0, self.process.log
         assert "ERROR" not in self.process.log, self.process.log
         messages: Counter[tuple[str, float]] = Counter()
@@ -125,7 +124,7 @@ Start = Callable[[float, dict[str, dict[str, Any]]], tuple[WallClock, Schedules]
 
 @pytest.fixture
 def start(site: Site) -> Iterator[Start]:
-    """Starts a ``qworker beat`` with a clock that shows an epoch second, and with entries."""
+    """Starts a ``qworker beat`` with its clock at an epoch second, and with entries."""
     with ExitStack() as stack:
 
         def begin(now: float, schedule: dict[str, dict[str, Any]]) -> tuple[WallClock, Schedules]:
@@ -138,18 +137,17 @@ def start(site: Site) -> Iterator[Start]:
 
 
 def gaps(dues: list[float], every: float = 1.0) -> list[int]:
-    """Of due times that should follow each other *every* so many seconds: where one does not, and by how many
-    that is."""
+    """For due times at intervals of *every* seconds: the length of each gap, in intervals."""
     steps = [round((later - earlier) / every) for earlier, later in pairwise(dues)]
     return [step for step in steps if step != 1]
 
 
-# -- a clock that is set --
+# -- setting the clock --
 
 
 @pytest.mark.parametrize("step", [HOUR, DAY])
-def test_the_clock_is_set_forward(start: Start, step: float) -> None:
-    """What was missed is made up for as ``catch_up`` says, and then it goes on."""
+def test_clock_set_forward(start: Start, step: float) -> None:
+    """Missed due times are caught up as ``catch_up`` says."""
     clock, schedules = start(NOON + 10, STEPPED)
     schedules.called("second", 1)
     clock.step(step)
@@ -172,19 +170,19 @@ def test_the_clock_is_set_forward(start: Start, step: float) -> None:
 
 
 @pytest.mark.parametrize("step", [HOUR, DAY])
-def test_the_clock_is_set_back(start: Start, step: float) -> None:
-    """What was called stays called, and entries are silent until the clock is there again."""
+def test_clock_set_back(start: Start, step: float) -> None:
+    """Nothing is called again, and entries wait until the clock reaches that time again."""
     clock, schedules = start(NOON + 20 * MINUTE + 10, STEPPED)
     clock.set(NOON + 30 * MINUTE - 1)
     schedules.called("latest", 1)
     clock.step(-step)
-    schedules.add("marker", 0.2)  # begins anew, by the clock as it is now
+    schedules.add("marker", 0.2)  # starts by the clock as it is now
     schedules.called("marker", 3)
     before = {name: schedules.dues(name) for name in STEPPED}
     assert schedules.since("marker") < schedules.since("second") - step / 2
     schedules.called("marker", 3)
     assert {name: schedules.dues(name) for name in STEPPED} == before
-    clock.set(NOON + 30 * MINUTE - 0.2)  # which comes again
+    clock.set(NOON + 30 * MINUTE - 0.2)  # a due time for the second time
     schedules.called("second", 2)
     schedules.end()
     dues = [due for due in schedules.dues("second") if due > NOON + 25 * MINUTE]
@@ -193,8 +191,8 @@ def test_the_clock_is_set_back(start: Start, step: float) -> None:
         assert schedules.dues(name) == [NOON + 30 * MINUTE], name
 
 
-def test_the_clock_is_corrected(start: Start) -> None:
-    """By 50 ms, forward and back again and again, as NTP may do."""
+def test_clock_with_small_corrections(start: Start) -> None:
+    """By 50 ms in both directions, as by NTP."""
     clock, schedules = start(NOON, {"tenth": {"schedule": 0.1, "catch_up": ALL}, "second": STEPPED["second"]})
     schedules.called("tenth", 1)
     for number in range(20):
@@ -207,12 +205,12 @@ def test_the_clock_is_corrected(start: Start) -> None:
     assert len(schedules.dues("tenth")) > 20
 
 
-# -- nights --
+# -- daylight saving time --
 
 
 def changes(name: str, year: int) -> list[datetime]:
-    """The instants of *year*, to the minute, at which the clocks of a zone are set, and the first that show
-    otherwise."""
+    """The instants of *year*, to the minute, at which the UTC offset of a zone changes: the first ones
+    with the new offset."""
     zone, found = ZoneInfo(name), []
     hour = datetime(year, 1, 1, tzinfo=UTC)
     while hour.year == year:
@@ -229,8 +227,8 @@ def offset(instant: datetime, zone: ZoneInfo) -> timedelta:
 
 
 def expected(entry: str, zone: ZoneInfo, begin: float, end: float) -> list[float]:
-    """The due times of a crontab after *begin* and up to *end*, as the guide has them: told from what the
-    clock shows at each minute, of a day before and a day after as well."""
+    """The due times of a crontab after *begin* and up to *end* as documented, found by examining each
+    minute, including a day before and after."""
     minute, hour = entry.split()[:2]
     first = datetime.fromtimestamp(begin, UTC).replace(second=0, microsecond=0) - timedelta(days=2)
     instants = [first + timedelta(minutes=number) for number in range(4 * 24 * 60)]
@@ -243,7 +241,7 @@ def expected(entry: str, zone: ZoneInfo, begin: float, end: float) -> list[float
             if each.astimezone(zone).minute in numbers and each.astimezone(zone).hour in hours
         ]
     else:
-        shows: dict[datetime, datetime] = {}  # the first time
+        shows: dict[datetime, datetime] = {}  # the first occurrence
         for each in instants:
             shows.setdefault(each.astimezone(zone).replace(tzinfo=None), each)
         days = sorted({wall.date() for wall in shows})
@@ -252,7 +250,7 @@ def expected(entry: str, zone: ZoneInfo, begin: float, end: float) -> list[float
             datetime.combine(day, datetime.min.time()).replace(hour=int(hour), minute=int(minute))
             for day in every
         ]
-        # A time that is left out comes at the end of the gap, which is the first that is later.
+        # A skipped time is moved to the end of the gap, the first later time.
         due = [min(instant for wall, instant in shows.items() if wall >= each) for each in walls]
     return sorted({each.timestamp() for each in due if begin < each.timestamp() <= end})
 
@@ -273,19 +271,19 @@ NIGHTS = [
 ]
 
 
-def test_there_are_two_nights_a_year() -> None:
+def test_zones_have_two_changes_per_year() -> None:
     assert {len(changes(name, 2027)) for name in (*ZONES, *MORE_ZONES)} == {2}
     assert datetime(2011, 12, 30, 10, tzinfo=UTC) == APIA
 
 
 @pytest.mark.parametrize(("name", "change"), NIGHTS, ids=str)
-def test_a_night_on_which_the_clock_is_moved(start: Start, name: str, change: datetime) -> None:
-    """Times in the gap, in the hour that comes twice and around them, every quarter and every minute: each
-    entry is called at the due times that cron would have, once."""
+def test_night_of_a_clock_change(start: Start, name: str, change: datetime) -> None:
+    """Times in the gap, in the repeated hour and around them, every quarter and every minute: each entry
+    is called once at the due times that cron would have."""
     zone = ZoneInfo(name)
     before, after = ((change + timedelta(minutes=number)).astimezone(zone) for number in (-1, 0))
     by = offset(after, zone) - offset(before, zone)
-    moved = min(abs(by), timedelta(hours=2))  # as much of a day that is left out
+    moved = min(abs(by), timedelta(hours=2))  # this much of a day that is skipped
     early = min(before.replace(tzinfo=None) + timedelta(minutes=1), after.replace(tzinfo=None))
     midst = early + moved / 2
     crontabs = {

@@ -1,5 +1,5 @@
-"""Entries in the store that nobody can call, written there behind everybody's back: a real ``qworker beat``
-tells of each once, calls the others, and lives."""
+"""Invalid entries written to the store directly: a real ``qworker beat`` reports each once, calls the
+others, and survives."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tests.acceptance.harness import TASKS, Site
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
 PATIENCE = 120.0
-"""Seconds that may pass until something has been read which takes five, when little else is done."""
+"""Timeout for parsing that takes five seconds on an idle machine."""
 SCOPE = "faults"
 """Of the app of fault_tasks.py."""
 GOOD = {"good": {"task": "periodic", "schedule": 0.2, "catch_up": 1000}}
 
 
 class Trap:
-    """Makes the file ``trapped`` where it is unpickled."""
+    """Creates the file ``trapped`` when unpickled."""
 
     def __reduce__(self) -> Any:
         return open, ("trapped", "w")
 
 
 def edit(schedule: object, **fields: object) -> bytes:
-    """An entry that was added by hand, as it is kept."""
+    """An entry added by hand, as stored."""
     return json.dumps(
         {"added": True, "fields": {"task": "periodic", "schedule": schedule, **fields}}
     ).encode()
@@ -71,24 +71,24 @@ HOSTILE = {
     "no field": edit({"every": 0.2}, __class__="x"),
     "a name\nof two lines \x1b[2J": edit({"every": 0.2}),
 }
-"""What is written in the place of an edit, by the name of its entry; and is wrong."""
+"""Invalid stored edits by entry name."""
 UNSENDABLE = {
     "half a character": edit({"every": 0.2}, task="\ud800"),
     "an unknown option": edit({"every": 0.2}, options={"nonsense": 1}),
 }
-"""What is an entry, and cannot be called."""
+"""Valid entries that cannot be called."""
 EVERY = HOSTILE | UNSENDABLE
 
 
 class Store(ABC):
-    """Where the schedules of *site* are, and a way into it past everything of ours."""
+    """The schedule store of *site*, written directly without qworker."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
     @abstractmethod
     def write(self, name: str, edit: bytes) -> None:
-        """Keep *edit* as what was changed of the entry *name*."""
+        """Store *edit* as the changes of the entry *name*."""
 
 
 class File(Store):
@@ -105,7 +105,7 @@ class File(Store):
 
 
 class PostgreSQLStore(Store):
-    """A database of PostgreSQL's."""
+    """A PostgreSQL database."""
 
     def write(self, name: str, edit: bytes) -> None:
         import psycopg
@@ -120,7 +120,7 @@ class PostgreSQLStore(Store):
 
 
 class RedisStore(Store):
-    """Keys of Redis."""
+    """Redis keys."""
 
     def write(self, name: str, edit: bytes) -> None:
         import redis
@@ -160,8 +160,8 @@ def calls(beat: BeatProcess) -> int:
     return beat.log.count("sending due task good ")
 
 
-def told(beat: BeatProcess) -> dict[str, int]:
-    """How often each entry is said to be wrong, or to be none that can be called."""
+def reports(beat: BeatProcess) -> dict[str, int]:
+    """How often each entry is reported as invalid, or as impossible to call."""
     log = beat.log.replace("\n    ", "\n")  # further lines of a message
     return {
         name: log.count(f"the entry {name} {'cannot be' if name in UNSENDABLE else 'is not'} called: ")
@@ -174,7 +174,7 @@ def shown(name: str) -> str:
 
 
 def command(site: Site, *arguments: str) -> str:
-    """What a command of ``qworker beat`` says, which has to succeed."""
+    """The output of a ``qworker beat`` command, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "qworker", "beat", *arguments, "-A", TASKS],
         cwd=site.path,
@@ -188,8 +188,8 @@ def command(site: Site, *arguments: str) -> str:
     return done.stdout
 
 
-def test_hostile_entries_are_told_of_once_and_stop_no_other(store: Store, beats: Beats) -> None:
-    """Half of them are there when it begins, half come while it runs."""
+def test_invalid_entries_are_reported_once_and_do_not_affect_others(store: Store, beats: Beats) -> None:
+    """Half of them exist at the start, half are added while it runs."""
     site, names = store.site, list(EVERY)
     first = beats.start()
     site.until(lambda: calls(first) > 0, "a call")
@@ -200,7 +200,7 @@ def test_hostile_entries_are_told_of_once_and_stop_no_other(store: Store, beats:
     site.until(lambda: calls(beat) > 3, "calls beside what was there")
     for name in names[1::2]:
         store.write(name, EVERY[name])
-    site.until(lambda: all(told(beat).values()), "each to be told of")
+    site.until(lambda: all(reports(beat).values()), "each to be told of")
     seen = calls(beat)
     site.until(lambda: calls(beat) > seen + 5, "calls beside what has come")
     states = {each["name"]: each for each in json.loads(command(site, "list", "--json"))["entries"]}
@@ -211,7 +211,7 @@ def test_hostile_entries_are_told_of_once_and_stop_no_other(store: Store, beats:
     assert [name for name in EVERY if not states[name]["error"]] == []
     beats.running.clear()
     assert beat.end() == 0
-    assert told(beat) == dict.fromkeys(map(shown, EVERY), 1)
+    assert reports(beat) == dict.fromkeys(map(shown, EVERY), 1)
     assert "Traceback" not in beat.log
     assert len(beat.log) < 30_000, "what is wrong is told in few words"
     assert not (site.path / "trapped").exists()
@@ -220,9 +220,9 @@ def test_hostile_entries_are_told_of_once_and_stop_no_other(store: Store, beats:
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_what_takes_long_to_read_keeps_nobody_from_leading(store: Store, beats: Beats) -> None:
-    """To find that a rule never comes takes longer than a lease. So another leads meanwhile, and reads the
-    same; each of them does it once."""
+def test_slow_parsing_does_not_prevent_leadership(store: Store, beats: Beats) -> None:
+    """Finding that a rule never occurs takes longer than a lease. Another scheduler leads meanwhile, and
+    parses the same rule; each does so once."""
     site, three = store.site, [beats.start() for _ in range(3)]
     site.until(lambda: sum(map(calls, three)) > 3 and beats.all_wait(), "calls")
     store.write("rule", edit({"rrule": "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"}))

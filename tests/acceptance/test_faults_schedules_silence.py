@@ -1,6 +1,6 @@
-"""Who leads falls silent in the midst of making many calls, in a transaction that holds the lease: between
-two statements, or within a large one. The database lets others lead within seconds, and nothing of it is
-done."""
+"""The leader falls silent while it makes many calls, in a transaction that holds the lease: between two
+statements or within a large one. The database lets others lead within seconds, and the transaction has no
+effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PORTS = {"postgresql": 5432, "mysql": 3306}
 QUEUE = "calls"
 COUNT = 1000
 TAKEOVER = 10 * LEASE_SECONDS
-"""Seconds, on a machine that does much else. Without a bound of ours it takes minutes, or hours."""
+"""Seconds, on a busy machine. Without our own timeouts it takes minutes or hours."""
 PIECE = 65536
 """Bytes that the proxy forwards at once."""
 
@@ -49,7 +49,7 @@ def proxy(place: ServerPlace) -> Iterator[Proxy]:
 
 
 def firings() -> list[Firing]:
-    """Calls whose messages are much more than one piece."""
+    """Calls whose messages are much larger than one piece."""
     state = State("seen", 1.0, 2.0, 3.0, "task", 1, None)
     return [
         Firing(f"entry-{number}", 2.0, f"task-{number}", [message(f"{number} {'x' * 600}", QUEUE)], state)
@@ -57,15 +57,15 @@ def firings() -> list[Firing]:
     ]
 
 
-def by_way_of(proxy: Proxy, url: str) -> str:
+def through_proxy(proxy: Proxy, url: str) -> str:
     return url.replace(urlsplit(url).netloc.rpartition("@")[2], f"127.0.0.1:{proxy.port}")
 
 
 @pytest.mark.parametrize("pieces", range(5))
-def test_others_lead_when_one_is_silent_in_the_midst_of_its_calls(
+def test_others_lead_while_one_is_silent_during_its_calls(
     place: ServerPlace, proxy: Proxy, pieces: int
 ) -> None:
-    url = by_way_of(proxy, place.place.url)
+    url = through_proxy(proxy, place.place.url)
     with closing(SQLBroker(url)) as theirs, closing(place.open(url, SYSTEM_CLOCK, SCOPE)) as silent:
         assert silent.is_with(theirs.sender)
         lease = silent.take("silent", silent.look())
@@ -75,7 +75,8 @@ def test_others_lead_when_one_is_silent_in_the_midst_of_its_calls(
         said, heard = proxy.up.count, proxy.down.pieces
 
         def is_silent() -> bool:
-            """After so many pieces of what is said; 0: with the answer to what takes hold of the lease."""
+            """After this many pieces of the request; 0: after the response to the statement that locks the
+            lease."""
             return proxy.up.count > said + pieces * PIECE if pieces else proxy.down.pieces >= heard + 2
 
         proxy.up.hold_when(is_silent)

@@ -1,5 +1,4 @@
-"""Orders: stopping a worker gently, firmly and at once, deploying a new one, and signals that mean
-nothing."""
+"""Shutdowns: warm, by deadline and cold, rolling deploys, and signals without effect."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 READY = "SELECT count(*) FROM message WHERE state = 0 AND deliveries = 0 AND owner IS NULL"
 
 
-def test_rolling_deploy(site: Site) -> None:
-    """F-04: TERM, then the next worker, twice over; nothing is lost or run twice, and the gap is short."""
+def test_rolling_deploy_loses_and_repeats_nothing(site: Site) -> None:
+    """F-04: SIGTERM, then the next worker, twice; the gap is short."""
     site.send_many("work", [(number, 0.01) for number in range(300)])
     handovers, stopping = [], time.monotonic()
     for name, goal in (("one", 80), ("two", 160), ("three", 10_000)):
@@ -37,8 +36,8 @@ def test_rolling_deploy(site: Site) -> None:
     assert gap < 2 * max(handovers) + 1.0, "no longer than stopping and starting take"
 
 
-def test_term_waits_for_what_runs(site: Site) -> None:
-    """Warm: what runs may end, what has not started is back in the queue before the worker is gone."""
+def test_warm_shutdown_waits_for_running_tasks(site: Site) -> None:
+    """Tasks that have not started are returned to the queue before the worker exits."""
     worker = site.start()
     go = site.path / "go"
     running = [site.send("until_file", str(go)) for _ in range(2)]
@@ -46,7 +45,7 @@ def test_term_waits_for_what_runs(site: Site) -> None:
     waiting = [site.send("work", number) for number in range(10)]
     soon = [site.send("work", number, countdown=1.0) for number in range(3)]
     worker.signal(signal.SIGTERM)
-    # Before it has taken any of them, they all are in the queue as well.
+    # They are also in the queue if the worker has not fetched them yet.
     site.until(lambda: "stopping: waiting" in worker.log, "the worker to have heard")
     site.until(
         lambda: site.query("SELECT count(*) FROM message WHERE owner IS NULL") == [(13,)],
@@ -68,9 +67,9 @@ def test_term_waits_for_what_runs(site: Site) -> None:
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGQUIT,), (signal.SIGINT, signal.SIGINT)],
     ids=["TERM TERM", "QUIT", "INT INT"],
 )
-def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> None:
-    """F-05: an operator's will is no failure of the task: it goes back uncounted, and the worker says so with
-    3."""
+def test_cold_shutdown_returns_running_tasks(site: Site, orders: tuple[int, ...]) -> None:
+    """F-05: a shutdown is not the task's failure: the task is returned without a delivery count, and the
+    exit code is 3."""
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(5)]
@@ -78,10 +77,10 @@ def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> 
     worker.pool()
     for number, order in enumerate(orders):
         if number:
-            # The worker has to have heard the first one: two signals that meet are one to the system.
+            # The worker must have handled the first one: two pending signals are merged into one.
             site.until(lambda: "stopping: waiting" in worker.log, "the worker to drain")
         worker.signal(order)
-    assert worker.wait() == 3, worker.log  # the tasks would go on for ever
+    assert worker.wait() == 3, worker.log  # the tasks would run forever
     assert site.query(READY) == [(5,)]
     second = site.start(name="two")
     site.started(*ids[:2], times=2)
@@ -92,8 +91,8 @@ def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> 
     assert {record.attempt for record in site.records()} == {1}
 
 
-def test_after_the_deadline_what_runs_goes_back(site: Site) -> None:
-    """TERM, and a task that takes longer than the worker may wait: interrupted, back in the queue, not
+def test_shutdown_timeout_returns_running_tasks(site: Site) -> None:
+    """A task that runs longer than the shutdown timeout is interrupted and returned to the queue, not
     failed."""
     worker = site.start(worker_shutdown_timeout=0.3)
     go = site.path / "go"
@@ -112,8 +111,8 @@ def test_after_the_deadline_what_runs_goes_back(site: Site) -> None:
     assert set(site.states().values()) == {"SUCCESS"}
 
 
-def test_a_deaf_task_does_not_hold_up_the_end(site: Site) -> None:
-    """It ignores the interruption: it is killed, and goes back."""
+def test_unresponsive_task_does_not_block_the_shutdown(site: Site) -> None:
+    """It ignores the interruption: it is killed and returned to the queue."""
     worker = site.start(worker_shutdown_timeout=0.2)
     id = site.send("deaf", "ignore")
     site.started(id)
@@ -128,8 +127,8 @@ def test_a_deaf_task_does_not_hold_up_the_end(site: Site) -> None:
     assert site.states() == {id: "REVOKED"}
 
 
-def test_a_cold_stop_does_not_repeat_what_may_not_run_twice(site: Site) -> None:
-    """acks_late=False: what was running is lost with its process, what had not started is not."""
+def test_cold_shutdown_does_not_repeat_early_acked_tasks(site: Site) -> None:
+    """acks_late=False: running tasks are lost with their process, those that have not started are not."""
     worker = site.start()
     ids = [site.send("once", number, 30.0) for number in range(2)]
     site.started(*ids)
@@ -144,7 +143,7 @@ def test_a_cold_stop_does_not_repeat_what_may_not_run_twice(site: Site) -> None:
     check(site, lost=ids)
 
 
-def test_term_while_it_starts(site: Site) -> None:
+def test_sigterm_during_startup(site: Site) -> None:
     worker = site.start(ready=False)
     id = site.send("work", 1)
     site.until(lambda: "qworker" in worker.log, "the first line")
@@ -156,8 +155,8 @@ def test_term_while_it_starts(site: Site) -> None:
     check(site)
 
 
-def test_a_storm_of_signals(site: Site) -> None:
-    """F-19: a thousand signals that order nothing change nothing."""
+def test_many_signals_without_meaning(site: Site) -> None:
+    """F-19: a thousand of them have no effect."""
     worker = site.start()
     site.send_many("work", [(number, 0.002) for number in range(400)])
     harmless = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGTTIN", "SIGTTOU", "SIGCHLD")
@@ -172,8 +171,8 @@ def test_a_storm_of_signals(site: Site) -> None:
     assert "Traceback" not in worker.log
 
 
-def test_two_workers_with_one_name(site: Site) -> None:
-    """F-22b: nothing of either is mixed up, and the second's end takes nothing of the first."""
+def test_two_workers_with_the_same_name(site: Site) -> None:
+    """F-22b: their messages are kept apart, and the second's end does not affect the first."""
     first, second = site.start(), site.start()
     go = site.path / "go"
     site.send_many("until_file", [(str(go),)] * 6)

@@ -1,4 +1,4 @@
-"""Tasks that misbehave: whatever their code does, it is their own outcome and nobody else's."""
+"""Misbehaving tasks: whatever their code does only affects their own outcome."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 
 
 @pytest.mark.parametrize("task", ["misbehave", "misbehave_async"])
-def test_what_a_body_raises_is_its_outcome(site: Site, task: str) -> None:
-    """F-11: even what Python means for the process is the task's failure; the process goes on."""
+def test_every_exception_is_the_outcome_of_its_task(site: Site, task: str) -> None:
+    """F-11: even exceptions that would end a Python process are the task's failure; the process continues."""
     worker = site.start()
     before = worker.wait_pool()
     expected = {
@@ -47,7 +47,7 @@ def test_what_a_body_raises_is_its_outcome(site: Site, task: str) -> None:
     assert len(site.records(kind=STARTED)) == len(site.sent), "nothing was repeated"
 
 
-def test_an_unreadable_error_says_what_it_can(site: Site) -> None:
+def test_unprintable_errors_are_described(site: Site) -> None:
     worker = site.start()
     ids = {habit: site.send("misbehave", habit) for habit in ("spiteful", "arguments", "lambda", "huge")}
     site.finished(*ids.values())
@@ -59,8 +59,8 @@ def test_an_unreadable_error_says_what_it_can(site: Site) -> None:
 
 
 @pytest.mark.parametrize("habit", ["os._exit", "segfault", "kill", "close files"])
-def test_a_task_that_kills_its_process(site: Site, habit: str) -> None:
-    """F-11, F-09: a real death is counted; after three the task is given up, and nobody else noticed."""
+def test_task_that_kills_its_process(site: Site, habit: str) -> None:
+    """F-11, F-09: each death is counted; after three the task is given up, without affecting others."""
     worker = site.start(task_max_deliveries=3)
     id = site.send("misbehave", habit)
     good = [site.send("work", number, 0.005) for number in range(100)]
@@ -76,8 +76,8 @@ def test_a_task_that_kills_its_process(site: Site, habit: str) -> None:
     assert "Traceback" not in worker.log
 
 
-def test_the_second_attempt_comes_at_once(site: Site) -> None:
-    """F-09: an idle worker runs the task of a dead process again within half a second."""
+def test_task_of_a_dead_process_runs_again_at_once(site: Site) -> None:
+    """F-09: on an idle worker, within half a second."""
     worker = site.start()
     id = site.send("die_once", 1)
     site.finished(id)
@@ -88,9 +88,8 @@ def test_the_second_attempt_comes_at_once(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_poison_pill_amid_good_tasks(site: Site) -> None:
-    """F-10: five deliveries,
-    each later than the one before; then the dead letters. The good ones never wait."""
+def test_poison_task_does_not_delay_other_tasks(site: Site) -> None:
+    """F-10: five deliveries with growing delays, then a dead letter."""
     worker = site.start()
     pill = site.send("misbehave", "kill")
     begun = time.monotonic()
@@ -111,8 +110,8 @@ def test_a_poison_pill_amid_good_tasks(site: Site) -> None:
     assert repeats <= 4, "a good task may have been in the process that died, and no more"
 
 
-def test_a_task_that_forks(site: Site) -> None:
-    """Both come back from the fork: the copy has no business in the worker, and ends without a word."""
+def test_task_that_forks(site: Site) -> None:
+    """Both processes return from the fork; the copy is ended without a result."""
     worker = site.start()
     before = worker.wait_pool()
     ids = [site.send(task, "fork") for task in ("misbehave", "misbehave_async", "misbehave")]
@@ -126,7 +125,7 @@ def test_a_task_that_forks(site: Site) -> None:
     check(site)
 
 
-def test_a_task_that_closes_its_output(site: Site) -> None:
+def test_task_that_closes_its_output(site: Site) -> None:
     worker = site.start("-c", "1")
     ids = [site.send("misbehave", "close stdout"), site.send("misbehave", "print")]
     ids += [site.send("work", number) for number in range(5)]
@@ -137,8 +136,8 @@ def test_a_task_that_closes_its_output(site: Site) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "gil"])
-def test_a_deaf_task_meets_the_hard_limit(site: Site, how: str) -> None:
-    """F-14: it hears no signal, or never lets go of the interpreter; the hard limit needs no ear."""
+def test_hard_time_limit_ends_an_unresponsive_task(site: Site, how: str) -> None:
+    """F-14: a task that ignores signals, or never releases the GIL."""
     worker = site.start(task_soft_time_limit=0.2, task_time_limit=1)
     id = site.send("deaf", how)
     (start,) = site.started(id)
@@ -152,8 +151,8 @@ def test_a_deaf_task_meets_the_hard_limit(site: Site, how: str) -> None:
     assert len(site.records(id, STARTED)) == 1
 
 
-def test_limits_of_each_task(site: Site) -> None:
-    """Soft ones reach the task, which may end well; hard ones do not ask. Each call may have its own."""
+def test_time_limits_of_each_task(site: Site) -> None:
+    """Soft limits raise in the task, which may handle them; hard ones do not. Each call can have its own."""
     worker = site.start()
     caught, missed = site.send("soft_caught"), site.send("soft_missed")
     given = site.send("work", 1, 30.0, soft_time_limit=0.2)
@@ -175,8 +174,8 @@ def test_limits_of_each_task(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == len(site.sent)
 
 
-def test_a_hog_is_replaced(site: Site) -> None:
-    """F-12: a process that has grown over its limit ends after the task, which succeeded."""
+def test_child_over_its_memory_limit_is_replaced(site: Site) -> None:
+    """F-12: after its task, which succeeds."""
     worker = site.start("--max-memory-per-child", "150MB")
     before = worker.wait_pool()
     ids = [site.send("hog", 200) for _ in range(4)]
@@ -192,8 +191,8 @@ def test_a_hog_is_replaced(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == len(site.sent)
 
 
-def test_a_process_for_each_task(site: Site) -> None:
-    """F-18: hundreds of processes come and go; nothing leaks and nothing is lost."""
+def test_one_process_per_task(site: Site) -> None:
+    """F-18: hundreds of processes are started and ended; nothing leaks and nothing is lost."""
     worker = site.start("--max-tasks-per-child", "1")
     site.finished(*site.send_many("work", [(number,) for number in range(20)]))
     worker.wait_pool()
@@ -212,9 +211,8 @@ def test_a_process_for_each_task(site: Site) -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-def test_children_that_fail_at_birth(site: Site, how: str) -> None:
-    """F-17: a receiver that raises is logged,
-    and the child works; one that ends the process ends the worker."""
+def test_children_that_fail_in_a_signal_receiver(site: Site, how: str) -> None:
+    """F-17: an exception is logged, and the child works; a receiver that ends the process ends the worker."""
     worker = site.start(ready=how == "raise", environment={"FAIL_AT_BIRTH": how})
     id = site.send("work", 1)
     if how == "raise":
@@ -230,8 +228,9 @@ def test_children_that_fail_at_birth(site: Site, how: str) -> None:
     check(site)
 
 
-def test_children_that_cannot_import(site: Site) -> None:
-    """Under spawn a child imports the app anew; when that fails every time, the worker says why and ends."""
+def test_children_that_cannot_import_the_app(site: Site) -> None:
+    """With spawn each child imports the app; if that always fails, the worker reports the reason and
+    exits."""
     module = site.path / "once_only.py"
     module.write_text(
         "import os\n"
@@ -251,7 +250,7 @@ def test_children_that_cannot_import(site: Site) -> None:
 
 
 def test_leaked_files_do_not_end_the_worker(site: Site) -> None:
-    """F-79: a task that uses up all its files fails by itself; a child that cannot go on is replaced."""
+    """F-79: a task that uses up all file descriptors fails; a child without descriptors is replaced."""
     worker = site.start("-c", "1")
     ids = [site.send("leak_files", 1000) for _ in range(2)]
     good = [site.send("work", number) for number in range(50)]
@@ -263,8 +262,8 @@ def test_leaked_files_do_not_end_the_worker(site: Site) -> None:
     check(site)
 
 
-def test_the_worker_itself_has_no_files_left(site: Site) -> None:
-    """F-79: it cannot replace its dead children until it has files again; it waits, and says so."""
+def test_worker_without_free_file_descriptors(site: Site) -> None:
+    """F-79: it cannot replace dead children until descriptors are free again; it waits, and logs it."""
     worker = site.start()
     worker.wait_pool()
     low = open_files(worker.pid)
@@ -282,8 +281,8 @@ def test_the_worker_itself_has_no_files_left(site: Site) -> None:
     assert worker.log.count("cannot start") < 20, "it does not spin"
 
 
-def test_many_retries_against_a_dead_service(site: Site) -> None:
-    """F-73: the waiting is done in the broker, and every attempt is counted."""
+def test_many_retries_of_failing_tasks(site: Site) -> None:
+    """F-73: they wait in the broker, and every attempt is counted."""
     worker = site.start()
     site.send_many("flaky", [(3, 0.05)] * 100)
     site.drained()
@@ -293,7 +292,7 @@ def test_many_retries_against_a_dead_service(site: Site) -> None:
     assert set(site.states().values()) == {"SUCCESS"}
 
 
-def test_nothing_of_a_child_survives_in_the_worker(site: Site) -> None:
+def test_dead_children_leak_nothing_in_the_worker(site: Site) -> None:
     """I-11: after many deaths the worker has as many files, threads and processes as before."""
     worker = site.start()
     site.finished(*site.send_many("work", [(number,) for number in range(50)]))

@@ -1,4 +1,4 @@
-"""Time: tasks for later, tasks that are too late, tasks that are called off, and clocks that jump."""
+"""Time: delayed, expired and revoked tasks, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HOUR, DAY = 3600.0, 86400.0
 # -- ETA --
 
 
-def test_eta_is_kept(site: Site) -> None:
-    """I-8: never early, and hardly late, with plain tasks all the while."""
+def test_eta_is_respected(site: Site) -> None:
+    """I-8: never early, and hardly late, with other tasks running all the time."""
     worker = site.start()
     for number in range(100):
         site.send("work", number, countdown=0.2 + number * 0.01)
@@ -37,8 +37,9 @@ def test_eta_is_kept(site: Site) -> None:
     assert sorted(late)[50] < 0.5, "on a busy machine, half of them within half a second"
 
 
-def test_far_tasks_stay_in_the_broker(site: Site) -> None:
-    """The worker holds only what is due soon; the rest takes no room in it and does not delay its end."""
+def test_tasks_with_a_distant_eta_stay_in_the_broker(site: Site) -> None:
+    """The worker only holds tasks that are due soon; the others use no memory and do not delay its
+    shutdown."""
     worker = site.start()
     site.send_many("work", [(number,) for number in range(2000)], countdown=HOUR)
     near = [site.send("work", number, countdown=0.5) for number in range(5)]
@@ -50,8 +51,8 @@ def test_far_tasks_stay_in_the_broker(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == 25
 
 
-def test_plain_tasks_do_not_wait_behind_those_for_later(site: Site) -> None:
-    """Three thousand that fall due in the next seconds fill the schedule, not the way to the pool."""
+def test_plain_tasks_do_not_wait_behind_delayed_ones(site: Site) -> None:
+    """Three thousand tasks that are due soon fill the worker's schedule, but do not block the pool."""
     worker = site.start()
     site.send_many("work", [(number,) for number in range(3000)], countdown=60.0)
     site.send_many("work", [(number,) for number in range(1500)], countdown=4.0)
@@ -67,8 +68,8 @@ def test_plain_tasks_do_not_wait_behind_those_for_later(site: Site) -> None:
     assert site.query("SELECT count(*) FROM message") == [(3000,)]
 
 
-def test_many_fall_due_at_once(site: Site) -> None:
-    """F-62: more than the schedule holds, all for the same moment."""
+def test_many_tasks_due_at_the_same_time(site: Site) -> None:
+    """F-62: more than the worker's schedule holds."""
     worker = site.start(worker_eta_task_limit=100)
     due = datetime.now(UTC) + timedelta(seconds=2)
     ids = site.send_many("work", [(number,) for number in range(1000)], eta=due)
@@ -80,7 +81,7 @@ def test_many_fall_due_at_once(site: Site) -> None:
     assert len(site.records(kind=STARTED)) == 1000
 
 
-def test_strange_etas(site: Site) -> None:
+def test_unusual_etas(site: Site) -> None:
     worker = site.start()
     past = site.client.send_task("work", (1,), eta=datetime(1970, 1, 2, tzinfo=UTC)).id
     naive = site.client.send_task("work", (2,), eta=datetime.now(UTC).replace(tzinfo=None)).id
@@ -92,8 +93,8 @@ def test_strange_etas(site: Site) -> None:
     assert never not in site.states()
 
 
-def test_the_worker_is_killed_with_tasks_waiting_for_their_time(site: Site) -> None:
-    """F-58: in the heap or in the broker, they run once, in time, in the next worker."""
+def test_delayed_tasks_survive_a_kill_of_the_worker(site: Site) -> None:
+    """F-58: in the worker's heap or in the broker, they run once, on time, in the next worker."""
     first = site.start()
     ids = [site.send("work", number, countdown=1.0 + number * 0.02) for number in range(100)]
     site.until(
@@ -113,8 +114,8 @@ def test_the_worker_is_killed_with_tasks_waiting_for_their_time(site: Site) -> N
 # -- expiry --
 
 
-def test_what_has_expired_does_not_run(site: Site) -> None:
-    """F-63: expired when it comes, while it waits for its time, or while it waits for its turn."""
+def test_expired_tasks_do_not_run(site: Site) -> None:
+    """F-63: expired on arrival, while waiting for their ETA, or while waiting for a free slot."""
     worker = site.start("-c", "1")
     go = site.path / "go"
     site.started(site.send("until_file", str(go)))
@@ -139,8 +140,8 @@ def test_what_has_expired_does_not_run(site: Site) -> None:
 # -- revocation --
 
 
-def test_revoked_before_it_ran(site: Site) -> None:
-    """F-72: before any worker runs, while it waits for its turn, and while it waits for its time."""
+def test_revoked_task_does_not_run(site: Site) -> None:
+    """F-72: revoked before any worker runs, while waiting for a free slot, or while waiting for its ETA."""
     early = site.send("work", 1)
     site.client.AsyncResult(early).revoke()
     worker = site.start("-c", "1")
@@ -163,8 +164,8 @@ def test_revoked_before_it_ran(site: Site) -> None:
     assert site.waiting() == 1, "the far one is settled when its time comes"
 
 
-def test_revocations_outlive_workers(site: Site) -> None:
-    """They are kept in the broker: workers that start later, and after a kill, know them."""
+def test_revocations_survive_workers(site: Site) -> None:
+    """They are stored in the broker: workers that start later, even after a kill, know them."""
     first = site.start()
     ids = [site.send("work", number, countdown=1.5) for number in range(4)]
     for id in ids[:2]:
@@ -179,8 +180,8 @@ def test_revocations_outlive_workers(site: Site) -> None:
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-def test_revoked_while_it_runs(site: Site, signal: str) -> None:
-    """Only with terminate: then its process ends, others are not touched, and its place is filled."""
+def test_running_task_is_revoked_only_with_terminate(site: Site, signal: str) -> None:
+    """Its process is ended and replaced; others are not affected."""
     worker = site.start()
     go = site.path / "go"
     left, ended = (site.send("until_file", str(go)) for _ in range(2))
@@ -201,8 +202,8 @@ def test_revoked_while_it_runs(site: Site, signal: str) -> None:
     assert len(site.records(kind=STARTED)) == 2
 
 
-def test_a_storm_of_revocations(site: Site) -> None:
-    """Every second task of hundreds is called off while they run: each ran to its end or never began."""
+def test_many_revocations_while_tasks_run(site: Site) -> None:
+    """Every second of hundreds of tasks is revoked: each one ran to its end or never started."""
     worker = site.start()
     ids = site.send_many("work", [(number, 0.002) for number in range(400)])
     for id in ids[::2]:
@@ -219,8 +220,8 @@ def test_a_storm_of_revocations(site: Site) -> None:
 # -- at most once --
 
 
-def test_what_may_not_run_twice_never_does(site: Site) -> None:
-    """acks_late=False, with children and workers dying under it: lost at worst, never repeated."""
+def test_early_acked_tasks_never_run_twice(site: Site) -> None:
+    """acks_late=False, while children and workers are killed: tasks may be lost, but not repeated."""
     ids = site.send_many("once", [(number, 0.01) for number in range(300)])
     for name in ("one", "two", "three"):
         worker = site.start(name=name)
@@ -259,7 +260,7 @@ time.time = jumping
 
 
 class Clock:
-    """The wall clock of workers that are started with ``environment``; it jumps when told to."""
+    """The wall clock of workers that are started with ``environment``; set() makes it jump."""
 
     def __init__(self, path: Path) -> None:
         self._file = path / "clock"
@@ -278,8 +279,8 @@ class Clock:
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, DAY, -DAY, 365 * DAY])
-def test_the_wall_clock_jumps(site: Site, jump: float) -> None:
-    """F-59: leases, limits and pauses do not notice; what runs goes on, and what comes runs at once."""
+def test_wall_clock_jumps_do_not_affect_leases_and_limits(site: Site, jump: float) -> None:
+    """F-59: running tasks continue, and new ones run at once."""
     clock = Clock(site.path)
     site.settings["worker_lease_seconds"] = 1
     site.client.conf.update(result_expires=1000 * DAY)  # results do expire by the wall clock
@@ -294,7 +295,7 @@ def test_the_wall_clock_jumps(site: Site, jump: float) -> None:
     again = site.send("die_once", 1)
     site.finished(*plain, again, limited)
     assert type(site.error(limited)).__name__ == "TimeLimitExceeded"
-    time.sleep(1.5)  # longer than the lease, by the clock that did not jump
+    time.sleep(1.5)  # longer than the lease, by the monotonic clock
     assert len(site.records(running)) == 1, "nobody took it for lost"
     go.touch()
     site.finished(running)
@@ -307,7 +308,7 @@ def test_the_wall_clock_jumps(site: Site, jump: float) -> None:
 
 
 def test_etas_follow_the_wall_clock(site: Site) -> None:
-    """Set forward, what has become due runs within a second; set back, it waits, and is never early."""
+    """If it is set forward, tasks that are due run within a second; if it is set back, they wait."""
     clock = Clock(site.path)
     worker = site.start(environment=clock.environment)
     soon = site.client.send_task("work", (1,), countdown=HOUR).id
@@ -325,8 +326,8 @@ def test_etas_follow_the_wall_clock(site: Site) -> None:
     worker.stop()
 
 
-def test_the_clock_is_set_back_under_the_schedule(site: Site) -> None:
-    """What waits in the worker's heap waits on: its time is a time of the day."""
+def test_clock_set_back_while_a_task_waits_in_the_worker(site: Site) -> None:
+    """It waits longer: its ETA is a wall clock time."""
     clock = Clock(site.path)
     worker = site.start(environment=clock.environment)
     id = site.client.send_task("work", (1,), countdown=1.0).id

@@ -1,7 +1,7 @@
 """Workflows while workers, children and servers are killed: every body runs once, with every value.
 
-Each seed chooses a place and its faults. ``TEST_QWORKER_SEEDS=200`` tries 200 of them; seven are the usual,
-one for each place.
+Each seed chooses servers and faults. ``TEST_QWORKER_SEEDS=200`` tries 200 of them; the default is seven,
+one for each set of servers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "rabbitmq, postgresql": ("rabbitmq", "postgresql", "auto"),
     "mariadb": ("", "", "auto"),
 }
-"""Server of the messages, server of the results ("" for the same), canvas_format. The servers are the tests'
-own, but for MariaDB, which is everybody's and is not killed."""
+"""Server of the messages, server of the results ("" for the same), canvas_format. The servers are private,
+except MariaDB, which is shared and not killed."""
 POINTS = (
     "join-claimed", "body-made", "body-sent", "finishing-join", "join-finished", "joins-opened", "calls-sent",
     "recording-parts", "parts-recorded", "acking", "storing", "ran", "told", "settled",
@@ -69,7 +69,7 @@ def servers(place: str, _private_servers: Callable[[str, str], Broken]) -> Itera
 
 @pytest.fixture
 def database(tmp_path: Path, place: str) -> Iterator[str]:
-    """Where there is no server of the test's own: a file, or a database of MariaDB."""
+    """The URL if there is no private server: a file, or a database of MariaDB."""
     if place != "mariadb":
         yield f"sqlite:///{tmp_path}/broker.db"
         return
@@ -88,8 +88,8 @@ def site(tmp_path: Path, place: str, servers: list[Broken], database: str) -> It
         yield site
 
 
-def called(site: RemoteSite) -> list[tuple[Any, Any]]:
-    """Call workflows of all kinds; their results, with the values that are expected."""
+def call_workflows(site: RemoteSite) -> list[tuple[Any, Any]]:
+    """Call workflows of all kinds; returns their results with the expected values."""
     app = site.client
 
     def s(name: str, *args: Any) -> Any:
@@ -123,8 +123,10 @@ def called(site: RemoteSite) -> list[tuple[Any, Any]]:
     return [(work.apply_async(), value) for _ in range(COPIES) for work, value in flows]
 
 
-def test_every_body_runs_once(site: RemoteSite, servers: list[Broken], chance: random.Random) -> None:
-    results = called(site)
+def test_every_body_runs_once_despite_faults(
+    site: RemoteSite, servers: list[Broken], chance: random.Random
+) -> None:
+    results = call_workflows(site)
     hit, point = site.path / "hit", chance.choice(POINTS)
     worker = site.start(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
     faults = [chance.choice(("worker", "child", "server" if servers else "child")) for _ in range(2)]
@@ -158,12 +160,14 @@ def test_every_body_runs_once(site: RemoteSite, servers: list[Broken], chance: r
     site.until(lambda: site.waiting() == 0, "the queues to be empty", PATIENCE)
     for result, value in results:
         assert result.get(timeout=5) == value, point
-    followed = {result.id for result, value in results if value == 1}  # by no join, but by the task before it
+    followed = {
+        result.id for result, value in results if value == 1
+    }  # sent by the task before it, not by a join
     ran = messages_run(site.path / "bodies")
     assert {body: tags for body, tags in ran.items() if len(tags) > 1 and body not in followed} == {}, point
     assert len(ran) == COPIES * 9
     site.until(lambda: site.client.backend.joins.count() == 0, "the joins to be done")
     if worker.alive:
-        # The server may have been killed a moment ago, and owe the answer to an ack: this one comes after it.
+        # A server killed just now may not have answered an ack yet: this answer comes after it.
         assert Signature("work", (1,), app=site.client).apply_async().get(timeout=PATIENCE) == 1
         worker.stop()

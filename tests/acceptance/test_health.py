@@ -1,4 +1,4 @@
-"""A real worker's status port: while children die, while its broker is away, and while it is frozen."""
+"""A real worker's status port: when children die, during a broker outage, and while it is frozen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Probed:
         return float(value)
 
     def command(self, *options: str) -> tuple[int, Any]:
-        """Exit code and answer of ``qworker health``."""
+        """Exit code and JSON output of ``qworker health``."""
         done = subprocess.run(
             [sys.executable, "-m", "qworker", "health", "-A", "tests.acceptance.fault_tasks:app", "--json",
             *options],
@@ -77,7 +77,7 @@ def test_deaths_and_replacements_are_counted(site: Site) -> None:
     probed.worker.stop()
 
 
-def test_while_the_broker_is_away_the_worker_says_so_and_is_back_by_itself(
+def test_worker_is_not_ready_during_a_broker_outage(
     away: tuple[Redis, Probed],
 ) -> None:
     server, probed = away
@@ -100,19 +100,22 @@ def test_while_the_broker_is_away_the_worker_says_so_and_is_back_by_itself(
     probed.worker.stop()
 
 
-def test_a_frozen_worker_is_not_healthy(site: Site) -> None:
+def test_frozen_worker_is_not_healthy(site: Site) -> None:
     probed = Probed(site)
     assert probed.command("--pidfile", "w.pid")[0] == 0
     probed.worker.signal(signal.SIGSTOP)
     code, answer = probed.command("--live", "--timeout", "1", "--pidfile", "w.pid")
     probed.worker.signal(signal.SIGCONT)
     assert code == 1
-    assert [check["ok"] for check in answer["checks"]] == [True, False]  # it is there, and does not answer
+    assert [check["ok"] for check in answer["checks"]] == [
+        True,
+        False,
+    ]  # the process exists, but does not answer
     until(lambda: probed.command()[0] == 0, "the worker to answer again", probed.worker)
     probed.worker.stop()
 
 
-def test_a_worker_that_ends_its_tasks_is_alive_and_not_ready(site: Site) -> None:
+def test_draining_worker_is_live_but_not_ready(site: Site) -> None:
     probed = Probed(site)
     go = site.path / "go"
     id = site.send("until_file", str(go))

@@ -1,5 +1,4 @@
-"""Workers of IronMQ, as our stand-in plays it: what happens to messages when all goes well, and when it does
-not."""
+"""Workers on IronMQ, played by our stand-in, with and without faults."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from tests.acceptance.invariants import check
 from tests.acceptance.ironmq_process import IronProcess
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.together import (
-    a_stop_gives_back,
-    all_went_well,
+    check_no_faults,
     repeated,
-    work_goes_on_when_it_is_back,
+    stop_returns_unstarted_tasks,
+    work_continues_after_a_restart,
 )
 from tests.support.ironmq_server import TOKEN
 
@@ -44,8 +43,8 @@ def remote(server: IronProcess, tmp_path: Path) -> Iterator[RemoteSite]:
         yield site
 
 
-def test_nothing_happens(remote: RemoteSite, server: IronProcess) -> None:
-    """All runs once, and is deleted, in few calls."""
+def test_everything_runs_once_without_faults(remote: RemoteSite, server: IronProcess) -> None:
+    """And is deleted, with few requests."""
     worker = remote.start()
     worker.wait_pool()
     before = server.tell()["calls"]
@@ -59,27 +58,27 @@ def test_nothing_happens(remote: RemoteSite, server: IronProcess) -> None:
     worker.stop()
     check(remote)
     assert server.size("celery") == 0
-    all_went_well(remote, worker)
+    check_no_faults(remote, worker)
     assert TOKEN not in worker.log
     calls = {name: number - before.get(name, 0) for name, number in after.items()}
     assert sum(calls.values()) < 0.4 * 400, calls
 
 
-def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: IronProcess) -> None:
-    given_back = a_stop_gives_back(remote, within=6.0)
+def test_stopping_worker_returns_unstarted_tasks(remote: RemoteSite, server: IronProcess) -> None:
+    given_back = stop_returns_unstarted_tasks(remote, within=6.0)
     assert server.size("celery") == given_back
     second = remote.start(name="two")
-    remote.drained(seconds=20.0)  # and not after 30 s, when what is reserved would come back
+    remote.drained(seconds=20.0)  # before the 30 s after which reserved messages would be returned
     second.stop()
     assert repeated(remote) == 0
 
 
-def test_the_broker_errs_and_forgets_all(remote: RemoteSite, server: IronProcess) -> None:
+def test_server_errors_and_data_loss(remote: RemoteSite, server: IronProcess) -> None:
     worker = remote.start()
     for fault in ("503", "429", "half", "drop", "slow", "nonsense"):
         server.tell(fault=fault)
         remote.ended(remote.send("work", 1))
     server.kill()
     server.lose()
-    work_goes_on_when_it_is_back(remote, worker, server)
+    work_continues_after_a_restart(remote, worker, server)
     assert TOKEN not in worker.log

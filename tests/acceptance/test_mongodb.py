@@ -1,5 +1,4 @@
-"""Workers of MongoDB, as mongoeco plays it: what happens to messages when all goes well, and when it does
-not."""
+"""Workers on MongoDB, played by mongoeco, with and without faults."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 from tests.acceptance.brokers import RemoteSite
 from tests.acceptance.mongodb_process import Mongo
 from tests.acceptance.private_servers import free_port
-from tests.acceptance.together import everything_runs_exactly_once, nothing_is_lost_when_the_server_is_killed
+from tests.acceptance.together import everything_runs_exactly_once, killed_server_loses_nothing
 from tests.contract.place_mongodb import database_url, mongo_client
 from tests.servers import require, start_mongodb
 
@@ -34,11 +33,11 @@ def remote(tmp_path: Path) -> Iterator[RemoteSite]:
     mongo_client(server).drop_database(url.rpartition("/")[2].partition("?")[0])
 
 
-def test_nothing_happens(remote: RemoteSite) -> None:
+def test_everything_runs_once_without_faults(remote: RemoteSite) -> None:
     everything_runs_exactly_once(remote, calls=30, later=1.5)
 
 
-def test_the_server_starts_again_without_its_data(tmp_path: Path) -> None:
+def test_server_restarts_without_its_data(tmp_path: Path) -> None:
     with (
         closing(Mongo()) as server,
         RemoteSite(tmp_path, server.url, server.url, server.url, worker_lease_seconds=3.0) as site,
@@ -52,9 +51,9 @@ def test_the_server_starts_again_without_its_data(tmp_path: Path) -> None:
         worker.stop()
 
 
-def test_another_becomes_primary_with_work_in_flight(tmp_path: Path) -> None:
-    """Under load: what was written with a majority is there, and so nothing is lost. Another has it because
-    it is started on the same file; who is connected knows nothing of that."""
+def test_failover_to_another_primary_under_load(tmp_path: Path) -> None:
+    """Writes with majority concern survive, so nothing is lost. The new primary has them because it is
+    started on the same file; clients do not notice that."""
     require("mongodb")
     ports = [free_port(), free_port()]
     addresses = [f"127.0.0.1:{port}" for port in ports]
@@ -73,7 +72,7 @@ def test_another_becomes_primary_with_work_in_flight(tmp_path: Path) -> None:
 
     try:
         with RemoteSite(tmp_path, url, url, url, worker_lease_seconds=3.0) as site:
-            # An election takes at least as long as nobody is there.
-            nothing_is_lost_when_the_server_is_killed(site, end, lambda: members.append(member(1)))
+            # No primary exists for at least as long as an election takes.
+            killed_server_loses_nothing(site, end, lambda: members.append(member(1)))
     finally:
         end()

@@ -1,8 +1,8 @@
-"""Workers of brokers that few have, each held against the same: the demo's work, kill -9 of a worker, of a
-child and of the server with work in flight, ``qworker move``, and the rest of the command line.
+"""The same tests for workers on the less common brokers: the demo's work, kill -9 of a worker, a child and
+the server under load, ``qworker move``, and other commands.
 
-MongoDB, Disque, IronMQ and SQS are stand-ins; NATS is the real one, of this test's own. What is particular to
-one of them is in test_mongodb.py, test_disque.py, test_ironmq.py, test_nats.py and test_sqs.py.
+MongoDB, Disque, IronMQ and SQS are stand-ins; NATS is a private real server. Behaviour of a single broker
+is tested in test_mongodb.py, test_disque.py, test_ironmq.py, test_nats.py and test_sqs.py.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tests.acceptance.mongodb_process import Mongo
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.processes import gone, kill
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.acceptance.together import nothing_is_lost_when_the_server_is_killed, repeated
+from tests.acceptance.together import killed_server_loses_nothing, repeated
 from tests.contract.place_mongodb import database_url, mongo_client
 from tests.support.ironmq_server import TOKEN
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(180)]
 
 NAMED_MONGODB = os.environ.get("TEST_QWORKER_MONGODB_URL")
-"""A real one, which nobody kills."""
+"""A real server, which is not killed."""
 SECRETS = (TOKEN, "s3cr3t@", "secret@")
 PATIENCE = 90.0
-"""Seconds for all that the demo does."""
+"""Seconds for the whole demo."""
 BYTES_TO_READ = 1_500_000
-"""Of the demo's modules: some sixty."""
+"""Of the demo's modules: about sixty."""
 
 
 def _lapse_at_once(server: Any) -> None:
-    """IronMQ hides what was received for 30 s at least: its stand-in is told that these are over. Not
-    before the poll of the dead worker has ended, which would get the messages again."""
+    """IronMQ hides received messages for at least 30 s: the stand-in lets them expire. Not before the dead
+    worker's poll has ended, which would get the messages again."""
     time.sleep(1.2)
     server.tell(expire=True)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """start: a new, empty server. product: as ``config check`` calls it where it lacks something. settings:
-    transport options. lapse: let what a dead worker held come back; else it does by itself within seconds.
-    lasting: one whose store outlives kill -9; None: there is none."""
+    """start: a new, empty server. product: its name in ``config check`` for missing features. settings:
+    transport options. lapse: returns a dead worker's messages to the queue; otherwise that takes some
+    seconds. lasting: a server whose data survives kill -9; None: there is none."""
 
     start: Callable[[], Any]
     product: str = ""
@@ -78,7 +78,7 @@ KINDS = {
 
 
 def of(*kinds: str, quick: tuple[str, ...] = ()) -> Any:
-    """The test is run on these; by default on those alone that are *quick*."""
+    """Run the test on these brokers; by default only on those that are *quick*."""
     marks = {name: () if name in quick else (pytest.mark.more_brokers,) for name in kinds}
     params = [pytest.param(name, marks=marks[name], id=name) for name in kinds]
     return pytest.mark.parametrize("kind", params)
@@ -86,7 +86,7 @@ def of(*kinds: str, quick: tuple[str, ...] = ()) -> Any:
 
 @contextmanager
 def site_on(kind: str, url: str, path: Path) -> Iterator[RemoteSite]:
-    """A site on the server at *url*. Its workers have said nothing that is secret."""
+    """A site on the server at *url*. Its workers must not log secrets."""
     options, results = Options(KINDS[kind].settings), None
     if kind == "mongodb":
         url = results = database_url(url, path)
@@ -116,9 +116,9 @@ def remote(kind: str, server: Any, tmp_path: Path) -> Iterator[RemoteSite]:
 
 
 @of(*KINDS, quick=("disque",))
-def test_the_demo(remote: RemoteSite) -> None:
-    """What ``qworker start --demo`` publishes ends as it does there: async tasks, rate limits, retries, an
-    appointment, a task that kills its process."""
+def test_demo_tasks_end_as_expected(remote: RemoteSite) -> None:
+    """What ``qworker start --demo`` publishes: async tasks, rate limits, retries, a scheduled task, a task
+    that kills its process."""
     app = tasks.app
     app.conf.update(
         broker_url=remote.url,
@@ -146,8 +146,8 @@ def test_the_demo(remote: RemoteSite) -> None:
 
 
 @of(*KINDS, quick=("nats",))
-def test_a_worker_is_killed_with_work_in_flight(kind: str, remote: RemoteSite, server: Any) -> None:
-    """Its children go with it, another worker has everything back, and only what ran is run again."""
+def test_worker_killed_under_load_is_replaced(kind: str, remote: RemoteSite, server: Any) -> None:
+    """Its children die with it, another worker gets all its messages, and only running tasks run again."""
     first = remote.start()
     go = remote.path / "go"
     long = [remote.send("until_file", str(go)) for _ in range(2)]
@@ -170,9 +170,9 @@ def test_a_worker_is_killed_with_work_in_flight(kind: str, remote: RemoteSite, s
 
 
 @of(*KINDS)
-def test_a_child_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
-    """Noticed at once, and run again; the worker goes on meanwhile. Who kills its child each time is a dead
-    letter in the end."""
+def test_child_killed_under_load_is_replaced(remote: RemoteSite) -> None:
+    """Its task runs again at once; the worker continues. A task that always kills its child becomes a dead
+    letter."""
     worker = remote.start()
     go = remote.path / "go"
     id = remote.send("until_file", str(go))
@@ -196,16 +196,16 @@ def test_a_child_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
 
 
 @of(*(name for name, kind in KINDS.items() if kind.lasting))
-def test_the_server_is_killed_under_load(kind: str, tmp_path: Path) -> None:
+def test_server_killed_under_load_loses_nothing(kind: str, tmp_path: Path) -> None:
     lasting = KINDS[kind].lasting
     assert lasting is not None
     with closing(lasting()) as server, site_on(kind, server.url, tmp_path) as remote:
-        nothing_is_lost_when_the_server_is_killed(remote, server.kill, server.start)
+        killed_server_loses_nothing(remote, server.kill, server.start)
 
 
 @of(*KINDS)
-def test_moving_there_and_back(remote: RemoteSite) -> None:
-    """More than one batch of what waits, each of them once; a worker of either place runs it."""
+def test_messages_are_moved_to_another_broker_and_back(remote: RemoteSite) -> None:
+    """More than one batch, each message once; a worker runs them afterwards."""
     file = f"sqlite:///{remote.path / 'moved.db'}"
     remote.send_many("work", [(number,) for number in range(130)])
     there, back = (
@@ -221,14 +221,14 @@ def test_moving_there_and_back(remote: RemoteSite) -> None:
 
 
 @of(*KINDS, quick=("disque",))
-def test_the_command_line(kind: str, remote: RemoteSite) -> None:
+def test_commands(kind: str, remote: RemoteSite) -> None:
     counted = not KINDS[kind].product
     assert ("are empty" if counted else "No message is ready in any queue") in remote.qworker("queues")
     id = remote.send("work", 1, countdown=300)
     remote.send_many("work", [(number,) for number in range(7)])
     (row,) = json.loads(remote.qworker("queues", "--json"))
     assert row["queue"] == "celery"
-    assert row["ready"] in (7, 8)  # NATS holds back what is due later when a worker asks for it
+    assert row["ready"] in (7, 8)  # NATS returns delayed messages to the server when a worker fetches them
     assert row["dead"] == 0
     worker = remote.start()
     remote.until(lambda: remote.waiting() == 1, "all but the late one to end")
@@ -241,7 +241,7 @@ def test_the_command_line(kind: str, remote: RemoteSite) -> None:
     assert "countdown" not in said["config check"]
     worker.stop()
     remote.send("work", 2)
-    # A poll that the worker had under way may have taken one: SQS says how many it showed before.
+    # A poll of the worker may still have taken one: SQS only knows how many were visible before.
     assert "Removed" in remote.qworker("purge", "--yes")
     assert remote.left() == []
     assert not remote.records(id)

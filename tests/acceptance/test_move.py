@@ -1,4 +1,4 @@
-"""``qworker move`` between real brokers, killed in the middle too."""
+"""``qworker move`` between real brokers, also if it is killed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add(x, y):
 """
 
 
-class House:
-    """A directory with an app, and brokers of its own."""
+class Project:
+    """A directory with an app, and private brokers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class House:
         (path / "tasks.py").write_text(TASKS)
 
     def url(self, kind: str) -> str:
-        """Where a new, empty broker of that kind is."""
+        """The URL of a new, empty broker of that kind."""
         if kind == "sqlite":
             return f"sqlite:///{self.path / os.urandom(4).hex()}.db"
         return self._stack.enter_context(serving(kind.replace("amqp", "rabbitmq"))).url
@@ -68,12 +68,14 @@ class House:
         )
 
     def held(self, url: str) -> dict[str, list[tuple[int, float | None]]]:
-        """Priority and due time of all that waits, by id; it is put back."""
+        """Priority and due time of all messages by id; they are returned afterwards."""
         store = self.open(url)
         store.consumer.register("reader", ["celery"], 0)
         found: dict[str, list[tuple[int, float | None]]] = {}
         quiet = time.monotonic()
-        while time.monotonic() - quiet < LEASE_SECONDS + 1:  # what the dead held comes back
+        while (
+            time.monotonic() - quiet < LEASE_SECONDS + 1
+        ):  # messages of dead consumers are returned in this time
             store.consumer.reclaim()
             for leased in store.consumer.lease(["celery"], 500, delayed_limit=500, eta_window=1e6).messages:
                 found.setdefault(json.loads(leased.headers)["id"], []).append((leased.priority, leased.due))
@@ -87,10 +89,10 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.close()
+def project(tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path)
+    yield project
+    project.close()
 
 
 def messages(total: int, delayed: bool = True) -> list[Envelope]:
@@ -119,63 +121,63 @@ def by_id(sent: list[Envelope]) -> dict[str, list[tuple[int, float | None]]]:
     ],
     ids="-".join,
 )
-def test_everything_arrives_as_it_was(house: House, kinds: tuple[str, ...]) -> None:
+def test_messages_keep_priority_and_due_time(project: Project, kinds: tuple[str, ...]) -> None:
     sent = messages(450)
-    urls = [house.url(kind) for kind in kinds]
-    house.open(urls[0]).sender.push(sent)
+    urls = [project.url(kind) for kind in kinds]
+    project.open(urls[0]).sender.push(sent)
     for old, new in pairwise(urls):
-        done = house.move(old, new)
+        done = project.move(old, new)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Moved 450 messages."), done.stderr
         assert [
-            info for info in house.open(old).admin.queues() if info.ready or info.delayed or info.leased
+            info for info in project.open(old).admin.queues() if info.ready or info.delayed or info.leased
         ] == []
-    assert house.held(urls[-1]) == by_id(sent)
+    assert project.held(urls[-1]) == by_id(sent)
 
 
-def test_from_rabbitmq_and_to_it(house: House) -> None:
-    """Without priorities, which its queues have only when they are declared with them."""
+def test_move_from_and_to_rabbitmq(project: Project) -> None:
+    """Without priorities, since its queues must be declared with them."""
     sent = messages(250, delayed=False)
-    first, rabbit, last = house.url("sqlite"), house.url("amqp"), house.url("sqlite")
-    house.open(first).sender.push(sent)
-    assert house.move(first, rabbit).returncode == 0
-    done = house.move(rabbit, last)
+    first, rabbit, last = project.url("sqlite"), project.url("amqp"), project.url("sqlite")
+    project.open(first).sender.push(sent)
+    assert project.move(first, rabbit).returncode == 0
+    done = project.move(rabbit, last)
     assert "Moved 250 messages." in done.stdout, done.stderr
     assert "stop them first" not in done.stderr, "it tells that no worker is running"
-    assert house.held(last).keys() == by_id(sent).keys()
+    assert project.held(last).keys() == by_id(sent).keys()
 
 
 @pytest.mark.parametrize("point", ["publishing", "published", "claiming", "acking", "deregistering"])
-def test_killed_in_the_middle_and_run_again(house: House, point: str) -> None:
-    """What was in both places may be twice in the new one: one batch at most. Nothing is missing."""
+def test_killed_move_can_be_repeated(project: Project, point: str) -> None:
+    """Messages that were in both brokers may be in the new one twice: at most one batch. None is missing."""
     sent = messages(350)
-    old, new = house.url("sqlite"), house.url("sqlite")
-    house.open(old).sender.push(sent)
-    killed = house.move(old, new, crash=point)
+    old, new = project.url("sqlite"), project.url("sqlite")
+    project.open(old).sender.push(sent)
+    killed = project.move(old, new, crash=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = house.move(old, new)
+    done = project.move(old, new)
     assert done.returncode == 0, done.stderr
-    found = house.held(new)
+    found = project.held(new)
     assert found.keys() == by_id(sent).keys()
     assert sum(len(copies) - 1 for copies in found.values()) <= BATCH
     assert [
-        info for info in house.open(old).admin.queues() if info.ready or info.delayed or info.leased
+        info for info in project.open(old).admin.queues() if info.ready or info.delayed or info.leased
     ] == []
 
 
 @pytest.mark.parametrize("kinds", [("sqlite", "redis"), ("redis", "sqlite")], ids="-".join)
-def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
-    """kill -9 as soon as something has arrived, again and again, until one gets to the end."""
+def test_repeatedly_killed_move_can_be_repeated(project: Project, kinds: tuple[str, str]) -> None:
+    """kill -9 as soon as some messages have arrived, several times."""
     sent = messages(4000)
-    old, new = (house.url(kind) for kind in kinds)
-    house.open(old).sender.push(sent)
-    target = house.open(new)
+    old, new = (project.url(kind) for kind in kinds)
+    project.open(old).sender.push(sent)
+    target = project.open(new)
     kills = 0
     while kills < 3:
         before = sum(info.ready + info.delayed for info in target.admin.queues())
         command = [sys.executable, "-m", "qworker", "move", old, new, "--yes", "-A", "tasks"]
         mover = subprocess.Popen(
             command,
-            cwd=house.path,
+            cwd=project.path,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -188,27 +190,27 @@ def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
         mover.kill()
         mover.wait()
         kills += 1
-    done = house.move(old, new)
+    done = project.move(old, new)
     assert done.returncode == 0, done.stderr
-    found = house.held(new)
+    found = project.held(new)
     assert found.keys() == by_id(sent).keys()
     assert sum(len(copies) - 1 for copies in found.values()) <= kills * BATCH
 
 
-def test_a_broker_that_is_not_there(house: House) -> None:
+def test_unreachable_target_is_an_error(project: Project) -> None:
     sent = messages(10)
-    old = house.url("sqlite")
-    house.open(old).sender.push(sent)
-    done = house.move(old, "redis://127.0.0.1:1/0")
+    old = project.url("sqlite")
+    project.open(old).sender.push(sent)
+    done = project.move(old, "redis://127.0.0.1:1/0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "127.0.0.1:1" in done.stderr
-    assert house.held(old) == by_id(sent)
+    assert project.held(old) == by_id(sent)
 
 
-def test_dead_letters(house: House) -> None:
-    old, new = house.url("sqlite"), house.url("sqlite")
-    store = house.open(old)
+def test_dead_letters_are_moved(project: Project) -> None:
+    old, new = project.url("sqlite"), project.url("sqlite")
+    store = project.open(old)
     store.sender.push(messages(150, delayed=False))
     generation = store.consumer.register("undertaker", ["celery"], 1)
     store.consumer.settle(
@@ -216,15 +218,15 @@ def test_dead_letters(house: House) -> None:
         [DeadLetter(leased.tag, "because") for leased in store.consumer.lease(["celery"], 150).messages],
     )
     store.consumer.deregister()
-    done = house.move(old, new, "--dead")
+    done = project.move(old, new, "--dead")
     assert "Moved 0 messages and 150 dead letters." in done.stdout, done.stderr
-    assert Counter(letter.reason for letter in house.open(new).admin.dead(None, 1000)) == {"because": 150}
+    assert Counter(letter.reason for letter in project.open(new).admin.dead(None, 1000)) == {"because": 150}
     assert store.admin.dead() == []
 
 
-def test_progress_is_plain_lines_where_nobody_looks(house: House) -> None:
-    old, new = house.url("sqlite"), house.url("sqlite")
-    house.open(old).sender.push(messages(10_100, delayed=False))
-    done = house.move(old, new)
+def test_progress_is_plain_lines_without_a_terminal(project: Project) -> None:
+    old, new = project.url("sqlite"), project.url("sqlite")
+    project.open(old).sender.push(messages(10_100, delayed=False))
+    done = project.move(old, new)
     assert re.findall(r"^10000 of 10100 messages moved$", done.stderr, re.MULTILINE)
     assert "\r" not in done.stderr

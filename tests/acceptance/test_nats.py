@@ -1,4 +1,4 @@
-"""Workers of NATS JetStream: what happens to messages when all goes well, and when it does not."""
+"""Workers on NATS JetStream, with and without faults."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.together import (
-    a_long_task_is_not_run_again,
-    a_stop_gives_back,
     everything_runs_exactly_once,
+    long_task_is_not_repeated,
     repeated,
+    stop_returns_unstarted_tasks,
     stops,
-    work_goes_on_when_it_is_back,
+    work_continues_after_a_restart,
 )
 
 pytestmark = [
@@ -44,20 +44,20 @@ def remote(server: Nats, tmp_path: Path) -> Iterator[RemoteSite]:
         yield site
 
 
-def test_nothing_happens(remote: RemoteSite, server: Nats) -> None:
-    """All runs once, and is deleted; what is due later is held by the server."""
+def test_everything_runs_once_without_faults(remote: RemoteSite, server: Nats) -> None:
+    """And is deleted; delayed messages are held by the server."""
     everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0)
 
 
 @pytest.mark.slow
-def test_a_task_may_be_longer_than_the_lease(remote: RemoteSite) -> None:
-    a_long_task_is_not_run_again(remote, 3 * LEASE_SECONDS)
+def test_task_longer_than_the_lease_is_not_repeated(remote: RemoteSite) -> None:
+    long_task_is_not_repeated(remote, 3 * LEASE_SECONDS)
 
 
-def test_what_is_due_later_outlives_worker_and_server(remote: RemoteSite, server: Nats) -> None:
-    """After kill -9 of both the server may keep for ever what was acknowledged just before: its consumer
-    knows that it was, and its stream does not. So it is not counted what is left there."""
+def test_delayed_message_survives_a_kill_of_worker_and_server(remote: RemoteSite, server: Nats) -> None:
+    """After kill -9 of both, the server may keep messages that were acknowledged just before: its consumer
+    knows it, but its stream does not. So the remaining messages are not counted."""
     worker = remote.start()
     late = remote.send("work", 2, countdown=12.0)
     remote.ended(remote.send("work", 1))
@@ -73,8 +73,8 @@ def test_what_is_due_later_outlives_worker_and_server(remote: RemoteSite, server
     assert start.wall >= remote.due[late]
 
 
-def test_a_stop_is_prompt_and_gives_back_what_has_not_started(remote: RemoteSite) -> None:
-    a_stop_gives_back(remote)
+def test_stopping_worker_returns_unstarted_tasks_at_once(remote: RemoteSite) -> None:
+    stop_returns_unstarted_tasks(remote)
     ran = len(remote.records(kind=STARTED))
     second = remote.start(name="two")
     began = time.monotonic()
@@ -86,15 +86,15 @@ def test_a_stop_is_prompt_and_gives_back_what_has_not_started(remote: RemoteSite
     assert repeated(remote) == 0
 
 
-def test_the_server_was_away_and_has_forgotten_all(remote: RemoteSite, server: Nats) -> None:
+def test_server_outage_with_data_loss(remote: RemoteSite, server: Nats) -> None:
     worker = remote.start()
     remote.ended(remote.send("work", 1))
     server.kill()
     server.lose()
-    work_goes_on_when_it_is_back(remote, worker, server)
+    work_continues_after_a_restart(remote, worker, server)
 
 
-def test_a_revocation_reaches_workers_that_start_later(remote: RemoteSite) -> None:
+def test_revocation_reaches_workers_that_start_later(remote: RemoteSite) -> None:
     id = remote.send("work", 1, countdown=3.0)
     remote.client.control.revoke(id)
     worker = remote.start()
@@ -103,8 +103,8 @@ def test_a_revocation_reaches_workers_that_start_later(remote: RemoteSite) -> No
     assert not remote.records(id, STARTED)
 
 
-def test_what_is_delayed_is_not_moved(remote: RemoteSite, server: Nats) -> None:
-    """A worker has given it back to the server until it is due, and nobody else is given it before."""
+def test_delayed_messages_are_not_moved(remote: RemoteSite, server: Nats) -> None:
+    """A worker has returned them to the server until they are due, so no other client gets them before."""
     worker = remote.start()
     remote.send("work", 1, countdown=300)
     remote.until(lambda: server.counts("celery") == (0, 1), "the server to hold it")
@@ -119,7 +119,7 @@ def test_what_is_delayed_is_not_moved(remote: RemoteSite, server: Nats) -> None:
 
 
 @pytest.mark.parametrize("login", ["", "qworker:wr0ng@", "t0ken@"])
-def test_a_login_that_is_refused_is_one_clear_error(remote: RemoteSite, server: Nats, login: str) -> None:
+def test_refused_login_is_one_clear_error(remote: RemoteSite, server: Nats, login: str) -> None:
     url = f"nats://{login}127.0.0.1:{server.port}"
     said = remote.qworker("queues", code=1, QWORKER_BROKER_URL=url)
     assert "refuses the login" in said

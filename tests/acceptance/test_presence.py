@@ -1,4 +1,4 @@
-"""What is seen of a real worker from another process, while it works, rests, stops and dies."""
+"""The presence of a real worker, as seen from another process: working, idle, stopping and dead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     if request.param == "sqlite":
         with closing(Site(tmp_path)) as site:
             yield site
@@ -41,13 +41,13 @@ def status(site: Site) -> list[str]:
     return [worker.status for worker in seen(site)]
 
 
-def test_a_worker_is_seen_at_work_at_rest_and_no_more(place: Site) -> None:
-    worker = place.start("-Q", "celery,mail")
-    place.until(lambda: status(place) == ["idle"], "an idle worker")
-    go = place.path / "go"
-    id = place.send("until_file", str(go))
-    place.until(lambda: status(place) == ["working"], "a worker at work")
-    (found,) = seen(place)
+def test_status_of_a_worker_is_working_idle_or_absent(site: Site) -> None:
+    worker = site.start("-Q", "celery,mail")
+    site.until(lambda: status(site) == ["idle"], "an idle worker")
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    site.until(lambda: status(site) == ["working"], "a worker at work")
+    (found,) = seen(site)
     assert (found.name, found.pid, found.queues, found.concurrency) == (
         "one@test", worker.pid, ("celery", "mail"), 2,
     )  # fmt: skip
@@ -57,61 +57,61 @@ def test_a_worker_is_seen_at_work_at_rest_and_no_more(place: Site) -> None:
     assert task.pid in found.pool
     assert found.started <= task.started <= found.seen
     go.touch()
-    place.until(lambda: status(place) == ["idle"], "it to rest again")
-    assert (seen(place)[0].busy, seen(place)[0].totals["finished"]) == (0, 1)
+    site.until(lambda: status(site) == ["idle"], "it to rest again")
+    assert (seen(site)[0].busy, seen(site)[0].totals["finished"]) == (0, 1)
     kill(worker.wait_pool(2)[0])
-    place.until(lambda: [one.restarts for one in seen(place)] == [1], "a replaced child")
+    site.until(lambda: [one.restarts for one in seen(site)] == [1], "a replaced child")
     worker.stop()
-    assert seen(place) == []
+    assert seen(site) == []
 
 
-def test_who_stops_slowly_says_so_and_who_is_killed_is_gone_at_once(place: Site) -> None:
-    worker, other = place.start(), place.start(name="two")
-    go = place.path / "go"
-    place.started(*(place.send("until_file", str(go)) for _ in range(4)))
+def test_stopping_worker_is_shown_and_killed_worker_disappears(site: Site) -> None:
+    worker, other = site.start(), site.start(name="two")
+    go = site.path / "go"
+    site.started(*(site.send("until_file", str(go)) for _ in range(4)))
     other.process.terminate()
-    place.until(lambda: sorted(status(place)) == ["stopping", "working"], "one of two to stop")
+    site.until(lambda: sorted(status(site)) == ["stopping", "working"], "one of two to stop")
     worker.kill()
-    assert [one.name for one in seen(place)] == ["two@test"]
+    assert [one.name for one in seen(site)] == ["two@test"]
     go.touch()
     other.wait()
-    assert seen(place) == []
+    assert seen(site) == []
 
 
-def test_a_worker_that_rests_for_longer_than_its_lease_is_seen(place: Site) -> None:
-    place.settings["worker_lease_seconds"] = 1.0
-    worker = place.start()
-    (first,) = seen(place)
-    place.until(lambda: seen(place)[0].seen > first.seen + 5.0, "five leases to pass")
-    assert command(place)[0]["name"] == "one@test"
+def test_worker_idle_for_longer_than_its_lease_is_shown(site: Site) -> None:
+    site.settings["worker_lease_seconds"] = 1.0
+    worker = site.start()
+    (first,) = seen(site)
+    site.until(lambda: seen(site)[0].seen > first.seen + 5.0, "five leases to pass")
+    assert command(site)[0]["name"] == "one@test"
     worker.stop()
 
 
-def test_what_two_workers_run_is_shown_and_goes_with_the_one_that_is_killed(place: Site) -> None:
-    worker, other = place.start(), place.start(name="two")
-    go = place.path / "go"
-    ids = [place.send("until_file", str(go)) for _ in range(6)]
-    place.until(lambda: [one.busy for one in seen(place)] == [2, 2], "both to say that they are busy")
+def test_running_tasks_of_two_workers_are_shown(site: Site) -> None:
+    worker, other = site.start(), site.start(name="two")
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(6)]
+    site.until(lambda: [one.busy for one in seen(site)] == [2, 2], "both to say that they are busy")
     children = {*worker.wait_pool(2), *other.wait_pool(2)}
-    shown = command(place)
+    shown = command(site)
     assert {run["pid"] for one in shown for run in one["running"]} == children
     assert all(one["memory"] > 0 < min(one["pool_memory"]) for one in shown)
-    tasks = place.client.peek()
+    tasks = site.client.peek()
     assert {task.pid for task in tasks if task.state == "running"} == children
     assert {(task.args, task.queue) for task in tasks} == {(repr((str(go),)), "celery")}
     assert {task.id for task in tasks} == set(ids)
     other.kill()
-    assert [one.name for one in seen(place)] == ["one@test"]
-    left = command(place, "tasks")
+    assert [one.name for one in seen(site)] == ["one@test"]
+    left = command(site, "tasks")
     assert {task["id"] for task in left} == set(ids)
     assert {task["pid"] for task in left if task["state"] == "running"} == {*worker.wait_pool(2)}
     go.touch()
-    place.until(lambda: place.client.peek() == [], "all to end")
+    site.until(lambda: site.client.peek() == [], "all to end")
     worker.stop()
 
 
 def command(site: Site, name: str = "workers") -> Any:
-    """What ``qworker workers``, or another command, says."""
+    """The JSON output of ``qworker workers`` or another command."""
     done = subprocess.run(
         [sys.executable, "-m", "qworker", name, "-A", "tests.acceptance.fault_tasks:app", "--json"],
         cwd=site.path,

@@ -1,5 +1,4 @@
-"""The private servers themselves: what they keep over a kill, how they are frozen, and that nothing stays
-behind."""
+"""Tests of the private servers: data after a kill, freezing, and cleanup."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tests.acceptance.processes import gone, state
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 SQL = ("postgres", "mariadbd")
-"""The binaries that take SQL."""
+"""Binaries of SQL servers."""
 
 
 @pytest.fixture(params=SERVERS)
@@ -29,7 +28,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield server
 
 
-def test_it_dies_and_comes_back_at_the_same_place_with_its_data(server: Server) -> None:
+def test_killed_server_restarts_on_its_port_with_its_data(server: Server) -> None:
     url = server.url
     _write(server)
     before = server.tree()
@@ -45,7 +44,7 @@ def test_it_dies_and_comes_back_at_the_same_place_with_its_data(server: Server) 
     assert not _listens(server)
 
 
-def test_it_is_frozen_and_thawed(server: Server) -> None:
+def test_server_can_be_frozen_and_thawed(server: Server) -> None:
     server.freeze()
     assert {state(pid) for pid in server.tree()} <= {"T", "Z"}
     assert _listens(server), "the kernel still takes connections for it"
@@ -54,7 +53,7 @@ def test_it_is_frozen_and_thawed(server: Server) -> None:
     assert "T" not in {state(pid) for pid in server.tree()}
 
 
-def test_nothing_is_left_of_it(server: Server) -> None:
+def test_close_leaves_no_process_and_no_data(server: Server) -> None:
     pids = server.tree()
     server.freeze()
     server.close()
@@ -63,15 +62,15 @@ def test_nothing_is_left_of_it(server: Server) -> None:
     assert not server.directory.exists()
 
 
-def test_it_dies_with_the_process_that_started_it() -> None:
-    """Not even a test that is killed leaves one behind."""
+def test_server_dies_with_the_process_that_started_it() -> None:
+    """Even a killed test leaves no server behind."""
     script = (
         "from tests.acceptance.private_servers import *\nimport os, signal\n"
         "server = PostgreSQL()\nprint(*server.tree(), server.directory, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     with serving("postgresql"):
-        pass  # skipped here when there is none
+        pass  # skipped here without PostgreSQL
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
@@ -83,14 +82,14 @@ def test_it_dies_with_the_process_that_started_it() -> None:
         shutil.rmtree(directory)
 
 
-def test_ports_are_none_that_a_client_could_get() -> None:
+def test_ports_are_not_ephemeral() -> None:
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         first, last = map(int, file.read().split())
     assert not set(PORTS) & set(range(first, last + 1))
     assert free_port() in PORTS
 
 
-def test_a_server_that_does_not_start_says_why() -> None:
+def test_server_that_does_not_start_reports_its_log() -> None:
     with pytest.raises(AssertionError, match="Bad directive or wrong number of "
                                              "arguments"), serving("redis", nonsense="x"):  # fmt: skip
         pass

@@ -1,4 +1,4 @@
-"""The proxy itself: that it carries what it should, and breaks what it is told to break."""
+"""Tests of the proxy: it forwards everything, and injects the requested faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that sends back what it gets."""
+    """The port of an echo server."""
     ended = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -55,7 +55,7 @@ def client(proxy: Proxy) -> Iterator[socket.socket]:
 
 
 def say(connection: socket.socket, data: bytes) -> bytes:
-    """Send *data*; return as many bytes of the answer."""
+    """Send *data*; return the same number of bytes of the answer."""
     connection.sendall(data)
     return read(connection, len(data))
 
@@ -79,7 +79,7 @@ def silent(connection: socket.socket, seconds: float = 0.2) -> bool:
     return False
 
 
-def test_it_carries_everything_and_counts(proxy: Proxy) -> None:
+def test_proxy_forwards_and_counts_bytes(proxy: Proxy) -> None:
     big = bytes(range(256)) * 4096
     with client(proxy) as one, client(proxy) as two:
         assert say(one, b"hello") == b"hello"
@@ -94,7 +94,7 @@ def test_it_carries_everything_and_counts(proxy: Proxy) -> None:
     until(lambda: proxy.open_connections == 0, "the ends to be carried on")
 
 
-def test_a_half_closed_connection_still_gets_its_answer(proxy: Proxy) -> None:
+def test_half_closed_connection_gets_its_answer(proxy: Proxy) -> None:
     with client(proxy) as one:
         one.sendall(b"last words")
         one.shutdown(socket.SHUT_WR)
@@ -102,7 +102,7 @@ def test_a_half_closed_connection_still_gets_its_answer(proxy: Proxy) -> None:
         assert one.recv(1) == b""
 
 
-def test_cut_is_a_reset_for_both(proxy: Proxy) -> None:
+def test_cut_resets_both_sides(proxy: Proxy) -> None:
     with client(proxy) as one, client(proxy) as two:
         say(one, b"x"), say(two, b"x")
         assert proxy.cut() == 2
@@ -114,7 +114,7 @@ def test_cut_is_a_reset_for_both(proxy: Proxy) -> None:
         assert say(three, b"again") == b"again"
 
 
-def test_cut_can_be_polite(proxy: Proxy) -> None:
+def test_cut_with_fin_closes_cleanly(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.cut(fin=True)
@@ -122,7 +122,7 @@ def test_cut_can_be_polite(proxy: Proxy) -> None:
     until(lambda: proxy.open_connections == 0, "it to be forgotten")
 
 
-def test_half_open_up_holds_bytes_back_until_it_opens(proxy: Proxy) -> None:
+def test_closed_up_link_holds_bytes_back_until_it_opens(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.up.open = False
@@ -132,7 +132,7 @@ def test_half_open_up_holds_bytes_back_until_it_opens(proxy: Proxy) -> None:
         assert read(one, 4) == b"late"
 
 
-def test_half_open_down_the_server_heard_it_and_we_do_not_know(proxy: Proxy) -> None:
+def test_closed_down_link_holds_answers_back(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.down.open = False
@@ -145,7 +145,7 @@ def test_half_open_down_the_server_heard_it_and_we_do_not_know(proxy: Proxy) -> 
             one.recv(1)
 
 
-def test_lost_bytes_never_come(proxy: Proxy) -> None:
+def test_lost_bytes_never_arrive(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.down.lost = True
@@ -155,7 +155,7 @@ def test_lost_bytes_never_come(proxy: Proxy) -> None:
         assert say(one, b"y") == b"y"
 
 
-def test_bytes_are_lost_or_held_back_from_some_answer_on(proxy: Proxy) -> None:
+def test_bytes_are_lost_or_held_back_after_some_answers(proxy: Proxy) -> None:
     with client(proxy) as one:
         proxy.up.lose_when(lambda: proxy.down.pieces >= 2)
         assert say(one, b"x") == say(one, b"x") == b"x"
@@ -170,7 +170,7 @@ def test_bytes_are_lost_or_held_back_from_some_answer_on(proxy: Proxy) -> None:
         assert read(one, 4) == b"late"
 
 
-def test_refuse_and_black_hole(proxy: Proxy) -> None:
+def test_refuse_and_black_hole_modes(proxy: Proxy) -> None:
     with client(proxy) as old:
         say(old, b"x")
         proxy.mode = REFUSE
@@ -188,7 +188,7 @@ def test_refuse_and_black_hole(proxy: Proxy) -> None:
                 new.recv(1)
 
 
-def test_stranded_connections_say_nothing_and_new_ones_are_well(proxy: Proxy) -> None:
+def test_stranded_connections_are_silent_and_new_ones_work(proxy: Proxy) -> None:
     with client(proxy) as old, client(proxy) as new:
         say(old, b"x"), say(new, b"x")
         assert proxy.strand() == 2
@@ -201,7 +201,7 @@ def test_stranded_connections_say_nothing_and_new_ones_are_well(proxy: Proxy) ->
             old.recv(1)
 
 
-def test_delay_is_late_and_not_slow(proxy: Proxy) -> None:
+def test_delay_adds_latency_without_limiting_throughput(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.up.delay = 0.2
@@ -214,7 +214,7 @@ def test_delay_is_late_and_not_slow(proxy: Proxy) -> None:
         assert 0.3 <= took < 1.5, "five pieces travel at the same time"
 
 
-def test_rate(proxy: Proxy) -> None:
+def test_rate_limits_throughput(proxy: Proxy) -> None:
     with client(proxy) as one:
         say(one, b"x")
         proxy.down.rate = 20_000
@@ -223,13 +223,13 @@ def test_rate(proxy: Proxy) -> None:
         assert time.monotonic() - began >= 0.4
 
 
-def test_a_server_that_is_away(echo: int) -> None:
+def test_unreachable_server_resets_the_client(echo: int) -> None:
     with Proxy(1) as proxy, pytest.raises(ConnectionResetError), client(proxy) as one:
         one.recv(1)
 
 
-def test_it_leaves_when_the_sender_is_blocked(echo: int) -> None:
-    """Nobody reads, the buffers are full, and still it can be cut and closed."""
+def test_proxy_closes_while_a_sender_is_blocked(echo: int) -> None:
+    """With full buffers, since the client does not read."""
     with Proxy(echo) as proxy, client(proxy) as one:
         one.settimeout(0.5)
         with pytest.raises(TimeoutError):
@@ -238,6 +238,6 @@ def test_it_leaves_when_the_sender_is_blocked(echo: int) -> None:
     until(lambda: not any("link" in thread.name for thread in threading.enumerate()), "its threads to end")
 
 
-def test_urls(echo: int) -> None:
+def test_url_points_to_the_proxy(echo: int) -> None:
     with Proxy(echo) as proxy:
         assert proxy.url(f"redis://127.0.0.1:{echo}/0") == f"redis://127.0.0.1:{proxy.port}/0"

@@ -1,4 +1,4 @@
-"""An alarm of RabbitMQ, which then takes no messages, and a process that dies meanwhile."""
+"""A RabbitMQ alarm, during which it accepts no messages, and a process that dies meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.acceptance.processes import kill
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_work_goes_on_though_what_a_death_puts_back_cannot_be_sent(tmp_path: Path) -> None:
+def test_work_continues_if_a_requeued_task_cannot_be_sent(tmp_path: Path) -> None:
     with serving("rabbitmq") as server, RemoteSite(tmp_path, server.url, server.url) as site:
         worker = site.start("-c", "2")
         dying = site.send("until_file", str(tmp_path / "go"))
@@ -25,7 +25,7 @@ def test_work_goes_on_though_what_a_death_puts_back_cannot_be_sent(tmp_path: Pat
         server.do("set_vm_memory_high_watermark", "absolute", "1MB")
         (record,) = site.records(dying, STARTED)
         kill(record.pid, signal.SIGKILL)
-        # All of them end, during the alarm: before, nothing was acknowledged for its length.
+        # All of them end during the alarm; there was a bug that blocked all acks meanwhile.
         site.until(lambda: "accepts no messages" in worker.log, "the alarm to be noticed")
         site.ended(*ids)
         assert len(site.records(dying, STARTED)) == 1, "what died cannot come back yet"
@@ -38,7 +38,7 @@ def test_work_goes_on_though_what_a_death_puts_back_cannot_be_sent(tmp_path: Pat
         assert worker.alive
 
 
-def test_a_worker_that_starts_during_an_alarm_takes_tasks(tmp_path: Path) -> None:
+def test_worker_started_during_an_alarm_takes_tasks(tmp_path: Path) -> None:
     with serving("rabbitmq") as server, RemoteSite(tmp_path, server.url, server.url) as site:
         ids = site.send_many("work", [(number, 0.0) for number in range(20)])
         server.do("set_vm_memory_high_watermark", "absolute", "1MB")

@@ -1,4 +1,5 @@
-"""Delayed messages in RabbitMQ: somebody deletes what is on their way, or kills the server."""
+"""Delayed messages in RabbitMQ, while queues and exchanges on their path are deleted or the server is
+killed."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def waiting(link: Link, name: str) -> int:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("name", ["q", "#", "a.*", "q" * 250])
-def test_what_waited_comes_as_it_was_sent(open_: Open, kind: str, name: str) -> None:
+def test_delayed_message_arrives_unchanged(open_: Open, kind: str, name: str) -> None:
     store = open_(type=kind)
     store.consumer.register("w", [name], 1)
     sent = envelope("a", name, due=time.time() + 2.0, headers={"x": [1]}, body=b"[1]")
@@ -74,7 +75,7 @@ def test_what_waited_comes_as_it_was_sent(open_: Open, kind: str, name: str) -> 
     assert (came.deliveries, came.redelivered, came.requeued) == (0, False, 0)
 
 
-def test_what_finds_its_queue_gone_becomes_a_dead_letter(open_: Open, link: Link) -> None:
+def test_delayed_message_without_its_queue_becomes_a_dead_letter(open_: Open, link: Link) -> None:
     store = open_()
     store.sender.push([envelope("a", due=(due := time.time() + 1.5))])
     delete(link, "q")
@@ -87,7 +88,7 @@ def test_what_finds_its_queue_gone_becomes_a_dead_letter(open_: Open, link: Link
     assert store.admin.dead() == []
 
 
-def test_who_makes_a_queue_again_gets_what_waits_for_it(open_: Open, link: Link) -> None:
+def test_recreated_queue_gets_its_delayed_messages(open_: Open, link: Link) -> None:
     store, worker = open_(), open_()
     store.sender.push([envelope("a", due=time.time() + 1.5)])
     delete(link, "q")
@@ -95,8 +96,9 @@ def test_who_makes_a_queue_again_gets_what_waits_for_it(open_: Open, link: Link)
     assert ids(receive(worker, 1)) == ["a"]
 
 
-def test_what_has_no_end_any_more_holds_back_no_other(open_: Open, link: Link) -> None:
-    """RabbitMQ hands on 32 messages of a queue at a time: so many without an end would stop all others."""
+def test_undeliverable_delayed_messages_do_not_block_others(open_: Open, link: Link) -> None:
+    """RabbitMQ dead-letters 32 messages of a queue at a time: that many undeliverable ones would block all
+    others."""
     store, others = open_(prefix="gone."), open_()
     others.consumer.register("w", ["q"], 1)
     due = time.time() + 3.0
@@ -108,8 +110,8 @@ def test_what_has_no_end_any_more_holds_back_no_other(open_: Open, link: Link) -
     until(lambda: waiting(link, NOWHERE) == 64)
 
 
-def test_a_binding_that_was_deleted_is_made_again(open_: Open, link: Link) -> None:
-    """By hand, or with a queue that Celery made anew."""
+def test_deleted_binding_is_recreated(open_: Open, link: Link) -> None:
+    """Deleted by hand, or with a queue that Celery recreated."""
     store, later = open_(), open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", due=time.time() + 1.0)])
@@ -119,7 +121,7 @@ def test_a_binding_that_was_deleted_is_made_again(open_: Open, link: Link) -> No
     assert ids(receive(store, 1)) == ["b"]
 
 
-def test_queues_of_the_way_that_were_deleted_are_made_again(open_: Open, link: Link) -> None:
+def test_deleted_delay_queues_are_recreated(open_: Open, link: Link) -> None:
     store = open_()
     store.consumer.register("w", ["q", "r"], 1)
     store.sender.push([envelope("first", name, due=time.time() + 1.0) for name in "qr"])
@@ -129,14 +131,14 @@ def test_queues_of_the_way_that_were_deleted_are_made_again(open_: Open, link: L
     now = time.time()
     names = [str(tenths) for tenths in range(5, 25)]
     store.sender.push([envelope(name, "qr"[int(name) % 2], due=now + int(name) / 10) for name in names])
-    # One that takes another way to the same queue may be sent twice.
+    # A message that changes its path to the same queue may arrive twice.
     came: set[str] = set()
     while len(came) < len(names):
         came |= set(ids(receive(store, 1, "q", "r")))
     assert sorted(came, key=int) == names
 
 
-def test_what_a_worker_can_wait_for_needs_no_queues(open_: Open, link: Link) -> None:
+def test_short_delay_needs_no_delay_queues(open_: Open, link: Link) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", due=(due := time.time() + 0.15))])
@@ -146,7 +148,7 @@ def test_what_a_worker_can_wait_for_needs_no_queues(open_: Open, link: Link) -> 
         link.call(link.channel().exchange_declare, DUE_EXCHANGE, "topic", passive=True)
 
 
-def test_an_exchange_of_the_way_that_was_deleted_is_made_again(open_: Open, link: Link) -> None:
+def test_deleted_delay_exchange_is_recreated(open_: Open, link: Link) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("first", due=time.time() + 1.0)])
@@ -159,7 +161,7 @@ def test_an_exchange_of_the_way_that_was_deleted_is_made_again(open_: Open, link
 
 
 @pytest.mark.parametrize("days", [19.3, 19.42, 45, 4000])
-def test_delays_of_many_days_wait_in_the_first_place(open_: Open, link: Link, days: float) -> None:
+def test_long_delays_wait_in_the_highest_digit(open_: Open, link: Link, days: float) -> None:
     store = open_()
     now = time.time()
     due = now + days * 86400
@@ -170,7 +172,7 @@ def test_delays_of_many_days_wait_in_the_first_place(open_: Open, link: Link, da
     until(lambda: waiting(link, queue(5, int(found.key[0], 16))) == 1)
 
 
-def test_what_the_user_may_not_make_is_said(broken: Broken, open_: Open) -> None:
+def test_missing_permissions_for_delay_queues_are_reported(broken: Broken, open_: Open) -> None:
     broken.server.do("add_user", "sender", "secret")
     host = broken.direct.rpartition("/")[2]
     broken.server.do("set_permissions", "-p", host, "sender", r"^(q|qworker\.dead)$", ".*", ".*")
@@ -192,11 +194,11 @@ def test_what_the_user_may_not_make_is_said(broken: Broken, open_: Open) -> None
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("rest", [0.1, 1.5])
-def test_a_server_that_is_killed_loses_nothing_that_it_confirmed(
+def test_killed_server_keeps_confirmed_delayed_messages(
     broken: Broken, open_: Open, kind: str, rest: float
 ) -> None:
-    """Neither what waits, nor what has just been handed on; rest: seconds from the last push. The first call
-    makes the queues: RabbitMQ loses what is in a quorum queue that it made half a second ago."""
+    """Neither waiting messages nor those just delivered are lost; rest: seconds after the last push. The
+    first call creates the queues: RabbitMQ may lose messages in a quorum queue created half a second ago."""
     store = open_(type=kind)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("0", due=time.time() + 1.0)])

@@ -1,4 +1,4 @@
-"""A worker of RabbitMQ while its server starts again: it serves queues later than connections."""
+"""A RabbitMQ worker during a server restart: the server accepts connections before it serves its queues."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def server() -> Iterator[RabbitMQ]:
         yield server
 
 
-def test_who_is_there_as_soon_as_the_server_hears_of_revocations_once_it_serves_them(
+def test_worker_reconnecting_early_receives_revocations_later(
     server: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker, other = (open_broker(server.url, Settings({})) for _ in range(2))
     with closing(worker), closing(other):
         consumer = worker.consumer
         consumer.register("w@here", ["q"], 1)
-        for _ in range(3):  # it may come too late
+        for _ in range(3):  # it may reconnect too late
             server.stop()
             server.start(wait=False)
             until(lambda: _registered(consumer))

@@ -1,5 +1,5 @@
-"""Workers of RabbitMQ, which says little of what it heard and nothing of who died: here the worker has to
-know."""
+"""Workers on RabbitMQ, which reports little about received acks and nothing about dead consumers, so the
+worker must track both."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def cut_often(broken: Broken, remote: RemoteSite) -> None:
         broken.proxy.cut()
 
 
-def test_no_broken_connection_makes_a_live_worker_run_again_what_it_finished(
-    broken: Broken, remote: RemoteSite
-) -> None:
+def test_lost_connections_do_not_repeat_finished_tasks(broken: Broken, remote: RemoteSite) -> None:
     worker = remote.start()
     remote.send_many("work", [(number, 0.005) for number in range(400)])
     cut_often(broken, remote)
@@ -41,9 +39,9 @@ def test_no_broken_connection_makes_a_live_worker_run_again_what_it_finished(
     assert repeats(remote) == 0
 
 
-def test_what_is_acknowledged_first_never_runs_twice(broken: Broken, remote: RemoteSite) -> None:
-    """Where nobody can know whether its ack arrived it has failed without a run; all else runs, or is in the
-    queue after the worker has stopped."""
+def test_early_acked_tasks_never_run_twice(broken: Broken, remote: RemoteSite) -> None:
+    """If it is unknown whether the ack arrived, the task fails without running; all others run, or are in
+    the queue after the worker has stopped."""
     worker = remote.start()
     remote.send_many("once", [(number, 0.005) for number in range(400)])
     cut_often(broken, remote)
@@ -59,7 +57,7 @@ def test_what_is_acknowledged_first_never_runs_twice(broken: Broken, remote: Rem
 
 
 @pytest.mark.slow
-def test_a_server_that_was_killed_may_have_forgotten_acks(broken: Broken, remote: RemoteSite) -> None:
+def test_acks_lost_in_a_server_kill_do_not_repeat_tasks(broken: Broken, remote: RemoteSite) -> None:
     worker = remote.start()
     remote.ended(remote.send("work"))
     stream = Stream(remote)
@@ -77,8 +75,8 @@ def test_a_server_that_was_killed_may_have_forgotten_acks(broken: Broken, remote
     assert len(sure) == len(set(sure))
 
 
-def rights(broken: Broken, pattern: str) -> None:
-    """What the user may configure, write and read in the virtual host of the test."""
+def set_permissions(broken: Broken, pattern: str) -> None:
+    """Set what the user may configure, write and read in the virtual host of the test."""
     host = broken.direct.rpartition("/")[2]
     broken.server.do(
         "eval",
@@ -88,18 +86,16 @@ def rights(broken: Broken, pattern: str) -> None:
 
 
 @pytest.mark.slow
-def test_rights_that_are_taken_away_for_a_while_do_not_end_a_worker(
-    broken: Broken, remote: RemoteSite
-) -> None:
+def test_temporarily_revoked_permissions_do_not_end_a_worker(broken: Broken, remote: RemoteSite) -> None:
     worker = remote.start()
-    # As many as outlast the server's command, which may take seconds.
+    # Enough to outlast the rabbitmqctl command, which may take seconds.
     remote.send_many("work", [(number, 0.05) for number in range(300)])
     remote.until(lambda: len(remote.records(kind=STARTED)) >= 20, "some tasks to run")
-    rights(broken, "^$")
+    set_permissions(broken, "^$")
     broken.proxy.cut()
     remote.until(lambda: "refused" in worker.log.lower(), "the worker to be refused")
     assert worker.alive
-    rights(broken, ".*")
+    set_permissions(broken, ".*")
     remote.drained()
     worker.stop()
     check(remote)
@@ -107,7 +103,7 @@ def test_rights_that_are_taken_away_for_a_while_do_not_end_a_worker(
 
 
 @pytest.mark.slow
-def test_a_queue_that_is_deleted_under_a_worker_is_made_anew(broken: Broken, remote: RemoteSite) -> None:
+def test_deleted_queue_is_recreated_by_its_worker(broken: Broken, remote: RemoteSite) -> None:
     worker = remote.start()
     remote.ended(remote.send("work"))
     host = broken.direct.rpartition("/")[2]
@@ -121,11 +117,11 @@ def test_a_queue_that_is_deleted_under_a_worker_is_made_anew(broken: Broken, rem
     worker.stop()
 
 
-def test_a_poison_that_kills_the_main_process_is_given_up(remote: RemoteSite) -> None:
-    """Each worker dies while it runs the poison, and what else it holds is innocent."""
+def test_task_that_kills_the_main_process_becomes_a_dead_letter(remote: RemoteSite) -> None:
+    """Each worker dies while it runs this task; the other messages it holds are not counted."""
     settings = {"task_max_deliveries": 3, "worker_prefetch_multiplier": 4}
     poison = remote.send("until_file", str(remote.path / "never"))
-    # The suspect waits for the only process: what is before it must not take as long as we wait for it.
+    # The poison task waits for the only process: the tasks before it must take less time than the timeout.
     good = [remote.send("work", number, 3.0) for number in range(2)]
     for death in range(3):
         worker = remote.start("-c", "1", name=f"victim{death}", **settings)

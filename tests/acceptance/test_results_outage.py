@@ -1,4 +1,4 @@
-"""Who waits for a result while its store starts again."""
+"""Callers that wait for results while the result backend restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def app_on(server: Server, kind: str) -> QWorker:
     return QWorker("proj", broker="memory://", backend=url, set_as_current=False)
 
 
-def test_get_and_await_go_on_when_the_store_is_back(server: Server, kind: str) -> None:
+def test_get_and_await_survive_a_result_backend_restart(server: Server, kind: str) -> None:
     caller, worker = app_on(server, kind), app_on(server, kind)
     with caller, worker:
         got: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def test_get_and_await_go_on_when_the_store_is_back(server: Server, kind: str) -
         for thread in threads:
             thread.start()
         until(lambda: caller.backend.watcher.waited_for() == {"a", "b"})
-        time.sleep(0.6)  # it was looked for
+        time.sleep(0.6)  # the waiters have polled by now
         server.kill()
         time.sleep(2.0)
         server.start()

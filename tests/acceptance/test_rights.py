@@ -1,4 +1,4 @@
-"""Somebody withdraws the worker's rights at its broker for some seconds: it waits, says so, and goes on."""
+"""The worker's permissions at its broker are revoked for some seconds: it waits, logs it, and continues."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 USER, PASSWORD = "limited", "secret"
 
 
-class Rights(NamedTuple):
-    """url: of a user who has them. take, give: change that."""
+class Permissions(NamedTuple):
+    """url: of a user who has them. take, give: revoke and grant them."""
 
     url: str
     take: Callable[[], Any]
@@ -33,28 +33,28 @@ def _as_user(url: str, user: str = USER) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}:{PASSWORD}@{parts.hostname}:{parts.port}"))
 
 
-def _redis(broken: Broken) -> Rights:
+def _redis(broken: Broken) -> Permissions:
     def acl(*rules: str) -> None:
         broken.server.do("ACL", "SETUSER", USER, *rules)
 
     acl("on", f">{PASSWORD}", "~*", "&*", "+@all")
-    return Rights(_as_user(broken.url), lambda: acl("-@all"), lambda: acl("+@all"))
+    return Permissions(_as_user(broken.url), lambda: acl("-@all"), lambda: acl("+@all"))
 
 
-def _postgresql(broken: Broken) -> Rights:
+def _postgresql(broken: Broken) -> Permissions:
     do = broken.server.do
     do(f"DROP ROLE IF EXISTS {USER}")
     do(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'")
     do(f"GRANT ALL ON SCHEMA public TO {USER}")
     kinds = ("TABLES", "SEQUENCES")
-    return Rights(
+    return Permissions(
         _as_user(broken.url),
         lambda: [do(f"REVOKE ALL ON ALL {kind} IN SCHEMA public FROM {USER}") for kind in kinds],
         lambda: [do(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO {USER}") for kind in kinds],
     )
 
 
-def _rabbitmq(broken: Broken) -> Rights:
+def _rabbitmq(broken: Broken) -> Permissions:
     do = broken.server.do
     host = urlsplit(broken.url).path.lstrip("/")
     if USER not in do("list_users"):
@@ -68,20 +68,20 @@ def _rabbitmq(broken: Broken) -> Rights:
         do("close_all_connections", "-p", host, "its rights were withdrawn")
 
     give()
-    return Rights(_as_user(broken.url), take, give)
+    return Permissions(_as_user(broken.url), take, give)
 
 
-RIGHTS = {"redis": _redis, "postgresql": _postgresql, "rabbitmq": _rabbitmq}
+PERMISSIONS = {"redis": _redis, "postgresql": _postgresql, "rabbitmq": _rabbitmq}
 
 
-@pytest.mark.parametrize("broken", RIGHTS, indirect=True)
-def test_a_worker_outlives_the_loss_of_its_rights(
+@pytest.mark.parametrize("broken", PERMISSIONS, indirect=True)
+def test_worker_survives_revoked_permissions(
     broken: Broken, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     with broken.exposed():
-        rights = RIGHTS[request.node.callspec.params["broken"]](broken)
-        with RemoteSite(tmp_path, rights.url, broken.direct) as site:
-            _outlives(site, rights)
+        permissions = PERMISSIONS[request.node.callspec.params["broken"]](broken)
+        with RemoteSite(tmp_path, permissions.url, broken.direct) as site:
+            _survives(site, permissions)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def database(tmp_path: Path) -> Iterator[MySQLPlace]:
     place.clear()
 
 
-def test_a_worker_outlives_the_loss_of_its_rights_on_mysql(database: MySQLPlace, tmp_path: Path) -> None:
+def test_worker_survives_revoked_permissions_on_mysql(database: MySQLPlace, tmp_path: Path) -> None:
     parts = urlsplit(URLS["mysql"])
     user = database._name[:40]
     name = database.url.rpartition("/")[2]
@@ -110,34 +110,34 @@ def test_a_worker_outlives_the_loss_of_its_rights_on_mysql(database: MySQLPlace,
                 cursor.execute(f"KILL {number}")
 
         cursor.execute(f"CREATE OR REPLACE USER '{user}'@'%' IDENTIFIED BY '{PASSWORD}'")
-        rights = Rights(
+        permissions = Permissions(
             _as_user(database.url, user),
             take,
             lambda: cursor.execute(f"GRANT ALL ON {name}.* TO '{user}'@'%'"),
         )
-        rights.give()
+        permissions.give()
         try:
-            with RemoteSite(tmp_path, rights.url, database.url, f"db+{rights.url}") as site:
-                _outlives(site, rights)
+            with RemoteSite(tmp_path, permissions.url, database.url, f"db+{permissions.url}") as site:
+                _survives(site, permissions)
         finally:
             cursor.execute(f"DROP USER '{user}'@'%'")
 
 
-def _outlives(site: RemoteSite, rights: Rights) -> None:
+def _survives(site: RemoteSite, permissions: Permissions) -> None:
     worker = site.start()
     go = site.path / "go"
     before = site.send("work", 1)
     site.ended(before)
     running = site.send("until_file", str(go))
     site.started(running)
-    rights.take()
+    permissions.take()
     try:
         site.until(lambda: "does not answer" in worker.log, "the worker to say that it was refused")
-        go.touch()  # its end cannot be told now
+        go.touch()  # its end cannot be reported now
         site.until(lambda: worker.log.count("does not answer") >= 3, "it to try again and again")
         assert worker.alive
     finally:
-        rights.give()
+        permissions.give()
     site.send_many("work", [(number,) for number in range(5)])
     site.drained()
     assert worker.alive

@@ -1,5 +1,5 @@
-"""``spool://`` as the broker of an app, whose workers are killed: what they held is back at once, for others
-and for those who come after them."""
+"""``spool://`` as the broker of an app, whose workers are killed: their messages are available at once,
+for other and for new workers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 
 
 @pytest.fixture
-def messages(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path, broker=f"spool://{tmp_path}/spool", worker_lease_seconds=3600)
     with closing(site):
         yield site
 
 
 def left(site: Site) -> int:
-    """How many messages are there, whoever holds them."""
+    """The number of messages, leased or not."""
     with closing(SpoolBroker(f"{site.path}/spool")) as broker:
         return sum(info.ready + info.delayed + info.leased for info in broker.admin.queues())
 
@@ -38,72 +38,72 @@ def ended(site: Site) -> Counter[str]:
     return Counter(record.id for record in site.records(kind=ENDED))
 
 
-def test_what_a_killed_worker_held_is_back_at_once(messages: Site) -> None:
-    """For a worker that is there already, and is told by nobody but the kernel. Each runs again that ran, and
-    no other."""
-    go = messages.path / "go"
-    first = messages.start(app=JOBS)
-    held = [messages.send("until_file", str(go)) for _ in range(2)]
-    messages.started(*held)
-    second = messages.start(name="two", app=JOBS)
-    rest = [messages.send("work", number) for number in range(50)]
-    messages.until(lambda: set(ended(messages)) == set(rest), "the other one to do the rest")
+def test_messages_of_a_killed_worker_are_available_at_once(site: Site) -> None:
+    """To a worker that is already running, notified by the kernel only. Running tasks run again, and no
+    others."""
+    go = site.path / "go"
+    first = site.start(app=JOBS)
+    held = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*held)
+    second = site.start(name="two", app=JOBS)
+    rest = [site.send("work", number) for number in range(50)]
+    site.until(lambda: set(ended(site)) == set(rest), "the other one to do the rest")
     first.kill()
-    again = messages.started(*held, times=2)
+    again = site.started(*held, times=2)
     assert {record.pid for record in again} <= set(second.pool())
     go.touch()
-    messages.until(lambda: left(messages) == 0, "the queue to be empty")
+    site.until(lambda: left(site) == 0, "the queue to be empty")
     second.stop()
-    assert ended(messages) == dict.fromkeys([*held, *rest], 1)
-    assert Counter(record.id for record in messages.records(kind=STARTED)) == (
+    assert ended(site) == dict.fromkeys([*held, *rest], 1)
+    assert Counter(record.id for record in site.records(kind=STARTED)) == (
         dict.fromkeys(rest, 1) | dict.fromkeys(held, 2)
     )
 
 
-def test_who_starts_after_a_killed_worker_has_all_that_it_held(messages: Site) -> None:
-    go = messages.path / "go"
-    first = messages.start(app=JOBS)
-    held = [messages.send("until_file", str(go)) for _ in range(2)]
-    messages.started(*held)
-    waiting = [messages.send("work", number) for number in range(50)]  # some of which it has claimed
-    later = messages.send("work", 1, countdown=1.5)
+def test_new_worker_gets_all_messages_of_a_killed_one(site: Site) -> None:
+    go = site.path / "go"
+    first = site.start(app=JOBS)
+    held = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*held)
+    waiting = [site.send("work", number) for number in range(50)]  # it has claimed some of them
+    later = site.send("work", 1, countdown=1.5)
     first.kill()
-    second = messages.start(name="two", app=JOBS)
-    messages.started(*held, times=2)
+    second = site.start(name="two", app=JOBS)
+    site.started(*held, times=2)
     go.touch()
-    messages.until(lambda: left(messages) == 0, "the queue to be empty")
+    site.until(lambda: left(site) == 0, "the queue to be empty")
     second.stop()
-    assert ended(messages) == dict.fromkeys([*held, *waiting, later], 1)
-    (record,) = messages.records(later, STARTED)
-    assert record.wall >= messages.due[later] - 0.01
+    assert ended(site) == dict.fromkeys([*held, *waiting, later], 1)
+    (record,) = site.records(later, STARTED)
+    assert record.wall >= site.due[later] - 0.01
 
 
-def test_what_a_child_of_a_task_lives_on_holds_nothing(messages: Site) -> None:
-    """A forked process does not keep the locks of its parents."""
-    go = messages.path / "go"
-    first = messages.start(app=JOBS)
-    held = messages.send("leave_a_child", str(go))
-    messages.started(held)
+def test_process_left_by_a_task_keeps_no_locks(site: Site) -> None:
+    """A forked process does not inherit the locks of its parents."""
+    go = site.path / "go"
+    first = site.start(app=JOBS)
+    held = site.send("leave_a_child", str(go))
+    site.started(held)
     pool = first.pool()
     first.kill()
     for pid in pool:
-        messages.until(lambda pid=pid: gone(pid), "the children to go with their worker")
-    second = messages.start(name="two", app=JOBS)
-    messages.started(held, times=2)
+        site.until(lambda pid=pid: gone(pid), "the children to go with their worker")
+    second = site.start(name="two", app=JOBS)
+    site.started(held, times=2)
     go.touch()
-    messages.until(lambda: left(messages) == 0, "the queue to be empty")
+    site.until(lambda: left(site) == 0, "the queue to be empty")
     second.stop()
-    assert ended(messages) == {held: 1}
+    assert ended(site) == {held: 1}
 
 
-def test_a_fork_of_the_holder_neither_holds_nor_keeps_its_messages(messages: Site) -> None:
-    """In the process itself that holds them."""
-    ids = {messages.send("work", number) for number in range(3)}
+def test_fork_of_a_consumer_does_not_keep_its_messages(site: Site) -> None:
+    """Of the process that leased them."""
+    ids = {site.send("work", number) for number in range(3)}
     read, write = os.pipe()
     holder = os.fork()
     if holder == 0:
         try:
-            broker = SpoolBroker(f"{messages.path}/spool")
+            broker = SpoolBroker(f"{site.path}/spool")
             broker.consumer.register("holder", ["celery"], 1)
             assert len(broker.consumer.lease(["celery"], 10).messages) == 3
             child = os.fork()
@@ -115,7 +115,7 @@ def test_a_fork_of_the_holder_neither_holds_nor_keeps_its_messages(messages: Sit
             os._exit(1)
     child = int(os.read(read, 20))
     try:
-        with closing(SpoolBroker(f"{messages.path}/spool")) as broker:
+        with closing(SpoolBroker(f"{site.path}/spool")) as broker:
             broker.consumer.register("other", ["celery"], 1)
             assert broker.consumer.lease(["celery"], 10).messages == []
             os.kill(holder, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_fork_of_the_holder_neither_holds_nor_keeps_its_messages(messages: Sit
                 found.update(id for id in ids for message in leased if id in message.headers)
                 return found == ids
 
-            messages.until(all_back, "what the dead process held")
+            site.until(all_back, "what the dead process held")
             broker.consumer.deregister()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -136,14 +136,14 @@ def test_a_fork_of_the_holder_neither_holds_nor_keeps_its_messages(messages: Sit
         os.close(write)
 
 
-def test_a_dead_child_counts_a_delivery_and_nothing_is_lost(messages: Site) -> None:
-    go = messages.path / "go"
-    worker = messages.start(app=JOBS)
-    held = [messages.send("until_file", str(go)) for _ in range(2)]
-    messages.started(*held)
+def test_dead_child_is_counted_and_loses_nothing(site: Site) -> None:
+    go = site.path / "go"
+    worker = site.start(app=JOBS)
+    held = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*held)
     os.kill(worker.pool()[0], signal.SIGKILL)
-    messages.until(lambda: len(messages.records(kind=STARTED)) == 3, "one of them to start again")
+    site.until(lambda: len(site.records(kind=STARTED)) == 3, "one of them to start again")
     go.touch()
-    messages.until(lambda: left(messages) == 0, "the queue to be empty")
+    site.until(lambda: left(site) == 0, "the queue to be empty")
     worker.stop()
-    assert ended(messages) == dict.fromkeys(held, 1)
+    assert ended(site) == dict.fromkeys(held, 1)

@@ -1,4 +1,5 @@
-"""Processes killed at each step of writing and of ending a job, and many on one directory."""
+"""Processes killed at each crash point of writing and finishing a job, and many processes on one
+directory."""
 
 from __future__ import annotations
 
@@ -84,12 +85,12 @@ ENDS = [
     ("spool file given back", "give back", True),
     ("spool note written", "set aside", True),
 ]
-"""Where it dies, how it would have ended, and whether the job is to run again."""
+"""The crash point, what the process was about to do, and whether the job runs again."""
 COPIED = ["spool copy written", "spool copy named"]
 
 
 def run(tmp_path: Path, point: str, script: str, *arguments: str) -> str:
-    """Run *script* on the spool directory until it dies at *point*; what it has said."""
+    """Run *script* on the spool directory until it dies at *point*; returns its output."""
     hit = tmp_path / "hit"
     ended = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "spool"), *arguments],
@@ -102,13 +103,13 @@ def run(tmp_path: Path, point: str, script: str, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_every_point_has_its_test() -> None:
+def test_every_crash_point_is_tested() -> None:
     ends = {point for point, _, _ in ENDS}
     assert {*BEFORE, "spool file named", *ends, *COPIED, "spool job put back"} == POINTS
 
 
 @pytest.mark.parametrize("point", [*BEFORE, "spool file named"])
-def test_a_writer_that_dies(tmp_path: Path, point: str) -> None:
+def test_writer_dies_at_point(tmp_path: Path, point: str) -> None:
     assert run(tmp_path, point, WRITE) == "", "nobody was told that it is there"
     (name,) = files(tmp_path / "spool")
     assert name.startswith(TEMPORARY if point in BEFORE else PREFIX)
@@ -126,7 +127,7 @@ def test_a_writer_that_dies(tmp_path: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize(("point", "end", "again"), ENDS)
-def test_who_holds_a_job_dies(tmp_path: Path, point: str, end: str, again: bool) -> None:
+def test_job_owner_dies_at_point(tmp_path: Path, point: str, end: str, again: bool) -> None:
     writer = Writer(tmp_path / "spool")
     writer.write({"k": "v"})
     run(tmp_path, point, WORK, end)
@@ -144,7 +145,7 @@ def test_who_holds_a_job_dies(tmp_path: Path, point: str, end: str, again: bool)
 
 
 @pytest.mark.parametrize("point", COPIED)
-def test_who_moves_a_job_to_another_file_system_dies(tmp_path: Path, point: str) -> None:
+def test_move_to_another_file_system_dies_at_point(tmp_path: Path, point: str) -> None:
     path = Path(Writer(tmp_path / "spool").write({"k": "v"}, b"body"))
     image = path.read_bytes()
     with beside_or_far("far", tmp_path) as far:
@@ -155,7 +156,7 @@ def test_who_moves_a_job_to_another_file_system_dies(tmp_path: Path, point: str)
         assert (far / copy).read_bytes() == image
 
 
-def test_who_puts_a_job_back_dies(tmp_path: Path) -> None:
+def test_retry_dies_before_the_note_is_removed(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "spool")
     writer.write({"k": "v"})
     directory = SpoolDirectory(writer.path)
@@ -173,7 +174,7 @@ def test_who_puts_a_job_back_dies(tmp_path: Path) -> None:
 
 
 def test_processes_and_threads_run_each_job_once(tmp_path: Path) -> None:
-    """Three processes and two threads of a fourth, and two threads that write."""
+    """Three processes, two threads of a fourth, and two writing threads."""
     place = tmp_path / "spool"
     writer = Writer(place)
     command = [sys.executable, "-c", WORK_ALL, str(place)]
@@ -223,8 +224,8 @@ def test_processes_and_threads_run_each_job_once(tmp_path: Path) -> None:
     assert [name for name in files(place) if "/" in name] == []
 
 
-def test_who_is_killed_lets_its_job_go_at_once(tmp_path: Path) -> None:
-    """The lock ends with the process, and the others are told."""
+def test_job_of_a_killed_process_is_released_at_once(tmp_path: Path) -> None:
+    """The lock ends with the process, and others are notified."""
     writer = Writer(tmp_path / "spool")
     writer.write({"k": "v"})
     hold = WORK.replace("claim.begin()", "claim.begin(); print('held', flush=True); sys.stdin.read()")

@@ -1,4 +1,4 @@
-"""A full disk: a job that was enqueued is there whole, one that was refused is not, and jobs still end."""
+"""A full disk: accepted jobs are stored completely, refused ones not at all, and running jobs still end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps(said))
 """
 
 
-def test_a_full_disk_loses_no_job(tmp_path: Path) -> None:
+def test_full_disk_loses_no_job(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size=1m none "{disk}" && exec "$@"'

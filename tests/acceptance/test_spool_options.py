@@ -1,4 +1,4 @@
-"""`qworker spool run`, and `qworker start --spooler`, with the options of uWSGI: as real processes."""
+"""`qworker spool run` and `qworker start --spooler` with uWSGI's options, as real processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ uwsgi.spooler = spooler
 
 
 class Spooler:
-    """What is run in *folder*, and what its jobs have noted."""
+    """Spooler processes in *folder*, and the notes of their jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,16 +71,16 @@ class Spooler:
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, self.said()
+            assert process.wait(60) == 0, self.log_text()
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def noted(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.ledger.read_text().splitlines()]
 
     def await_notes(self, number: int) -> list[dict[str, object]]:
-        until(lambda: len(self.noted()) >= number, say=self.said)
+        until(lambda: len(self.noted()) >= number, say=self.log_text)
         return self.noted()
 
 
@@ -94,11 +94,11 @@ def write(spooler: Spooler, *numbers: int, **more: object) -> None:
         spooler.writer.write({"n": str(number)}, **more)  # type: ignore[arg-type]
 
 
-def test_jobs_are_run_where_they_lie_and_told_of(spooler: Spooler) -> None:
+def test_jobs_run_in_the_spool_directory_and_are_logged(spooler: Spooler) -> None:
     with spooler.running():
         write(spooler, 1)
         (note,) = spooler.await_notes(1)
-        until(lambda: " done in " in spooler.said(), say=spooler.said)
+        until(lambda: " done in " in spooler.log_text(), say=spooler.log_text)
     assert (note["cwd"], note["nice"]) == (spooler.writer.path, os.nice(0))
 
 
@@ -111,25 +111,25 @@ def test_quiet_chdir_and_order(spooler: Spooler) -> None:
         notes = spooler.await_notes(4)
     assert [note["n"] for note in notes] == ["1", "2", "3", "4"]
     assert {note["cwd"] for note in notes} == {"/"}
-    assert " done in " not in spooler.said()
+    assert " done in " not in spooler.log_text()
 
 
-def test_processes_are_replaced_after_so_many_jobs(spooler: Spooler) -> None:
+def test_processes_are_replaced_after_max_tasks(spooler: Spooler) -> None:
     write(spooler, *range(9))
     with spooler.running("--spooler-max-tasks", "3", "--spooler-processes", "1"):
         notes = spooler.await_notes(9)
     assert len({note["pid"] for note in notes}) == 3
 
 
-def test_a_module_that_cannot_be_imported_is_told_and_the_others_are(spooler: Spooler) -> None:
+def test_missing_module_is_logged_and_jobs_still_run(spooler: Spooler) -> None:
     with spooler.running("--spooler-python-import", "no_such_module"):
         write(spooler, 1)
         spooler.await_notes(1)
-    told = "the spooler continues without no_such_module: there is no module 'no_such_module' in "
-    assert told in spooler.said()
+    expected = "the spooler continues without no_such_module: there is no module 'no_such_module' in "
+    assert expected in spooler.log_text()
 
 
-def test_jobs_in_priorities_are_told_of_where_no_order_is_kept(spooler: Spooler) -> None:
+def test_jobs_in_priority_directories_are_reported_without_ordered(spooler: Spooler) -> None:
     (Path(spooler.writer.path) / "5").mkdir()
     write(spooler, 1, priority=20)
     write(spooler, 2, priority=3)
@@ -140,34 +140,34 @@ def test_jobs_in_priorities_are_told_of_where_no_order_is_kept(spooler: Spooler)
     assert (
         f"the jobs in the priority directories of {spooler.writer.path} (3, 20) are not run: priorities need "
         "--spooler-ordered\n"
-    ) in spooler.said()
+    ) in spooler.log_text()
 
 
-def test_jobs_in_priorities_are_not_told_of_where_an_order_is_kept(spooler: Spooler) -> None:
+def test_jobs_in_priority_directories_run_with_ordered(spooler: Spooler) -> None:
     write(spooler, 1, priority=20)
     with spooler.running("--spooler-ordered"):
         spooler.await_notes(1)
-    assert "priority directories" not in spooler.said()
+    assert "priority directories" not in spooler.log_text()
 
 
 @pytest.mark.parametrize("address", ["spool.sock", "127.0.0.1:0"])
-def test_jobs_come_over_the_network(spooler: Spooler, address: str) -> None:
+def test_jobs_are_received_over_the_network(spooler: Spooler, address: str) -> None:
     address = address.replace(":0", f":{free_port()}")
     target = address if ":" in address else str(spooler.folder / address)
     with spooler.running("--spooler-socket", address):
-        until(lambda: sent(target), say=spooler.said)
+        until(lambda: sent(target), say=spooler.log_text)
         (note,) = spooler.await_notes(1)
     assert note["n"] == "7"
 
 
 def sent(target: str) -> bool:
-    with suppress(SpoolError):  # it is not there yet
+    with suppress(SpoolError):  # it does not listen yet
         send(target, {"n": "7"})
         return True
     return False
 
 
-def test_a_spooler_that_is_given_in_the_settings_runs_in_a_worker(spooler: Spooler) -> None:
+def test_spooler_setting_runs_a_spooler_in_a_worker(spooler: Spooler) -> None:
     (spooler.folder / "proj.py").write_text(
         "import jobs_module\nfrom qworker import QWorker\n"
         "app = QWorker('proj', changes={'spooler': 'jobs'})\n"
@@ -181,7 +181,7 @@ def test_a_spooler_that_is_given_in_the_settings_runs_in_a_worker(spooler: Spool
     assert sorted(str(note["n"]) for note in notes) == ["1", "two"]
 
 
-def test_there_has_to_be_a_directory(spooler: Spooler) -> None:
+def test_spool_directory_is_required(spooler: Spooler) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "qworker", "spool", "run"], cwd=spooler.folder, capture_output=True, text=True
     )
@@ -201,8 +201,8 @@ def send(args):
 """
 
 
-def test_after_a_bad_deploy_jobs_wait_for_the_next(spooler: Spooler) -> None:
-    """A module that cannot be imported costs none of them."""
+def test_jobs_survive_a_broken_deploy(spooler: Spooler) -> None:
+    """While the module cannot be imported, no attempt is counted."""
     module = spooler.folder / "jobs_module.py"
     module.write_text(DEPLOYED.format(more="import a_module_of_the_new_version", ledger=spooler.ledger))
     paths = [
@@ -210,10 +210,10 @@ def test_after_a_bad_deploy_jobs_wait_for_the_next(spooler: Spooler) -> None:
     ]
     before = time.time()
     with spooler.running("--spooler-max-attempts", "1", "--spooler-frequency", "1"):
-        # Each has been looked at, and put off.
-        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 1, say=spooler.said)
-        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 3, say=spooler.said)
-    assert "jobs_module could not be imported" in spooler.said()
+        # Each job has been tried and postponed.
+        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 1, say=spooler.log_text)
+        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 3, say=spooler.log_text)
+    assert "jobs_module could not be imported" in spooler.log_text()
     assert spooler.noted() == []
     module.write_text(DEPLOYED.format(more="", ledger=spooler.ledger))
     with spooler.running("--spooler-max-attempts", "1"):
@@ -240,26 +240,26 @@ def slow(args):
 """
 
 
-def test_a_signal_that_comes_while_jobs_have_just_begun_is_run_after_them(spooler: Spooler) -> None:
+def test_signal_during_running_jobs_is_handled_after_them(spooler: Spooler) -> None:
     watched, go = spooler.folder / "watched", spooler.folder / "go"
     watched.touch()
     (spooler.folder / "jobs_module.py").write_text(SLOW.format(ledger=spooler.ledger, watched=watched, go=go))
     with spooler.running("--spooler-processes", "2"):
-        until(lambda: "ready" in spooler.said(), say=spooler.said)
+        until(lambda: "ready" in spooler.log_text(), say=spooler.log_text)
         for _ in range(2):
             spooler.writer.write({"ud_spool_func": "slow", "ud_spool_ret": -2})
         spooler.await_notes(2)
         watched.write_text("changed")
-        # The monitor looks once a second; what has come is with the worker by its next look, and then some.
+        # The monitor checks once a second; the worker would have the signal after the next check.
         seen = time.monotonic() + 2.5
         until(lambda: time.monotonic() > seen)
         assert {"what": "changed"} not in spooler.noted()
         go.touch()
-        until(lambda: {"what": "changed"} in spooler.noted(), say=spooler.said)
+        until(lambda: {"what": "changed"} in spooler.noted(), say=spooler.log_text)
 
 
-def test_in_order_by_itself(spooler: Spooler) -> None:
-    """As with uWSGI, where one process is what there is when nobody says how many."""
+def test_ordered_spooler_uses_one_process_by_default(spooler: Spooler) -> None:
+    """As uWSGI does."""
     write(spooler, *range(30))
     with spooler.running("--spooler-ordered"):
         notes = spooler.await_notes(30)

@@ -1,5 +1,4 @@
-"""What happens to a spool directory while a spooler runs, what else runs beside it, and what becomes of its
-jobs' results."""
+"""Changes to a spool directory while a spooler runs, spoolers beside other workers, and results of jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.proxy import REFUSE
 from tests.acceptance.spool_site import JOBS, SpoolSite
 from tests.acceptance.test_disk_full import APART
-from tests.acceptance.test_spool_running import rests
+from tests.acceptance.test_spool_running import is_idle
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -31,7 +30,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 
 
 @pytest.mark.parametrize("how", ["removed", "moved away"])
-def test_a_directory_that_is_made_again(spool: SpoolSite, how: str) -> None:
+def test_recreated_directory_is_noticed(spool: SpoolSite, how: str) -> None:
     worker = spool.work("--spooler-frequency=0.5")
     spool.job("before")
     spool.empty()
@@ -40,7 +39,7 @@ def test_a_directory_that_is_made_again(spool: SpoolSite, how: str) -> None:
     else:
         spool.place.rename(spool.path / "moved")
     spool.until(lambda: "cannot be read" in worker.log, "it to be missed")
-    spool.until(lambda: rests(worker), "the spooler to rest")
+    spool.until(lambda: is_idle(worker), "the spooler to rest")
     spool.writer = Writer(spool.place)
     spool.jobs(range(20))
     spool.empty()
@@ -48,8 +47,8 @@ def test_a_directory_that_is_made_again(spool: SpoolSite, how: str) -> None:
     worker.stop()
 
 
-def test_a_running_job_whose_directory_is_replaced(spool: SpoolSite) -> None:
-    """It goes on to its end; the directory in its place is worked off."""
+def test_running_job_whose_directory_is_replaced(spool: SpoolSite) -> None:
+    """It continues to its end; the new directory is processed."""
     go = spool.path / "go"
     spool.job("long", "wait", file=str(go))
     worker = spool.work("--spooler-frequency=0.5")
@@ -64,8 +63,8 @@ def test_a_running_job_whose_directory_is_replaced(spool: SpoolSite) -> None:
     worker.stop()
 
 
-def test_a_running_job_whose_file_is_removed_or_moved(spool: SpoolSite) -> None:
-    """The spooler outlives it; a file that was moved is a job at its new place."""
+def test_running_job_whose_file_is_removed_or_moved(spool: SpoolSite) -> None:
+    """The spooler survives; a moved file is a job in its new directory."""
     go = spool.path / "go"
     removed, moved = (spool.job(id, "wait", file=str(go)) for id in ("removed", "moved"))
     worker = spool.work()
@@ -83,7 +82,7 @@ def test_a_running_job_whose_file_is_removed_or_moved(spool: SpoolSite) -> None:
     worker.stop()
 
 
-def test_a_waiting_job_whose_file_is_removed_or_moved(spool: SpoolSite) -> None:
+def test_waiting_job_whose_file_is_removed_or_moved(spool: SpoolSite) -> None:
     go = spool.path / "go"
     for id in ("one", "two"):
         spool.job(id, "wait", file=str(go))
@@ -104,8 +103,8 @@ def immutable(path: Path, yes: bool) -> None:
         pytest.skip("no file can be made unchangeable here: chattr of e2fsprogs, as root")
 
 
-def test_what_cannot_be_opened_or_removed_keeps_nothing_else(spool: SpoolSite) -> None:
-    """A file that may not be written stays alone until that changes."""
+def test_unwritable_file_does_not_block_other_jobs(spool: SpoolSite) -> None:
+    """It waits until it becomes writable."""
     name = spool.job("fixed")
     immutable(spool.place / name, True)
     try:
@@ -120,8 +119,8 @@ def test_what_cannot_be_opened_or_removed_keeps_nothing_else(spool: SpoolSite) -
     worker.stop()
 
 
-def test_a_directory_in_which_nothing_can_be_removed(spool: SpoolSite) -> None:
-    """What was done there is not done again as long as the process lives that did it."""
+def test_jobs_that_cannot_be_removed_do_not_run_again(spool: SpoolSite) -> None:
+    """As long as the process that ran them lives."""
     worker = spool.work("--spooler-frequency=0.3", "--spooler-processes=1")
     go = spool.path / "go"
     names = [spool.job(n, "wait", file=str(go)) for n in range(5)]
@@ -131,7 +130,7 @@ def test_a_directory_in_which_nothing_can_be_removed(spool: SpoolSite) -> None:
         go.touch()
         spool.until(lambda: len(spool.runs()) == 5, "all to be done")
         spool.until(lambda: worker.log.count("cannot be removed, so it stays locked") == 5, "that to be told")
-        spool.until(lambda: rests(worker), "the spooler to rest")
+        spool.until(lambda: is_idle(worker), "the spooler to rest")
         assert spool.runs() == {str(n): 1 for n in range(5)}
         assert spool.files() == sorted(names)
     finally:
@@ -167,7 +166,7 @@ sys.exit(worker.wait())
 """
 
 
-def test_a_full_disk_keeps_no_job_from_running(spool: SpoolSite) -> None:
+def test_full_disk_does_not_keep_jobs_from_running(spool: SpoolSite) -> None:
     disk = spool.path / "disk"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size=1m none "{disk}" && exec "$@"'
@@ -185,8 +184,8 @@ def test_a_full_disk_keeps_no_job_from_running(spool: SpoolSite) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_files(spool: SpoolSite) -> None:
-    """Those that are due are run at once; the rest costs nothing."""
+def test_a_hundred_thousand_delayed_jobs(spool: SpoolSite) -> None:
+    """Jobs that are due run at once; the others use no CPU time."""
     now = time.time()
     image = encode({"id": "later"})
     for number in range(100_000):
@@ -198,17 +197,17 @@ def test_a_hundred_thousand_files(spool: SpoolSite) -> None:
     worker = spool.work("--spooler-frequency=3600", "--spooler-quiet")
     spool.until(lambda: len(spool.runs()) == 100, "what is due")
     took = time.monotonic() - begun
-    spool.until(lambda: rests(worker), "the spooler to rest")
+    spool.until(lambda: is_idle(worker), "the spooler to rest")
     spool.job("new")
     spool.until(lambda: spool.runs()["new"] == 1, "what comes later")
-    assert rests(worker)
+    assert is_idle(worker)
     worker.stop()
     assert len(spool.files()) == 100_000
     assert took < 30, "some seconds, on a busy machine"
 
 
-def test_a_wall_clock_that_is_set(spool: SpoolSite) -> None:
-    """A job is due when the clock says so, however it comes to say that; nothing runs twice."""
+def test_wall_clock_changes(spool: SpoolSite) -> None:
+    """A job is due according to the current wall clock; nothing runs twice."""
     start = time.time()
     clock = WallClock(spool.path, start)
     worker = spool.work("--spooler-frequency=1", environment=clock.environment)
@@ -228,10 +227,10 @@ def test_a_wall_clock_that_is_set(spool: SpoolSite) -> None:
     assert spool.runs() == dict.fromkeys(["now", "tomorrow", "past", "again"], 1)
 
 
-# -- beside an app's own broker --
+# -- with an app's own broker --
 
 
-def test_jobs_and_tasks_side_by_side(spool: SpoolSite) -> None:
+def test_jobs_and_tasks_in_one_worker(spool: SpoolSite) -> None:
     worker = spool.beside()
     other = spool.work(name="two")
     for number in range(100):
@@ -249,8 +248,8 @@ def test_jobs_and_tasks_side_by_side(spool: SpoolSite) -> None:
 
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
-def test_a_server_that_goes_away_and_comes_back(tmp_path: Path, broken: Broken) -> None:
-    """Jobs and tasks go on, in the same process."""
+def test_broker_outage_does_not_stop_jobs(tmp_path: Path, broken: Broken) -> None:
+    """Jobs and tasks continue in the same process."""
     with broken.exposed(), closing(SpoolSite(tmp_path, broker=broken.url)) as spool:
         worker = spool.beside()
         spool.jobs(range(20))
@@ -268,7 +267,7 @@ def test_a_server_that_goes_away_and_comes_back(tmp_path: Path, broken: Broken) 
         assert spool.runs() == {str(n): 1 for n in range(40)} | {sent: 1}
 
 
-# -- results, and jobs that are tasks --
+# -- results and bridges --
 
 
 def test_results_of_jobs(spool: SpoolSite) -> None:
@@ -290,8 +289,8 @@ def test_results_of_jobs(spool: SpoolSite) -> None:
     worker.stop()
 
 
-def test_a_bridge_makes_tasks_of_jobs(spool: SpoolSite) -> None:
-    """By the name of the job; what it makes nothing of is run as a job."""
+def test_bridge_turns_jobs_into_tasks(spool: SpoolSite) -> None:
+    """With the job's name as the id; jobs for which it returns None run as jobs."""
     bridge = spool.work("--spooler-bridge=tests.acceptance.spool_jobs:to_task")
     names = [spool.job(f"t{n}", number=n) for n in range(20)]
     spool.jobs(range(5))
@@ -305,8 +304,8 @@ def test_a_bridge_makes_tasks_of_jobs(spool: SpoolSite) -> None:
 
 
 @pytest.mark.parametrize("point", ["spool job begun", "publishing", "published", "spool file removed"])
-def test_a_bridge_that_dies_sends_a_copy_at_most(spool: SpoolSite, point: str) -> None:
-    """Under the same id."""
+def test_bridge_that_dies_sends_at_most_one_copy(spool: SpoolSite, point: str) -> None:
+    """With the same id."""
     hit = spool.path / "hit"
     names = [spool.job(f"t{n}", number=n) for n in range(10)]
     bridge = spool.work(

@@ -1,5 +1,5 @@
-"""Spoolers that are killed while they run jobs, jobs that kill or hold their process, and how a spooler ends:
-nothing is lost, nothing that was done is done again, and what cannot be done is set aside with the reason."""
+"""Spoolers that are killed while they run jobs, jobs that kill or block their process, and shutdowns: no
+job is lost, no finished job runs again, and failing jobs are set aside with a reason."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.acceptance.test_crash_points import CALL
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 STEPS = ["spool file claimed", "spool job begun", "spool file removed", "spool file given back"]
-"""In the process that runs a job."""
+"""Crash points in the process that runs a job."""
 WORKER = [
     name
     for path in sorted((REPOSITORY / "qworker" / "components").rglob("*.py"))
     for name in CALL.findall(path.read_text(encoding="utf-8"))
     if name not in ("acked first", "join-claimed", "body-made", "heap push", "started")
 ]
-"""In the worker around them. Jobs are not acked before they run, are no joins, wait in their directory until
-they are due, and nobody is told that they have started."""
+"""Crash points in the worker around them. Jobs are not early-acked, are no joins, wait in their directory
+until they are due, and do not report that they have started."""
 
 
 def twice(spool: SpoolSite) -> set[str]:
@@ -37,8 +37,8 @@ def twice(spool: SpoolSite) -> set[str]:
     return {id for id, times in spool.runs().items() if times > 1}
 
 
-def rests(worker: WorkerProcess) -> bool:
-    """Whether it uses next to no processor for a while."""
+def is_idle(worker: WorkerProcess) -> bool:
+    """Whether it uses almost no CPU time for a while."""
     before = worker.cpu_seconds()
     time.sleep(0.5)
     return worker.cpu_seconds() - before < 0.05
@@ -48,8 +48,8 @@ def rests(worker: WorkerProcess) -> bool:
 
 
 @pytest.mark.parametrize("which", ["child", "zygote", "keeper", "worker"])
-def test_a_process_is_killed_while_jobs_run(spool: SpoolSite, which: str) -> None:
-    """What ran is begun again, and had its attempt counted; what waited runs once."""
+def test_process_is_killed_while_jobs_run(spool: SpoolSite, which: str) -> None:
+    """Running jobs are started again, with their attempt counted; waiting ones run once."""
     worker = spool.work()
     go = spool.path / "go"
     held = [spool.job(id, "wait", file=str(go)) for id in ("one", "two")]
@@ -80,7 +80,7 @@ def test_a_process_is_killed_while_jobs_run(spool: SpoolSite, which: str) -> Non
 
 
 @pytest.mark.parametrize("point", STEPS)
-def test_a_child_dies_at(spool: SpoolSite, point: str) -> None:
+def test_child_dies_at_point(spool: SpoolSite, point: str) -> None:
     hit = spool.path / "hit"
     spool.job("first", "fail once", file=str(spool.path / "failed"))
     spool.jobs(range(100))
@@ -94,8 +94,8 @@ def test_a_child_dies_at(spool: SpoolSite, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", WORKER)
-def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
-    """Every step of a worker between a file and the end of its job, in its main process and its children."""
+def test_worker_dies_at_point(spool: SpoolSite, point: str) -> None:
+    """At every crash point between a file and the end of its job, in its main process and its children."""
     hit = spool.path / "hit"
     spool.jobs(range(30))
     one_by_one = "--spooler-max-tasks=1000"
@@ -105,7 +105,7 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
         return hit.exists() or not worker.alive
 
     spool.until(lambda: over() or not spool.files(), "the crash, or the end of the work")
-    if not hit.exists():  # a point on the way to a new process
+    if not hit.exists():  # a point of starting a new process
         spool.job("killed", "kill once", file=str(spool.path / "killed"))
         spool.until(lambda: over() or not spool.files(), "a process to be replaced")
     if not hit.exists():  # a point of the shutdown
@@ -130,7 +130,7 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
     assert spool.aside() == {}
 
 
-# -- jobs that harm their process --
+# -- jobs that affect their process --
 
 DIED = "it was started 3 times, and its process died before it ended"
 
@@ -146,8 +146,8 @@ DIED = "it was started 3 times, and its process died before it ended"
         ("fail", "attempt 3, the last: ValueError: as asked for"),
     ],
 )
-def test_a_poisonous_job_is_set_aside(spool: SpoolSite, do: str, reason: str) -> None:
-    """It spoils none of the others, which are given out together with it."""
+def test_poison_job_is_set_aside(spool: SpoolSite, do: str, reason: str) -> None:
+    """Without affecting the jobs in the same frame."""
     spool.jobs(range(100))
     bad = spool.job("bad", do)
     spool.jobs(range(100, 200))
@@ -162,7 +162,7 @@ def test_a_poisonous_job_is_set_aside(spool: SpoolSite, do: str, reason: str) ->
     worker.stop()
 
 
-def test_a_job_that_was_set_aside_runs_again_when_it_is_told_to(spool: SpoolSite) -> None:
+def test_dead_job_runs_again_after_a_retry(spool: SpoolSite) -> None:
     bad = spool.job("bad", "kill once", file=str(spool.path / "killed"))
     worker = spool.work("--spooler-max-attempts=1")
     spool.until(lambda: bad in spool.aside(), "the job to be set aside")
@@ -173,8 +173,8 @@ def test_a_job_that_was_set_aside_runs_again_when_it_is_told_to(spool: SpoolSite
     worker.stop()
 
 
-def test_a_process_that_a_job_leaves_behind_holds_nothing(spool: SpoolSite) -> None:
-    """Neither the next jobs, nor the end of the spooler."""
+def test_process_left_by_a_job_blocks_nothing(spool: SpoolSite) -> None:
+    """Neither the next jobs nor the shutdown of the spooler."""
     go = spool.path / "go"
     spool.job("parent", "leave a child", file=str(go))
     spool.jobs(range(50))
@@ -185,8 +185,8 @@ def test_a_process_that_a_job_leaves_behind_holds_nothing(spool: SpoolSite) -> N
     go.touch()
 
 
-def test_a_process_that_a_dead_job_leaves_behind_does_not_keep_its_lock(spool: SpoolSite) -> None:
-    """uWSGI's locks are not inherited; ours are no different."""
+def test_process_left_by_a_dead_job_does_not_keep_its_lock(spool: SpoolSite) -> None:
+    """As with uWSGI, locks are not inherited."""
     go = spool.path / "go"
     spool.job("parent", "leave a child and die", file=str(go))
     worker = spool.work()
@@ -198,8 +198,8 @@ def test_a_process_that_a_dead_job_leaves_behind_does_not_keep_its_lock(spool: S
 
 
 @pytest.mark.parametrize("how", ["return", "exit", "raise"])
-def test_a_job_that_comes_back_in_two_processes_is_its_own_ones(spool: SpoolSite, how: str) -> None:
-    """What the copy does counts nothing, and runs no other job; whoever waits for it is told how it ended."""
+def test_job_that_returns_in_two_processes_counts_once(spool: SpoolSite, how: str) -> None:
+    """The copy has no effect and runs no other job; its parent gets its exit code."""
     spool.job("fork", "come back twice", how=how)
     spool.jobs(range(50))
     worker = spool.work("--spooler-max-attempts=1")
@@ -212,8 +212,8 @@ def test_a_job_that_comes_back_in_two_processes_is_its_own_ones(spool: SpoolSite
     worker.stop()
 
 
-def test_a_job_that_another_spooler_runs_for_long_keeps_nobody_busy(spool: SpoolSite) -> None:
-    """The other one runs the rest, and rests itself."""
+def test_spoolers_stay_idle_while_another_runs_a_long_job(spool: SpoolSite) -> None:
+    """The second one runs all other jobs."""
     go = spool.path / "go"
     spool.job("long", "wait", file=str(go))
     one = spool.work("--spooler-processes=1")
@@ -221,7 +221,7 @@ def test_a_job_that_another_spooler_runs_for_long_keeps_nobody_busy(spool: Spool
     two = spool.work(name="two")
     spool.jobs(range(50))
     spool.until(lambda: len(spool.files()) == 1, "all but the long one to be done")
-    spool.until(lambda: rests(two), "the other to rest")
+    spool.until(lambda: is_idle(two), "the other to rest")
     spool.job("new")
     spool.until(lambda: spool.runs()["new"] == 1, "it to be heard of")
     go.touch()
@@ -231,12 +231,12 @@ def test_a_job_that_another_spooler_runs_for_long_keeps_nobody_busy(spool: Spool
         worker.stop()
 
 
-# -- what functions return --
+# -- return values --
 
 
 @pytest.mark.parametrize("value", ["-1", "None", "True", "1", "-3", "'-2'", "object()"])
-def test_what_is_not_ok_is_tried_again(spool: SpoolSite, value: str) -> None:
-    """-1 is SPOOL_RETRY, and so is all that is neither SPOOL_OK nor SPOOL_IGNORE."""
+def test_job_that_does_not_return_ok_is_retried(spool: SpoolSite, value: str) -> None:
+    """-1 is SPOOL_RETRY; everything except SPOOL_OK and SPOOL_IGNORE has the same effect."""
     name = spool.job("bad", **{"return": value})
     worker = spool.work("--spooler-max-attempts=3")
     spool.until(lambda: name in spool.aside(), "it to be set aside")
@@ -245,7 +245,7 @@ def test_what_is_not_ok_is_tried_again(spool: SpoolSite, value: str) -> None:
     worker.stop()
 
 
-def test_what_is_ignored_stays_for_others(spool: SpoolSite) -> None:
+def test_ignored_job_stays_for_others(spool: SpoolSite) -> None:
     name = spool.job("other's", **{"return": "0"})
     spool.jobs(range(10))
     worker = spool.work("--spooler-frequency=0.2")
@@ -257,7 +257,7 @@ def test_what_is_ignored_stays_for_others(spool: SpoolSite) -> None:
     assert spool.files() == [name]
 
 
-def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
+def test_jobs_stay_without_a_spooler_function(spool: SpoolSite) -> None:
     name = spool.job("one")
     worker = spool.start(
         str(spool.place), "--spooler-backoff=60", command=("spool", "run"), app="tests.acceptance.no_jobs:app"
@@ -269,7 +269,7 @@ def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
 
 
 @pytest.mark.parametrize("command", [("spool", "run"), ("start",)])
-def test_a_spooler_without_its_module_says_so(spool: SpoolSite, command: tuple[str, ...]) -> None:
+def test_spooler_without_its_module_logs_the_reason(spool: SpoolSite, command: tuple[str, ...]) -> None:
     name = spool.job("one")
     module = spool.place.parent / "broken_jobs.py"
     module.write_text("import nosuchmodule\n")
@@ -289,7 +289,7 @@ def test_a_spooler_without_its_module_says_so(spool: SpoolSite, command: tuple[s
     assert spool.files() == [name]
 
 
-def test_what_cannot_be_imported_is_told_by_its_own_lines(spool: SpoolSite) -> None:
+def test_import_error_shows_only_the_lines_of_the_module(spool: SpoolSite) -> None:
     module = spool.place.parent / "broken_jobs.py"
     module.write_text("import nosuchmodule\n")
     worker = spool.start(
@@ -302,7 +302,7 @@ def test_what_cannot_be_imported_is_told_by_its_own_lines(spool: SpoolSite) -> N
     assert "importlib" not in worker.log
 
 
-def test_a_module_in_the_working_directory_is_found_without_an_app(tmp_path: Path) -> None:
+def test_module_in_the_working_directory_is_imported_without_an_app(tmp_path: Path) -> None:
     (tmp_path / "jobs_here.py").write_text("import uwsgi\nuwsgi.spooler = lambda env: uwsgi.SPOOL_OK\n")
     (tmp_path / "sp").mkdir()
     arguments = ["spool", "run", "sp", "--spooler-python-import", "jobs_here"]
@@ -321,12 +321,12 @@ def test_a_module_in_the_working_directory_is_found_without_an_app(tmp_path: Pat
     assert "no function runs jobs" not in told
 
 
-# -- how it ends --
+# -- shutdown --
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_spooler_ends_after_the_running_jobs(spool: SpoolSite, number: int) -> None:
-    """Those that wait stay, and count no attempt."""
+def test_spooler_stops_after_the_running_jobs(spool: SpoolSite, number: int) -> None:
+    """Waiting jobs stay, without counted attempts."""
     go = spool.path / "go"
     for id in ("one", "two"):
         spool.job(id, "wait", file=str(go))
@@ -347,8 +347,8 @@ def test_a_spooler_ends_after_the_running_jobs(spool: SpoolSite, number: int) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_gives_the_running_jobs_back(spool: SpoolSite, number: int) -> None:
-    """They count no attempt, even when they are not told and cannot end, and run again later."""
+def test_second_signal_returns_the_running_jobs(spool: SpoolSite, number: int) -> None:
+    """Without counted attempts, even if they cannot be interrupted; they run again later."""
     go = spool.path / "go"
     names = [spool.job(id, "wait", file=str(go)) for id in ("one", "two")]
     worker = spool.work("--spooler-max-attempts=1")

@@ -1,5 +1,4 @@
-"""Workers of Amazon SQS, as moto plays it: what happens to messages when all goes well, and when it does
-not."""
+"""Workers on Amazon SQS, played by moto, with and without faults."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.acceptance.together import (
-    a_long_task_is_not_run_again,
-    a_stop_gives_back,
     everything_runs_exactly_once,
+    long_task_is_not_repeated,
+    stop_returns_unstarted_tasks,
     stops,
-    work_goes_on_when_it_is_back,
+    work_continues_after_a_restart,
 )
 from tests.support.sqs_faults import SqsFaults
 
@@ -50,18 +49,18 @@ def processor_seconds(worker: WorkerProcess) -> float:
     return sum(time.user + time.system for time in times)
 
 
-def test_nothing_happens(remote: RemoteSite, server: Sqs) -> None:
-    """All runs once, and is deleted; what is due later is held by SQS."""
+def test_everything_runs_once_without_faults(remote: RemoteSite, server: Sqs) -> None:
+    """And is deleted; delayed messages wait in SQS."""
     everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0, 0)
 
 
 @pytest.mark.slow
-def test_a_task_may_be_longer_than_the_visibility_timeout(remote: RemoteSite) -> None:
-    a_long_task_is_not_run_again(remote, 13.0)
+def test_task_longer_than_the_visibility_timeout_is_not_repeated(remote: RemoteSite) -> None:
+    long_task_is_not_repeated(remote, 13.0)
 
 
-def test_what_is_due_later_waits_in_sqs(remote: RemoteSite, server: Sqs) -> None:
+def test_delayed_messages_wait_in_sqs(remote: RemoteSite, server: Sqs) -> None:
     worker = remote.start()
     soon = remote.send("work", 1, countdown=6.0)
     remote.send("work", 2, countdown=500.0)
@@ -72,24 +71,24 @@ def test_what_is_due_later_waits_in_sqs(remote: RemoteSite, server: Sqs) -> None
     assert server.counts("celery")[1] == 1, "a worker that dies takes none of them along"
 
 
-def test_a_stop_is_prompt(remote: RemoteSite) -> None:
+def test_idle_worker_stops_promptly(remote: RemoteSite) -> None:
     worker = remote.start()
     worker.wait_pool()
     stops(worker, within=4.0)
 
 
-def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Sqs) -> None:
-    given_back = a_stop_gives_back(remote)
+def test_stopping_worker_returns_unstarted_tasks(remote: RemoteSite, server: Sqs) -> None:
+    given_back = stop_returns_unstarted_tasks(remote)
     assert server.counts("celery") == (given_back, 0, 0), "at once, and not after the visibility timeout"
 
 
 @pytest.mark.slow
-def test_an_idle_worker_rests(remote: RemoteSite) -> None:
+def test_idle_worker_uses_little_cpu_time(remote: RemoteSite) -> None:
     worker = remote.start()
     worker.wait_pool()
     remote.ended(remote.send("work", 1))
     before = processor_seconds(worker)
-    time.sleep(5.0)  # the load of this time is what is looked at
+    time.sleep(5.0)  # the CPU time of this interval is measured
     used = (processor_seconds(worker) - before) / 5.0
     assert used < 0.03, f"{used:.1%} of a processor"
     sent = time.time()
@@ -98,15 +97,15 @@ def test_an_idle_worker_rests(remote: RemoteSite) -> None:
     worker.stop()
 
 
-def test_the_broker_was_away_and_has_forgotten_all(remote: RemoteSite, server: Sqs) -> None:
+def test_server_outage_with_data_loss(remote: RemoteSite, server: Sqs) -> None:
     worker = remote.start()
     remote.ended(remote.send("work", 1))
     server.kill()
-    work_goes_on_when_it_is_back(remote, worker, server)
+    work_continues_after_a_restart(remote, worker, server)
 
 
-def test_a_bad_day(server: Sqs, tmp_path: Path) -> None:
-    """Throttled, and answered by half and by others: all of it is tried again, and nothing is lost."""
+def test_repeated_server_errors_lose_nothing(server: Sqs, tmp_path: Path) -> None:
+    """Throttled, incomplete and wrong responses: every request is retried."""
     server.reset()
     settings = {
         "broker_transport_options": Options(region=REGION, visibility_timeout=6, wait_time_seconds=1),

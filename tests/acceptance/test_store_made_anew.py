@@ -1,8 +1,8 @@
-"""A store that loses its data under a running worker: deleted, flushed, dropped and made again, with its
-numbers from one.
+"""A broker that loses its data while a worker runs: deleted, flushed, or dropped and recreated, with
+message numbers starting at 1 again.
 
-What was lost with the store is lost. What comes after it must run, and have a state: the worker's memory of
-old messages must not stand in the way of new ones that were given the same numbers.
+The lost messages are lost. New messages must run and have a state: what the worker remembers of old
+messages must not affect new ones with the same numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault]
 MANY = 40
 
 
-def _outlive(site: Site, lose: Callable[[], Any]) -> str:
-    """Lose the store while tasks run and others wait to run; then all that is sent must end. Return the
-    log."""
+def _survive(site: Site, lose: Callable[[], Any]) -> str:
+    """Lose the data while tasks run and others wait; everything sent afterwards must end. Returns the log."""
     worker = site.start()
     site.finished(*site.send_many("work", [(number,) for number in range(5)]))
     running = site.send_many("work", [(number, 1.5) for number in range(MANY)])
@@ -47,18 +46,18 @@ def _sent(site: Site) -> str | None:
     return None
 
 
-def test_the_file_is_deleted(site: Site) -> None:
+def test_deleted_database_file(site: Site) -> None:
     def lose() -> None:
         site.client.close()
         for path in site.path.glob("broker.db*"):
             if path.is_file():
                 path.unlink()
 
-    _outlive(site, lose)
+    _survive(site, lose)
 
 
-def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
-    """Nobody makes a new file beside the old log meanwhile, which would overwrite what was committed."""
+def test_file_moved_away_without_its_wal_and_back(site: Site) -> None:
+    """No new file is created beside the old WAL, which would overwrite committed data."""
     worker = site.start()
     ids = site.send_many("work", [(number, 0.02) for number in range(200)])
     site.until(lambda: len(site.records(kind=STARTED)) >= 20, "some tasks to run")
@@ -74,14 +73,14 @@ def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
-def test_redis_is_flushed(remote: RemoteSite, broken: Broken) -> None:
-    log = _outlive(remote, lambda: broken.server.do("FLUSHALL"))
+def test_flushed_redis(remote: RemoteSite, broken: Broken) -> None:
+    log = _survive(remote, lambda: broken.server.do("FLUSHALL"))
     assert "its data was deleted or replaced; tasks that had not started are left to other workers" in log
 
 
 @pytest.mark.parametrize("broken", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("how", ["truncated", "dropped"])
-def test_the_tables_are_made_anew(remote: RemoteSite, broken: Broken, how: str) -> None:
+def test_truncated_or_dropped_tables(remote: RemoteSite, broken: Broken, how: str) -> None:
     tables = "qworker_message, qworker_dead, qworker_owner, qworker_revoked"
 
     def lose() -> None:
@@ -90,4 +89,4 @@ def test_the_tables_are_made_anew(remote: RemoteSite, broken: Broken, how: str) 
         else:
             broken.server.do(f"DROP TABLE {tables}, qworker_schema")
 
-    _outlive(remote, lose)
+    _survive(remote, lose)

@@ -1,5 +1,4 @@
-"""TLS to brokers and result stores: a task there and back, and one clear message for each thing that can be
-wrong."""
+"""TLS to brokers and result backends: a round trip, and one clear message for each possible mistake."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def servers(certificates: Certificates) -> Iterator[Callable[[str], Any]]:
-    """Gives the server of a kind, which is started when it is first asked for and then kept."""
+    """A function that returns the server of a kind, started on first use and kept."""
     with ExitStack() as stack:
         running: dict[str, Any] = {}
 
@@ -68,7 +67,7 @@ def site_of(path: Path, server: Secure, url: str, **settings: object) -> Any:
 
 
 def refusal(url: str, **settings: Any) -> str:
-    """What is said to who publishes to *url*."""
+    """The error for a client that publishes to *url*."""
     app = QWorker("client", broker=url, task_publish_retry=False, set_as_current=False, **settings)
     try:
         with pytest.raises(BrokerUnavailable) as caught:
@@ -91,8 +90,8 @@ def ask(site: Site, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_task_goes_there_and_back(server: Secure, tmp_path: Path) -> None:
-    """And the worker is healthy, and doctor content, over the same TLS."""
+def test_task_round_trip(server: Secure, tmp_path: Path) -> None:
+    """`qworker health` and `qworker doctor` also work with TLS."""
     with site_of(tmp_path, server, server.tls_url()) as site:
         worker = site.start()
         results = [site.client.send_task("work", (number,)) for number in range(20)]
@@ -109,11 +108,11 @@ def test_a_task_goes_there_and_back(server: Secure, tmp_path: Path) -> None:
         assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
 
 
-def test_a_strangers_certificate_is_refused(
+def test_certificate_of_an_unknown_authority_is_refused(
     server: Secure, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """By who publishes, by a worker, by who asks for a result and by doctor: one message, that says what to
-    do."""
+    """When publishing, in a worker, when getting a result and in doctor: the same message, which says what
+    to do."""
     url = server.tls_url(certificates.stranger)
     said = refusal(url)
     assert STRANGE in said
@@ -135,10 +134,10 @@ def test_a_strangers_certificate_is_refused(
                 site.client.AsyncResult("none").get(timeout=5)
 
 
-def test_a_worker_waits_for_the_right_certificate(
+def test_worker_waits_for_a_valid_certificate(
     server: Secure, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """As for a server that is away: the authority's file is read again at each attempt."""
+    """Like for a server that is down: the authority's file is read again at each attempt."""
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(certificates.stranger.read_bytes())
     with site_of(tmp_path, server, server.tls_url(trusted)) as site:
@@ -150,11 +149,11 @@ def test_a_worker_waits_for_the_right_certificate(
         worker.stop()
 
 
-def test_a_certificate_for_another_name_is_refused(server: Secure) -> None:
+def test_certificate_for_another_name_is_refused(server: Secure) -> None:
     assert OTHER_NAME in refusal(server.tls_url(host="127.0.0.1"))
 
 
-def test_a_certificate_need_not_be_for_the_name_where_that_is_said(server: Secure) -> None:
+def test_host_name_check_can_be_disabled(server: Secure) -> None:
     lax = {"sslmode": "verify-ca"} if server.binary == "postgres" else {"ssl_check_hostname": "false"}
     app = QWorker("client", broker=server.tls_url(host="127.0.0.1", **lax), set_as_current=False)
     app.send_task("elsewhere", queue="elsewhere")
@@ -162,12 +161,12 @@ def test_a_certificate_need_not_be_for_the_name_where_that_is_said(server: Secur
     app.close()
 
 
-def test_a_host_that_nobody_knows(server: Secure) -> None:
+def test_unknown_host_is_reported(server: Secure) -> None:
     assert NO_HOST in refusal(server.tls_url(host="nowhere.invalid"))
 
 
-def test_a_file_that_is_not_there(server: Secure, tmp_path: Path) -> None:
-    """Told at once, to who publishes and by doctor; nothing is tried."""
+def test_missing_certificate_file_is_reported(server: Secure, tmp_path: Path) -> None:
+    """At once, when publishing and by doctor, without connecting."""
     url = server.tls_url(tmp_path / "gone.pem")
     words = f"{server.authority if server.binary == 'postgres' else 'ssl_ca_certs'} names {tmp_path}/gone.pem"
     app = QWorker("client", broker=url, set_as_current=False)
@@ -190,16 +189,16 @@ def test_a_file_that_is_not_there(server: Secure, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
-def test_a_port_without_tls(server: Secure) -> None:
+def test_port_without_tls_is_reported(server: Secure) -> None:
     said = refusal(server.unencrypted(), broker_connection_timeout=1)
-    if server.binary == "redis-server":  # which takes our greeting for the beginning of a command
+    if server.binary == "redis-server":  # which parses our TLS greeting as the beginning of a command
         assert "it does not answer with TLS: if it is running, use its TLS port, or redis://" in said
     else:
         assert f"{NO_TLS}: use its TLS port, or amqp://" in said
 
 
 @pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
-def test_a_url_without_tls_for_a_port_with_it(server: Secure) -> None:
+def test_url_without_tls_for_a_tls_port_is_reported(server: Secure) -> None:
     url = server.tls_url().partition("?")[0].replace("rediss://", "redis://").replace("amqps://", "amqp://")
     said = refusal(url)
     wanted = "rediss://" if server.binary == "redis-server" else "amqps://"
@@ -207,7 +206,7 @@ def test_a_url_without_tls_for_a_port_with_it(server: Secure) -> None:
 
 
 @postgresql_only
-def test_a_postgresql_without_tls(server: Any) -> None:
+def test_postgresql_without_tls_is_reported(server: Any) -> None:
     def switched(to: str) -> None:
         server.do(f"ALTER SYSTEM SET ssl = {to}")
         server.do("SELECT pg_reload_conf()")
@@ -220,15 +219,15 @@ def test_a_postgresql_without_tls(server: Any) -> None:
         switched("on")
 
 
-def test_a_mysql_without_tls(certificates: Certificates) -> None:
-    """It is sent no password, nor anything else."""
+def test_mysql_without_tls_is_reported(certificates: Certificates) -> None:
+    """It is sent neither the password nor anything else."""
     heard = b""
 
     def serve() -> None:
         nonlocal heard
         connection, _ = listener.accept()
         with connection:
-            # As in the protocol's HandshakeV10; of the capabilities the one for TLS (0x800) is not there.
+            # HandshakeV10 without the capability flag for TLS (0x800).
             greeting = (
                 b"\x0a8.0.36\0" + bytes(4) + b"8 bytes.\0" + struct.pack("<HBHHB", 0xF7FF, 45, 2, 0x0008, 21)
             )
@@ -248,13 +247,13 @@ def test_a_mysql_without_tls(certificates: Certificates) -> None:
 
 
 @redis_only
-def test_a_server_that_wants_a_certificate_of_ours(
+def test_server_that_requires_a_client_certificate(
     server: Any, certificates: Certificates, tmp_path: Path
 ) -> None:
     own = {"ssl_certfile": certificates.client.certificate, "ssl_keyfile": certificates.client.key}
     bad = {"ssl_certfile": certificates.intruder.certificate, "ssl_keyfile": certificates.intruder.key}
     with server.demanding():
-        # In TLS 1.3 the reason comes after the handshake, and may get lost when we write before we read it.
+        # In TLS 1.3 the alert comes after the handshake, and may get lost if we write before reading it.
         said = refusal(server.tls_url())
         assert re.search(
             r"it (requires a client|may require a .different.) certificate.* in ssl_certfile and ssl_keyfile",
@@ -275,7 +274,7 @@ def test_a_server_that_wants_a_certificate_of_ours(
 def test_options_in_the_settings(
     server: Any, certificates: Certificates, tmp_path: Path, prefix: str
 ) -> None:
-    """As Celery has them for Redis and for RabbitMQ, for both; in the environment as JSON."""
+    """With Celery's names for Redis and for RabbitMQ, each accepted for both; as JSON in the environment."""
     url = server.tls_url().partition("?")[0]
     use_ssl = json.dumps(
         {f"{prefix}ca_certs": str(certificates.authority), f"{prefix}cert_reqs": "CERT_REQUIRED"}
@@ -292,7 +291,7 @@ def test_options_in_the_settings(
 
 
 @rabbitmq_only
-def test_the_name_in_the_certificate_may_be_told(server: Any, certificates: Certificates) -> None:
+def test_expected_host_name_can_be_configured(server: Any, certificates: Certificates) -> None:
     url = server.tls_url(host="127.0.0.1").partition("?")[0]
     use_ssl = {"ca_certs": str(certificates.authority), "server_hostname": "localhost"}
     app = QWorker("client", broker=url, broker_use_ssl=use_ssl, set_as_current=False)
@@ -302,8 +301,8 @@ def test_the_name_in_the_certificate_may_be_told(server: Any, certificates: Cert
 
 
 @rabbitmq_only
-def test_a_frozen_server_is_left_at_once(server: Any) -> None:
-    """TLS has a good-bye of its own, and who waits for the answer to it may wait long."""
+def test_connection_to_a_frozen_server_is_dropped_at_once(server: Any) -> None:
+    """Waiting for the answer to TLS's close_notify could take long."""
     link = Link(address_of(server.tls_url()), 5.0)
     server.freeze()
     try:
@@ -315,7 +314,7 @@ def test_a_frozen_server_is_left_at_once(server: Any) -> None:
         server.wait()
 
 
-def test_databases_have_their_options_in_the_url(tmp_path: Path) -> None:
+def test_databases_take_tls_options_in_the_url(tmp_path: Path) -> None:
     for url in ("postgresql://localhost/x", "mysql://localhost/x"):
         app = QWorker("client", broker=url, broker_use_ssl=True, set_as_current=False)
         with pytest.raises(ConfigurationError, match="sslmode=verify-full"):
@@ -323,7 +322,7 @@ def test_databases_have_their_options_in_the_url(tmp_path: Path) -> None:
 
 
 @redis_only
-def test_the_second_broker_is_taken_when_the_first_has_a_strangers_certificate(
+def test_second_broker_is_used_if_the_first_has_an_unknown_certificate(
     server: Any, certificates: Certificates
 ) -> None:
     urls = [server.tls_url(certificates.stranger), server.tls_url()]
@@ -334,7 +333,7 @@ def test_the_second_broker_is_taken_when_the_first_has_a_strangers_certificate(
 
 
 @redis_only
-def test_passwords_are_in_no_message(server: Any, certificates: Certificates) -> None:
+def test_errors_do_not_contain_passwords(server: Any, certificates: Certificates) -> None:
     url = server.tls_url(certificates.stranger, ssl_password="hidden").replace(
         "rediss://", "rediss://me:hidden@"
     )

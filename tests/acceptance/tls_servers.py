@@ -1,10 +1,12 @@
-"""Private servers that speak TLS: those of private_servers.py, each with a certificate for ``localhost``.
+"""Private TLS servers: those of private_servers.py, each with a certificate for ``localhost``.
 
 Comes from:  test_tls.py.
+
 Goes to:     the servers' own binaries.
+
 Thread:      the test's.
 
-Redis and RabbitMQ have a second port, without TLS; the databases have one port for both.
+Redis and RabbitMQ have a second port without TLS; the databases have one port for both.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tests.certificates import Certificates
 
 
 class Secure(Server):
-    """authority: the name of the parameter for whom the client trusts; always: what is given besides."""
+    """authority: the name of the URL parameter for the trusted authority; always: further parameters."""
 
     authority: ClassVar[str] = "ssl_ca_certs"
     always: ClassVar[dict[str, str]] = {}
@@ -44,19 +46,19 @@ class Secure(Server):
     @property
     @abstractmethod
     def base(self) -> str:
-        """The URL up to its parameters, with {host} for the host."""
+        """The URL without parameters, with {host} for the host."""
 
     def tls_url(self, authority: Path | None = None, host: str = "localhost", **more: object) -> str:
-        """authority: whom the client trusts; None: who has signed the server's certificate."""
+        """authority: trusted by the client; None: the one that signed the server's certificate."""
         trusted = {self.authority: authority or self.certificates.authority}
         return f"{self.base.format(host=host)}?{urlencode({**self.always, **trusted, **more})}"
 
     def results(self, url: str) -> str:
-        """The result store that goes with the broker at *url*."""
+        """The result backend that goes with the broker at *url*."""
         return url
 
     def unencrypted(self) -> str:
-        """A URL that asks for TLS where there is none."""
+        """A URL that asks for TLS on the port without it."""
         return self.tls_url().replace(str(self.tls_port), str(self.port))
 
 
@@ -78,7 +80,7 @@ class SecureRedis(Secure, Redis):
 
     @contextmanager
     def demanding(self) -> Iterator[None]:
-        """Within the block clients need a certificate of the authority's."""
+        """Within the block clients need a certificate of the authority."""
         self.do("CONFIG", "SET", "tls-auth-clients", "yes")
         try:
             yield
@@ -115,7 +117,7 @@ class SecurePostgreSQL(Secure, PostgreSQL):
         return f"postgresql://postgres@{{host}}:{self.port}/test"
 
     def prepare(self) -> None:
-        """The server wants its key where nobody else may read it."""
+        """The server requires that others cannot read its key."""
         own = self.certificates.server
         certificate, key = self.directory / "server.pem", self.directory / "server.key"
         self.options = {

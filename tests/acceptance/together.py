@@ -1,6 +1,7 @@
-"""Workers, alone and beside each other: what holds of them, whichever broker it is.
+"""Tests of single and several workers that apply to every broker.
 
 Comes from:  the fault tests, with their site.
+
 Goes to:     the site's workers and ledger.
 """
 
@@ -18,18 +19,17 @@ from tests.acceptance.private_servers import Server
 from tests.acceptance.processes import gone, kill
 
 A_DAY = 86400
-"""Seconds. For a lease: no test waits for its end."""
+"""Seconds. For a lease: no test waits until it expires."""
 
 
 def repeated(site: Site) -> int:
-    """How many runs there were beyond one for each call."""
+    """The number of runs beyond one for each call."""
     starts = [record.id for record in site.records(kind=STARTED)]
     return len(starts) - len(set(starts))
 
 
 def everything_runs_exactly_once(site: Site, calls: int = 300, later: float = 0.5) -> None:
-    """The anchor: without a fault all is clean. calls: of the plainest task. later: seconds until some others
-    are due."""
+    """The baseline without faults. calls: of the plainest task. later: seconds until some others are due."""
     worker = site.start()
     site.send_many("work", [(number,) for number in range(calls)])
     site.send_many("work_async", [(number, 0.01) for number in range(calls // 6)])
@@ -39,23 +39,22 @@ def everything_runs_exactly_once(site: Site, calls: int = 300, later: float = 0.
         site.send("flaky", 2)
         site.send("once", number)
     site.drained()
-    site.ended(*site.sent)  # what is acked first is not in the store when it runs
+    site.ended(*site.sent)  # early-acked tasks are not in the broker while they run
     worker.stop()
     check(site)
-    all_went_well(site, worker)
+    check_no_faults(site, worker)
 
 
-def all_went_well(site: Site, worker: WorkerProcess) -> None:
-    """Each call has succeeded, at its only start if it is not to be tried again. *worker* has complained of
-    nothing."""
+def check_no_faults(site: Site, worker: WorkerProcess) -> None:
+    """Each call has succeeded, at its only start unless it is retried. *worker* has logged no warning."""
     per_id = [len(site.records(id, STARTED)) for id in site.sent if site.sent[id][0] != "flaky"]
     assert per_id == [1] * len(per_id)
     assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
     assert set(site.states().values()) == {"SUCCESS"}
 
 
-def a_long_task_is_not_run_again(site: Site, seconds: float) -> None:
-    """A live worker keeps what runs for longer than its lease, also while it stops."""
+def long_task_is_not_repeated(site: Site, seconds: float) -> None:
+    """A live worker keeps tasks that run longer than its lease, also while it stops."""
     first = site.start()
     ids = [site.send("work", number, seconds) for number in range(2)]
     site.started(*ids)
@@ -68,9 +67,9 @@ def a_long_task_is_not_run_again(site: Site, seconds: float) -> None:
     assert repeated(site) == 0
 
 
-def a_stop_gives_back(site: Site, within: float = PATIENCE) -> int:
-    """A worker is stopped before it has run all. Returns how many messages it has not started. within: as
-    stops()."""
+def stop_returns_unstarted_tasks(site: Site, within: float = PATIENCE) -> int:
+    """A worker is stopped before it has run everything. Returns the number of messages it has not started.
+    within: as in stops()."""
     ids = [site.send("work", number, 1.0) for number in range(8)]
     worker = site.start()
     site.until(lambda: len(site.records(kind=STARTED)) == 2, "tasks to start")
@@ -81,14 +80,14 @@ def a_stop_gives_back(site: Site, within: float = PATIENCE) -> int:
 
 
 def stops(worker: WorkerProcess, within: float) -> None:
-    """Within so many seconds."""
+    """Stop the worker within *within* seconds."""
     began = time.monotonic()
     worker.stop()
     assert time.monotonic() - began < within, "it does not wait for the end of a long poll"
 
 
-def work_goes_on_when_it_is_back(site: Site, worker: WorkerProcess, server: Server) -> None:
-    """*server* was killed and has forgotten all. *worker* runs what is sent when it is there again."""
+def work_continues_after_a_restart(site: Site, worker: WorkerProcess, server: Server) -> None:
+    """*server* was killed and has lost its data. *worker* runs what is sent after its restart."""
     site.until(lambda: "does not answer" in worker.log, "it to notice")
     server.start()
     site.client.broker.close()
@@ -97,10 +96,10 @@ def work_goes_on_when_it_is_back(site: Site, worker: WorkerProcess, server: Serv
     worker.stop()
 
 
-def nothing_is_lost_when_the_server_is_killed(
+def killed_server_loses_nothing(
     site: RemoteSite, kill_it: Callable[[], None], start_it: Callable[[], None]
 ) -> None:
-    """Under load; the server keeps its store. What ran goes on, and what was accepted is there."""
+    """Under load; the server keeps its data. Running tasks continue, and no accepted call is lost."""
     worker = site.start()
     go = site.path / "go"
     later = site.send("work", 1, countdown=6.0)
@@ -109,7 +108,7 @@ def nothing_is_lost_when_the_server_is_killed(
     stream = Stream(site)
     site.until(lambda: len(site.records(kind=STARTED)) > 20, "tasks to start")
     kill_it()
-    time.sleep(0.5)  # it stays away
+    time.sleep(0.5)  # the server stays down
     start_it()
     known = len(site.sent)
     site.until(lambda: len(site.sent) > known + 20, "calls to be accepted again")
@@ -121,8 +120,8 @@ def nothing_is_lost_when_the_server_is_killed(
     check(site)
 
 
-def little_runs_again_when_workers_are_killed_at_full_speed(site: Site) -> None:
-    """Three times over: batches of acks are lost with the process, never a message."""
+def few_tasks_repeat_when_workers_are_killed_at_full_speed(site: Site) -> None:
+    """Three times: batches of acks may be lost with the process, but no message."""
     site.send_many("work", [(number,) for number in range(6000)])
     names = ("one", "two", "three")
     for name in names:
@@ -140,7 +139,7 @@ def little_runs_again_when_workers_are_killed_at_full_speed(site: Site) -> None:
 
 
 def two_workers_share_a_queue(site: Site) -> None:
-    """No message twice, and both work."""
+    """No message runs twice, and both get some."""
     workers = [site.start(name=name) for name in ("one", "two")]
     site.send_many("work", [(number, 0.01) for number in range(400)])
     site.drained()
@@ -154,7 +153,7 @@ def two_workers_share_a_queue(site: Site) -> None:
     assert min(shares) > 40, shares
 
 
-def another_takes_over_from_who_is_killed(site: Site) -> None:
+def killed_worker_is_taken_over_by_another(site: Site) -> None:
     """Whatever its lease."""
     site.settings["worker_lease_seconds"] = A_DAY
     first = site.start(name="one")
@@ -170,9 +169,9 @@ def another_takes_over_from_who_is_killed(site: Site) -> None:
     check(site)
 
 
-def nobody_waits_behind_a_long_task(site: Site) -> None:
-    """What a busy worker has fetched ahead is given up to one that is idle; what runs is not known to be
-    long."""
+def short_tasks_do_not_wait_behind_a_long_one(site: Site) -> None:
+    """A busy worker gives prefetched messages to an idle one; it is not known whether the running tasks
+    are long."""
     first = site.start(name="one")
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(6)]
@@ -188,8 +187,9 @@ def nobody_waits_behind_a_long_task(site: Site) -> None:
     assert {record.attempt for record in site.records()} == {1}
 
 
-def little_is_lost_that_must_not_run_twice(site: Site) -> None:
-    """Tasks with acks_late=False: a kill loses what runs and no more than could start at once."""
+def few_early_acked_tasks_are_lost(site: Site) -> None:
+    """Tasks with acks_late=False: a kill only loses running tasks and those that could have started at
+    once."""
     first = site.start("-c", "4", name="one")
     ids = site.send_many("once", [(number, 0.03) for number in range(120)])
     site.until(lambda: len(site.records(kind=STARTED)) >= 40, "tasks to run")
@@ -199,7 +199,8 @@ def little_is_lost_that_must_not_run_twice(site: Site) -> None:
     started = [record.id for record in site.records(kind=STARTED)]
     second = site.start("-c", "4", name="two")
     site.until(lambda: not site.waiting(), "the rest to be taken")
-    # What it has acked and not started by its end it sends anew: the last one has the others start before it.
+    # It resends messages that it has acked but not started when it stops: the last one makes the others start
+    # first.
     site.ended(site.send("once", 120, 0.3))
     second.stop()
     ran = [record.id for record in site.records(kind=STARTED)]
@@ -216,11 +217,11 @@ def freeze_all(site: Site, pids: list[int]) -> None:
         kill(pid, signal.SIGSTOP)
 
 
-def who_wakes_after_its_lease_starts_nothing(
+def worker_thawed_after_its_lease_starts_nothing(
     site: Site, freeze: Callable[[Site, list[int]], None] = freeze_all
 ) -> None:
-    """Frozen with work fetched ahead, and awake again when another has done it: it starts nothing of that.
-    Its processes were not frozen, so that they ask for more as soon as it wakes."""
+    """Frozen with prefetched messages, and thawed after another worker has run them. Only the main process
+    is frozen, so its children ask for more tasks as soon as it is thawed."""
     site.settings["worker_lease_seconds"] = 2
     first = site.start("-c", "4", name="one")
     ids = set(site.send_many("work", [(number, 0.02) for number in range(200)]))
@@ -234,7 +235,7 @@ def who_wakes_after_its_lease_starts_nothing(
     site.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
     site.ended(site.send("work", 1), site.send("work", 2))
     first.signal(signal.SIGTERM)
-    assert first.wait() in (0, 3)  # 3: what it had run was told only now that others had it
+    assert first.wait() in (0, 3)  # 3: it learned only now that others ran its tasks
     second.stop()
     check(site, overlaps=True)
     starts = site.records(kind=STARTED)
@@ -242,13 +243,14 @@ def who_wakes_after_its_lease_starts_nothing(
     assert late == [], "others had these, and ran them"
 
 
-def who_is_frozen_on_the_way_to_the_pool_starts_nothing(
+def worker_frozen_while_dispatching_starts_nothing(
     site: Site, point: str, whole: bool, freeze: Callable[[Site, list[int]], None] = freeze_all
 ) -> None:
-    """Its lease held when it was asked, and is over when the pool is given the tasks: others have them.
+    """Its lease was valid when checked, and has expired when the pool gets the tasks: others have them.
 
-    point: at which a thread of it stands meanwhile. whole: its processes are frozen, too. Then the thread
-    goes on before the worker can know, else when it has a new lease, if that is not for this thread to take.
+    point: where one of its threads is held meanwhile. whole: its children are frozen, too. Then the thread
+    continues before the worker can notice; otherwise when it has a new lease, unless this thread must
+    renew it.
     """
     site.settings["worker_lease_seconds"] = 2
     hold = site.path / "hold"
