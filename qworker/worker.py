@@ -287,7 +287,7 @@ class Worker:
     def _drain(self, deadline: float) -> str:
         """Wait for running tasks; return the next phase."""
         pool = self.parts.pool
-        while pool.in_flight() and pool.alive:
+        while self.parts.mediator.busy() and pool.alive:
             if time.monotonic() > deadline:
                 return SOFT
             self._requests.rest(0.005)

@@ -198,7 +198,6 @@ class RunningTasks(Component):
     def quiet(self) -> None:
         """Recall jobs that have not started; the Listener gives them back."""
         self._settler.quiet()
-        self._pool.quiet()
         self._waiting.recall()
         self._mailbox.wake()
 

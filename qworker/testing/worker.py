@@ -144,7 +144,12 @@ class StepWorker(Worker):
             part.closed()  # as its thread would
 
     def _drain(self, deadline: float) -> str:
+        mediator = self.parts.mediator
         self.pool.run()
+        while mediator.busy():  # with ends that have to be reported
+            mediator.step(0.0)
+            if not self.pool.run():
+                break
         return COLD
 
     def __enter__(self) -> StepWorker:

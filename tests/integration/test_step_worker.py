@@ -660,13 +660,24 @@ def test_errbacks_that_kill_who_calls_them_are_left_out(house: House, deaths: li
     assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
 
 
-def test_a_worker_that_stops_tells_nobody_and_runs_it_no_more(house: House) -> None:
+@pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_an_end_while_the_worker_stops_is_reported(house: House, why: str, acks_late: bool) -> None:
+    """A chain would never end otherwise."""
     house.app.task(name="tell")(house.ran.append)
-    result, worker = killed(house, LOST, link_error=house.app.signature("tell"))
+    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
+    task = house.task(time_limit=9, max_deliveries=1, acks_late=acks_late)
+    result = task.apply_async((1,), chain=[last], link_error=house.app.signature("tell"))
+    worker = house.worker(on_demand=True)
+    worker.run()
     worker.parts.listener.quiet()
     worker.parts.mediator.quiet()
-    worker.run()
-    assert (result.state, house.ran) == ("FAILURE", [])
+    worker.pool.end(worker.pool.held[0], why, "it was killed")
+    worker.stop()
+    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
+    assert states == ["FAILURE", "FAILURE"]
+    house.worker().run()
+    assert house.ran == [result.id]
     assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
 
 

@@ -822,3 +822,16 @@ def test_what_follows_a_nested_chord_is_sent_again() -> None:
     order = Order(Pipe([Call(number=0), Call(links=[chord], number=1)]))
     die = Fault("die", "worker1", method="settling")
     assert problems(run(Case(orders=(order,), faults=(die,)))) == []
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("does", ["hard", "dies"])
+def test_an_end_while_a_worker_stops_is_reported(does: str, acks_late: bool) -> None:
+    """A task was killed, or exceeded its time limit, when its worker was stopping: its chain never ended, and
+    its errbacks were not called."""
+    flow = Chain([Call(does=does, number=1, errbacks=[Errback(number=0)]), Call(number=2)])
+    world = World(workers=1, acks_late=acks_late)
+    for seed in range(6):
+        for at in (2.850, 2.851, 2.852, 2.853):
+            case = Case(world, (Order(flow, at=2.85),), (Fault("restart", "worker0", at=at),), seed=seed)
+            assert problems(run(case)) == []

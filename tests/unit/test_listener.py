@@ -31,6 +31,7 @@ from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.tasks.outcome import LEASE_EXPIRED, REVOKED, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import LOST as KILLED
 from qworker.testing import FakeClock, InlinePool, MemoryStore, StepWorker
 from qworker.transports.lease import (
     Ack,
@@ -1569,25 +1570,39 @@ def test_unreported_revocation_is_left_to_another_worker() -> None:
     assert rig.rooms.ran == []
 
 
+TIMED_OUT = Outcome(TIME_LIMIT, text="after 9 s")
+
+
 @pytest.mark.parametrize(
     ("outcome", "acked", "state"),
     [
         (REVOKED_OUTCOME, True, "REVOKED"),  # no other worker can get it
-        (Outcome(TIME_LIMIT, text="after 9 s"), False, "FAILURE"),  # it has run, and must not again
+        (TIMED_OUT, True, "FAILURE"),
+        (Outcome(KILLED, text="by signal 9"), False, "FAILURE"),  # it has run, and must not again
     ],
 )
 def test_outcome_that_no_other_worker_can_report_is_stored_on_stop(
     outcome: Outcome, acked: bool, state: str
 ) -> None:
-    rig = ListenerRig()
+    rig = ListenerRig(task_max_deliveries=1)
     (request,) = ended_while_waiting(rig, outcome)
     request.acked = acked
     rig.listener.quiet()
     rig.run_until_idle()
-    rig.run_until_idle()
+    assert rig.ready.reports == 1, "a child may report it until the pool stops"
+    rig.listener.closed()
     assert rig.store.results["gone"][1] == state
     assert (rig.state.requests, len(rig.ready)) == ({}, 0)
     assert rig.waiting() == (1 if acked else 0)  # not acked here
+
+
+def test_task_over_its_time_limit_runs_again_if_no_child_could_report_that() -> None:
+    rig = ListenerRig()
+    (request,) = ended_while_waiting(rig, TIMED_OUT)
+    rig.listener.quiet()
+    rig.listener.closed()
+    assert rig.store.settled == [Release(request.tag)]
+    assert rig.store.results == {}
 
 
 def test_outcomes_waiting_for_a_child_are_not_released_as_surplus() -> None:
@@ -1598,5 +1613,6 @@ def test_outcomes_waiting_for_a_child_are_not_released_as_surplus() -> None:
     rig.clock.advance(1)
     rig.run_until_idle()
     rig.run_until_idle()
-    assert sorted(tags(rig.ready.clear())) == tags(requests)
+    assert rig.ready.clear() == []
+    assert rig.ready.drop_reports(lambda request: True) == requests
     assert rig.store.settled == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.request import Request
+from qworker.components.request import Failing, Request
 from qworker.components.waiting.mediator import BATCH, Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.task_bucket import TaskBucket
 from qworker.components.worker_lease import Held
-from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED
+from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED, TIME_LIMIT, Outcome
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
 from tests.support.rooms import Rooms, tags
@@ -488,10 +489,29 @@ def test_quiet_or_stopped_mediator_starts_nothing(stop: str) -> None:
     rig = MediatorRig()
     rig.put(rig.rooms.request(1))
     getattr(rig.mediator, stop)()
-    rest = rig.step()
+    rig.mediator.timeout = 0.05
+    began = time.monotonic()
+    rig.step()
     assert rig.running == []
-    assert rest is not None
-    assert rest > 0  # it does not spin
+    assert time.monotonic() - began >= 0.05, "it does not spin"
+
+
+def test_quiet_mediator_lets_children_report_ends() -> None:
+    rig = MediatorRig(concurrency=1)
+    waiting, *ended = rig.rooms.requests(3)
+    for request in ended:
+        request.failing = Failing(Outcome(TIME_LIMIT), "FAILURE", {})
+    rig.put(waiting, *ended)
+    rig.mediator.quiet()
+    for request in ended:
+        assert rig.mediator.busy()
+        rig.step()
+        assert rig.running == [request.tag]
+        rig.pool.run(1)
+    rig.step()
+    assert rig.running == []
+    assert not rig.mediator.busy()
+    assert rig.ready.clear() == [waiting]
 
 
 def test_empty_queue_submits_nothing_to_the_pool() -> None:

@@ -247,13 +247,14 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
-        requests = self._waiting.end_failing(requests) if self._quiet else self._waiting.keep(requests)
+        requests = requests if self._quiet else self._waiting.keep(requests)
         self._acks.give_back(requests)
         self._plan.backlog = self._plan.backlog or bool(requests)
 
     def _give_back_all(self) -> None:
         """Give back all requests that have not started, because the worker stops."""
         self._give_back(self._waiting.take_all())
+        self._acks.give_back(self._waiting.take_found_again())
 
     def _resolve_doubts(self, now: float) -> None:
         """Run requests in doubt that were delivered again. Give up the others after a while, or at once if
@@ -297,6 +298,7 @@ class Listener(ThreadComponent):
         """Give back requests whose acks were confirmed meanwhile, and end those in doubt."""
         self._resolve_doubts(self.clock.monotonic())
         self._give_back_all()
+        self._acks.give_back(self._waiting.end_reports())
 
     def closed(self) -> None:
         """Send the last settlements, then deregister."""

@@ -9,7 +9,7 @@ Thread:      listener, except recall().
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qworker.components.pool.contract import OnEnded
 from qworker.components.request import Request
@@ -18,7 +18,7 @@ from qworker.components.waiting.mediator import Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.process.crash_points import CRASHING, crash_point
-from qworker.tasks.outcome import EXPIRED, LOST, POISONED, REVOKED, Outcome
+from qworker.tasks.outcome import EXPIRED, LOST, POISONED, REVOKED, TERMINATED, TIME_LIMIT, Outcome
 from qworker.tasks.outcome import UNKNOWN as UNKNOWN_TASK
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FOUND_AGAIN = frozenset({REVOKED, EXPIRED, POISONED, UNKNOWN_TASK})
 """Ends without a run that any other worker would determine too."""
+RUN_AGAIN = FOUND_AGAIN | {TERMINATED, TIME_LIMIT}
+"""Ends after which a task may run again if they cannot be reported."""
 
 
 class WaitingRequests:
@@ -72,24 +74,22 @@ class WaitingRequests:
         if requests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
-    def end_failing(self, requests: Sequence[Request]) -> list[Request]:
-        """End the *requests* whose end a child can no longer report; return the others.
+    def take_found_again(self) -> list[Request]:
+        """Take out the ended requests whose end another worker would determine, too."""
+        return self._ready.drop_reports(lambda request: not request.acked and _ended_by(request, FOUND_AGAIN))
 
-        A request that did not run goes back to another worker, which determines and reports the same end. One
-        that ran must not run again: it ends here, without its errbacks.
-        """
-
-        def ends(request: Request) -> bool:
-            failing = request.failing
-            return failing is not None and (request.acked or failing.outcome.kind not in FOUND_AGAIN)
-
+    def end_reports(self) -> list[Request]:
+        """End the requests whose end no child can report any more, without their errbacks. Return those that
+        another worker can run again: their time was over, and they are delivered again as if this worker had
+        been killed before."""
+        again = self._ready.drop_reports(lambda request: not request.acked and _ended_by(request, RUN_AGAIN))
         if ended := [
-            (each, each.failing.outcome._replace(told=True))
-            for each in requests
-            if each.failing and ends(each)
+            (request, request.failing.outcome._replace(told=True))
+            for request in self._ready.drop_reports(lambda request: True)
+            if request.failing is not None
         ]:
             self._on_ended(ended)
-        return [request for request in requests if not ends(request)]
+        return again
 
     def keep(self, requests: Sequence[Request]) -> list[Request]:
         """Put those *requests* back into the ready queue that cannot go to another worker, because they are
@@ -102,12 +102,13 @@ class WaitingRequests:
         return [request for request in requests if not request.acked and request.failing is None]
 
     def take_all(self) -> list[Request]:
-        """Take out all requests that are not in the pool."""
+        """Take out all requests that have not ended, and are not in the pool."""
         return [*self._mediator.early.take(), *self._ready.clear(), *self._schedule.schedule.clear()]
 
     def lease_lost(self) -> list[Request]:
         """Take out the requests that other workers have now; keep acked ones, which no other worker has."""
-        waiting = [*self._pool.recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
+        reports = self._ready.drop_reports(lambda request: not request.acked)
+        waiting = [*reports, *self._pool.recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
         self._ready.put_back(request for request in waiting if request.acked)
         return [request for request in waiting if not request.acked]
 
@@ -125,3 +126,7 @@ class WaitingRequests:
         revocation = request.revocation
         if revocation.terminate and self._pool.terminate(request, revocation.signal):
             logger.warning("Task %s[%s] is terminated on request", request.name, request.id)
+
+
+def _ended_by(request: Request, kinds: Collection[str]) -> bool:
+    return request.failing is not None and request.failing.outcome.kind in kinds

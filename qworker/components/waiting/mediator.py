@@ -68,8 +68,6 @@ class Mediator(ThreadComponent):
         self.pool = make_pool(self.refill)
 
     def step(self, now: float) -> float | None:
-        if self._quiet:
-            return WAIT_SECONDS
         seen = self._ready.changes
         with self._turn:
             moved = self._move()
@@ -92,8 +90,6 @@ class Mediator(ThreadComponent):
 
     def _move(self) -> int:
         """Move the best requests to free slots, while holding the turn; return how many were taken."""
-        if self._quiet:
-            return 0
         ready, pool = self._ready, self.pool
         # Computed each time, because an unknown task, or one that was slow at first, may turn out to be
         # short.
@@ -101,14 +97,15 @@ class Mediator(ThreadComponent):
         slots = pool.free_slots_for(pool.expected_runtime(expected)) if expected else pool.free_slots()
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
         acked: list[Request] = []
-        if self.early:
+        if self.early and not self._quiet:
             acked, kept = self.early.take_startable(), self.early.held
             slots = Slots(
                 max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
                 max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
             )
         held = self._lease.standing()
-        requests = [] if held is None else ready.get_many(slots)
+        take = ready.get_reports if self._quiet else ready.get_many
+        requests = [] if held is None else take(slots)
         runnable, back = self._runnable([*acked, *requests] if acked else requests, held)
         plain = [request.name for request in requests if not request.is_async]
         if len(plain) < slots.sync:
@@ -199,15 +196,22 @@ class Mediator(ThreadComponent):
         return runnable, back
 
     def quiet(self) -> None:
-        """Move no more requests; return when none is in transit."""
+        """Move no more requests but those whose end a child must report; return when no other is in
+        transit."""
         self._quiet = True
         self._ready.wake()
         with self._turn:
             pass  # wait for the thread that has the turn
 
+    def busy(self) -> bool:
+        """Return whether requests run, or have ends that a child must report. Any thread."""
+        with self._turn:
+            return bool(self.pool.in_flight() or self._ready.reports)
+
     def stop(self, deadline: float = 0.0) -> None:
         self.quiet()
         super().stop(deadline)
+        self._ready.wake()
 
 
 class _Places:

@@ -5,7 +5,8 @@ Goes to:     Mediator (get_many).
 Thread:      any, under one lock that is never held while calling out.
 
 Sync and ``async def`` tasks have separate queues, because they need different slots and must not wait for
-each other.
+each other. So have requests that have ended, and whose end a child must report: they come first, wait for no
+token, and continue while the worker stops.
 """
 
 import threading
@@ -31,6 +32,7 @@ class ReadyQueue:
             tuple[int, bool], deque[Request]
         ] = {}  # under _lock, as all below: (priority, async)
         self._order: list[tuple[int, bool]] = []
+        self._reports: deque[Request] = deque()
         self._count = 0
         self.changes = 0
         """Counts arrivals and calls of wake(); see wait()."""
@@ -64,6 +66,10 @@ class ReadyQueue:
                 self._changed()
 
     def _add(self, request: Request, front: bool = False) -> None:
+        if request.failing is not None:
+            (self._reports.appendleft if front else self._reports.append)(request)
+            self._count += 1
+            return
         key = (request.leased.priority, request.is_async)
         line = self._lines.get(key)
         if line is None:
@@ -84,7 +90,33 @@ class ReadyQueue:
     def get_many(self, slots: Slots) -> list[Request]:
         """Take requests for *slots*, best first; [] if there are none."""
         with self._lock:
-            return self._take(slots)
+            if not self._reports:
+                return self._take(slots)
+            reports = self._take_reports(slots)
+            asynchronous = sum(request.is_async for request in reports)
+            sync = len(reports) - asynchronous
+            return reports + self._take(Slots(slots.sync - sync, slots.asynchronous - asynchronous))
+
+    def get_reports(self, slots: Slots) -> list[Request]:
+        """Take those requests for *slots* whose end a child must report."""
+        with self._lock:
+            return self._take_reports(slots)
+
+    def drop_reports(self, drops: Callable[[Request], bool]) -> list[Request]:
+        """Take out the requests that a child should report, and that *drops* returns True for."""
+        with self._lock:
+            dropped: list[Request] = []
+            kept: list[Request] = []
+            for request in self._reports:
+                (dropped if drops(request) else kept).append(request)
+            self._reports = deque(kept)
+            self._count -= len(dropped)
+            return dropped
+
+    @property
+    def reports(self) -> int:
+        """The number of requests whose end a child must report."""
+        return len(self._reports)
 
     def wait(self, timeout: float, seen: int) -> None:
         """Wait up to *timeout* seconds for a change. seen: the value of ``changes`` before the queue was
@@ -102,6 +134,17 @@ class ReadyQueue:
     def may_start(self, requests: list[Request]) -> list[Request]:
         """Return those of *requests*, which were acked, that may start now."""
         return requests
+
+    def _take_reports(self, slots: Slots) -> list[Request]:
+        taken: list[Request] = []
+        kept: list[Request] = []
+        left = [slots.sync, slots.asynchronous]
+        for request in self._reports:
+            left[request.is_async] -= 1
+            (taken if left[request.is_async] >= 0 else kept).append(request)
+        self._reports = deque(kept)
+        self._count -= len(taken)
+        return taken
 
     def _take(self, slots: Slots) -> list[Request]:
         taken: list[Request] = []
@@ -141,7 +184,7 @@ class ReadyQueue:
                         self.load += request.seconds
 
     def clear(self) -> list[Request]:
-        """Take out all requests."""
+        """Take out all requests that have not ended."""
         with self._lock:
             return self._take(Slots(self._count, self._count))
 

@@ -154,7 +154,7 @@ class TaskBucket(ReadyQueue):
         with self._lock:
             for request in requests:
                 bucket = self._buckets.get(request.name)
-                if bucket is None:
+                if bucket is None or request.failing is not None:
                     self._add(request)
                 elif (away := self._stand(bucket, request, now, wall)) is not None:
                     bucket.sent_away(*away, now)
@@ -165,7 +165,7 @@ class TaskBucket(ReadyQueue):
 
     def _add(self, request: Request, front: bool = False) -> None:
         bucket = self._buckets.get(request.name)
-        if bucket is None or not front:
+        if bucket is None or not front or request.failing is not None:
             super()._add(request, front)
         else:
             bucket.put_back(request)
