@@ -108,7 +108,7 @@ OF_LETTERS = "newest"
 """Implemented by pages, for all brokers."""
 
 
-class Noting:
+class RecordingBroker:
     """A broker that does nothing but record calls in ``asked``. It is also each of its parts."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ def _objects(part: Any, places: Iterable[str]) -> Iterator[tuple[str, Any]]:
             yield place, getattr(part, place)
 
 
-def forgotten(
+def missing_members(
     wrapper: Any,
-    inner: Noting,
+    inner: RecordingBroker,
     withheld: Iterable[str],
     promise: Mapping[str, Mapping[str, type]] = FIELDS,
     besides: Iterable[str] = BESIDES,
@@ -193,4 +193,13 @@ def not_defined(wrapper: type, sides: Iterable[type], withheld: Iterable[str]) -
     return sorted(wanted - own - set(withheld)) + sorted(own & set(withheld))
 
 
-__all__ = ["FIELDS", "Admin", "Consumer", "Noting", "Sender", "forgotten", "members", "not_defined"]
+__all__ = [
+    "FIELDS",
+    "Admin",
+    "Consumer",
+    "RecordingBroker",
+    "Sender",
+    "members",
+    "missing_members",
+    "not_defined",
+]

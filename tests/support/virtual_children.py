@@ -72,7 +72,7 @@ class VirtualChild:
         self.started: list[int] = []
         self.hung_up = False
 
-    def come_up(self) -> None:
+    def report_started(self) -> None:
         self._say((UP,))
 
     def _say(self, message: tuple[Any, ...]) -> None:
@@ -172,7 +172,7 @@ class VirtualSpawner:
         self.children.append(child)
         if not self.holds_back:
             self.notify("up", child.index, child.pid)
-            child.come_up()
+            child.report_started()
 
     def receive(self) -> list[tuple[str, int, int]]:
         try:

@@ -737,8 +737,8 @@ class AtRandom(RuleBasedStateMachine):
                     self.finished_by_child.add(child.finish_async())
             self.pool.clock.advance(0.1)
             self.step()
-        assert not self.waiting, "something is never taken"
-        assert not self.submitted, "something never ends"
+        assert not self.waiting, "a request is never accepted"
+        assert not self.submitted, "a request never ends"
         assert set(self.ended) == set(range(1, self.tag + 1))
         self.pool.close()
 

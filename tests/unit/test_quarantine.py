@@ -88,7 +88,7 @@ def test_suspect_waits_for_an_idle_process() -> None:
     assert pool.submit(pool.rooms.request(9, deliveries=2)) == []
     pool.step()
     kept = next(handle for handle in pool.handles.all() if handle.reserved)
-    assert pool.submit(*pool.rooms.requests(4, first=20)) == [], "the other process takes them"
+    assert pool.submit(*pool.rooms.requests(4, first=20)) == [], "the other process takes these"
     assert 9 not in {request.tag for request in kept.requests()}
     for child in pool.children:
         child.work()

@@ -25,7 +25,7 @@ def test_old_and_excess_entries_are_forgotten() -> None:
     recent.add([4])
     assert list(recent) == [[3], [4]]
     recent.add([5, 6, 7])
-    assert list(recent) == [[4], [5, 6, 7]], "four are kept at the least"
+    assert list(recent) == [[4], [5, 6, 7]], "at least four are kept"
     recent.undo()
     assert list(recent) == [[4]]
     recent.undo()

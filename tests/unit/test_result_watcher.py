@@ -460,7 +460,7 @@ def test_short_lived_waiters_miss_no_results(store: FakeStore) -> None:
         thread.join()
     assert lost == []
     assert len(store.sources) == 1
-    assert time.monotonic() - began < 30 * POLL_SECONDS / 2, "the looks that come twice a second found them"
+    assert time.monotonic() - began < 30 * POLL_SECONDS / 2, "they were only found by polling twice a second"
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -300,7 +300,7 @@ def test_run_calls_the_task_now(
     assert (sent.headers["id"], sent.headers["task"], sent.body.args) == (result.id, "proj.report", (1,))
     assert (sent.headers["periodic_task_name"], sent.headers["h"]) == ("a", 1)
     assert sent.headers["periodic_task_due"].startswith("2023-11-14T22:13:20")
-    assert store.rows() == [], "it is none of its due times"
+    assert store.rows() == [], "a manual run is not recorded as a due time"
 
 
 def test_run_uses_the_options_of_a_registered_task(schedules: Schedules, app: QWorker) -> None:

@@ -79,7 +79,7 @@ def test_only_the_rejected_settlement_of_a_batch_is_replaced() -> None:
     assert states == {tag: "FAILURE" if tag == tags[4] else "SUCCESS" for tag in tags}
     assert setup.left() == 0
     assert setup.store.admin.dead() == []
-    assert setup.store.calls <= 2 + 2 * 4, "halves, not one after the other"
+    assert setup.store.calls <= 2 + 2 * 4, "the batch is bisected, not settled one by one"
 
 
 def test_failure_tells_why_the_settlement_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def test_settling_resumes_after_an_error_without_repeating(error: Exception) -> 
     with pytest.raises(type(error)):
         setup.carry_out(*orders)
     assert setup.left() == 2
-    assert setup.carry_out(*orders) == set(), "what was settled before was not lost"
+    assert setup.carry_out(*orders) == set(), "settlements that were done before count"
     assert setup.stored(f"id-{tags[3]}")["status"] == "FAILURE"
     assert setup.left() == 0
 
@@ -186,7 +186,9 @@ def test_settlement_carried_out_before_an_error_is_not_reported_as_lost() -> Non
     setup.store.gone = {2: BrokerUnavailable("no answer")}
     with pytest.raises(BrokerUnavailable):
         setup.carry_out(Ack(first), Ack(second))
-    assert setup.carry_out(Ack(first), Ack(second), Ack(third)) == {third}, "this one was told once only"
+    assert setup.carry_out(Ack(first), Ack(second), Ack(third)) == {third}, (
+        "it was not part of the failed call"
+    )
     assert setup.left() == 0
 
 
@@ -200,7 +202,7 @@ def test_unconfirmed_settlement_is_not_reported_as_lost() -> None:
     setup.store.confirm_fails = False
     assert setup.carry_out(Ack(first), Ack(second)) == {second}
     setup.settlements.confirm({first})
-    assert setup.carry_out(Ack(first)) == {first}, "it is known by now"
+    assert setup.carry_out(Ack(first)) == {first}, "it has been confirmed"
 
 
 def test_reclaimed_consumer_gets_lease_lost() -> None:

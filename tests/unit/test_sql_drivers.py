@@ -18,7 +18,7 @@ from qworker.transports.sql.timeout_connection import _until, check_wait
 @pytest.mark.parametrize("name", PRIVATE)
 def test_missing_private_attribute_of_pymysql_is_reported(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     connection = LimitedConnection(defer_connect=True)
-    assert hasattr(connection, name), "this PyMySQL has it"
+    assert hasattr(connection, name), "the installed PyMySQL has it"
     with monkeypatch.context() as patched:
         patched.setattr(Connection, "connect", lambda self, sock=None: None)
         for holder in (connection, Connection):
@@ -47,6 +47,6 @@ def test_wait_ends_at_its_timeout() -> None:
 
     waiting = _until(silent(), 0.0)
     assert next(waiting) == "wait for something to read"
-    assert waiting.send(1) == "wait for something to read", "it says something"
+    assert waiting.send(1) == "wait for something to read", "there is data to read"
     with pytest.raises(psycopg.OperationalError, match="in time"):
         waiting.send(0)

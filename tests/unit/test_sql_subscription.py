@@ -36,10 +36,10 @@ def paused() -> tuple[Any, Subscription]:
 def test_busy_consumer_pauses_its_subscription() -> None:
     link, subscription = paused()
     assert not subscription.active
-    assert not subscription.has_enough, "it is said once"
+    assert not subscription.has_enough, "it is reported once"
     assert 0 < subscription.rest() <= PAUSE_SECONDS
     subscription.claimed(9.0, full=False)
-    assert subscription.rest() == 0, "it has not enough any more"
+    assert subscription.rest() == 0, "a partial claim ends the pause"
     assert len(link.done) == 1
 
 
@@ -60,7 +60,7 @@ def test_resumed_consumer_polls_again_after_second_look() -> None:
     look_at = subscription.look_at
     assert not subscription.look_is_due(look_at - 0.001)
     assert subscription.look_is_due(look_at)
-    assert not subscription.look_is_due(look_at), "it is said once"
+    assert not subscription.look_is_due(look_at), "it is reported once"
 
 
 @pytest.mark.parametrize(("after", "left"), [(-0.001, True), (0.0, False)])

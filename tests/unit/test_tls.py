@@ -262,7 +262,9 @@ def test_errors_while_connecting_mention_tls(text: str, tls: bool, meaning: str)
     explanation = explained(while_connecting(text, tls), REDIS)
     assert meaning in explanation
     assert (explanation == text) is not bool(meaning)
-    assert "TLS" not in explained(text, REDIS) or "alert" in text, "later it is not"
+    assert "TLS" not in explained(text, REDIS) or "alert" in text, (
+        "errors on open connections do not mention it"
+    )
 
 
 def test_libpq_certificate_files_are_checked(certificates: Certificates) -> None:

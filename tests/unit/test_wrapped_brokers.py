@@ -17,7 +17,7 @@ from qworker.transports.failover import ROUND_ROBIN, Brokers, FailoverBroker, Fa
 from qworker.transports.lease import Admin, Letters, Sender
 from qworker.transports.sql.embedded.sender import JoinedSender
 from qworker.transports.sql.sender import TransactionalSender
-from tests.support.promise import BESIDES, FIELDS, Noting, forgotten, not_defined
+from tests.support.promise import BESIDES, FIELDS, RecordingBroker, missing_members, not_defined
 
 NOT_WITH_FAILOVER = {
     "failed": "failed tasks of one server would not be found at the other",
@@ -54,13 +54,13 @@ def spooled(kind: type, inner: Any, directory: Path) -> Any:
 def test_spooler_wrappers_pass_on_the_broker_interface(
     kind: type, withheld: dict[str, str], tmp_path: Path
 ) -> None:
-    inner = Noting()
-    assert forgotten(spooled(kind, inner, tmp_path), inner, withheld) == []
+    inner = RecordingBroker()
+    assert missing_members(spooled(kind, inner, tmp_path), inner, withheld) == []
 
 
 def test_failover_broker_passes_on_the_broker_interface() -> None:
-    inner = Noting()
-    assert forgotten(FailoverBroker([inner]), inner, NOT_WITH_FAILOVER) == []  # type: ignore[list-item]
+    inner = RecordingBroker()
+    assert missing_members(FailoverBroker([inner]), inner, NOT_WITH_FAILOVER) == []  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", [JoinedSender, TransactionalSender, _Held])
@@ -80,8 +80,8 @@ class Forgetful(FailoverBroker):
 
 
 def test_wrapper_missing_a_member_is_detected() -> None:
-    inner = Noting()
-    found = forgotten(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": "", "lack": ""})
+    inner = RecordingBroker()
+    found = missing_members(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": "", "lack": ""})
     assert found == [
         "lack is withheld, and is no part of the promise",
         "confirm is forgotten",
@@ -101,11 +101,11 @@ class Touching(Letters):
 def test_wrapper_missing_a_new_member_is_detected() -> None:
     """Of a side, and of a part. A missing new part is a type error, as Broker.__init__ requires it."""
     new = {**FIELDS, "admin": {"": Counting}, "letters": {"dead": Touching}, "history": {"": Counting}}
-    inner = Noting()
+    inner = RecordingBroker()
     wrapper = FailoverBroker([inner])  # type: ignore[list-item]
     wrapper.history = None  # type: ignore[attr-defined]
     withheld = {name: why for name, why in NOT_WITH_FAILOVER.items() if name != "failed"}
-    assert forgotten(wrapper, inner, withheld, new, [*BESIDES, "ping"]) == [
+    assert missing_members(wrapper, inner, withheld, new, [*BESIDES, "ping"]) == [
         "count is forgotten", "touch is forgotten", "history is forgotten", "ping is forgotten",
     ]  # fmt: skip
 

@@ -217,7 +217,7 @@ def test_all_mysql_driver_options_are_handled() -> None:
     there = named(pymysql.connections.Connection.__init__) | MYSQLCLIENT
     assert len(there) > 40
     undecided = there - mysql_options.NAMES - TLS_NAMES - OBJECTS
-    assert undecided == set(), "carry it over in mysql_options.py, or say there why it means nothing"
+    assert undecided == set(), "pass it on in mysql_options.py, or ignore it there with a reason"
     for name in sorted(TLS_NAMES - {"ssl_key"}):
         options_of([(name, "true")], "broker_url")
     for name in mysql_options.IGNORED:
@@ -394,7 +394,9 @@ def test_all_redis_py_options_are_handled() -> None:
         "orig_socket_connect_timeout", "himport_registry",
     }  # fmt: skip
     decided = {*client_options.NAMES, *client_options.IGNORED, *client_options.REFUSED}
-    assert there - decided == set(), "carry it over in client_options.py, or say there why not"
+    assert there - decided == set(), (
+        "pass it on in client_options.py, or ignore or refuse it there with a reason"
+    )
 
 
 def test_each_accepted_redis_option_has_an_effect(files: Certificates) -> None:

@@ -64,14 +64,14 @@ def test_rejected_schedule_is_reported_and_others_are_sent() -> None:
     assert sorted(store.taken) == sorted([first, last])
     assert [refused in text and "too large" in text for text in scheduler.problems()] == [True]
     left = Schedule.objects.filter(repeats=1).values_list("name", flat=True)
-    assert list(left) == ["refused"], "it is not taken for sent"
+    assert list(left) == ["refused"], "it does not count as sent"
 
 
 def test_invalid_schedule_is_not_retried_at_once(clock: FakeClock) -> None:
     Schedule.objects.filter(pk=make("wrong")).update(args="open, (")
     scheduler = Scheduler(app(), lambda *_: None, Refusing())
     scheduler.step(clock.monotonic())
-    assert scheduler.step(clock.monotonic()) > 0.2, "it is in the past, and yet not due"
+    assert scheduler.step(clock.monotonic()) > 0.2, "its time has passed, but it is not retried yet"
 
 
 def test_row_with_an_invalid_time_does_not_affect_others() -> None:
@@ -117,7 +117,7 @@ def test_many_schedules_are_sent_in_parts_with_a_renewed_lease(clock: FakeClock)
     scheduler.step(clock.monotonic())
     assert store.sizes == [SENT_AT_ONCE] * 3
     beats = [lease.beats for lease in store.leases]
-    assert beats == sorted(set(beats)), "each part has a lease that was renewed since the last"
+    assert beats == sorted(set(beats)), "the lease is renewed before each part"
 
 
 def test_sending_stops_when_the_lease_is_lost(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,7 +51,7 @@ def pairs(written: dict[bytes, bytes]) -> dict[str, bytes]:
 def test_plain_data_round_trips(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     written = write_arguments(args, kwargs)
     assert read_arguments(pairs(written)) == (args, kwargs)
-    assert pickle.loads(written[b"args"]) == args, "and uWSGI reads it"
+    assert pickle.loads(written[b"args"]) == args, "uWSGI can read it, too"
 
 
 @given(st.lists(PLAIN, max_size=3).map(tuple), st.integers(3, pickle.HIGHEST_PROTOCOL))

@@ -95,7 +95,7 @@ def test_job_given_back_waits_for_its_delay(spool: Open, writer: Writer, clock: 
     assert directory.next() is None
     clock.advance(59.9)
     assert directory.next() is None
-    assert os.stat(path).st_mtime > clock.now(), "so that other spoolers wait, too"
+    assert os.stat(path).st_mtime > clock.now(), "other spoolers must wait, too"
     clock.advance(0.2)
     assert work_off(directory) == [{b"k": b"v"}]
 
@@ -163,7 +163,7 @@ def test_declined_job_is_not_claimed_again_unless_changed(
     claim = claimed(other)
     claim.give_back()
     os.utime(path, (5, 5))
-    assert work_off(one) == [{b"k": b"v"}], "for it has changed"
+    assert work_off(one) == [{b"k": b"v"}], "it has changed"
 
 
 def test_job_set_aside_is_kept_with_the_reason(spool: Open, writer: Writer) -> None:
@@ -195,7 +195,7 @@ def test_job_moved_while_it_runs(
     directory = spool()
     claim = claimed(directory)
     os.rename(path, f"{writer.path}/{PREFIX}moved")
-    assert directory.next() is None, "the lock went with it"
+    assert directory.next() is None, "the lock moves with the file"
     assert not claim.finish()
     assert "moved, and will run again" in caplog.text
     clock.advance(1)

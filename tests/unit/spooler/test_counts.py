@@ -30,7 +30,7 @@ def counter(place: Path) -> Iterator[JobCounter]:
         yield found
 
 
-def test_missing_jobs_are_counted_as_zero(counter: JobCounter) -> None:
+def test_counts_of_an_empty_directory(counter: JobCounter) -> None:
     counts, flow = counter.look()
     assert counts == (0, 0, 0, 0, None, None, True)
     assert flow is None

@@ -68,7 +68,7 @@ def test_call_writes_the_pairs_of_uwsgi(
     for path in (decorated({"to": "you"}), decorated({b"to": b"me"}, to="you"), decorated.spool(to="you")):
         assert written(path) == (expected, b"")
     assert written(send.spool(to="you")) == (expected, b"")  # type: ignore[attr-defined]
-    assert called == [], "a call runs nothing"
+    assert called == [], "a call does not run the function"
     assert decorated.f is send
     assert decorated.__name__ == "send"
 
@@ -316,7 +316,7 @@ def test_duplicate_function_name_is_warned_of(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         decorators.spool(one())
         decorators.spool(one())
-        assert caplog.text == "", "a module that is loaded again"
+        assert caplog.text == "", "reloading a module is not warned of"
         decorators.spool(send)
     assert "jobs for send now run" in caplog.text
     assert spooler_functions["send"] is send
@@ -336,7 +336,7 @@ def test_timers_crons_and_signals_are_registered_with_free_signals(configured: P
 
     table = uwsgi_api.signal_table
     assert table.sources == [(0, "/tmp"), (1, 0.5, 0), (2, (0, -2, -1, -1, 7)), (17, 6, 0), (3, 5, 0)], (
-        "each its own"
+        "each has its own signal"
     )
     assert {signum: handler.target for signum, handler in table.handlers.items()} == {
         99: "/jobs", 0: "spooler", 1: "spooler", 2: "spooler", 17: "spooler", 3: "spooler",
@@ -344,7 +344,7 @@ def test_timers_crons_and_signals_are_registered_with_free_signals(configured: P
     for signum in (99, 3):
         uwsgi_api.run_signal(signum)
     f(7)
-    assert called == [99, 3, 7], "the function itself is what it was"
+    assert called == [99, 3, 7], "the function itself is unchanged"
     with pytest.raises(TypeError, match="no tarjet"):
         decorators.timer(5, tarjet="spooler")
 
@@ -378,7 +378,7 @@ def test_lock_decorator_skips_spoolers(configured: Path) -> None:
     configured.mkdir()
     locked = decorators.lock(lambda value: value)
     assert locked(5) == 5
-    assert locked(6) == 6, "it was let go"
+    assert locked(6) == 6, "the lock was released"
     with RunningJob(str(configured)):
         assert locked(7) is None
 

@@ -215,7 +215,7 @@ def test_spoolers_do_not_wake_each_other_by_failed_locks(
     claim.give_back()
     clock.advance(3)
     found = [numbers(other) for other in others]
-    assert sorted(found) == [[], [], [1]], "they were told that it was let go"
+    assert sorted(found) == [[], [], [1]], "one of them notices the release"
     for other in others:
         other.close()
 
@@ -234,7 +234,7 @@ def test_job_held_by_another_is_retried_when_released(
     directory.tried([path], clock.now())
     for _ in range(3):
         clock.advance(10)
-        assert directory.next_path() is None, "and says so at once"
+        assert directory.next_path() is None, "a held file is refused again"
     assert directory.rest() > 1
     held.let_go()
     directory.take_in()

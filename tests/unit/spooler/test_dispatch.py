@@ -74,9 +74,7 @@ def test_delayed_job_is_dispatched_when_due(dispatch: Open, writer: Writer, cloc
     writer.write({}, at=clock.now() + 100)
     consumer = dispatch()
     claim = consumer.lease((), 10, 5, 7.0)
-    assert (claim.messages, claim.next_due) == ([], clock.now() + 107), (
-        "the listener subtracts what it asks ahead"
-    )
+    assert (claim.messages, claim.next_due) == ([], clock.now() + 107), "the listener subtracts the lookahead"
     assert consumer.lease((), 10).next_due == clock.now() + 100
     clock.advance(100)
     assert len(consumer.lease((), 10).messages) == 1
@@ -121,7 +119,7 @@ def test_requeued_files_that_exist_are_dispatched_again(
     paths = names_in(leased)
     (Path(writer.path) / paths[3]).unlink()
     consumer.settle_held([Release(leased.tag, clock.now() + 60, requeued=True, redelivered=True)])
-    assert consumer.lease((), 1).messages == [], "they were tried in vain just now"
+    assert consumer.lease((), 1).messages == [], "they have just been tried without success"
     clock.advance(1.0)
     assert sorted(names_in(consumer.lease((), 1).messages[0])) == sorted(paths[:3])
 
@@ -153,7 +151,7 @@ def test_number_of_files_per_lease_is_limited(dispatch: Open, writer: Writer) ->
         writer.write({})
     first = consumer.lease((), 100).messages
     assert sum(len(names_in(leased)) for leased in first) == NAMES_AT_ONCE * 2
-    assert consumer.wait(5.0), "the others are told of at once"
+    assert consumer.wait(5.0), "the remaining files are reported at once"
     assert sum(len(names_in(leased)) for leased in consumer.lease((), 100).messages) == 3
 
 
@@ -169,10 +167,12 @@ def test_changes_of_running_files_do_not_wake_the_listener(
     os.setxattr(path, ATTRIBUTE, b"1")
     assert consumer.files() != []
     assert not consumer.wait(5.0)
-    assert (consumer.files(), consumer.rest()) == ([], pytest.approx(POLL_COOLDOWN)), "so it is not heard of"
+    assert (consumer.files(), consumer.rest()) == ([], pytest.approx(POLL_COOLDOWN)), (
+        "the directory is not watched during the cooldown"
+    )
     writer.write({})
     clock.advance(POLL_COOLDOWN)
-    assert consumer.wait(5.0), "what is new is heard of a moment later"
+    assert consumer.wait(5.0), "new files are noticed after the cooldown"
 
 
 def test_attribute_changes_are_not_watched_without_delayed_files(dispatch: Open, writer: Writer) -> None:
@@ -250,7 +250,7 @@ def test_released_job_is_dispatched_again_at_once(
 @pytest.mark.parametrize(
     ("release", "attempts"),
     [(Release(0, redelivered=True), 0), (Release(0, counted=True), 1), (Release(0), 1)],
-    ids=["the worker ends", "its process died", "it was never begun"],
+    ids=["the worker ends", "its process died", "it was never started"],
 )
 def test_job_cut_short_by_the_end_of_the_worker_counts_no_attempt(
     writer: Writer, release: Release, attempts: int
@@ -361,7 +361,7 @@ def test_wait_reports_new_files_once(dispatch: Open, writer: Writer) -> None:
     assert consumer.wait(0.0) is False
     writer.write({})
     assert consumer.wait(10.0) is True
-    assert consumer.wait(0.0) is False, "who has no room must not spin"
+    assert consumer.wait(0.0) is False, "a full worker must not spin"
     assert len(consumer.lease((), 10).messages) == 1
 
 
@@ -407,7 +407,7 @@ def test_unstarted_signal_is_dispatched_again(dispatch_with_timer: JobDispatch, 
     assert dispatch_with_timer.has_news()
     (leased,) = dispatch_with_timer.lease((), 10).messages
     assert dispatch_with_timer.settle_held([Release(leased.tag)]) == set()
-    assert not dispatch_with_timer.has_news(), "who has no room for it is not told again and again"
+    assert not dispatch_with_timer.has_news(), "a full worker is not woken repeatedly"
     assert dispatch_with_timer.lease((), 0).messages == []
     (again,) = dispatch_with_timer.lease((), 10).messages
     assert signals_of([leased, again]) == [7, 7]

@@ -34,7 +34,7 @@ def test_dictionary_becomes_pairs_and_a_body(enqueuer: Enqueuer) -> None:
         {b"text": "ä".encode(), b"bytes": b"\xff", b"number": b"5"},
         "ö".encode(),
     )
-    assert message == before, "what is the caller's stays as it is"
+    assert message == before, "the dictionary of the caller is not changed"
 
 
 def test_text_and_bytes_keys_are_the_same(enqueuer: Enqueuer) -> None:
@@ -75,7 +75,7 @@ def test_job_can_name_a_configured_directory(enqueuer: Enqueuer, tmp_path: Path,
     name = os.path.join(tmp_path, which)
     path = Path(enqueuer.enqueue({"spooler": name}))
     assert path.parent == Path(os.path.realpath(name))
-    assert decode(path.read_bytes()).pairs == {b"spooler": os.fsencode(name)}, "it stays in the job"
+    assert decode(path.read_bytes()).pairs == {b"spooler": os.fsencode(name)}, "the pair stays in the job"
 
 
 @pytest.mark.parametrize("name", ["/tmp", "a", "", b"/nowhere", "/a\0b", 5, None.__class__, "../a", "\udcff"])

@@ -121,7 +121,9 @@ def test_exceptions_retry_the_job(
     assert counts(path) == (1, 1), "it is not due"
     clock.advance(10.1)
     run(running, writer.path, [name_of(path)])
-    assert os.stat(path).st_mtime == pytest.approx(clock.now() + 15.0, abs=0.01), "twice as long, or the most"
+    assert os.stat(path).st_mtime == pytest.approx(clock.now() + 15.0, abs=0.01), (
+        "the doubled delay, limited to the maximum"
+    )
     clock.advance(15.1)
     run(running, writer.path, [name_of(path)])
     assert not os.path.exists(path)
@@ -147,7 +149,7 @@ def test_spoolforever_job_is_never_set_aside(
     for _ in range(5):
         run(running, writer.path, [name_of(path)])
         assert counts(path) == (0, 0)
-        assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01), "each time as long"
+        assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01), "always the same delay"
         clock.advance(10.1)
 
 
@@ -384,7 +386,7 @@ def test_bridge_sends_tasks_instead_of_jobs(function: Set, runner: Make, writer:
     function(lambda env: seen.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     sent, kept = name_of(writer.write({"task": "t"})), name_of(writer.write({"a": "b"}))
     run(runner(bridge=f"{__name__}:rule"), writer.path, [sent, kept])
-    assert CALL.sent == [sent], "under the name of the job, so that a second time is known as a copy"
+    assert CALL.sent == [sent], "the job name is the task id, so that repetitions are recognized"
     assert [env["spooler_task_name"] for env in seen] == [kept]
     assert files(writer.path) == []
 

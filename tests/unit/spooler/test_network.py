@@ -169,13 +169,13 @@ def test_timeouts_of_a_connection() -> None:
     conversation = talk(timeout=4, keep_alive=60)
     assert (conversation.since, conversation.timeout) == (0, 4)
     conversation.received(image[:10], 1)
-    assert (conversation.since, conversation.timeout) == (0, 4), "the first bytes give no more time"
+    assert (conversation.since, conversation.timeout) == (0, 4), "the first bytes do not extend the timeout"
     conversation.received(image[10:30], 2)
-    assert (conversation.since, conversation.timeout) == (2, 7), "the body does, once"
+    assert (conversation.since, conversation.timeout) == (2, 7), "the body extends it once"
     conversation.received(image[30:40], 3)
     assert (conversation.since, conversation.timeout) == (2, 7)
     conversation.received(image[40:], 4)
-    assert (conversation.since, conversation.timeout) == (4, 60), "the next packet may take its time"
+    assert (conversation.since, conversation.timeout) == (4, 60), "keep-alive until the next packet"
     conversation.received(image[:1], 5)
     assert (conversation.since, conversation.timeout) == (5, 4)
 
@@ -184,7 +184,7 @@ def test_timeouts_of_a_connection() -> None:
 def test_arbitrary_bytes_are_accepted_or_rejected(parts: list[bytes], extension: bool) -> None:
     taken = RequestRecorder("no")
     conversation = talk(*(b"\x11" + part for part in parts), taken=taken, extension=extension)
-    assert bool(taken.requests) <= bool(conversation.unsent), "each is answered"
+    assert bool(taken.requests) <= bool(conversation.unsent), "each request is answered"
     assert not (conversation.ending and (conversation.held or conversation.more))
 
 
@@ -430,7 +430,7 @@ def test_allowed_ip_addresses() -> None:
     for host in ("11.0.0.1", "::ffff:11.0.0.1", "2001:db9::5", "192.0.2.8", "fe80::1%1"):
         assert not networks.allows_ip(host), host
         assert not Access().allows_ip(host), host
-        assert Access(key=KEY).allows_ip(host), "its jobs have to be signed"
+        assert Access(key=KEY).allows_ip(host), "remote jobs must be signed"
         assert not Access(key=KEY, networks=("10.0.0.0/8",)).allows_ip(host), host
 
 

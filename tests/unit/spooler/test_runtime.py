@@ -41,7 +41,7 @@ def test_announced_processes_are_listed_until_withdrawn(place: Path) -> None:
     runtime.withdraw(place)
     runtime.withdraw(place)
     assert runtime.pids(place) == [os.getppid()]
-    assert stat.S_IMODE((place / STATE).stat().st_mode) == 0o750, "who may write jobs, and nobody else"
+    assert stat.S_IMODE((place / STATE).stat().st_mode) == 0o750, "the same mode as the spool directory"
 
 
 def test_dead_process_is_not_listed(place: Path) -> None:
@@ -70,7 +70,7 @@ def test_frequency_is_forgotten_with_the_last_spooler(place: Path) -> None:
     runtime.announce(place, os.getppid())
     runtime.set_frequency(place, 2)
     runtime.announce(place)
-    assert runtime.frequency_of(place, 30.0) == 2.0, "another one ran"
+    assert runtime.frequency_of(place, 30.0) == 2.0, "another spooler is running"
     runtime.withdraw(place)
     runtime.withdraw(place, os.getppid())
     runtime.announce(place)
@@ -106,7 +106,7 @@ def test_unusable_state_directory_is_an_error(place: Path) -> None:
 
 
 def test_signals_arrive_in_order(place: Path) -> None:
-    assert not signal_socket.send(place, 1), "nobody is there"
+    assert not signal_socket.send(place, 1), "there is no spooler"
     receiver = SignalSocket(place)
     try:
         assert receiver.read() == []
@@ -137,7 +137,7 @@ def test_socket_of_a_dead_spooler_is_removed(place: Path) -> None:
     assert signal_socket.send(place, 5)
     again = SignalSocket(place)
     assert signal_socket.send(place, 6)
-    assert again.read() == [6], "it has the name now"
+    assert again.read() == [6], "the newer socket has the name"
     receiver.close()
     again.close()
 

@@ -49,7 +49,7 @@ def test_timers_fire_only_for_our_directories(
         table.add_timer(signum, 5)
     assert source.due(0) == []
     assert source.next_time(0) == 5
-    assert source.due(5) == [(1, places[0]), (2, places[1])], "the third is another runner's"
+    assert source.due(5) == [(1, places[0]), (2, places[1])], "the third is for another runner"
 
 
 def test_signals_of_other_processes_are_received(

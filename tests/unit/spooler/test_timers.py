@@ -36,7 +36,7 @@ def times(work: SignalTimers, begin: float, end: float) -> list[float]:
     while now <= end:
         found += [now - begin] * len(work.due(now))
         following = work.next_time(now)
-        assert following > now, "it would be asked for ever"
+        assert following > now, "it would be polled for ever"
         now = following
     return found
 
@@ -122,7 +122,7 @@ def test_file_monitor_fires_on_changes(table: SignalTable, tmp_path: Path) -> No
     work = timers(table)
     assert [work.due(0), work.due(1)] == [[], []]
     file.write_text("1")
-    assert work.due(1.5) == [], "it is looked at every second"
+    assert work.due(1.5) == [], "the file is checked every second"
     assert work.next_time(1.5) == 2
     assert work.due(2) == [Due(1, "spooler")]
     file.write_text("12")
@@ -160,7 +160,7 @@ def test_handler_is_called_with_its_signal(table: SignalTable) -> None:
     assert table.is_registered(255)
     assert table.run(255)
     assert called == [255]
-    assert not table.run(9), "nobody has registered it"
+    assert not table.run(9), "it is not registered"
     table.register(8, "worker", called.append)
     assert not table.run(8), "it is for another process"
     assert called == [255]

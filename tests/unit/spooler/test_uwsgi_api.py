@@ -78,7 +78,7 @@ def test_options_provider_is_called_until_it_returns_directories(place: Path) ->
     assert not hasattr(uwsgi, "spool")
     assert not hasattr(uwsgi, "spool")
     assert uwsgi.spool({}).startswith(os.fsencode(place))
-    assert uwsgi.spool({}), "it is not asked again"
+    assert uwsgi.spool({}), "the provider is not called again"
     uwsgi.configure(lambda: None)
 
 
@@ -169,7 +169,7 @@ def test_spooler_get_task_returns_none_for_running_or_invalid_jobs(configured: P
     os.close(place)
     assert uwsgi.spooler_get_task(str(path)) is not None
     path.write_bytes(b"\x11\xff\0\0")
-    assert uwsgi.spooler_get_task(str(path)) is None, "it is no packet"
+    assert uwsgi.spooler_get_task(str(path)) is None, "it is not a packet"
     foreign = Writer(tmp_path / "foreign").write({"a": "b"})
     link = configured / path.name.replace("_on_", "_on_link_")
     link.symlink_to(foreign)
@@ -225,7 +225,7 @@ def test_i_am_the_spooler_while_a_job_runs() -> None:
 def test_running_job_is_thread_local() -> None:
     with RunningJob("/jobs", "x", {}), ThreadPoolExecutor(1) as pool:
         assert pool.submit(uwsgi.i_am_the_spooler).result(30) is None
-        assert pool.submit(uwsgi.set_user_harakiri, 0.01).result(30) is None, "which would end all of them"
+        assert pool.submit(uwsgi.set_user_harakiri, 0.01).result(30) is None, "it would end all threads"
 
 
 def test_lock_is_shared_by_processes_except_spoolers(configured: Path) -> None:
@@ -268,7 +268,7 @@ def test_signal_reaches_its_target_spooler(tmp_path: Path) -> None:
     assert [receiver.read() for receiver in receivers] == [[5, 8], [6]]
     receivers[0].close()
     uwsgi.signal(5)
-    assert receivers[1].read() == [5], "the first that is there"
+    assert receivers[1].read() == [5], "the first running spooler"
     receivers[1].close()
     with pytest.raises(ValueError, match="0 to 255"):
         uwsgi.signal(256)
