@@ -339,8 +339,9 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     makers = {
         getattr(each, "number", -1): part
         for part in parts_of(order.flow)
-        if getattr(part, "calls", None)
-        for each in parts_of(part.calls)
+        for made in (getattr(part, "calls", None), getattr(part, "adds", None))
+        if made
+        for each in parts_of(made)
     }
     for part in parts_of(order.flow) if order.how != "eager" else ():
         if not isinstance(part, Call) or part.number not in starts:

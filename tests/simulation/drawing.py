@@ -256,10 +256,26 @@ def graph(random: Random) -> Graph:
     return Graph(nodes)
 
 
+def adding(random: Random, flow: Any) -> None:
+    """Let a call in *flow* add another to its chord. Nothing else fails: a failed chord takes no more."""
+    parts = [part for part in parts_of(flow) if isinstance(part, Call)]
+    if any(part.fails or part.ignored or part.does in ENDS for part in parts):
+        return
+    for part in random.sample(parts, min(4, len(parts))):
+        part.adds = Call(fails=random.random() < 0.1, coroutine=random.random() < 0.2)
+        part.lazy = random.random() < 0.3
+        if expected(numbered(flow), ()).runs[part.adds.number] or random.random() < 0.05:
+            return
+        part.adds, part.lazy = None, False
+    numbered(flow)
+
+
 def order(random: Random) -> Order:
     while True:
         made = graph(random) if random.random() < 0.1 else flow(random, random.choice((1, 2, 4, 8, 12)))
         plain_errbacks(made)
+        if random.random() < 0.3:
+            adding(random, made)
         if (plain := is_plain(made)) is not None:
             want = expected(numbered(plain), ())
             break
@@ -277,7 +293,8 @@ def order(random: Random) -> Order:
         options.pop("countdown", None)
     if how == "eager":
         other = any(
-            getattr(part, "ignored", False) or getattr(part, "fails", False) for part in parts_of(plain)
+            any(getattr(part, name, None) for name in ("ignored", "fails", "adds"))
+            for part in parts_of(plain)
         )
         how, ask = ("call", ask) if other or want.refused or does & NOT_EAGER else (how, "get")
     if want.pending:
@@ -544,7 +561,7 @@ def outlast(random: Random, orders: Sequence[Order]) -> None:
 
 
 def _called_by(call: Any) -> Iterator[Any]:
-    for name in ("instead", "calls"):
+    for name in ("instead", "calls", "adds"):
         if getattr(call, name, None) is not None:
             yield from parts_of(getattr(call, name))
     for link in getattr(call, "links", ()):
@@ -631,6 +648,8 @@ def case(
     elif is_slow if keeps else kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
     faults = tuple(amid(random, fault, orders) for fault in faults)
+    if faults and any(getattr(part, "adds", None) for order in orders for part in parts_of(order.flow)):
+        faults = (child_fault(random, "worker", CALL_FAULTS, ("join.grow",)), *faults[1:])
     if made.forgets and random.random() < 0.5:
         outlast(random, orders)
     return Case(

@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from qworker.errors import (
     BackendError,
     BrokerUnavailable,
     Ignore,
+    NotInChord,
+    NotSupported,
     QWorkerError,
     Reject,
     SoftTimeLimitExceeded,
@@ -61,7 +63,8 @@ class Flow:
         self.linked = {link.number for link in links if isinstance(link, Call)}
         self.eager = eager
         self.keeps = not eager and not any(getattr(part, "ignored", False) for part in every)
-        inner = [each for part in every if getattr(part, "calls", None) for each in parts_of(part.calls)]
+        made = (getattr(part, name, None) for part in every for name in ("calls", "adds"))
+        inner = [each for flow in made if flow is not None for each in parts_of(flow)]
         without = {getattr(each, "number", -1) for each in inner}  # calls made by tasks have no stamp
         self.stamped = self.parts.keys() - without if stamped else set()
 
@@ -359,6 +362,11 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 record.call(flow, number, made)
                 if not request.is_eager and not request.ignore_result and part.instead is None:
                     record.parents[made.id] = request.id
+            if part.adds is not None:
+                with until_sent(task), suppress(NotInChord, NotSupported):
+                    added = task.add_to_chord(canvas(part.adds, app.tasks, flow), lazy=part.lazy)
+                    if part.lazy:
+                        added.apply_async()
             if fails:
                 raise ValueError(number)
             if part.instead is None:

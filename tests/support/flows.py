@@ -53,9 +53,10 @@ class Call(Short):
     flow.
 
     does: what it does in the end, see ENDS and VALUES. instead: the flow that it has take its place. calls:
-    a flow that it calls, with its own headers if hands_on. options: of the signature, with a timedelta for a
-    countdown that is an int. wrong: it has an option with which it cannot be sent. The tasks that do these
-    find them by the number; those of Ledger do not.
+    a flow that it calls, with its own headers if hands_on. adds: a flow that it adds to its chord, if it is a
+    member of one; lazy: it sends that itself. options: of the signature, with a timedelta for a countdown
+    that is an int. wrong: it has an option with which it cannot be sent. The tasks that do these find them by
+    the number; those of Ledger do not.
     """
 
     fails: bool = False
@@ -68,6 +69,8 @@ class Call(Short):
     instead: Any = None
     calls: Any = None
     hands_on: bool = False
+    adds: Any = None
+    lazy: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     wrong: bool = False
     links: list[Any] = field(default_factory=list)
@@ -159,7 +162,7 @@ def parts_of(flow: Any) -> Iterator[Any]:
     for name in ("links", "errbacks", "members", "steps", "header", "nodes"):
         for part in getattr(flow, name, ()):
             yield from parts_of(part)
-    for name in ("body", "instead", "calls", "call"):
+    for name in ("body", "instead", "calls", "adds", "call"):
         part = getattr(flow, name, None)
         if part is not None:
             yield from parts_of(part)
@@ -667,6 +670,10 @@ def _kept(last: Any, value: Any) -> Any:
     return None if getattr(last.call, "ignored", False) else value
 
 
+Added = list[tuple[Any, frozenset[int]]]
+"""The values of added members, and the numbers of what ran last for each."""
+
+
 class _Oracle:
     def __init__(self, late: bool) -> None:
         self.found = Expected()
@@ -682,21 +689,29 @@ class _Oracle:
                 self.found.refused = True
 
     def row(
-        self, stages: list[Any], args: tuple[Any, ...], after: frozenset[int], joined: bool
+        self,
+        stages: list[Any],
+        args: tuple[Any, ...],
+        after: frozenset[int],
+        joined: bool,
+        chord: Added | None = None,
     ) -> tuple[Any, frozenset[int]]:
         """The value of one stage after another, and the numbers of what ran last. joined: something waits for
-        the value."""
+        the value. chord: what is added to the chord of which the last is a member."""
         value: Any = None
         for place, stage in enumerate(stages):
             last = place == len(stages) - 1
             if isinstance(stage, Stage):
-                value, after = self.call(stage, args, after)
+                value, after = self.call(stage, args, after, chord if last else None)
             else:
-                rows = [self.row(each, args, after, joined or not last) for each in stage.rows]
+                added: Added | None = [] if joined or not last else None
+                rows = [self.row(each, args, after, joined or not last, added) for each in stage.rows]
+                rows += added or ()
                 value = [each for each, _ in rows]
                 after = frozenset().union(*(ends for _, ends in rows)) if rows else after
                 if (joined or not last) and any(isinstance(each, Failed) for each in value):
-                    self.found.causes |= {each.error for each in value if isinstance(each, Failed)}
+                    known = value[: len(stage.rows)]  # the caller does not know of those that were added
+                    self.found.causes |= {each.error for each in known if isinstance(each, Failed)}
                     failed = next(each for each in value if isinstance(each, Failed))
                     # A body that is a group fails with the error of the member.
                     alone = not joined and isinstance(stages[-1], Beside) and place == len(stages) - 2
@@ -716,7 +731,9 @@ class _Oracle:
             return [self.failed(row[-1], error, joined) for row in last.rows]
         return error
 
-    def call(self, stage: Stage, args: tuple[Any, ...], after: frozenset[int]) -> tuple[Any, frozenset[int]]:
+    def call(
+        self, stage: Stage, args: tuple[Any, ...], after: frozenset[int], chord: Added | None = None
+    ) -> tuple[Any, frozenset[int]]:
         found, call, number = self.found, stage.call, stage.call.number
         found.before.update((each, number) for each in after if each != number)
         fails = getattr(call, "fails", False)
@@ -742,14 +759,18 @@ class _Oracle:
             runs = 1
         found.runs[number] += runs + call.retries
         ran = frozenset([number])
+        before = set(found.before)
         if call.calls is not None:
             stages = built(call.calls).stages
-            before = set(found.before)
             for _ in range(runs):
                 value, _ = self.row(stages, ("i",), after, joined=False)
-            if runs > 1:  # one of these may start before another has ended
-                found.before = before
             found.called[number] = _kept(stages[-1], value)
+        if call.adds is not None and chord is not None:
+            for _ in range(runs):
+                value, ends = self.row(built(call.adds).stages, (), after, joined=True)
+            chord.append((value, ends if runs == 1 else frozenset()))  # the chord counts it once
+        if runs > 1:  # one of these may start before another has ended
+            found.before = before
         if end is PENDING and not fails:
             found.pending = True
             return end, ran
@@ -761,7 +782,7 @@ class _Oracle:
             stages = replacing(call.instead)
             for errback in stage.errbacks:
                 _enter(errback, stages)
-            value, ran = self.row(stages, (), ran, joined=True)
+            value, ran = self.row(stages, (), ran, joined=True, chord=chord)
             if isinstance(value, Failed):  # the caller does not know its members
                 found.causes.add(value.error)
         elif call.does in VALUES:
