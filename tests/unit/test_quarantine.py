@@ -87,9 +87,9 @@ def test_suspect_waits_for_an_idle_process() -> None:
     pool.work()
     assert pool.submit(pool.rooms.request(9, deliveries=2)) == []
     pool.step()
-    kept = next(handle for handle in pool.handles.all() if handle.reserved)
+    reserved_handle = next(handle for handle in pool.handles.all() if handle.reserved)
     assert pool.submit(*pool.rooms.requests(4, first=20)) == [], "the other process takes these"
-    assert 9 not in {request.tag for request in kept.requests()}
+    assert 9 not in {request.tag for request in reserved_handle.requests()}
     for child in pool.children:
         child.work()
         while child.running:
@@ -97,13 +97,13 @@ def test_suspect_waits_for_an_idle_process() -> None:
             child.work()
     pool.step()
     pool.work()
-    assert [request.tag for request in kept.requests()] == [9]
+    assert [request.tag for request in reserved_handle.requests()] == [9]
     assert pool.submit(pool.rooms.request(50)) == []
-    assert [request.tag for request in kept.requests()] == [9]
-    child = next(one for one in pool.children if one.pid == kept.pid)
+    assert [request.tag for request in reserved_handle.requests()] == [9]
+    child = next(one for one in pool.children if one.pid == reserved_handle.pid)
     child.finish()
     pool.step()
-    assert not kept.reserved
+    assert not reserved_handle.reserved
     pool.close()
 
 

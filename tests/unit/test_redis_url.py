@@ -142,13 +142,13 @@ def test_invalid_urls_are_rejected(url: str, word: str) -> None:
 
 def test_unresponsive_sentinel_is_asked_once() -> None:
     """By default redis-py asks ten times, for up to half a minute, before it asks the next sentinel."""
-    asked = []
+    connections = []
 
     def hang_up() -> None:
         with suppress(OSError):
             while True:
                 connection, address = listening.accept()
-                asked.append(address)
+                connections.append(address)
                 connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -159,7 +159,7 @@ def test_unresponsive_sentinel_is_asked_once() -> None:
             endpoint(url, options={"master_name": "mine"}).connect(2.0)
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
-    assert len(asked) == 1
+    assert len(connections) == 1
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,11 @@ def test_invalid_timeouts_are_rejected(app: QWorker, timeout: Any) -> None:
 
 def test_result_stored_at_the_last_moment_is_returned() -> None:
     class EndingLate(Never):
-        looks = 0
+        reads = 0
 
         def get(self, task_id: str) -> Meta | None:
-            self.looks += 1
-            return {"status": "SUCCESS", "result": 5} if self.looks > 1 else None
+            self.reads += 1
+            return {"status": "SUCCESS", "result": 5} if self.reads > 1 else None
 
     app, store, clock = make_app()
     backend = EndingLate("just://", app.conf, clock)
@@ -147,17 +147,17 @@ def test_result_stored_at_the_last_moment_is_returned() -> None:
 
 def test_state_reads_the_store_once() -> None:
     class Counting(Never):
-        looks = 0
+        reads = 0
 
         def get(self, task_id: str) -> Meta | None:
-            self.looks += 1
+            self.reads += 1
             return None
 
     app, store, clock = make_app()
     backend = Counting("count://", app.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
     assert app.AsyncResult("a").state == "PENDING"
-    assert backend.looks == 1
+    assert backend.reads == 1
 
 
 def test_get_passes_the_value_to_the_callback(app: QWorker) -> None:

@@ -168,16 +168,16 @@ def test_maybe_throw_passes_the_value_to_the_callback() -> None:
 
 def test_graph_reads_each_level_at_once() -> None:
     app, _, clock = make_app()
-    looks: list[Any] = []
+    reads: list[Any] = []
 
     class Counting(MemoryBackend):
         def read_many(self, ids: Any) -> Any:
-            looks.append(sorted(ids))
+            reads.append(sorted(ids))
             return super().read_many(ids)
 
         def get(self, task_id: str) -> Any:
-            if not looks:
-                looks.append([task_id])
+            if not reads:
+                reads.append([task_id])
             return super().get(task_id)
 
     backend = Counting("cache+memory://", app.conf, clock)
@@ -188,7 +188,7 @@ def test_graph_reads_each_level_at_once() -> None:
         end(app, f"{each}1")
         end(app, f"{each}2")
     assert len(app.AsyncResult("a").graph) == 7
-    assert looks == [["a"], ["b", "c"], ["b1", "b2", "c1", "c2"]]
+    assert reads == [["a"], ["b", "c"], ["b1", "b2", "c1", "c2"]]
 
 
 # -- rejected calls --

@@ -74,28 +74,28 @@ class FakeSource:
 
 
 class FakeStore(MemoryBackend):
-    """A store whose notifications a test sends itself. tells: whether it has a source."""
+    """A store whose notifications a test sends itself. notifies: whether it has a source."""
 
     def __init__(self, listens: bool) -> None:
         super().__init__("cache+memory://", Settings({}, environ={}), SYSTEM_CLOCK)
         self.listens = listens
-        self.tells = True
+        self.notifies = True
         self.away = False
-        self.looks: list[set[str]] = []
-        self.looked_at: list[float] = []
+        self.reads: list[set[str]] = []
+        self.read_at: list[float] = []
         self.takes = 0.0
         self.sources: list[FakeSource] = []
         self.stuck: threading.Event | None = None
 
     def open_source(self) -> FakeSource:  # type: ignore[override]
-        if not self.tells:
+        if not self.notifies:
             raise BackendError("nobody may listen")
         self.sources.append(FakeSource())
         return self.sources[-1]
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
-        self.looks.append(set(ids))
-        self.looked_at.append(time.monotonic())
+        self.reads.append(set(ids))
+        self.read_at.append(time.monotonic())
         if self.takes:
             threading.Event().wait(self.takes)
         if self.away:
@@ -119,7 +119,7 @@ class FakeStore(MemoryBackend):
                     source.tell(task_id)
 
     def is_subscribed(self) -> bool:
-        return self.watcher._source is not None and bool(self.looks)
+        return self.watcher._source is not None and bool(self.reads)
 
 
 class Thread:
@@ -155,16 +155,16 @@ def store(request: pytest.FixtureRequest) -> Iterator[FakeStore]:
 
 def waiting(store: FakeStore, *ids: str) -> bool:
     """Whether *ids* are waited for and have been read once."""
-    return store.watcher.waited_for() >= set(ids) and set().union(*store.looks) >= set(ids)
+    return store.watcher.waited_for() >= set(ids) and set().union(*store.reads) >= set(ids)
 
 
 def test_only_notified_results_are_read(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ("a", "b")]
     until(lambda: store.is_subscribed() and waiting(store, "a", "b"))
-    del store.looks[:]
+    del store.reads[:]
     store.tell("a", "b", "others")
     assert [thread.result() for thread in threads] == [["a"], ["b"]]
-    assert len(store.looks) <= 4  # one for each, and at most two of the polls that come twice a second
+    assert len(store.reads) <= 4  # one for each, and at most two of the polls that come twice a second
 
 
 # -- a source that notifies of all results --
@@ -179,7 +179,7 @@ def notifying() -> Iterator[FakeStore]:
     assert made.watcher.mark() is None
     made.sources[-1].tells_of_all = True
     made.watcher._look_at = math.inf
-    made.looks.clear()
+    made.reads.clear()
     yield made
     made.close()
 
@@ -190,7 +190,7 @@ def test_results_read_by_the_caller_are_not_read_again(notifying: FakeStore) -> 
     notifying.end("a")
     notifying.sources[-1].tell("any")
     assert thread.result() == ["a"]
-    assert notifying.looks == [{"a"}]
+    assert notifying.reads == [{"a"}]
 
 
 def test_notification_since_the_mark_is_received(notifying: FakeStore) -> None:
@@ -198,7 +198,7 @@ def test_notification_since_the_mark_is_received(notifying: FakeStore) -> None:
     notifying.end("a")
     notifying.sources[-1].tell("any")
     assert Thread(notifying.watcher, "a", looked=looked).result() == ["a"]
-    assert notifying.looks == [{"a"}]
+    assert notifying.reads == [{"a"}]
 
 
 def test_notification_consumed_by_another_waiter_since_the_mark_counts(notifying: FakeStore) -> None:
@@ -236,27 +236,27 @@ def test_result_stored_before_subscribing_is_found_at_once(store: FakeStore) -> 
     assert min(took) < POLL_SECONDS * 0.9  # the best of several, as the machine may be busy
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_one_read_serves_all_waiters(store: FakeStore, tells: bool) -> None:
-    store.tells = tells
+@pytest.mark.parametrize("notifies", [True, False])
+def test_one_read_serves_all_waiters(store: FakeStore, notifies: bool) -> None:
+    store.notifies = notifies
     ids = [str(number) for number in range(20)]
     threads = [Thread(store.watcher, task_id) for task_id in ids]
     until(lambda: waiting(store, *ids))
     store.end(*ids[1:])
-    if tells:
+    if notifies:
         until(store.is_subscribed)
         store.sources[-1].tell("any")
     assert [thread.result() for thread in threads[1:]] == [[task_id] for task_id in ids[1:]]
-    assert max(map(len, store.looks)) == 20
+    assert max(map(len, store.reads)) == 20
     store.tell(ids[0])
     assert threads[0].result() == [ids[0]]
 
 
 def test_polling_interval_grows_and_is_reset_by_a_new_waiter(store: FakeStore) -> None:
-    store.tells = False
+    store.notifies = False
     first = Thread(store.watcher, "a")
     until(lambda: store.watcher._pause > 0.1)
-    assert len(store.looks) < 30
+    assert len(store.reads) < 30
     second = Thread(store.watcher, "b")
     until(lambda: store.watcher._pause < 0.1)
     store.end("a", "b")
@@ -264,9 +264,9 @@ def test_polling_interval_grows_and_is_reset_by_a_new_waiter(store: FakeStore) -
 
 
 def test_interval_limits_the_polling_interval(store: FakeStore) -> None:
-    store.tells = False
+    store.notifies = False
     thread = Thread(store.watcher, "a", interval=0.01)
-    until(lambda: len(store.looks) > 25)
+    until(lambda: len(store.reads) > 25)
     assert store.watcher._pause <= 0.01
     store.end("a")
     assert thread.result() == ["a"]
@@ -274,7 +274,7 @@ def test_interval_limits_the_polling_interval(store: FakeStore) -> None:
 
 def test_long_waits_poll_rarely(store: FakeStore) -> None:
     assert Thread(store.watcher, "a", timeout=3 * POLL_SECONDS).result() == []
-    assert len(store.looks) <= 6
+    assert len(store.reads) <= 6
 
 
 def test_lost_source_is_reopened_without_missing_results(store: FakeStore) -> None:
@@ -290,12 +290,12 @@ def test_lost_source_is_reopened_without_missing_results(store: FakeStore) -> No
 
 
 def test_results_are_polled_while_there_is_no_source(store: FakeStore) -> None:
-    store.tells = False
+    store.notifies = False
     first, second = Thread(store.watcher, "a"), Thread(store.watcher, "b")
-    until(lambda: len(store.looks) > 3)
+    until(lambda: len(store.reads) > 3)
     store.end("a")
     assert first.result() == ["a"]
-    store.tells = True
+    store.notifies = True
     until(lambda: store.sources)
     store.tell("b")
     assert second.result() == ["b"]
@@ -492,22 +492,22 @@ def test_slow_callback_does_not_block_waiters() -> None:
     store = FakeStore(False)
     begun, go_on = threading.Event(), threading.Event()
     store.end("slow", "next")
-    kept: list[str] = []
+    received: list[str] = []
     store.watcher.promises.call("slow", lambda found: (begun.set(), go_on.wait(PATIENCE)))
     assert begun.wait(PATIENCE)
-    store.watcher.promises.call("next", lambda found: kept.append("next"))
+    store.watcher.promises.call("next", lambda found: received.append("next"))
     threads = [Thread(store.watcher, str(number)) for number in range(4)]
     until(lambda: waiting(store, "next", "0", "1", "2", "3"))
-    del store.looks[:]
+    del store.reads[:]
     began = time.monotonic()
     for number, thread in enumerate(threads):
         time.sleep(0.2)  # the lead changes twice a second
         store.tell(str(number))
         assert thread.result() == [str(number)]
     assert time.monotonic() - began < 0.8 + 1.5 * POLL_SECONDS
-    assert len(store.looks) < 20
+    assert len(store.reads) < 20
     go_on.set()
-    until(lambda: kept)
+    until(lambda: received)
     store.close()
 
 
@@ -564,8 +564,8 @@ def test_waiters_survive_a_short_outage_of_the_store(store: FakeStore) -> None:
     until(lambda: store.is_subscribed() and waiting(store, "a", "b"))
     store.away = True
     store.sources[-1].cut()
-    del store.looks[:]
-    until(lambda: len(store.looks) > 3)
+    del store.reads[:]
+    until(lambda: len(store.reads) > 3)
     late = threading.Event()
     loop = threading.Thread(target=lambda: asyncio.run(ended(store.watcher, "a")) and late.set())
     loop.start()
@@ -584,8 +584,8 @@ def test_unavailable_store_is_polled_rarely(store: FakeStore) -> None:
     store.sources[-1].cut()
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.0)
-    looks = sum(moment > began for moment in store.looked_at)
-    assert 2 <= looks < 12
+    reads = sum(moment > began for moment in store.read_at)
+    assert 2 <= reads < 12
     store.away = False
     store.end("a")
     assert thread.result() == ["a"]
@@ -602,29 +602,29 @@ def test_waiters_get_an_error_after_a_long_outage(store: FakeStore) -> None:
 
 
 def waiting_in(store: FakeStore, *ids: str) -> bool:
-    return set().union(*store.looks) >= set(ids)
+    return set().union(*store.reads) >= set(ids)
 
 
 def test_promises_survive_an_outage_of_the_store(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
-    kept: list[Any] = []
+    received: list[Any] = []
     store.away = True
-    store.watcher.promises.call("a", kept.append)
+    store.watcher.promises.call("a", received.append)
     until(lambda: "promises are waiting for the result store: the store is away" in caplog.text)
     store.away = False
     store.end("a")
-    until(lambda: kept)
-    assert kept[0]["result"] == "a"
+    until(lambda: received)
+    assert received[0]["result"] == "a"
 
 
 def test_damaged_result_fails_only_its_own_waiters(store: FakeStore) -> None:
     store.store_rows([("torn", "SUCCESS", b"[1", None)])
-    kept: list[Any] = []
-    store.watcher.promises.call("torn", kept.append)
+    received: list[Any] = []
+    store.watcher.promises.call("torn", received.append)
     assert isinstance(Thread(store.watcher, "torn").result(), DamagedResult)
     with pytest.raises(DamagedResult):
         asyncio.run(ended(store.watcher, "torn"))
-    until(lambda: kept)
-    assert isinstance(kept[0], DamagedResult)
+    until(lambda: received)
+    assert isinstance(received[0], DamagedResult)
     store.end("fine")
     assert Thread(store.watcher, "torn", "fine").result() == ["fine"]
 
@@ -671,13 +671,13 @@ def test_members_of_a_group_are_read_when_notified_and_yielded_once(store: FakeS
     group = Group(store.watcher)
     until(lambda: store.is_subscribed() and waiting(store, *GROUP))
     began = time.monotonic()
-    del store.looks[:]
+    del store.reads[:]
     for task_id in GROUP:
         store.tell(task_id)
     ended = group.result()
     assert sorted(task_id for some in ended for task_id in some) == sorted(GROUP)
     polls = 1 + (time.monotonic() - began) / POLL_SECONDS
-    assert sum(map(len, store.looks)) <= len(GROUP) * (
+    assert sum(map(len, store.reads)) <= len(GROUP) * (
         1 + polls
     )  # and not the whole group for each notification
 
@@ -707,24 +707,24 @@ def test_notification_for_all_reads_small_waits_first(store: FakeStore) -> None:
     single = Thread(store.watcher, "single")
     until(lambda: waiting(store, "single"))
     store.watcher._rested_at = store.watcher._look_at_many = time.monotonic() + 3600
-    del store.looks[:]
+    del store.reads[:]
     store.end("single", *GROUP)
     store.sources[-1].tell("any")
     assert single.result() == ["single"]
-    assert store.looks == [{"single"}] * len(store.looks)
+    assert store.reads == [{"single"}] * len(store.reads)
     store.watcher._rested_at = 0.0
     store.sources[-1].tell("any")
     assert group.result()[-1] == set(GROUP)
 
 
 def test_polls_for_many_results_are_spaced(store: FakeStore) -> None:
-    store.tells = False
+    store.notifies = False
     store.takes = 0.03
     group = Group(store.watcher)
-    until(lambda: len(store.looks) > 5)
+    until(lambda: len(store.reads) > 5)
     store.end(*GROUP)
     group.result()
-    intervals = [after - before for before, after in zip(store.looked_at, store.looked_at[1:], strict=False)]
+    intervals = [after - before for before, after in zip(store.read_at, store.read_at[1:], strict=False)]
     assert min(intervals[1:]) > 3 * 0.03
 
 
@@ -775,7 +775,7 @@ class EndingLate(FakeStore):
     def __init__(self) -> None:
         super().__init__(False)
         self.clock = FakeClock()
-        self.tells = False
+        self.notifies = False
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         self.clock.advance(PATIENCE)
@@ -787,5 +787,5 @@ class EndingLate(FakeStore):
 def test_result_that_ends_at_the_last_moment_is_yielded() -> None:
     store = EndingLate()
     assert [set(found) for found in store.watcher.wait_each(["a", "b"], PATIENCE)] == [{"a"}]
-    assert store.looks[-1] == {"a", "b"}
+    assert store.reads[-1] == {"a", "b"}
     store.close()

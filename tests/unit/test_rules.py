@@ -165,9 +165,9 @@ def test_rare_matches_are_found(text: str, following: datetime) -> None:
     ],
 )
 def test_rule_with_an_old_start_is_not_followed_from_its_start(text: str, start: datetime) -> None:
-    asked = NOW.replace(tzinfo=None)
+    instant = NOW.replace(tzinfo=None)
     rule, known = rrule(text, start), theirs.rrulestr(text, dtstart=start)
-    expected = known.after(asked), known.before(asked)
+    expected = known.after(instant), known.before(instant)
     with counted() as work:
         found = rule.next(NOW), rule.previous(NOW)
     assert tuple(each and each.replace(tzinfo=None) for each in found) == expected
@@ -229,7 +229,7 @@ starts = st.sampled_from([START, datetime(1, 1, 1), datetime(2024, 2, 29, 7, 30)
 @given(text=texts, start=starts, days=st.integers(0, 20_000))
 def test_work_for_any_rule_is_bounded(text: str, start: datetime, days: int) -> None:
     """And the times found equal those of dateutil."""
-    asked = START + timedelta(days=days, hours=5)
+    instant = START + timedelta(days=days, hours=5)
     found = before = None
     with counted() as making:
         try:
@@ -238,14 +238,14 @@ def test_work_for_any_rule_is_bounded(text: str, start: datetime, days: int) -> 
             rule = None
     with counted() as asking:
         if rule is not None:
-            found, before = rule.next(asked.replace(tzinfo=UTC)), rule.previous(asked.replace(tzinfo=UTC))
+            found, before = rule.next(instant.replace(tzinfo=UTC)), rule.previous(instant.replace(tzinfo=UTC))
     for work in (making, asking):
         assert work.steps < MOST_STEPS
         assert work.found < MOST_FOUND
     known = theirs.rrulestr(text, dtstart=start) if rule is not None and start.year > 2000 else None
     if known is not None and found is not None and "SECONDLY" not in text and "MINUTELY" not in text:
-        assert found.replace(tzinfo=None) == known.after(asked)
-        assert (before and before.replace(tzinfo=None)) == known.before(asked)
+        assert found.replace(tzinfo=None) == known.after(instant)
+        assert (before and before.replace(tzinfo=None)) == known.before(instant)
 
 
 @pytest.mark.parametrize("offset", [0, 0.5, 5, 600, 1799, 3599])

@@ -134,7 +134,7 @@ def test_add(schedules: Schedules, store: Busy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "said"),
+    ("name", "fields", "message"),
     [
         ("a", {}, "the entry 'a' already exists"),
         (" b", {}, "without spaces"),
@@ -146,9 +146,9 @@ def test_add(schedules: Schedules, store: Busy) -> None:
     ],
 )
 def test_add_rejects_invalid_entries(
-    schedules: Schedules, store: Busy, name: str, fields: dict[str, Any], said: str
+    schedules: Schedules, store: Busy, name: str, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidSchedule, match=said):
+    with pytest.raises(InvalidSchedule, match=message):
         schedules.add(name, "t", 5, **fields)
     assert store.rows() == []
 

@@ -74,9 +74,9 @@ def test_url_overrides_the_setting() -> None:
 @pytest.mark.parametrize("none", [None, ssl.CERT_NONE, 0, "none", "None", "CERT_NONE", "false", False])
 def test_verification_can_be_disabled(none: Any) -> None:
     """In all spellings of Celery, redis-py and PyMySQL."""
-    asked = tls_of("redis", {}, {"ssl_cert_reqs": none})
-    assert asked == Tls(cert_reqs=ssl.CERT_NONE, check_hostname=False)
-    assert asked.context().verify_mode == ssl.CERT_NONE
+    requested = tls_of("redis", {}, {"ssl_cert_reqs": none})
+    assert requested == Tls(cert_reqs=ssl.CERT_NONE, check_hostname=False)
+    assert requested.context().verify_mode == ssl.CERT_NONE
 
 
 @pytest.mark.parametrize("required", [ssl.CERT_REQUIRED, 2, "required", "CERT_REQUIRED", "true", True])
@@ -103,7 +103,7 @@ def test_invalid_options_are_rejected(options: Any, words: str) -> None:
 def test_files_are_checked(certificates: Certificates, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     empty, own = str(tmp_path / "empty"), certificates.client
-    for asked, words in (
+    for requested, words in (
         (Tls(ca_certs="/nowhere"), "ssl_ca_certs names /nowhere, which cannot be read: No such file"),
         (Tls(certfile=str(tmp_path)), f"ssl_certfile names {tmp_path}, which cannot be read: Is a directory"),
         (Tls(ca_certs=empty), f"ssl_ca_certs names {empty}, which contains no certificates"),
@@ -113,10 +113,10 @@ def test_files_are_checked(certificates: Certificates, tmp_path: Path) -> None:
         (Tls(ciphers="none such"), "ssl_ciphers names no ciphers"),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            asked.checked("broker_url")
+            requested.checked("broker_url")
         assert words in str(caught.value)
         with pytest.raises(OSError, match=r".") as later:
-            asked.context()
+            requested.context()
         assert str(caught.value) == f"broker_url: {later.value}"
     good = Tls(ca_certs=str(certificates.authority), certfile=str(own.certificate), keyfile=str(own.key))
     assert good.checked("broker_url") is good

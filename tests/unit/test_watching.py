@@ -20,11 +20,11 @@ class Terminal(io.StringIO):
 
 
 def watch(
-    looks: Iterable[Picture | Exception], *, as_json: bool = False, is_drawn: bool = False
+    pictures: Iterable[Picture | Exception], *, as_json: bool = False, is_drawn: bool = False
 ) -> list[float]:
-    """Watch the pictures of *looks*, then press Ctrl-C; return the sleeps."""
+    """Watch *pictures*, then press Ctrl-C; return the sleeps."""
     slept: list[float] = []
-    left = list(looks)
+    left = list(pictures)
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)

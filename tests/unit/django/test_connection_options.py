@@ -415,12 +415,12 @@ def test_each_accepted_redis_option_has_an_effect(files: Certificates) -> None:
         assert made != client_options.url_of(base, "Q_CLUSTER['redis']"), name
 
 
-@pytest.mark.parametrize("said", [ssl.CERT_NONE, "none", None])
-def test_ssl_cert_reqs_accepts_the_values_of_redis_py(said: Any) -> None:
-    redis.SSLConnection(ssl_cert_reqs=said)
+@pytest.mark.parametrize("mentioned", [ssl.CERT_NONE, "none", None])
+def test_ssl_cert_reqs_accepts_the_values_of_redis_py(mentioned: Any) -> None:
+    redis.SSLConnection(ssl_cert_reqs=mentioned)
     for url, options in (
-        client_options.url_of({"host": "h", "ssl": True, "ssl_cert_reqs": said}, "Q_CLUSTER['redis']"),
-        cache("rediss://h/0", CONNECTION_POOL_KWARGS={"ssl_cert_reqs": said}),
+        client_options.url_of({"host": "h", "ssl": True, "ssl_cert_reqs": mentioned}, "Q_CLUSTER['redis']"),
+        cache("rediss://h/0", CONNECTION_POOL_KWARGS={"ssl_cert_reqs": mentioned}),
     ):
         assert url == "rediss://h:6379/0?ssl_cert_reqs=none" or url == "rediss://h/0?ssl_cert_reqs=none"
         endpoint(url, options)
@@ -713,8 +713,8 @@ RESULTS = (
 
 @pytest.mark.parametrize("url", RESULTS)
 def test_unknown_result_store_url_parameters_are_rejected(url: str) -> None:
-    said = "parameters" if url.startswith(("mongodb", "sqlite")) else NEW
-    with pytest.raises(ConfigurationError, match=said):
+    mentioned = "parameters" if url.startswith(("mongodb", "sqlite")) else NEW
+    with pytest.raises(ConfigurationError, match=mentioned):
         open_backend(f"{url}?{NEW}=1", Settings({}), SYSTEM_CLOCK)
 
 

@@ -48,9 +48,9 @@ def rollbar(monkeypatch):
     """A fake rollbar package that records the calls."""
     module = ModuleType("rollbar")
     module.__spec__ = ModuleSpec("rollbar", None)
-    module.told = []
-    module.init = lambda *args, **options: module.told.append((args, options))
-    module.report_exc_info = lambda: module.told.append(sys.exc_info()[1])
+    module.reports = []
+    module.init = lambda *args, **options: module.reports.append((args, options))
+    module.report_exc_info = lambda: module.reports.append(sys.exc_info()[1])
     monkeypatch.setitem(sys.modules, "rollbar", module)
     return module
 
@@ -111,13 +111,13 @@ def test_invalid_configuration_is_only_logged(cluster, caplog):
 def test_rollbar_gets_errors_through_its_package(cluster, rollbar):
     cluster(rollbar={"access_token": "secret", "environment": "Django-Q", "root": "/srv"})
     error = failing()
-    assert rollbar.told == [(("secret", "Django-Q"), {"root": "/srv"}), error]
+    assert rollbar.reports == [(("secret", "Django-Q"), {"root": "/srv"}), error]
 
 
 def test_rollbar_can_be_an_error_reporter(cluster, rollbar):
     cluster(error_reporter={"rollbar": {"access_token": "secret"}})
     error = failing()
-    assert rollbar.told == [(("secret", "production"), {}), error]
+    assert rollbar.reports == [(("secret", "production"), {}), error]
 
 
 def test_missing_rollbar_package_is_logged(cluster, monkeypatch, caplog):

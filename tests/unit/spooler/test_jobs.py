@@ -156,16 +156,16 @@ def test_spoolforever_job_is_never_set_aside(
 def test_ignored_job_is_kept_uncounted_until_it_changes(
     function: Set, runner: Make, writer: Writer, clock: FakeClock
 ) -> None:
-    asked: list[str] = []
-    function(lambda env: asked.append(env["spooler_task_name"]) or 0)  # type: ignore[func-returns-value]
+    called: list[str] = []
+    function(lambda env: called.append(env["spooler_task_name"]) or 0)  # type: ignore[func-returns-value]
     path = writer.write({}, at=1)
     running = runner()
     for _ in range(3):
         run(running, writer.path, [name_of(path)])
-    assert (len(asked), counts(path)) == (1, (0, 0))
+    assert (len(called), counts(path)) == (1, (0, 0))
     os.utime(path, (2, 2))
     run(running, writer.path, [name_of(path)])
-    assert len(asked) == 2
+    assert len(called) == 2
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_permanent_failure_is_set_aside_at_once(
 ) -> None:
     function(raising(error))
     path = writer.write({})
-    told = (
+    raised = (
         pytest.raises(Terminated) if isinstance(error, Terminated) else nullcontext()
     )  # it also reaches the worker
-    with told:
+    with raised:
         runner().run(writer.path, [name_of(path)])
     assert reasons(writer) == [reason]
 
@@ -354,9 +354,9 @@ def test_results(function: Set, runner: Make, writer: Writer, clock: FakeClock) 
     assert running.run(writer.path, [name_of(writer.write({}, at=1))]) == uwsgi_api.SPOOL_OK
     values[0] = None
     path = writer.write({}, at=1)
-    with pytest.raises(Reject) as told:
+    with pytest.raises(Reject) as raised:
         running.run(writer.path, [name_of(path)])
-    assert told.value.requeue
+    assert raised.value.requeue
     clock.advance(16)
     with pytest.raises(Exception, match="returned None"):
         running.run(writer.path, [name_of(path)])
