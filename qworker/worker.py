@@ -232,7 +232,7 @@ class Worker:
     def _shut_down(self, phase: str) -> None:
         self._stopped = True
         self._requests.obey()
-        patient_until = time.monotonic() + self.app.conf.worker_shutdown_timeout
+        patient_until = self.app.clock.monotonic() + self.app.conf.worker_shutdown_timeout
         signals.worker_shutting_down.send(self.hostname, how=phase, exitcode=0, sig=None)
         self.phase = phase
         for part in self.parts.quiet_order:
@@ -240,7 +240,7 @@ class Worker:
         self._wait_for_tasks(phase, patient_until)
         for part, seconds in self.parts.stop_order:
             if part is self.parts.listener and not self._is_cold():
-                seconds = max(seconds, patient_until - time.monotonic())
+                seconds = max(seconds, patient_until - self.app.clock.monotonic())
             _try(part, partial(self._end, part, seconds))
         self._name_the_abandoned()
         signals.worker_shutdown.send(self)
@@ -280,7 +280,8 @@ class Worker:
             self.phase = SOFT
             logger.warning("%d tasks are still running: interrupting them", pool.in_flight())
             pool.interrupt()
-            self._drain(time.monotonic() + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS))
+            seconds = max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS)
+            self._drain(self.app.clock.monotonic() + seconds)
         if pool.in_flight():
             self.phase = COLD
 
@@ -288,7 +289,7 @@ class Worker:
         """Wait for running tasks; return the next phase."""
         pool = self.parts.pool
         while self.parts.mediator.busy() and pool.alive:
-            if time.monotonic() > deadline:
+            if self.app.clock.monotonic() > deadline:
                 return SOFT
             self._requests.rest(0.005)
             self.parts.health.look()
@@ -302,13 +303,14 @@ class Worker:
 
     def _end(self, part: Component, seconds: float) -> None:
         """Stop *part* within *seconds*; the Listener at once if another request to stop arrives."""
-        deadline = time.monotonic() + seconds
+        clock = self.app.clock
+        deadline = clock.monotonic() + seconds
         requests = len(self._requests)
         part.stop(deadline)
-        while not part.join(0.1) and time.monotonic() < deadline + KILL_SECONDS:
+        while not part.join(0.1) and clock.monotonic() < deadline + KILL_SECONDS:
             self.parts.health.look()
             if part is self.parts.listener and len(self._requests) > requests:
-                deadline = min(deadline, time.monotonic())
+                deadline = min(deadline, clock.monotonic())
                 part.stop(deadline)
 
     def _name_the_abandoned(self) -> None:

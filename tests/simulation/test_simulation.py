@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
@@ -170,6 +171,18 @@ def test_a_case_runs_the_same_each_time_and_in_each_process() -> None:
         [sys.executable, "-c", LOGS], env=environment, capture_output=True, text=True, check=True
     )
     assert there.stdout.split() == here
+
+
+def test_a_case_does_not_depend_on_the_uptime_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group([Call(number=number) for number in range(3)])
+    faults = (Fault("away", "broker", at=2.8505, seconds=10.0), Fault("restart", "worker0", at=2.852))
+    case = Case(World("sqlite", workers=1), (Order(group, at=2.85),), faults, seed=39)
+    monotonic, logs = time.monotonic, []
+    for uptime in (300.0, 1e6):
+        since = monotonic() - uptime
+        monkeypatch.setattr(time, "monotonic", lambda since=since: monotonic() - since)
+        logs.append(run(case).log)
+    assert logs[0] == logs[1]
 
 
 def test_messages_held_at_the_end_do_not_reach_the_next_case() -> None:

@@ -114,7 +114,7 @@ class ProcessPool(TaskPool):
             child.kill(signal.SIGKILL)
         for child in self._children.all():
             child.channel.hang_up()
-        while self._children.all() and time.monotonic() < deadline and self._thread.is_alive():
+        while self._children.all() and self._clock.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
         self._stopping.set()
         self._wakeup.wake()

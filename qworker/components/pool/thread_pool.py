@@ -206,7 +206,7 @@ class ThreadPool(TaskPool):
             )
             return cut
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - self._app.clock.monotonic()))
         return cut
 
     # -- the pool's threads --
