@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -48,10 +48,11 @@ from tests.support.flows import (
     parts_of,
 )  # fmt: skip
 
-LOSSES = frozenset(
-    {"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable", "TimeLimitExceeded"}
-)
-"""Errors of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
+LOST = frozenset(
+    Failed(error)
+    for error in ("WorkerLost", "ChordError", "BackendError", "BrokerUnavailable", "TimeLimitExceeded")
+) | {PENDING}
+"""Values of tasks acknowledged early that a fault interrupted, or that exceeded their time limit."""
 UNREAD = frozenset({"DamagedResult", "ChordError"})
 """Errors of unsigned results, and of joins that wait for them."""
 PROMPT = 3.0
@@ -66,7 +67,7 @@ HEARD = 1.5
 RECOVERED = 4.0
 """Seconds after a fault in which workers may not have heard yet: they connect again within two, and are
 restarted after one."""
-CANCELLED = (Failed("TaskRevoked"), Failed("ChordError"))
+CANCELLED = frozenset({Failed("TaskRevoked"), Failed("ChordError")})
 """The values of revoked calls, and of those that follow them."""
 AT_DEATHS = "it was running at"
 """The reason of dead letters that were delivered once more than their ``max_deliveries``."""
@@ -196,7 +197,6 @@ def _too_many(seen: Seen) -> Iterator[str]:
 
 def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found: list[str] = []
-    calls = 2 if asked.order.how == "twice" else 1
     ran, told = seen.record.ran(asked.name), seen.record.told[asked.name]
     if asked.rolled_back:
         known = any(map(_is_known, seen.values.get(asked.name, ())))
@@ -219,17 +219,12 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
     found += _untimely(seen, asked, want)
-    # Two calls share their results: one may have lost what succeeded in the other. So may a task that was
-    # ended when it had sent its retry. What runs whatever becomes of others does not show that these were
-    # revoked.
-    shared = calls == 2 or any((fault.kind, fault.method) == ("limit after", "push") for fault in seen.fired)
-    unsure = _after_losses(asked.order.flow) if asked.revoked or (shared and seen.may_lose) else frozenset()
+    # What runs whatever becomes of others does not show that these were revoked or lost.
+    unsure = _after_losses(asked.order.flow) if asked.revoked or seen.may_lose else frozenset()
+    excused = {*(LOST if seen.may_lose else ()), *(CANCELLED if asked.revoked else ())}
 
     def is_right(value: Any, want: Any) -> bool:
-        value, want = _but(value, unsure), _but(want, unsure)
-        return bool(
-            value == want or (_lost(value) and seen.may_lose) or (asked.revoked and _cancelled(value, want))
-        )
+        return _is_but_for(excused, _but(value, unsure), _but(want, unsure))
 
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
@@ -247,8 +242,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found += _unrun(seen, asked, asked.results[number], value)
     for number, value in seen.called.get(asked.name, ()) if kept and not seen.case.world.by_messages else ():
         value = _in_segments(value, want.called.get(number), seen)
-        if value != want.called.get(number) and not (
-            asked.forgotten or (seen.may_lose and (_lost(value) or value == PENDING))
+        if not asked.forgotten and not _is_but_for(
+            LOST if seen.may_lose else (), value, want.called.get(number)
         ):
             found.append(f"what call {number} called is {value!r}, not {want.called.get(number)!r}")
     if exact and not want.pending and len(asked.told) < asked.promised:
@@ -448,11 +443,11 @@ def _unrun(seen: Seen, asked: Asked, result: Any, value: Any) -> Iterator[str]:
             yield f"a revoked call that never ran is {value!r}"
 
 
-def _cancelled(value: Any, want: Any) -> bool:
-    """Return whether *value* is *want*, but for calls that were revoked, and those that follow them."""
+def _is_but_for(excused: Collection[Failed], value: Any, want: Any) -> bool:
+    """Return whether *value* is *want*, but for *excused* failures."""
     if isinstance(value, list) and isinstance(want, list) and len(value) == len(want):
-        return all(map(_cancelled, value, want))
-    return bool(value == want) or value in CANCELLED
+        return all(_is_but_for(excused, *each) for each in zip(value, want, strict=True))
+    return bool(value == want) or (isinstance(value, Failed) and value in excused)
 
 
 def _is_complete(seen: Seen, asked: Asked, want: Expected) -> bool:
@@ -554,9 +549,10 @@ def _with_forgotten(value: Any, right: Any) -> Any:
 
 
 def _lost(value: Any) -> bool:
+    """Return whether something in *value* was lost."""
     if isinstance(value, list):
         return any(map(_lost, value))
-    return isinstance(value, Failed) and value.error in LOSSES
+    return isinstance(value, Failed) and value in LOST
 
 
 def _in_segments(value: Any, want: Any, seen: Seen) -> Any:

@@ -173,11 +173,12 @@ class Pool(InlinePool):
         process = self.process
         process.in_child = True
         headers, time = request.headers, process.time
-        process.execution = Execution(
+        process.execution = run = Execution(
             request.id, headers["retries"], request.tag, headers["parent_id"], process.name, time.now,
             len(time.log),
         )  # fmt: skip
-        self.record.every.append(process.execution)
+        self.record.every.append(run)
+        process.runs[request.tag] = run
         if request not in self.started:  # not in its turn, while the worker shuts down
             self.record.begins(request, process.time.now)
         try:
@@ -194,6 +195,7 @@ class Pool(InlinePool):
             raise Killed(process.name)
         if request not in self.held:
             raise Terminated(request.id)
+        run.ended = True
         if outcome.runtime is not None:
             outcome = outcome._replace(runtime=process.time.random.choice(RUNTIMES))
         return outcome

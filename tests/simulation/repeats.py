@@ -25,8 +25,10 @@ from tests.simulation.world import LEASE_SECONDS
 
 RECOVERED = 4.0
 """Seconds after a fault in which workers connect again (within two), or are restarted (after one)."""
-EVERYWHERE = frozenset({"away", "full", "crash", "retry failed", "retry dead"})
+EVERYWHERE = frozenset({"away", "full", "crash"})
 """Timed faults that concern all processes."""
+OPERATORS = frozenset({"retry failed", "retry dead"})
+"""Those that send again what was settled."""
 HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
@@ -48,7 +50,8 @@ class Met(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Execution:
     """A delivery of a message that a worker of *node* ran at *at*. attempt: how many were retried before.
-    place: the next line of the log. sent: the ids of the calls that it sent."""
+    place: the next line of the log. sent: the ids of the calls that it sent. ended: whether it ran to its
+    end. settled: when the broker took note of it."""
 
     id: str
     attempt: int
@@ -58,6 +61,8 @@ class Execution:
     at: float
     place: int
     sent: set[str] = field(default_factory=set)
+    ended: bool = False
+    settled: float = math.inf
 
 
 Body = tuple[str, int | None]
@@ -114,7 +119,11 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
     fault = met.fault
     if met.place > last.place:
         return False
-    if fault.kind in EVERYWHERE:
+    if fault.kind not in OPERATORS and run.settled < met.at - (
+        fault.seconds if fault.kind == "crash" else 0.0
+    ):
+        return False
+    if fault.kind in EVERYWHERE | OPERATORS:
         return met.at + fault.seconds + RECOVERED >= run.at
     if run.id in met.about and (not once or (fault.method, fault.kind) == ("push", "twice")):
         return True
@@ -122,6 +131,8 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place
+    if fault.kind == "restart" and run.ended:
+        return False
     if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at
     return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))

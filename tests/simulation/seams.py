@@ -93,6 +93,8 @@ class Process:
         self.in_child = False
         self.execution: Execution | None = None
         """What its pool runs now."""
+        self.runs: dict[Any, Execution] = {}
+        """What its pool has run, by tags, until the broker takes note of it."""
         self.calls: Counter[str] = Counter()
         self.child_calls: Counter[str] = Counter()
         """Those of its children."""
@@ -191,6 +193,9 @@ class Process:
         finally:
             self.stack.pop()
         self._note(method, args, value if isinstance(value, Claim) else None)
+        if method == "settle":
+            for tag in {getattr(each, "tag", None) for each in args[1]} & self.runs.keys() - value:
+                self.runs.pop(tag).settled = self.time.now
         if method in TELLS and tells(method, args, value):
             self.time.wake(name="listener")
         if method in JOINED and self.time.random.random() < 0.3:

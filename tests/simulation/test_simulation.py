@@ -31,6 +31,7 @@ from qworker.components import assembly
 from qworker.components import request as requests
 from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.receiving import revocations
+from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.revocations import Revocations
 from qworker.components.status.counters import Counters
@@ -282,6 +283,44 @@ def test_only_the_node_that_is_cut_off_explains_a_repeat() -> None:
     assert problems(seen) == []
     seen.met = [met._replace(fault=replace(cut, node="caller0")) for met in seen.met]
     assert "explain only 1 of them" in problems(seen)[0]
+
+
+def test_a_restart_that_loses_acks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    restart = Fault("restart", "worker0", at=1.001)
+    world = World("sqlite", workers=1, flush=0.1)
+    case = Case(world, (Order(numbered(Group([Call(), Call()])), at=1.0),), (restart,))
+    assert problems(run(case)) == []
+    end = AckBuffer.end
+
+    def forgetful(acks: AckBuffer, *given: Any) -> None:
+        acks.collect(0.0)
+        acks._orders.clear()
+        end(acks, *given)
+
+    monkeypatch.setattr(AckBuffer, "end", forgetful)
+    assert "explain only 1 of them" in problems(run(case))[0]
+
+
+def test_a_death_after_the_ack_does_not_explain_a_repeat() -> None:
+    kill = Fault("kill", "worker0", at=2.0)
+    seen = run(Case(World(workers=1), (Order(Call(number=0)),), (kill,)))
+    assert problems(seen) == []
+    ((_, once),) = seen.record.executions["f0"]
+    seen.record.executions["f0"].append((0, replace(once, at=3.0, place=len(seen.log))))
+    seen.record.runs["f0"] *= 2
+    assert "explain only 1 of them" in problems(seen)[0]
+    once.settled = 2.0
+    assert problems(seen) == []
+
+
+def test_a_wrong_value_beside_a_lost_one_is_noticed() -> None:
+    flow = numbered(Group([Call(links=[Call()]), Call()]))
+    lost = Fault("child before", "worker", "push")
+    seen = run(Case(World(acks_late=False), (Order(flow),), (lost,)))
+    assert problems(seen) == []
+    assert Failed("WorkerLost") in seen.values["f0"][0]
+    seen.values["f0"] = [["wrong", Failed("WorkerLost")]]
+    assert problems(seen)[0].startswith("f0: result 0 is ['wrong', ")
 
 
 @pytest.mark.parametrize("now", [True, False])
