@@ -1,10 +1,8 @@
 """Beats: ``qworker beat`` processes, observed only from outside, and the runs of their entries.
 
 Comes from:  the fault tests of schedules.
-
 Goes to:     ``qworker beat``, started on a Site; the file that the task ``periodic`` of fault_tasks.py
-writes.
-
+             writes.
 Thread:      the test's.
 """
 

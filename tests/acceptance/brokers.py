@@ -2,10 +2,7 @@
 both.
 
 Comes from:  private_servers.py, proxy.py, harness.py.
-
-Goes to:     test_broker_faults.py and nemesis.py; the Site also to the tests of all brokers that are
-servers.
-
+Goes to:     test_broker_faults.py and nemesis.py; the Site also to the tests of all brokers that are servers.
 Thread:      the test's; a Stream sends from its own.
 """
 

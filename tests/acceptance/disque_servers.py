@@ -1,9 +1,7 @@
 """A private Disque: the stand-in, in a process that can be killed and restarted.
 
 Comes from:  test_disque.py; benchmarks.
-
 Goes to:     ``tests/support/disque_server.py``.
-
 Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 

@@ -2,7 +2,6 @@
 its answer.
 
 Comes from:  django_site.py, over standard input.
-
 Goes to:     whatever the code calls; standard output.
 """
 

@@ -1,7 +1,6 @@
 """The settings of the Django projects that django_site.py creates, from the JSON in $DJANGO_SITE.
 
 Comes from:  DJANGO_SETTINGS_MODULE in the processes of a DjangoSite.
-
 Goes to:     Django.
 """
 

@@ -1,9 +1,7 @@
 """A Django project for fault tests: its own database, clusters, and a process that calls tasks.
 
 Comes from:  tests of qworker.django, which run on each kind of database.
-
 Goes to:     ``manage.py qcluster``, observed only from outside; the ledger that tasks write.
-
 Thread:      the test's.
 """
 

@@ -1,7 +1,6 @@
 """The tasks of the Django test projects. Each takes a key that identifies the call.
 
 Comes from:  clusters that django_site.py starts.
-
 Goes to:     the ledger, by that key; the project's database.
 """
 

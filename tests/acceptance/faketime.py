@@ -2,9 +2,7 @@
 run.
 
 Comes from:  tests of schedules.
-
 Goes to:     libfaketime, which intercepts the clock functions of the process.
-
 Thread:      the test's.
 
 Monotonic clocks are not changed. Without faketime the test is skipped; if CI is set it fails.

@@ -1,7 +1,6 @@
 """The tasks of the fault tests: they work, wait, fail and misbehave, and record their runs in the ledger.
 
 Comes from:  workers that harness.py starts with ``-A tests.acceptance.fault_tasks:app``.
-
 Goes to:     ledger.py.
 
 Settings come from the environment, set by each test.

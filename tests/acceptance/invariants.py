@@ -1,25 +1,15 @@
 """Invariants: what must hold after every fault, read from the ledger, the database and the logs.
 
 I-1  no loss: each accepted call ended, or has a terminal state that says why not
-
 I-2  once: a task that is acked early was never started twice
-
 I-3  terminal: each accepted call has one terminal state
-
 I-5  truth: SUCCESS has an end in the ledger; no FAILURE if every start has its end
-
 I-6  bounded repeats: no more starts than deliveries and retries are allowed
-
 I-7  no overlap: no two processes run the same message at the same time
-
 I-8  on time: no start before the ETA
-
 I-11 bounded: no process outlives its worker
-
 I-13 unaltered: every run was sent, with the same arguments
-
 I-14 logged: each death of a process and each dead letter is logged once
-
 I-15 clean: no message, owner, notification pipe or lock is left
 
 (I-4, I-9, I-10 and I-12 are checked in the tests that concern them.)

@@ -2,9 +2,7 @@
 which can be deleted.
 
 Comes from:  test_ironmq.py.
-
 Goes to:     tests/support/ironmq_server.py.
-
 Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 

@@ -1,9 +1,7 @@
 """Ledger: what tasks really did, recorded by the tasks themselves.
 
 Comes from:  fault_tasks.py, in whatever process runs a task.
-
 Goes to:     one text file with a record per line, read by the checks of invariants.py.
-
 Thread:      any; a record is one write to a file opened with O_APPEND, so records never mix.
 """
 

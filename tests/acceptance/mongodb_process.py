@@ -1,9 +1,7 @@
 """A private MongoDB, played by mongoeco: a process that can be killed and restarted.
 
 Comes from:  test_more_brokers.py, test_mongodb.py.
-
 Goes to:     tests/support/mongodb_server.py.
-
 Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 

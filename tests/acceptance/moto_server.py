@@ -2,9 +2,7 @@
 -9.
 
 Comes from:  sqs_server.py: ``python moto_server.py [--keep FILE] -H HOST -p PORT``.
-
 Goes to:     moto's server; the file.
-
 Thread:      those of the server.
 """
 

@@ -1,9 +1,7 @@
 """A private NATS server with JetStream, whose store survives a kill, or can be deleted.
 
 Comes from:  test_nats.py, tests/integration/test_nats_store.py.
-
 Goes to:     nats-server, from Debian or elsewhere.
-
 Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 

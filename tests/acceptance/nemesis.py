@@ -1,12 +1,9 @@
-"""Nemesis: random faults under a stream of tasks of all kinds; then recovery, and a check of the
-guarantees.
+"""Nemesis: random faults under a stream of tasks of all kinds, recovery, and a check of the guarantees.
 
-python -m tests.acceptance.nemesis --broker redis --seconds 120 --seed 7
+    python -m tests.acceptance.nemesis --broker redis --seconds 120 --seed 7
 
 Comes from:  brokers.py (a private server and a proxy), invariants.py (what must hold in the end).
-
 Goes to:     a summary on stdout, exit code 1 and the violated invariant if there is one; test_nemesis.py.
-
 Thread:      main injects faults; a Stream sends.
 
 The same seed injects the same faults in the same order, as far as the machine's timing allows.

@@ -2,10 +2,7 @@
 restarted.
 
 Comes from:  fault tests, which start one on a free port with its data in a new directory.
-
-Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres``
-then).
-
+Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres`` then).
 Thread:      the test's; the kernel kills a server if the test's process dies.
 """
 

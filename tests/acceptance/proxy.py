@@ -1,22 +1,21 @@
-"""Proxy: a link to a server that a test can cut, freeze, slow down and lie with, while it is in use.
+"""Proxy: a connection to a server that a test can cut, freeze, slow down or falsify while it is in use.
 
 Comes from:  clients that were given the proxy's port.
 Goes to:     the server behind it.
-Thread:      two for each connection (one a direction) and one that accepts; a test turns the knobs from its
-             own.
+Thread:      two for each connection (one per direction) and one that accepts; tests set the attributes from
+             their own.
 
-The knobs hold for connections that are open and for those that come:
+The attributes apply to open and to new connections:
 
     proxy.up, proxy.down      the two directions: towards the server, towards the client. Each is a Link:
         .open = False         half-open: nothing more is read or forwarded, the sender's buffers fill up
-        .lost = True          what comes is read and thrown away
-        .lose_when(asked)     so as soon as asked() is true, and .hold_when(asked) likewise half-open
-        .delay = 0.2          seconds that each piece is late; a link carries on meanwhile, as a long one does
-        .rate = 16_000        bytes a second
-    proxy.mode = REFUSE       new connections are reset; BLACK_HOLE: accepted, and nothing is ever said; PASS
-    proxy.cut()               reset every connection now (fin=True: end it politely)
-proxy.strand()            connections that are open fall silent for good, and nobody is told; new ones are
-well
+        .lost = True          what arrives is read and discarded
+        .lose_when(asked)     the same as soon as asked() is true; .hold_when(asked): half-open then
+        .delay = 0.2          seconds by which each piece is late; others are forwarded meanwhile
+        .rate = 16_000        bytes per second
+    proxy.mode = REFUSE       new connections are reset; BLACK_HOLE: accepted, but never answered; PASS
+    proxy.cut()               resets every connection now (fin=True: closes it normally)
+    proxy.strand()            open connections stay silent without being closed; new ones work
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from contextlib import suppress
 
 PASS, REFUSE, BLACK_HOLE = "pass", "refuse", "black hole"
 _TICK = 0.02
-"""Seconds after which a changed knob takes effect."""
+"""Seconds after which a changed attribute takes effect."""
 _PIECE = 65536
 _LINGER = struct.pack("ii", 1, 0)
 """For a socket that is reset on close."""
@@ -54,7 +53,7 @@ def _is_ready(side: socket.socket, event: int, seconds: float) -> bool:
 
 class Link:
     """One direction. pieces, count: the number of reads and of forwarded bytes, of all connections. The
-    test turns the knobs."""
+    test sets the other attributes."""
 
     def __init__(self) -> None:
         self.heal()
@@ -148,7 +147,7 @@ class Proxy:
         return len(self._stranded)
 
     def heal(self) -> None:
-        """Reset all knobs; connections stay as they are."""
+        """Reset all attributes; connections stay as they are."""
         self.mode = PASS
         self.up.heal()
         self.down.heal()

@@ -2,7 +2,6 @@
 ledger. And tasks for the same worker.
 
 Comes from:  workers that spool_site.py starts with ``-A tests.acceptance.spool_jobs:app``.
-
 Goes to:     ledger.py. The pair ``id`` is a job's id; the pair ``do`` says what it does.
 """
 

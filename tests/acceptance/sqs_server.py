@@ -2,10 +2,8 @@
 keeps is set.
 
 Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py; benchmarks,
-with ``python -m tests.acceptance.sqs_server --port N``.
-
+             with ``python -m tests.acceptance.sqs_server --port N``.
 Goes to:     moto_server.py.
-
 Thread:      the test's; the kernel kills the server if the test's process dies.
 """
 

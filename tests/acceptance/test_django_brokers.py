@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 KINDS = ("sqlite", "postgresql", "mysql", "redis", "sqs", "mongo", "disque", "ironmq")
 HIDING = ("sqs", "disque", "ironmq")
-"""They hide received messages for a time of their own."""
+"""They hide received messages for their own period."""
 SCRIPT = """
 import itertools
 import pickle

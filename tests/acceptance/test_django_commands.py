@@ -66,7 +66,7 @@ def test_running_cluster_is_shown(shop: Path) -> None:
 
 
 class InTerminal:
-    """A command in a terminal of its own. shown: its output so far."""
+    """A command in its own terminal. shown: its output so far."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._ours, theirs = pty.openpty()

@@ -1,9 +1,7 @@
 """Private TLS servers: those of private_servers.py, each with a certificate for ``localhost``.
 
 Comes from:  test_tls.py.
-
 Goes to:     the servers' own binaries.
-
 Thread:      the test's.
 
 Redis and RabbitMQ have a second port without TLS; the databases have one port for both.

@@ -1,7 +1,6 @@
 """Tests of single and several workers that apply to every broker.
 
 Comes from:  the fault tests, with their site.
-
 Goes to:     the site's workers and ledger.
 """
 

@@ -1,10 +1,8 @@
 """Cases of Celery's canvas, each built with names that both libraries have.
 
 Comes from:  nowhere: a case is a function of a namespace().
-
 Goes to:     the tests that run each case with both libraries, the recorder of Celery's messages, and
-canvas_page.
-
+             canvas_page.
 Thread:      the test's.
 """
 

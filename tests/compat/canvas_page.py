@@ -1,9 +1,7 @@
 """Generates the page about Celery's canvas from the cases that both libraries run.
 
 Comes from:  canvas_cases, whose cases are its first table; the second names a test for each behaviour.
-
 Goes to:     docs/reference/celery-canvas.md: ``python -m tests.compat.canvas_page > docs/reference/…``.
-
 Thread:      any.
 """
 

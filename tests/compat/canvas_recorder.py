@@ -1,10 +1,8 @@
 """Records what Celery writes to Redis for each canvas case.
 
 Comes from:  canvas_cases, called with the installed Celery.
-
 Goes to:     integration/golden/celery_canvas_5_7.json, which our workers run in tests: ``python -m
-tests.compat.canvas_recorder``.
-
+             tests.compat.canvas_recorder``.
 Thread:      the caller's.
 """
 

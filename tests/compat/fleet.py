@@ -1,9 +1,7 @@
 """Fleet: real workers of Celery and of qworker in one directory, with a ledger of the tasks that ran.
 
 Comes from:  the compat tests, each of which adds its broker and its tasks.
-
 Goes to:     subprocesses; their tasks append to one file that the test reads.
-
 Thread:      the test's.
 """
 

@@ -1,9 +1,7 @@
 """Our brokers that Celery uses with ``qworker+`` URLs: an empty place for each.
 
 Comes from:  test_celery_stores.py, which only uses the interface of Place.
-
 Goes to:     the test servers, by URL and options, which are given to worker processes.
-
 Thread:      the test's.
 
 For a new broker, add a function and a line in PLACES.

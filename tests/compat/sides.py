@@ -1,9 +1,7 @@
 """Sides: the same code, run with Celery and with qworker, to compare the results.
 
 Comes from:  test_celery_guide, whose snippets are functions of a side.
-
 Goes to:     a worker of each in this process: Celery's in a thread, ours step by step.
-
 Thread:      the test's, and that of Celery's worker.
 """
 

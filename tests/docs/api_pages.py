@@ -3,7 +3,7 @@
 Reads ``docs/reference/api/*.md``, whose directives name classes, functions and modules, and the code.
 test_api_pages runs it as a program that prints one problem per line, with Django set up for the models.
 
-python -m tests.docs.api_pages
+    python -m tests.docs.api_pages
 """
 
 from __future__ import annotations

@@ -5,18 +5,14 @@ Reads README.md and docs/**/*.md; test_docs runs the blocks.
 The rules for pages:
 
 - ``python``: a block whose first line is ``# name.py`` is written to that file, and one that begins with
-``# at the end of name.py`` is appended to it; any other runs as if typed at a prompt, after the blocks
-before it.
-
+  ``# at the end of name.py`` is appended to it; any other runs as if typed at a prompt, after the blocks
+  before it.
 - ``pycon``: a session at the prompt; the output must match, ``...`` standing for anything.
-
 - ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the
-lines below it are its output, where ``...`` on a line of its own stands for any lines. A command that ends
-in `` &`` keeps running until the end of the page; its expected lines are waited for. Times, process ids,
-host names and ids may differ; the page's directory is ``/srv/proj``, with programs in ``.venv/bin``.
-
+  lines below it are its output, where a line that is only ``...`` stands for any lines. A command that ends
+  in `` &`` keeps running until the end of the page; its expected lines are waited for. Times, process ids,
+  host names and ids may differ; the page's directory is ``/srv/proj``, with programs in ``.venv/bin``.
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
-
 - ``<!-- not run: reason -->`` above a block says why it is not run.
 """
 
