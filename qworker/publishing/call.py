@@ -26,6 +26,7 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
+from qworker.safe_repr import repr_args, repr_kwargs
 
 OPTIONS = frozenset(
     [
@@ -320,6 +321,8 @@ def _next_defaults(request: Context, task: Task | None, options: Mapping[str, An
         "link_error": request.errbacks,
         "expires": kept.get("expires"),
         "shadow": kept.get("shadow"),
+        "argsrepr": _chosen(kept.get("argsrepr"), repr_args(request.args)),
+        "kwargsrepr": _chosen(kept.get("kwargsrepr"), repr_kwargs(dict(request.kwargs))),
         "time_limit": hard,
         "soft_time_limit": soft,
         "ignore_result": kept.get("ignore_result"),
@@ -337,6 +340,12 @@ def _next_defaults(request: Context, task: Task | None, options: Mapping[str, An
         "serializer": getattr(task, "serializer", None),
         "compression": getattr(task, "compression", None),
     }
+
+
+def _chosen(text: str | None, usual: str) -> str | None:
+    """Return *text*, which shows arguments, if the caller has chosen it, perhaps to hide a secret; None if it
+    is the *usual* one."""
+    return None if text == usual else text
 
 
 def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> float | None:

@@ -556,6 +556,25 @@ def test_retry_ignores_options_that_identify_the_call(flaky: Any) -> None:
     assert "reply_to" not in sent.properties
 
 
+@pytest.mark.parametrize("changed", [{}, {"args": ("4711-0001", 1)}])
+def test_a_next_attempt_hides_the_arguments_that_its_caller_hides(
+    flaky: Any, changed: dict[str, Any]
+) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task, args=("4711-0000", 1), argsrepr="(…)", kwargsrepr="{}"))
+    task.retry(throw=False, countdown=1, **changed)
+    pop(token)
+    assert (store.sent[0].headers["argsrepr"], store.sent[0].headers["kwargsrepr"]) == ("(…)", "{}")
+
+
+def test_a_next_attempt_shows_its_own_arguments(flaky: Any) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task, args=(1, 2), argsrepr="(1, 2)", kwargsrepr="{}"))
+    task.retry(throw=False, countdown=1, args=(3,), kwargs={"y": 4})
+    pop(token)
+    assert (store.sent[0].headers["argsrepr"], store.sent[0].headers["kwargsrepr"]) == ("(3,)", "{'y': 4}")
+
+
 def test_default_retry_kwargs_are_read_only(flaky: Any) -> None:
     with pytest.raises(TypeError):
         flaky[0].retry_kwargs["max_retries"] = 1
