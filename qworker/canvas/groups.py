@@ -139,7 +139,8 @@ class group(Several):
                 each = member(each, self._app)
                 if isinstance(each, group):
                     each = with_links(each)
-                    waiting.append((iter(each.tasks), {**_of_members(each), **options}))
+                    own = _of_members(each)
+                    waiting.append((iter(each.tasks), {**own, **over(options, own)}))
                     break
                 if each["subtask_type"] != "chain" or each.tasks:
                     found.append(each.clone(**options) if options else each)

@@ -33,7 +33,7 @@ from qworker.canvas.stamping import NAMES, hand_on
 from qworker.clock import SYSTEM_CLOCK
 from qworker.contracts import App
 from qworker.message.context import current_context
-from qworker.message.marks import JOINS, KEPT, RUN, mark, new_run, run_in, unmarked
+from qworker.message.marks import JOINS, KEPT, RUN, mark, new_run, over, run_in, unmarked
 
 NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
 """Options of a chord that do not apply to its body."""
@@ -134,7 +134,11 @@ def plan(
     headers = work["options"].get("headers")
     if isinstance(headers, Mapping) and RUN in headers:  # its ids were assigned together with its run
         run = run_in(headers)
-        work["options"]["headers"] = {name: value for name, value in headers.items() if name != RUN}
+        own = {name: value for name, value in headers.items() if name != RUN}
+        if own:
+            work["options"]["headers"] = own
+        else:  # empty headers would take the place of those of its calls
+            del work["options"]["headers"]
     if run is None:
         run = new_run() if any("task_id" in each["options"] for each in all_in(work)) else ""
     frozen = work.frozen()
@@ -209,7 +213,7 @@ class _Calls:
             self._chord(step, args, kwargs, rest, options)
         elif isinstance(step, group):
             own = {name: value for name, value in step["options"].items() if name not in OF_THE_GROUP}
-            self._members(step, args, kwargs, {**own, **options}, None)
+            self._members(step, args, kwargs, {**own, **over(options, own)}, None)
         elif isinstance(step, graph):
             self._graph(step, args, kwargs, rest, options)
         else:
@@ -255,7 +259,7 @@ class _Calls:
     ) -> None:
         identity, nodes, levels = step["options"]["task_id"], step.nodes, step.levels()
         taken = ((), {}) if step["immutable"] else (args, kwargs)
-        given = {**step["options"], **options}
+        given = {**step["options"], **over(options, step["options"])}
         given = {name: value for name, value in given.items() if name not in OF_THE_GROUP}
         before = len(self.calls)
         for name, node in nodes.items():
@@ -306,7 +310,7 @@ class _Calls:
         rest: list[Any],
         options: Mapping[str, Any],
     ) -> None:
-        own, body, header = {**step["options"], **options}, step.body, step.header
+        own, body, header = {**step["options"], **over(options, step["options"])}, step.body, step.header
         settled = NOT_OF_THE_BODY | (OF_THE_LAST & body["options"].keys())
         given = {name: value for name, value in own.items() if name not in settled}
         body.add((), None, given)
@@ -321,7 +325,7 @@ class _Calls:
             for each in header.tasks:
                 if isinstance(each, chord):
                     _leave_errbacks(each.body, body)
-        beside = {**header["options"], **own}
+        beside = {**header["options"], **over(own, header["options"])}
         beside = {name: value for name, value in beside.items() if name not in OF_THE_GROUP}
         before = len(self.calls)
         kwargs = {**step["kwargs"]["kwargs"], **kwargs}

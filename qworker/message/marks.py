@@ -105,13 +105,16 @@ def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def over(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return *given*, options that override the *own* ones of a signature, with its marks."""
+    """Return *given*, options that override the *own* ones of a signature, with its marks. Headers that are
+    only marks override no others."""
     if "headers" not in given or not isinstance(mine := own.get("headers"), Mapping):
         return given
     headers = given["headers"] or {}
-    if MARKS.isdisjoint(mine) or not isinstance(headers, Mapping):
+    if not isinstance(headers, Mapping):
         return given
-    return {**given, "headers": {**headers, **marks_in(mine)}}
+    if headers and headers.keys() <= MARKS:
+        return {**given, "headers": {**headers, **mine}}
+    return given if MARKS.isdisjoint(mine) else {**given, "headers": {**headers, **marks_in(mine)}}
 
 
 def mark(options: dict[str, Any], marks: Mapping[str, Any]) -> None:

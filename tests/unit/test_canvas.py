@@ -16,7 +16,7 @@ from qworker import QWorker, Signature, chain, chord, group, maybe_signature, si
 from qworker.canvas.membership import first_calls
 from qworker.canvas.plan import plan
 from qworker.errors import NotSupported, PublishError
-from qworker.message.marks import JOINS
+from qworker.message.marks import JOINS, KEPT, PUBLICATION, RUN
 from qworker.publishing.plain_calls import MemberCalls
 from qworker.signals import before_task_publish
 from tests.support.stores import KeepingStore, make_app
@@ -200,6 +200,22 @@ def test_celery_format_puts_the_body_into_each_message() -> None:
     assert made.sizes == {made.result.parent.id: 2}
     assert [call.options["chord"]["task"] for call in made.calls] == ["c", "c"]
     assert [call.options["group_index"] for call in made.calls] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [({}, {"own": 1}), ({"tenant": "one"}, {"tenant": "one"}), ({PUBLICATION: 5}, {"own": 1})],
+)
+@pytest.mark.parametrize(
+    "kind", [lambda *calls: group(calls), chain, lambda *calls: group(group(calls), calls[1])]
+)
+def test_the_calls_of_a_body_keep_their_headers(
+    kind: Callable[..., Any], others: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    body = kind(A.clone().set(headers={"own": 1}), B)
+    body.set(headers={RUN: "r", **others})
+    headers = plan(body, shared=True).calls[0].options["headers"]
+    assert {name: headers[name] for name in headers if name not in (RUN, KEPT)} == {**others, **expected}
 
 
 def test_empty_chord_calls_its_body() -> None:
