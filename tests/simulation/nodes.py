@@ -380,7 +380,7 @@ class Caller(Node):
         order = asked.order
         eager = order.how == "eager"
         asked.called_at = self.record.now()
-        self.record.keep(asked.name, order.flow, order.stamped, eager)
+        self.record.keep(asked.name, order)
         if order.how in BY_CELERY:
             self.record.by_celery.add(asked.name)
         call = canvas(order.flow, self.app.tasks, asked.name)

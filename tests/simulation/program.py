@@ -33,10 +33,11 @@ from qworker.errors import (
 )
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import LOST, TIME_LIMIT
+from tests.simulation.case import Order
 from tests.simulation.figures import Figures
 from tests.simulation.repeats import Body, Execution, first_of
 from tests.simulation.seams import Process
-from tests.support.flows import ARGS, BACKOFF, RUNS, VALUES, Call, canvas, parts_of, shown
+from tests.support.flows import ARGS, BACKOFF, RUNS, VALUES, Call, Group, canvas, parts_of, shown
 
 _NAME = re.compile(rb'"(f[0-9]+)\\*"')
 
@@ -53,20 +54,26 @@ class Expected(Exception):
 
 
 class Flow:
-    """A called *flow*: its parts by number, and the numbers of calls that are links, and of calls with the
-    stamp. eager: it runs in its caller. keeps: whether each call leaves a result in the store."""
+    """The flow of a called *order*: its parts by number, and the numbers of calls that are links, of members
+    of groups, of calls with the stamp, and of those called by tasks with their own headers. eager: it runs in
+    its caller. keeps: whether each call leaves a result in the store. options: of the order."""
 
-    def __init__(self, flow: Any, stamped: bool, eager: bool) -> None:
-        every = list(parts_of(flow))
+    def __init__(self, order: Order) -> None:
+        every = list(parts_of(order.flow))
         self.parts = {part.number: part for part in every if hasattr(part, "number")}
         links = (link for part in every for link in getattr(part, "links", ()))
         self.linked = {link.number for link in links if isinstance(link, Call)}
-        self.eager = eager
-        self.keeps = not eager and not any(getattr(part, "ignored", False) for part in every)
+        self.eager = order.how == "eager"
+        self.options = order.options
+        self.keeps = not self.eager and not any(getattr(part, "ignored", False) for part in every)
         made = (getattr(part, name, None) for part in every for name in ("calls", "adds"))
         inner = [each for flow in made if flow is not None for each in parts_of(flow)]
         without = {getattr(each, "number", -1) for each in inner}  # calls made by tasks have no stamp
-        self.stamped = self.parts.keys() - without if stamped else set()
+        self.stamped = self.parts.keys() - without if order.stamped else set()
+        given = [each for part in every if getattr(part, "hands_on", False) for each in parts_of(part.calls)]
+        groups = [part.members for part in every if isinstance(part, Group) and len(part.members) > 1]
+        self.members = {getattr(each, "number", -1) for members in groups for each in members}
+        self.handed = {getattr(each, "number", -1) for each in given}
 
 
 class Record:
@@ -101,6 +108,10 @@ class Record:
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
+        self.roots: dict[str, str] = {}
+        """The roots of tasks that ran, by their ids."""
+        self.kin: dict[str, dict[str, Any]] = {}
+        """The group and the parent in their results, by their names there; {} if others replace them."""
         self.parents: dict[str, str] = {}
         """The ids of tasks that keep a result, by the ids of the results of their calls."""
         self.keeps_all: bool = True
@@ -143,9 +154,9 @@ class Record:
             if named := _NAME.search(join.body):
                 self.joins[join.id] = named[1].decode()
 
-    def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
-        """Store the *flow* of the order *name* for its tasks; see Flow."""
-        self._flows[name] = kept = Flow(flow, stamped, eager)
+    def keep(self, name: str, order: Order) -> None:
+        """Store the flow of the *order* with the *name* for its tasks; see Flow."""
+        self._flows[name] = kept = Flow(order)
         self.keeps_all = self.keeps_all and kept.keeps
 
     def flow(self, name: str) -> Flow | None:
@@ -275,6 +286,16 @@ class Noting(Middleware):
 
 SHOWN = {"h": 1, "tenant": "one", "own": 2, "noted": 1, "by": "me"}
 """Headers that tasks may have."""
+CARRIED: dict[str, Callable[[Any], Any]] = {
+    "time_limit": lambda request: (request.timelimit or (None, None))[0],
+    "soft_time_limit": lambda request: (request.timelimit or (None, None))[1],
+    "shadow": lambda request: request.shadow,
+    "priority": lambda request: request.delivery_info["priority"] or None,
+    "compression": lambda request: request.compression and request.compression.removeprefix("application/x-"),
+    "argsrepr": lambda request: request.argsrepr if request.argsrepr == "some" else None,
+    "expires": lambda request: request.expires and 3000.0,
+}
+"""How a request shows the options of its call."""
 STAMPS = {"by": "me"}
 THEIRS = "somebody else's"
 """A result that no call of a flow returns."""
@@ -321,6 +342,31 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if flow in record.unsigned and app.signer is not None:
             record.complain(f"{flow}: call {number} ran, or was told, and is not signed")
 
+    def compare(request: Any, known: Flow, flow: str, part: Any) -> None:
+        """Complain if *request* has not what its call *part* was given."""
+        found = {name: shows(request) for name, shows in CARRIED.items()}
+        if request.retries:  # as in Celery, it is that of the task
+            found["compression"] = part.options.get("compression")
+        every = part.options, {**part.options, **known.options}  # those of the order go to the first
+        if found not in [{name: options.get(name) for name in CARRIED} for options in every]:
+            record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
+        seen = (request.headers or {}).keys()
+        replaced = base == "overriding" or part.number in known.handed
+        replaced |= not seen.isdisjoint(known.options.get("headers", ()))
+        if not replaced and (lost := part.options.get("headers", {}).keys() - seen):
+            record.complain(f"{flow}: {part.number} lacks the headers {lost}")
+        if part.number in known.members and request.group is None:
+            record.complain(f"{flow}: {part.number} has no group")
+        root = record.roots[request.id] = request.root_id
+        of_parent = record.roots.get(request.parent_id)
+        if of_parent is not None and root in {request.id, request.parent_id} - {of_parent}:
+            record.complain(f"{flow}: {part.number} has the root {root}, and its parent {of_parent}")
+        own = {"group_id": request.group}
+        if request.parent_id:  # the next attempt may have one
+            own["parent_id"] = request.parent_id
+        replaced = part.instead is not None or not record.kin.get(request.id, own)
+        record.kin[request.id] = {} if replaced else own
+
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         refuse(flow, number)
         process.time.note(process.name, "runs", flow, number)
@@ -342,6 +388,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 missing = record.headers.get((request.id, number), {}).keys() - seen.keys()
                 if missing:
                     record.complain(f"{flow}: the next attempt of {number} has lost the headers {missing}")
+            if not request.is_eager and flow not in record.by_celery:
+                compare(request, known, flow, part)
             record.headers[request.id, number] = dict(seen)
             due = record.put_off.get((request.id, number, request.retries), 0.0)
             if due > (now := app.clock.now()):

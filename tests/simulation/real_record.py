@@ -18,6 +18,7 @@ from typing import Any
 
 from qworker import QWorker
 from qworker.results.result import result_from_tuple
+from tests.simulation.case import Order
 from tests.simulation.program import Flow, Record
 
 
@@ -52,16 +53,16 @@ class KeptRecord(Record):
         self.lines = Lines(directory / "record")
         self.errors = Lines(directory / "errors")
 
-    def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
+    def keep(self, name: str, order: Order) -> None:
         path = self.directory / f"{name}.flow"
-        path.with_suffix(".new").write_bytes(pickle.dumps((flow, stamped, eager)))
+        path.with_suffix(".new").write_bytes(pickle.dumps(order))
         path.with_suffix(".new").rename(path)
 
     def flow(self, name: str) -> Flow | None:
         path = self.directory / f"{name}.flow"
         if name not in self._flows and path.exists():
             # Assigned only when complete: other threads read it, too.
-            self._flows[name] = Flow(*pickle.loads(path.read_bytes()))
+            self._flows[name] = Flow(pickle.loads(path.read_bytes()))
         return self._flows.get(name)
 
     def keeps(self, flow: str) -> bool:

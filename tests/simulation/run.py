@@ -739,6 +739,9 @@ class Running:
                 begun, meta = seen.record.begun.get(id), self._ended(id)
                 if not begun or meta is None:
                     continue
+                kin = seen.record.kin.get(id, {})
+                if kin != (told := {name: meta.get(name) for name in kin}):
+                    yield f"{asked.name}: the result of {id} has {told}, not {kin}"
                 done = self._done(meta)
                 last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
                 if not begun[0] - ahead <= done <= last + longer + ahead:

@@ -835,3 +835,14 @@ def test_an_end_while_a_worker_stops_is_reported(does: str, acks_late: bool) -> 
         for at in (2.850, 2.851, 2.852, 2.853):
             case = Case(world, (Order(flow, at=2.85),), (Fault("restart", "worker0", at=at),), seed=seed)
             assert problems(run(case)) == []
+
+
+def test_the_calls_of_a_body_keep_their_headers() -> None:
+    """The marks of the join were headers of the group, and replaced those of its calls."""
+    body = Group([Call(options={"headers": {"own": 2}}, number=1)])
+    assert problems(run(Case(orders=(Order(Chord([Call(number=0)], body)),)))) == []
+
+
+def test_the_next_attempt_shows_the_arguments_that_its_caller_chose() -> None:
+    call = Call(retries=1, options={"argsrepr": "some"}, number=0)
+    assert problems(run(Case(orders=(Order(call),)))) == []
