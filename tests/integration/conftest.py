@@ -1,4 +1,4 @@
-"""Fixtures that integration tests share. Comes from: pytest. Goes to: tests/integration."""
+"""Common fixtures. Comes from: pytest. Goes to: tests/integration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 
 @pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
-    """A place on each SQL server. Files about other brokers have places of their own."""
+    """Return a place on each SQL server. Test modules of other brokers define their own places."""
     made: SQLPlace = request.param(tmp_path)
     yield made
     made.clear()

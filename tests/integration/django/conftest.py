@@ -24,11 +24,11 @@ class _Undo(Exception):
 
 
 @pytest.fixture(autouse=True)
-def _tables_as_they_were() -> Iterator[None]:
-    """Each test is one transaction, which is undone."""
+def _rollback() -> Iterator[None]:
+    """Run each test in one transaction, and roll it back."""
     try:
         with transaction.atomic():
-            with connection.cursor() as cursor:  # what other tests of this process have sent
+            with connection.cursor() as cursor:  # messages of other tests
                 cursor.execute("DELETE FROM message")
             yield
             raise _Undo

@@ -1,4 +1,4 @@
-"""The admin's pages, through Django's test client."""
+"""The pages of the admin, through Django's test client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qworker.django.tables.adoption import insert
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 LISTS = ("success", "failure", "schedule", "ormq")
 AT_MOST = 8
-"""Queries of a page: the session, the user, and what the list itself needs."""
+"""Maximum queries of a page: the session, the user, and the list."""
 
 
 def logged_in(*permissions: str, superuser: bool = False) -> Client:
@@ -75,7 +75,7 @@ def page(client: Client, path: str, **query: Any) -> str:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_shown(client: Client, name: str) -> None:
+def test_list_is_shown(client: Client, name: str) -> None:
     fill()
     assert "result_list" in page(client, f"{name}/")
 
@@ -84,22 +84,22 @@ def test_a_list_is_shown(client: Client, name: str) -> None:
     ("name", "model"),
     [("success", Success), ("failure", Failure), ("schedule", Schedule), ("ormq", OrmQ)],
 )
-def test_a_row_has_a_page(client: Client, name: str, model: Any) -> None:
+def test_row_has_a_change_page(client: Client, name: str, model: Any) -> None:
     fill()
     text = page(client, f"{name}/{model.objects.first().pk}/change/")
     assert ("_save" in text) == (name in ("schedule", "ormq"))
 
 
 @pytest.mark.parametrize("name", ["success", "failure", "ormq"])
-def test_nothing_is_added_where_things_come_by_themselves(client: Client, name: str) -> None:
+def test_tasks_and_messages_cannot_be_added(client: Client, name: str) -> None:
     assert client.get(f"/admin/qworker/{name}/add/").status_code == 403
 
 
-def test_the_heading_is_the_setting_label(client: Client) -> None:
+def test_heading_is_the_label_setting(client: Client) -> None:
     assert "Queue of tests" in client.get("/admin/").content.decode()
 
 
-def test_the_queue_shows_packages_and_the_schedules_their_last_runs(client: Client) -> None:
+def test_lists_show_packages_and_last_runs(client: Client) -> None:
     fill()
     assert "math.sqrt" in page(client, "ormq/")
     text = page(client, "schedule/")
@@ -141,7 +141,7 @@ def test_filters(
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_thousand_rows_cost_no_more_queries_than_ten(client: Client, name: str) -> None:
+def test_number_of_queries_does_not_depend_on_rows(client: Client, name: str) -> None:
     fill(1000)
     with CaptureQueriesContext(connection) as made:
         page(client, f"{name}/", q="1")
@@ -157,7 +157,7 @@ def test_a_thousand_rows_cost_no_more_queries_than_ten(client: Client, name: str
 # -- the queue --
 
 
-def test_a_message_is_edited(client: Client) -> None:
+def test_message_can_be_edited(client: Client) -> None:
     fill(1)
     row = OrmQ.objects.get()
     given = {"key": "other", "lock_0": "2030-01-01", "lock_1": "12:00:00"}
@@ -168,7 +168,7 @@ def test_a_message_is_edited(client: Client) -> None:
     assert OrmQ.objects.get().lock is None
 
 
-def test_what_is_not_edited_stays_held(client: Client) -> None:
+def test_saving_an_unchanged_lock_keeps_the_lease(client: Client) -> None:
     fill(1)
     row = OrmQ.objects.get()
     with connection.cursor() as cursor:
@@ -200,7 +200,7 @@ def save(client: Client, key: int | None = None, **fields: str) -> str:
     return client.post(path, {**FORM, **fields}, follow=True).content.decode()
 
 
-def test_a_schedule_is_added(client: Client) -> None:
+def test_schedule_can_be_added(client: Client) -> None:
     save(client)
     made = Schedule.objects.get()
     assert (made.func, made.parse_args(), made.schedule_type) == ("math.sqrt", (4,), "D")
@@ -210,7 +210,7 @@ def test_a_schedule_is_added(client: Client) -> None:
     "fields",
     [{"args": "open('x')"}, {"kwargs": "2"}, {"schedule_type": "C"}, {"schedule_type": "C", "cron": "a b"}],
 )
-def test_what_cannot_be_read_is_not_saved(client: Client, fields: dict[str, str]) -> None:
+def test_invalid_schedule_is_not_saved(client: Client, fields: dict[str, str]) -> None:
     assert "errorlist" in save(client, **fields)
     assert Schedule.objects.count() == 0
 
@@ -228,6 +228,6 @@ def test_what_cannot_be_read_is_not_saved(client: Client, fields: dict[str, str]
         ("zh-hans", "失败的任务"),
     ],
 )
-def test_pages_speak_other_languages(client: Client, language: str, words: str) -> None:
+def test_pages_are_translated(client: Client, language: str, words: str) -> None:
     with translation.override(language), override_settings(LANGUAGE_CODE=language):
         assert words in client.get("/admin/").content.decode()

@@ -1,4 +1,4 @@
-"""Who may do what in the admin: without the right nobody has any function called."""
+"""Permissions in the admin: without permission, a user cannot have any function called."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORM = {
     "cluster": "", "intended_date_kwarg": "",
 }  # fmt: skip
 RIGHTS = ("add_schedule", "change_schedule", "view_schedule")
-REFUSED, BENT = "You may not schedule this function.", "You may not change the arguments"
+REFUSED, CHANGED = "You may not schedule this function.", "You may not change the arguments"
 
 
 def logged_in(*permissions: str, superuser: bool = False) -> Client:
@@ -65,7 +65,7 @@ def act(client: Client, name: str, action: str, *keys: Any) -> str:
 
 
 def sent() -> list[dict[str, Any]]:
-    """The packages that wait."""
+    """Return the packages in the queue."""
     return [row.task for row in OrmQ.objects.all()]
 
 
@@ -73,19 +73,19 @@ def sent() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("func", ["os.system", "subprocess.run", "qworker.django.tasks.async_task"])
-def test_without_the_permission_any_function_is_refused(func: str) -> None:
+def test_function_is_refused_without_permission(func: str) -> None:
     assert REFUSED in save(logged_in(*RIGHTS), func=func, args="'true'")
     assert Schedule.objects.count() == 0
 
 
-def test_with_the_permission_any_function_is_taken() -> None:
+def test_any_function_is_accepted_with_permission() -> None:
     save(logged_in(*RIGHTS, "schedule_any_callable"), func="os.system", args="'true'")
     assert Schedule.objects.get().func == "os.system"
 
 
 @override_settings(QWORKER_SCHEDULE_ALLOW=["math.sqrt", "json.decoder.*"])
 @pytest.mark.parametrize("func", ["math.sqrt", "json.decoder.py_scanstring", "json.decoder.JSONDecoder"])
-def test_without_the_permission_what_is_exposed_is_taken(func: str) -> None:
+def test_exposed_function_is_accepted_without_permission(func: str) -> None:
     save(
         logged_in(*RIGHTS),
         func=func,
@@ -99,7 +99,7 @@ def test_without_the_permission_what_is_exposed_is_taken(func: str) -> None:
 @pytest.mark.parametrize(
     "func", ["json.codecs.open", "json.decoder.scanner", "json.decoder.re.sub", "json.nothing", "json.loads."]
 )
-def test_a_pattern_leads_to_nothing_that_its_modules_import(func: str) -> None:
+def test_pattern_does_not_expose_imported_names(func: str) -> None:
     assert REFUSED in save(logged_in(*RIGHTS), func=func)
     assert Schedule.objects.count() == 0
 
@@ -121,12 +121,12 @@ def test_a_pattern_leads_to_nothing_that_its_modules_import(func: str) -> None:
     ],
     ids=lambda fields: str(fields),
 )
-def test_what_is_called_is_refused_wherever_it_hides(fields: dict[str, str]) -> None:
+def test_function_in_hooks_and_options_is_refused(fields: dict[str, str]) -> None:
     assert REFUSED in save(logged_in(*RIGHTS), **fields)
     assert Schedule.objects.count() == 0
 
 
-def test_options_do_not_choose_the_function_of_a_package() -> None:
+def test_options_cannot_replace_the_function() -> None:
     package = calls.package_of(
         "math.sqrt", (4,), {}, {"func": "os.abort", "args": (), "name": "x", "group": "g"}
     )
@@ -136,19 +136,19 @@ def test_options_do_not_choose_the_function_of_a_package() -> None:
 NEXT_RUN = dict(
     zip(("next_run_0", "next_run_1"), f"{timezone.localtime(START):%Y-%m-%d %H:%M:%S}".split(), strict=True)
 )
-OTHERS = {"func": "os.system", "hook": "os.abort", "args": "'true'", "kwargs": "x=1"}
+FOREIGN = {"func": "os.system", "hook": "os.abort", "args": "'true'", "kwargs": "x=1"}
 
 
-AS_IT_IS = {**OTHERS, "name": "", "schedule_type": "D", **NEXT_RUN}
+UNCHANGED = {**FOREIGN, "name": "", "schedule_type": "D", **NEXT_RUN}
 
 
 @pytest.fixture
-def of_others() -> Schedule:
-    return Schedule.objects.create(**OTHERS, schedule_type="D", next_run=START, repeats=-1)
+def foreign() -> Schedule:
+    return Schedule.objects.create(**FOREIGN, schedule_type="D", next_run=START, repeats=-1)
 
 
-def test_what_somebody_else_scheduled_can_be_paused(of_others: Schedule) -> None:
-    save(logged_in(*RIGHTS), of_others.pk, **AS_IT_IS, repeats="0")
+def test_foreign_schedule_can_be_paused(foreign: Schedule) -> None:
+    save(logged_in(*RIGHTS), foreign.pk, **UNCHANGED, repeats="0")
     assert Schedule.objects.get().repeats == 0
 
 
@@ -165,17 +165,17 @@ def test_what_somebody_else_scheduled_can_be_paused(of_others: Schedule) -> None
     ],
     ids=str,
 )
-def test_what_somebody_else_scheduled_cannot_be_called_at_other_times(
-    of_others: Schedule, before: dict[str, Any], change: dict[str, str]
+def test_foreign_schedule_cannot_be_moved(
+    foreign: Schedule, before: dict[str, Any], change: dict[str, str]
 ) -> None:
     Schedule.objects.update(**before)
     expected = Schedule.objects.values().get()
     told = save(
-        logged_in(*RIGHTS), of_others.pk, **{**AS_IT_IS, "repeats": str(expected["repeats"]), **change}
+        logged_in(*RIGHTS), foreign.pk, **{**UNCHANGED, "repeats": str(expected["repeats"]), **change}
     )
     assert REFUSED in told
     assert Schedule.objects.values().get() == expected
-    save(logged_in_as_root(), of_others.pk, **{**AS_IT_IS, "repeats": str(expected["repeats"]), **change})
+    save(logged_in_as_root(), foreign.pk, **{**UNCHANGED, "repeats": str(expected["repeats"]), **change})
     assert Schedule.objects.values().get() != expected
 
 
@@ -183,31 +183,31 @@ def test_what_somebody_else_scheduled_cannot_be_called_at_other_times(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"args": "'rm x'"}, BENT),
-        ({"kwargs": "x=2"}, BENT),
-        ({"intended_date_kwarg": "shell"}, BENT),
+        ({"args": "'rm x'"}, CHANGED),
+        ({"kwargs": "x=2"}, CHANGED),
+        ({"intended_date_kwarg": "shell"}, CHANGED),
         ({"func": "os.abort"}, REFUSED),
-        ({"func": "math.sqrt"}, REFUSED),  # its hook stays, and would be called with what math.sqrt returns
+        ({"func": "math.sqrt"}, REFUSED),  # its hook would be called with the result of math.sqrt
         ({"hook": "os.nice"}, REFUSED),
         ({"hook": ""}, REFUSED),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_what_somebody_else_scheduled_cannot_be_bent(change: dict[str, str], told: str) -> None:
-    made = Schedule.objects.create(**OTHERS, next_run=START)
-    assert told in save(logged_in(*RIGHTS), made.pk, **{**OTHERS, **change}, repeats="0")
+def test_foreign_schedule_cannot_be_changed(change: dict[str, str], told: str) -> None:
+    made = Schedule.objects.create(**FOREIGN, next_run=START)
+    assert told in save(logged_in(*RIGHTS), made.pk, **{**FOREIGN, **change}, repeats="0")
     found = Schedule.objects.get()
-    assert (found.repeats, {name: getattr(found, name) for name in OTHERS}) == (-1, OTHERS)
+    assert (found.repeats, {name: getattr(found, name) for name in FOREIGN}) == (-1, FOREIGN)
     assert not found.intended_date_kwarg
 
 
-def test_a_copy_is_no_way_around() -> None:
+def test_save_as_new_requires_permission() -> None:
     class Copied(ScheduleAdmin):
         save_as = True
 
     made = Schedule.objects.create(func="os.system", args="'true'", next_run=START)
     client = logged_in(*RIGHTS)
-    with site_with(Copied):
+    with custom_site(Copied):
         text = client.post(
             f"/admin/qworker/schedule/{made.pk}/change/",
             {**FORM, "func": "os.system", "args": "'true'", "_saveasnew": "1"},
@@ -217,8 +217,8 @@ def test_a_copy_is_no_way_around() -> None:
     assert Schedule.objects.count() == 1
 
 
-class site_with:
-    """The pages of a site whose schedules are of another class."""
+class custom_site:
+    """Use a site with another admin class for schedules."""
 
     def __init__(self, kind: type[ScheduleAdmin]) -> None:
         site = admin.AdminSite()
@@ -249,7 +249,7 @@ class site_with:
     ],
     ids=str,
 )
-def test_a_list_that_can_be_edited_is_no_way_around(
+def test_list_editable_requires_permission(
     fields: tuple[str, ...], change: dict[str, str], refused: bool
 ) -> None:
     class Edited(ScheduleAdmin):
@@ -261,7 +261,7 @@ def test_a_list_that_can_be_edited_is_no_way_around(
     before = {"func": "os.system", "args": "'true'", "repeats": "-1"}
     row = {f"form-0-{name}": {**before, **change}[name] for name in fields}
     forms = {"form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "1", "form-0-id": str(made.pk), "_save": "Save"}
-    with site_with(Edited):
+    with custom_site(Edited):
         client.post("/admin/qworker/schedule/", {**forms, **row})
     found = Schedule.objects.get()
     assert (found.func, found.args) == ("os.system", "'true'")
@@ -269,21 +269,21 @@ def test_a_list_that_can_be_edited_is_no_way_around(
 
 
 @override_settings(QWORKER_SCHEDULE_ALLOW="exposed")
-def test_a_project_may_close_it_for_everybody() -> None:
+def test_setting_can_restrict_superusers() -> None:
     assert REFUSED in save(logged_in(superuser=True), func="os.system")
     assert schedules.exposed_names() == schedules.exposed_names()
     assert not schedules.is_exposed("e")
     assert Schedule.objects.count() == 0
 
 
-def test_a_registered_task_can_be_chosen() -> None:
+def test_registered_tasks_are_offered() -> None:
     app = QWorker("chosen")
     app.task(name="shop.tasks.registered")(len)
     client = logged_in(*RIGHTS)
     assert "shop.tasks.registered" in client.get("/admin/qworker/schedule/add/").content.decode()
 
 
-def test_a_change_of_what_is_called_is_noted() -> None:
+def test_change_of_the_function_is_logged() -> None:
     client = logged_in(superuser=True)
     save(client)
     save(client, Schedule.objects.get().pk, func="math.floor", args="5")
@@ -292,14 +292,14 @@ def test_a_change_of_what_is_called_is_noted() -> None:
 
 
 @pytest.mark.parametrize("model", ["schedule", "success", "failure", "ormq"])
-def test_who_has_no_permission_sees_nothing(model: str) -> None:
+def test_user_without_permission_sees_nothing(model: str) -> None:
     client = logged_in()
     assert client.get(f"/admin/qworker/{model}/").status_code == 403
     assert model not in client.get("/admin/").content.decode()
 
 
 @pytest.mark.parametrize("model", ["schedule", "ormq"])
-def test_who_may_only_look_changes_nothing(model: str) -> None:
+def test_view_permission_does_not_allow_changes(model: str) -> None:
     schedule, message = Schedule.objects.create(func="math.sqrt", next_run=START), queued()
     key = {"schedule": schedule, "ormq": message}[model].pk
     client = logged_in(f"view_{model}")
@@ -322,7 +322,7 @@ def queued() -> OrmQ:
     return OrmQ.objects.get()
 
 
-def test_what_a_message_calls_cannot_be_edited() -> None:
+def test_function_of_a_message_cannot_be_edited() -> None:
     row = queued()
     before = bytes(row.body), row.headers
     evil = SignedPackage.dumps({"id": "a" * 32, "name": "x", "func": "os.abort", "args": (), "kwargs": {}})
@@ -348,7 +348,7 @@ def task(key: str, success: bool = False, **values: Any) -> str:
     return str(Task.objects.create(id=f"{key:0>32}", **{**found, **values}).pk)
 
 
-def test_a_failure_is_sent_again_just_as_it_was_and_deleted() -> None:
+def test_resubmitted_failure_is_unchanged_and_deleted() -> None:
     key = task("a")
     assert "1 task was resubmitted." in act(logged_in(superuser=True), "failure", "resubmit_tasks", key)
     (package,) = sent()
@@ -361,7 +361,7 @@ def test_a_failure_is_sent_again_just_as_it_was_and_deleted() -> None:
     ]
 
 
-def test_a_success_is_sent_again_and_kept() -> None:
+def test_resubmitted_success_is_kept() -> None:
     keys = task("a", True), task("b", True, func="math.ceil")
     act(logged_in(superuser=True), "success", "resubmit_tasks", *keys)
     assert sorted(each["func"] for each in sent()) == ["math.ceil", "math.floor"]
@@ -369,18 +369,18 @@ def test_a_success_is_sent_again_and_kept() -> None:
 
 
 def spoil(given: dict[str, Any]) -> None:
-    """Puts into its argument what cannot be pickled, and fails."""
+    """Add a value that cannot be pickled to the argument, and fail."""
     given["lock"] = threading.Lock()
     raise LookupError
 
 
 def keep(given: dict[str, Any]) -> None:
-    """As spoil(), and succeeds."""
+    """Like spoil(), but succeed."""
     given["lock"] = threading.Lock()
 
 
 @pytest.mark.parametrize(("func", "model"), [(spoil, Failure), (keep, Success)])
-def test_what_the_function_did_to_its_arguments_is_not_sent(func: Any, model: Any) -> None:
+def test_resubmit_sends_the_original_arguments(func: Any, model: Any) -> None:
     tasks.async_task(func, {"user": 1}, sync=True)
     (task,) = model.objects.all()
     assert "lock" in str(task.args)
@@ -389,7 +389,7 @@ def test_what_the_function_did_to_its_arguments_is_not_sent(func: Any, model: An
     assert package["args"] == ({"user": 1},)
 
 
-def test_options_and_the_rest_of_a_chain_are_sent_along() -> None:
+def test_resubmit_keeps_options_and_the_rest_of_a_chain() -> None:
     rest = [("math.floor", (2,)), "math.ceil"]
     options = {"hook": "math.sqrt", "group": "g", "timeout": 7, "save": True, "ack_failure": True}
     tasks.async_task(
@@ -405,7 +405,7 @@ def test_options_and_the_rest_of_a_chain_are_sent_along() -> None:
     assert not {"slot", "success", "result", "stopped", "attempt"} & package.keys()
 
 
-def test_a_name_that_was_made_up_is_made_up_again() -> None:
+def test_resubmit_generates_a_new_name() -> None:
     first = tasks.async_task("math.sqrt", -1, sync=True)
     resubmit(Failure.objects.all())
     (package,) = sent()
@@ -413,7 +413,7 @@ def test_a_name_that_was_made_up_is_made_up_again() -> None:
     assert package["name"] == humanize(package["id"])
 
 
-def test_options_of_a_success_are_sent_along_and_plain_rows_have_no_package() -> None:
+def test_resubmit_keeps_options_of_a_success() -> None:
     tasks.async_task("math.sqrt", 4, timeout=7, sync=True)
     tasks.async_task("math.sqrt", 9, sync=True)
     assert sorted(bool(task.package) for task in Success.objects.all()) == [False, True]
@@ -422,7 +422,7 @@ def test_options_of_a_success_are_sent_along_and_plain_rows_have_no_package() ->
 
 
 @pytest.mark.parametrize("items", [[4, -1, 9], []])
-def test_an_iterable_is_no_call_and_stays(items: list[int]) -> None:
+def test_iterables_cannot_be_resubmitted(items: list[int]) -> None:
     tasks.async_iter("math.sqrt", items, sync=True)
     (whole,) = Task.objects.all()
     (error,) = resubmit(type(whole).objects.filter(pk=whole.pk)).errors
@@ -431,15 +431,15 @@ def test_an_iterable_is_no_call_and_stays(items: list[int]) -> None:
     assert Task.objects.count() == 1
 
 
-def test_what_was_not_kept_is_not_sent_and_stays() -> None:
+def test_task_without_stored_package_cannot_be_resubmitted() -> None:
     task("a", package="")
     (error,) = resubmit(Failure.objects.all()).errors
     assert "were not kept" in error[1]
     assert (sent(), Failure.objects.count()) == ([], 1)
 
 
-def test_a_package_that_somebody_else_has_written_is_not_read() -> None:
-    """Who can write to the table knows no key."""
+def test_forged_package_is_not_loaded() -> None:
+    """Write access to the table does not include the key."""
     with override_settings(SECRET_KEY="another"):
         forged = SignedPackage.dumps(
             {"id": "a" * 32, "name": "x", "func": "os.abort", "args": (), "kwargs": {}}
@@ -450,7 +450,7 @@ def test_a_package_that_somebody_else_has_written_is_not_read() -> None:
     assert (sent(), Failure.objects.count()) == ([], 1)
 
 
-def test_what_is_posted_beside_changes_no_call() -> None:
+def test_resubmit_ignores_other_posted_fields() -> None:
     key = task("a")
     given = {"action": "resubmit_tasks", "_selected_action": [key], "func": "os.abort", "args": "()"}
     logged_in("change_failure").post("/admin/qworker/failure/", given)
@@ -458,7 +458,7 @@ def test_what_is_posted_beside_changes_no_call() -> None:
 
 
 @pytest.mark.parametrize("permissions", [(), ("view_failure",), ("view_failure", "delete_failure")])
-def test_who_may_not_change_failures_sends_nothing_again(permissions: tuple[str, ...]) -> None:
+def test_resubmit_requires_change_permission(permissions: tuple[str, ...]) -> None:
     key = task("a")
     client = logged_in(*permissions)
     assert "resubmit_tasks" not in client.get("/admin/qworker/failure/").content.decode()
@@ -468,7 +468,7 @@ def test_who_may_not_change_failures_sends_nothing_again(permissions: tuple[str,
 
 
 @pytest.mark.parametrize("name", ["success", "failure"])
-def test_who_may_change_tasks_edits_none(name: str) -> None:
+def test_tasks_cannot_be_edited(name: str) -> None:
     key = task("a", name == "success")
     client = logged_in(f"change_{name}", f"view_{name}", f"add_{name}")
     assert client.post(f"/admin/qworker/{name}/{key}/change/", {"func": "os.abort"}).status_code == 403
@@ -477,7 +477,7 @@ def test_who_may_change_tasks_edits_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"args": "no tuple"}, {"kwargs": [1]}, {"args": {"a": 1}}])
-def test_one_that_cannot_be_read_is_told_and_the_others_are_sent(wrong: dict[str, Any]) -> None:
+def test_resubmit_reports_undecodable_tasks_and_sends_the_others(wrong: dict[str, Any]) -> None:
     bad = task("bad", **wrong)
     with connection.cursor() as cursor:
         gone = task("gone")
@@ -494,17 +494,17 @@ def test_one_that_cannot_be_read_is_told_and_the_others_are_sent(wrong: dict[str
     assert {each["func"] for each in sent()} == {"math.floor"}
 
 
-def test_without_a_broker_the_failures_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any) -> Any:
-        raise BrokerUnavailable("nobody is there")
+def test_failures_are_kept_if_the_broker_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_unavailable(*_: Any) -> Any:
+        raise BrokerUnavailable("no connection")
 
-    monkeypatch.setattr(calls, "get_broker", away)
+    monkeypatch.setattr(calls, "get_broker", raise_unavailable)
     text = act(logged_in(superuser=True), "failure", "resubmit_tasks", task("a"), task("b"))
-    assert text.count("nobody is there") == 1
+    assert text.count("no connection") == 1
     assert Failure.objects.count() == 2
 
 
-def test_many_are_sent_again_with_few_queries_each() -> None:
+def test_many_failures_are_resubmitted() -> None:
     for number in range(120):
         task(f"{number}")
     client = logged_in(superuser=True)
@@ -513,6 +513,6 @@ def test_many_are_sent_again_with_few_queries_each() -> None:
     assert Failure.objects.count() == 0
 
 
-def test_a_pickle_that_the_page_would_not_read_is_read_when_it_is_sent() -> None:
+def test_resubmit_loads_pickles_that_the_page_does_not() -> None:
     act(logged_in(superuser=True), "failure", "resubmit_tasks", task("a", args=(START, {1})))
     assert sent()[0]["args"] == pickle.loads(pickle.dumps((START, {1})))

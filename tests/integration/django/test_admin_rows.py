@@ -1,4 +1,4 @@
-"""A page of the admin is there whatever is in its rows, and reads no more of them than it shows."""
+"""Admin pages work with any rows, and read only the columns that they show."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ START = datetime.datetime(2024, 3, 1, 12, tzinfo=datetime.UTC)
 TABLE = Task._meta.db_table
 
 
-class Calls:
-    """Means ill: reading it as usual calls a function."""
+class Malicious:
+    """Malicious: unpickling it calls a function."""
 
     def __init__(self, func: Any, *args: Any) -> None:
         self.call = func, args
@@ -40,14 +40,14 @@ class Calls:
 
 
 class Here:
-    """Is renamed in a pickle, and then nowhere to be found."""
+    """A class that is renamed in a pickle, so that it cannot be found."""
 
 
 GONE = b"\x80\x04\x8c\x09gone.away\x8c\x05Thing\x93)\x81."
 HOSTILE = {
     "gone": GONE,
-    "exits": pickle.dumps(Calls(os._exit, 3)),
-    "leaves": pickle.dumps(Calls(sys.exit, 3)),
+    "exits": pickle.dumps(Malicious(os._exit, 3)),
+    "leaves": pickle.dumps(Malicious(sys.exit, 3)),
     "cut": pickle.dumps("x")[:-3],
     "empty": b"",
 }
@@ -67,7 +67,7 @@ def page(client: Client, path: str, **query: Any) -> str:
 
 
 def make(key: str, success: bool = True, **values: Any) -> str:
-    """A task with columns as they stand in the database; those of pickles are bytes."""
+    """Create a task with raw column values; pickles are bytes."""
     found = {"name": key, "func": "math.sqrt", "started": START, "stopped": START, "success": success}
     task = Task(id=f"{key:0>32}", **found)
     task.save(force_insert=True)
@@ -79,18 +79,18 @@ def make(key: str, success: bool = True, **values: Any) -> str:
 
 
 def queue(package: bytes | str, **headers: Any) -> OrmQ:
-    """A message with a package: a pickle to be signed, or a text as it stands."""
+    """Create a message with a package: a pickle to sign, or raw text."""
     from django.core import signing
 
     from qworker.django.conf import conf
 
-    class AsItIs:
+    class RawSerializer:
         def dumps(self, data: bytes) -> bytes:
             return data
 
     if isinstance(package, bytes):
         signer = signing.TimestampSigner(key=conf.secret_key, salt=conf.prefix)
-        package = signer.sign_object(package, serializer=AsItIs)
+        package = signer.sign_object(package, serializer=RawSerializer)
     with connection.cursor() as cursor:
         insert(cursor, "sqlite", "default", SignedPackage.dumps({"id": "a" * 32, "func": "f", "name": "n"}))
         body = json.dumps([[package], {}, {}])
@@ -105,7 +105,7 @@ def queue(package: bytes | str, **headers: Any) -> OrmQ:
 
 @pytest.mark.parametrize("data", [*HOSTILE.values(), "no base64!"], ids=[*HOSTILE, "text"])
 @pytest.mark.parametrize("success", [True, False])
-def test_a_task_that_cannot_be_read_breaks_no_page(client: Client, data: Any, success: bool) -> None:
+def test_undecodable_task_does_not_break_pages(client: Client, data: Any, success: bool) -> None:
     key = make("bad", success, args=data, kwargs=data, result=data)
     make("good", success, result=pickle.dumps("fine : Traceback (most recent call last)"))
     name = "success" if success else "failure"
@@ -119,14 +119,14 @@ def test_a_task_that_cannot_be_read_breaks_no_page(client: Client, data: Any, su
     assert list(Task.objects.values_list("name", flat=True)) == ["good"]
 
 
-def test_a_class_that_is_gone_is_shown_by_its_name(client: Client) -> None:
+def test_missing_class_is_shown_by_name(client: Client) -> None:
     assert "gone.away.Thing()" in page(client, f"success/{make('bad', result=GONE)}/change/")
     make("worse", False, result=GONE)
     assert "gone.away.Thing()" in page(client, "failure/")
 
 
 @pytest.mark.parametrize("data", [*HOSTILE.values(), "no package"], ids=[*HOSTILE, "text"])
-def test_a_message_that_cannot_be_read_breaks_no_page(client: Client, data: Any) -> None:
+def test_undecodable_message_does_not_break_pages(client: Client, data: Any) -> None:
     row = queue(data)
     assert "n" in page(client, "ormq/")
     assert "Lock until" in page(client, f"ormq/{row.pk}/change/")
@@ -135,7 +135,7 @@ def test_a_message_that_cannot_be_read_breaks_no_page(client: Client, data: Any)
 
 
 @pytest.mark.parametrize("headers", ["", "[]", "nothing", '{"task": "qworker.django.run", "argsrepr": "(("}'])
-def test_headers_that_cannot_be_read_break_no_page(client: Client, headers: str) -> None:
+def test_undecodable_headers_do_not_break_pages(client: Client, headers: str) -> None:
     row = queue(GONE)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE message SET headers = %s", (headers,))
@@ -143,7 +143,7 @@ def test_headers_that_cannot_be_read_break_no_page(client: Client, headers: str)
     page(client, f"ormq/{row.pk}/change/")
 
 
-def test_a_message_is_shown_without_its_classes(client: Client) -> None:
+def test_message_is_shown_without_importing_classes(client: Client) -> None:
     package = {"id": "a" * 32, "name": "n", "func": "f", "args": (Here(),), "kwargs": {}, "timeout": 30}
     row = queue(pickle.dumps(package).replace(b"Here", b"Gone"))
     text = page(client, f"ormq/{row.pk}/change/")
@@ -151,7 +151,7 @@ def test_a_message_is_shown_without_its_classes(client: Client) -> None:
     assert "timeout: 30" in text
 
 
-def test_a_message_of_qworkers_own_is_shown(client: Client) -> None:
+def test_qworker_message_is_shown(client: Client) -> None:
     row = queue("", task="shop.tasks.sell", id="b" * 32, argsrepr="(7,)")
     assert "shop.tasks.sell" in page(client, "ormq/")
     text = page(client, f"ormq/{row.pk}/change/")
@@ -159,7 +159,7 @@ def test_a_message_of_qworkers_own_is_shown(client: Client) -> None:
     assert "b" * 32 in text
 
 
-def test_a_message_is_found_by_its_task(client: Client) -> None:
+def test_message_is_found_by_task(client: Client) -> None:
     async_task("math.sqrt", 4, task_name="wanted")
     async_task("math.floor", 4)
     assert "wanted" in page(client, "ormq/", q="math.sqrt")
@@ -169,25 +169,25 @@ def test_a_message_is_found_by_its_task(client: Client) -> None:
 # -- how much is read, and shown --
 
 
-def test_a_list_of_failures_imports_nothing_and_shows_the_error(client: Client) -> None:
+def test_list_of_failures_shows_the_error(client: Client) -> None:
     make("bad", False, result=pickle.dumps("it went wrong : Traceback (most recent call last): x"))
     text = page(client, "failure/")
     assert "it went wrong<" in text
 
 
-def test_an_error_without_words_is_shown_by_its_name(client: Client) -> None:
+def test_error_without_message_is_shown_by_name(client: Client) -> None:
     make("bad", False, result=pickle.dumps(" : Traceback (most recent call last):\n  x\nKeyError\n"))
     assert ">KeyError<" in page(client, "failure/")
 
 
-def test_nothing_is_a_dash(client: Client) -> None:
+def test_empty_value_is_shown_as_a_dash(client: Client) -> None:
     for name, key in (("success", make("one")), ("schedule", Schedule.objects.create(func="f").pk)):
         assert ">None<" not in page(client, f"{name}/{key}/change/")
     async_task("math.sqrt", 4)
     assert ">None<" not in page(client, f"ormq/{OrmQ.objects.get().pk}/change/")
 
 
-def test_what_is_too_large_is_not_read(client: Client) -> None:
+def test_large_columns_are_not_read(client: Client) -> None:
     big = "x" * columns.LARGEST_OF_PAGE
     key = make("big", False, result=pickle.dumps(big), args=pickle.dumps((big,)))
     with CaptureQueriesContext(connection) as made:
@@ -196,27 +196,27 @@ def test_what_is_too_large_is_not_read(client: Client) -> None:
     assert not [query for query in made if "x" * 100 in query["sql"]]
 
 
-def test_a_long_result_is_cut_on_its_page(client: Client) -> None:
+def test_long_result_is_truncated(client: Client) -> None:
     key = make("long", result=pickle.dumps("y" * 50_000))
     text = page(client, f"success/{key}/change/")
     assert "y" * (columns.MOST_OF_PAGE - 1) + "…" in text
     assert "y" * columns.MOST_OF_PAGE not in text
 
 
-def test_the_lines_of_an_error_stay(client: Client) -> None:
+def test_error_keeps_its_lines(client: Client) -> None:
     key = make("bad", False, result=pickle.dumps("no : Traceback\n  File <a>\n    b"))
     assert "Traceback\n  File &lt;a&gt;\n    b</pre>" in page(client, f"failure/{key}/change/")
 
 
 @pytest.mark.parametrize("name", ["success", "failure"])
-def test_the_page_of_a_task_is_few_queries(client: Client, name: str) -> None:
+def test_page_of_a_task_needs_few_queries(client: Client, name: str) -> None:
     key = make("one", name == "success", result=pickle.dumps("x"), args=pickle.dumps((1,)))
     with CaptureQueriesContext(connection) as made:
         page(client, f"{name}/{key}/change/")
     assert len(made) <= 4, [query["sql"] for query in made]
 
 
-def test_groups_to_choose_from_are_bounded(client: Client) -> None:
+def test_group_filter_is_limited(client: Client) -> None:
     Task.objects.bulk_create(
         Task(id=f"{n:032}", name=f"t{n}", func="f", group=f"g{n:03}", started=START, stopped=START)
         for n in range(100)
@@ -226,7 +226,7 @@ def test_groups_to_choose_from_are_bounded(client: Client) -> None:
     assert f"{0:032}" in page(client, "success/", group="g000")
 
 
-def test_no_more_is_counted_than_is_paged_through(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_count_is_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST", 120)
     Task.objects.bulk_create(
         Task(id=f"{n:032}", name=f"t{n}", func="f", started=START, stopped=START) for n in range(150)
@@ -243,13 +243,13 @@ def test_no_more_is_counted_than_is_paged_through(client: Client, monkeypatch: p
 
 
 @pytest.mark.parametrize("model", [Success, Failure])
-def test_a_list_is_read_in_the_order_of_an_index(model: Any) -> None:
+def test_list_is_ordered_by_an_index(model: Any) -> None:
     plan = model.objects.order_by("-stopped", "-id")[:100].explain()
     assert "qworker_task_stopped" in plan
     assert "TEMP B-TREE" not in plan
 
 
-def test_what_is_counted_is_counted_without_its_large_columns(client: Client) -> None:
+def test_count_does_not_read_large_columns(client: Client) -> None:
     make("bad", False, result=pickle.dumps("x"))
     with CaptureQueriesContext(connection) as made:
         page(client, "failure/")
@@ -257,7 +257,7 @@ def test_what_is_counted_is_counted_without_its_large_columns(client: Client) ->
     assert "result" not in count
 
 
-def test_facets_which_count_everything_are_off(client: Client) -> None:
+def test_facets_are_disabled(client: Client) -> None:
     for name in ("success", "failure", "ormq"):
         assert "_facets" not in page(client, f"{name}/")
         page(client, f"{name}/", _facets="True")
@@ -266,11 +266,11 @@ def test_facets_which_count_everything_are_off(client: Client) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0012, "0.001 s"), (3.5, "3.500 s"), (75.25, "75.2 s"), (7261.7, "7262 s")]
 )
-def test_durations_are_as_exact_as_they_matter(seconds: float, text: str) -> None:
+def test_durations_are_rounded(seconds: float, text: str) -> None:
     assert columns.duration(seconds) == text
 
 
-def test_times_have_seconds_and_the_zone_of_the_user() -> None:
+def test_instants_have_seconds_and_local_time() -> None:
     assert columns.instant(START) == "03/01/2024 13:00:00"
     assert columns.instant(None) is None
 
@@ -279,7 +279,7 @@ def test_times_have_seconds_and_the_zone_of_the_user() -> None:
 
 
 class Widened(FailAdmin):
-    """As the manual of django-q2 has it: a list with the result itself."""
+    """Like in the manual of django-q2: a list with the result."""
 
     list_display = ("name", "func", "result", "args", "started")
     fields = ("name", "result")
@@ -319,7 +319,7 @@ def office(client: Client) -> Any:
         yield client
 
 
-def test_links_stay_on_their_site(office: Client) -> None:
+def test_links_lead_to_the_same_site(office: Client) -> None:
     key = make("one")
     Schedule.objects.create(name="s", func="math.sqrt", next_run=START, task=key)
     for site in ("office", "admin"):
@@ -328,7 +328,7 @@ def test_links_stay_on_their_site(office: Client) -> None:
     assert "[one]" in office.get("/alone/qworker/schedule/").content.decode()
 
 
-def test_a_subclass_shows_pickles_as_safely(office: Client) -> None:
+def test_subclass_shows_pickles_safely(office: Client) -> None:
     key = make("bad", False, result=HOSTILE["leaves"], args=GONE)
     make("more", False, result=pickle.dumps("fine"))
     with CaptureQueriesContext(connection) as made:
@@ -338,7 +338,7 @@ def test_a_subclass_shows_pickles_as_safely(office: Client) -> None:
     assert "sys.exit(3)" in office.get(f"/office/qworker/failure/{key}/change/").content.decode()
 
 
-def test_a_subclass_of_the_queue_reads_what_it_shows_at_once(office: Client) -> None:
+def test_subclass_of_the_queue_needs_few_queries(office: Client) -> None:
     for number in range(5):
         async_task("math.sqrt", number, group="many")
     with CaptureQueriesContext(connection) as made:
@@ -347,7 +347,7 @@ def test_a_subclass_of_the_queue_reads_what_it_shows_at_once(office: Client) -> 
     assert len(made) <= 8
 
 
-def test_a_subclass_chooses_the_fields_of_a_schedule(office: Client) -> None:
+def test_subclass_can_select_fields(office: Client) -> None:
     made = Schedule.objects.create(name="s", func="math.sqrt", next_run=START)
     for place in (f"{made.pk}/change/", "add/"):
         assert 'name="hook"' not in office.get(f"/office/qworker/schedule/{place}").content.decode()
@@ -356,12 +356,12 @@ def test_a_subclass_chooses_the_fields_of_a_schedule(office: Client) -> None:
         assert 'name="args"' not in text
 
 
-def test_subclasses_pass_the_checks_of_django() -> None:
+def test_subclasses_pass_djangos_checks() -> None:
     for site in (SITE, ALONE, admin.site):
         assert [error for each in site._registry.values() for error in each.check()] == []
 
 
-def test_a_project_takes_a_model_away_and_registers_its_own() -> None:
+def test_project_can_replace_a_model_admin() -> None:
     site = admin.AdminSite()
     site.register(Failure, FailAdmin)
     site.unregister([Failure])
@@ -369,14 +369,14 @@ def test_a_project_takes_a_model_away_and_registers_its_own() -> None:
     request = RequestFactory().get("/")
     request.user = User(is_superuser=True, is_active=True, is_staff=True)
     key = make("bad", False, result=GONE)
-    (row,) = site._registry[Failure].get_queryset(request)  # by nobody's page
+    (row,) = site._registry[Failure].get_queryset(request)  # without a page
     assert row.pk == key
     assert site._registry[Failure].short_result(row) == "gone.away.Thing()"
 
 
 @pytest.mark.parametrize("name", ["success", "failure"])
-def test_a_list_is_sorted_by_an_index_whatever_the_address_asks_for(client: Client, name: str) -> None:
-    """Sorting a million rows takes seconds, in each request."""
+def test_list_is_sorted_by_an_index_for_any_query(client: Client, name: str) -> None:
+    """Sorting a million rows takes seconds in each request."""
     make("a", success=name == "success")
     columns = len(admin.site.get_model_admin(Success if name == "success" else Failure).list_display)
     sorted_by = set()

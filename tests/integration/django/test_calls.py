@@ -1,4 +1,4 @@
-"""What a project calls, run at once with ``sync``: options, results, groups, iterables, chains."""
+"""The functions for calls, with ``sync``: options, results, groups, iterables, chains."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from qworker.django.tasks import (
     result_group,
 )
 
-heard: list[Any] = []
-ABSENT = "0" * 32
+hooked: list[Any] = []
+UNKNOWN = "0" * 32
 
 
 def hook(task: Task) -> None:
-    heard.append(task)
+    hooked.append(task)
 
 
 def given(*args: Any, **kwargs: Any) -> Any:
@@ -62,14 +62,14 @@ def broken(*args: Any) -> Any:
     raise LookupError(*args)
 
 
-def twice_the_same() -> None:
+def violate_unique() -> None:
     for _ in range(2):
         Schedule.objects.create(pk=7, name="inside", func="math.sqrt")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_heard() -> Iterator[None]:
-    heard.clear()
+def _clear() -> Iterator[None]:
+    hooked.clear()
     cache.clear()
     yield
     cache.clear()
@@ -77,14 +77,14 @@ def _nothing_heard() -> Iterator[None]:
 
 @pytest.fixture
 def sync() -> Iterator[None]:
-    """Q_CLUSTER says that everything runs at once."""
+    """Set sync in Q_CLUSTER."""
     with override_settings(Q_CLUSTER={"name": "default", "sync": True}):
         yield
 
 
 @pytest.fixture
 def seen() -> Iterator[list[dict[str, Any]]]:
-    """The packages that are made."""
+    """Collect all packages."""
     found: list[dict[str, Any]] = []
 
     def note(sender: Any, task: dict[str, Any], **_: Any) -> None:
@@ -98,7 +98,7 @@ def seen() -> Iterator[list[dict[str, Any]]]:
 # -- one task --
 
 
-def test_the_id_is_a_uuid_and_the_name_is_made_of_words() -> None:
+def test_task_gets_a_uuid_and_a_name_of_words() -> None:
     identity = async_task("math.copysign", 2, -2, sync=True)
     task = fetch(identity)
     assert len(identity) == 32
@@ -110,20 +110,20 @@ def test_the_id_is_a_uuid_and_the_name_is_made_of_words() -> None:
     assert task.started <= task.stopped
 
 
-def test_a_function_is_sent_by_its_path() -> None:
+def test_function_is_sent_by_path() -> None:
     task = fetch(async_task(given, 1, a=2, sync=True))
     assert task.func == f"{__name__}.given"
     assert task.result == ((1,), {"a": 2})
 
 
-def test_results_are_asked_for_by_id_or_name() -> None:
+def test_results_are_found_by_id_or_name() -> None:
     identity = async_task("math.sqrt", 9, sync=True)
     name = fetch(identity).name
     assert result(identity) == result(name) == 3
     assert fetch(name).id == identity
 
 
-def test_a_task_may_have_a_name_of_its_own() -> None:
+def test_task_name_can_be_set() -> None:
     async_task("math.sqrt", 9, task_name="nine", sync=True)
     async_task("math.sqrt", 16, q_options={"task_name": "sixteen"}, sync=True)
     assert (result("nine"), result("sixteen")) == (3, 4)
@@ -131,7 +131,7 @@ def test_a_task_may_have_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("value", [0, "", False, [], None])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_result_that_is_false_is_a_result(value: Any, cached: bool) -> None:
+def test_falsy_result_is_returned(value: Any, cached: bool) -> None:
     identity = async_task("copy.copy", value, sync=True, cached=cached)
     assert result(identity, wait=60_000, cached=cached) == value
     assert fetch(identity, wait=60_000, cached=cached).success
@@ -139,15 +139,15 @@ def test_a_result_that_is_false_is_a_result(value: Any, cached: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("cached", [False, True])
-def test_what_has_not_ended_is_none(cached: bool) -> None:
-    assert result(ABSENT, cached=cached) is None
-    assert fetch(ABSENT, cached=cached) is None
+def test_unfinished_task_has_no_result(cached: bool) -> None:
+    assert result(UNKNOWN, cached=cached) is None
+    assert fetch(UNKNOWN, cached=cached) is None
     assert result("no-such-name", wait=20, cached=cached) is None
 
 
 @pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("text", ["\ud800", "\0", "\ud800" + "0" * 31])
-def test_an_id_that_no_database_takes_is_unknown(text: str, cached: bool) -> None:
+def test_invalid_id_is_unknown(text: str, cached: bool) -> None:
     assert result(text, wait=20, cached=cached) is None
     assert fetch(text, wait=20, cached=cached) is None
     assert async_to_sync(tasks.aresult)(text, wait=20, cached=cached) is None
@@ -156,7 +156,7 @@ def test_an_id_that_no_database_takes_is_unknown(text: str, cached: bool) -> Non
         assert (count_group(text), delete_group(text), delete_group(text, tasks=True)) == (0, 0, 0)
 
 
-def test_a_failure_is_stored_with_its_error() -> None:
+def test_failure_is_stored_with_its_error() -> None:
     task = fetch(async_task("my.buggy.code", sync=True))
     assert not task.success
     assert task.result.startswith("No module named 'my'")
@@ -164,25 +164,25 @@ def test_a_failure_is_stored_with_its_error() -> None:
 
 
 @pytest.mark.parametrize(("func", "success"), [(given, True), (broken, False)])
-def test_the_hook_gets_the_task_after_success_and_failure(func: Any, success: bool) -> None:
+def test_hook_gets_the_task_after_success_and_failure(func: Any, success: bool) -> None:
     identity = async_task(func, 1, hook=hook, sync=True)
     async_task(func, 1, hook=f"{__name__}.hook", sync=True)
-    assert [task.success for task in heard] == [success, success]
-    assert heard[0].id == identity
-    assert heard[0].args == (1,)
+    assert [task.success for task in hooked] == [success, success]
+    assert hooked[0].id == identity
+    assert hooked[0].args == (1,)
     assert Task.objects.get(id=identity).hook == f"{__name__}.hook"
 
 
 @pytest.mark.parametrize("options", [{"save": False}, {"cached": True}])
-def test_the_hook_is_called_where_no_row_is_kept_and_once(options: dict[str, Any]) -> None:
+def test_hook_is_called_once_without_a_stored_row(options: dict[str, Any]) -> None:
     identity = async_task("math.sqrt", 4, hook=hook, sync=True, **options)
-    assert [task.result for task in heard] == [2]
+    assert [task.result for task in hooked] == [2]
     assert not Task.objects.filter(id=identity).exists()
-    heard[0].save()
-    assert len(heard) == 1
+    hooked[0].save()
+    assert len(hooked) == 1
 
 
-def test_save_overrides_what_the_settings_say() -> None:
+def test_save_overrides_the_settings() -> None:
     assert fetch(async_task("math.sqrt", 4, save=False, sync=True)) is None
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": -1}):
         assert fetch(async_task("math.sqrt", 4, sync=True)) is None
@@ -190,40 +190,40 @@ def test_save_overrides_what_the_settings_say() -> None:
         assert not fetch(async_task(broken, sync=True)).success
 
 
-def test_options_reach_no_function() -> None:
+def test_options_are_not_passed_to_the_function() -> None:
     options = {"hook": hook, "group": "g", "save": True, "timeout": 3, "cached": False, "task_name": "n"}
     more = {"ack_failure": True, "broker": get_broker(), "cluster": "default"}
     assert result(async_task(given, sync=True, a=1, **options, **more)) == ((), {"a": 1})
 
 
-def test_q_options_let_the_function_have_keywords_of_the_same_names() -> None:
+def test_q_options_allow_keywords_of_the_same_names() -> None:
     options = {"group": "math", "hook": None, "sync": True}
     task = fetch(async_task(given, group="mine", hook="mine", task_name="seven", q_options=options))
     assert (task.group, task.hook, task.name) == ("math", None, "seven")
     assert task.result == ((), {"group": "mine", "hook": "mine"})
-    assert options == {"group": "math", "hook": None, "sync": True}  # the caller's dict stays as it was
+    assert options == {"group": "math", "hook": None, "sync": True}  # the caller's dict is not changed
 
 
-@pytest.mark.parametrize(("given", "told", "wish"), [({}, None, True), ({"sync": True}, True, False)])
-def test_who_observes_calls_sees_sync_and_may_change_it(given: Any, told: Any, wish: bool) -> None:
-    heard: list[Any] = []
+@pytest.mark.parametrize(("given", "told", "changed"), [({}, None, True), ({"sync": True}, True, False)])
+def test_pre_enqueue_receivers_can_change_sync(given: Any, told: Any, changed: bool) -> None:
+    hooked: list[Any] = []
 
     def observer(task: dict[str, Any], **_: Any) -> None:
-        heard.append(task.get("sync"))
-        task["sync"] = wish
+        hooked.append(task.get("sync"))
+        task["sync"] = changed
 
     pre_enqueue.connect(observer)
     try:
         identity = async_task("math.sqrt", 4, **given)
     finally:
         pre_enqueue.disconnect(observer)
-    assert heard == [told]
-    assert (fetch(identity) is not None) == wish
-    assert OrmQ.objects.count() == (not wish)
+    assert hooked == [told]
+    assert (fetch(identity) is not None) == changed
+    assert OrmQ.objects.count() == (not changed)
 
 
 @pytest.mark.parametrize("options", [{}, None])
-def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> None:
+def test_empty_q_options_keep_other_options(options: Any) -> None:
     assert fetch(async_task(given, group="mine", sync=True, q_options=options)).group == "mine"
 
 
@@ -233,7 +233,7 @@ def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> N
      {"cached": "soon"}, {"cached": float("inf")}, {"cached": [1]}],
     ids=str,
 )  # fmt: skip
-def test_seconds_that_are_none_are_refused_where_the_call_stands(options: dict[str, Any]) -> None:
+def test_invalid_seconds_are_refused_by_the_call(options: dict[str, Any]) -> None:
     (name,) = options
     for call, given in ((async_task, 4), (async_iter, [4])):
         with pytest.raises(ValueError, match=f"{name}=.* number of seconds"):
@@ -241,18 +241,20 @@ def test_seconds_that_are_none_are_refused_where_the_call_stands(options: dict[s
     assert OrmQ.objects.count() == 0
 
 
-def test_less_than_a_second_in_the_cache_is_one() -> None:
+def test_cache_time_is_at_least_a_second() -> None:
     assert cached_results.seconds_of(0.2) == 1
-    assert cached_results.seconds_of(-1) == 1  # it would be put back again and again, as no cache keeps it
+    assert (
+        cached_results.seconds_of(-1) == 1
+    )  # no cache keeps it otherwise, and it would be requeued again and again
 
 
-def test_a_timeout_goes_with_the_package(seen: list[dict[str, Any]]) -> None:
+def test_package_contains_the_timeout(seen: list[dict[str, Any]]) -> None:
     async_task("math.sqrt", 4, timeout=11)
     assert seen[0]["timeout"] == 11
     assert '"timelimit":[11,null]' in OrmQ.objects.get().headers
 
 
-def test_a_broker_stays_with_the_caller(seen: list[dict[str, Any]]) -> None:
+def test_broker_is_not_sent(seen: list[dict[str, Any]]) -> None:
     broker = get_broker("other")
     for number in range(3):
         async_task("math.sqrt", number, broker=broker)
@@ -261,18 +263,18 @@ def test_a_broker_stays_with_the_caller(seen: list[dict[str, Any]]) -> None:
     assert queue_size() == 0
 
 
-def test_another_cluster_is_another_queue() -> None:
+def test_cluster_selects_the_queue() -> None:
     async_task("math.sqrt", 4, cluster="other")
     assert (queue_size(), queue_size(get_broker("other"))) == (0, 1)
 
 
 @pytest.mark.usefixtures("sync")
 @pytest.mark.parametrize("call", [async_task, lambda func: async_iter(func, [()])])
-def test_a_statement_that_fails_in_a_task_ends_no_transaction_of_the_caller(call: Any) -> None:
-    """In a TestCase the caller got TransactionManagementError, and the failure was nowhere."""
+def test_failed_statement_in_a_task_keeps_the_callers_transaction(call: Any) -> None:
+    """In a TestCase the caller got TransactionManagementError, and the failure was not stored."""
     with transaction.atomic():
         Schedule.objects.create(name="before", func="math.sqrt")
-        identity = call(twice_the_same)
+        identity = call(violate_unique)
         found = fetch(identity)
         assert not found.success
         assert "UNIQUE" in str(found.result)
@@ -280,25 +282,25 @@ def test_a_statement_that_fails_in_a_task_ends_no_transaction_of_the_caller(call
 
 
 @pytest.mark.usefixtures("sync")
-def test_the_setting_sync_runs_all_at_once() -> None:
+def test_sync_setting_runs_all_calls_immediately() -> None:
     assert result(async_task("math.sqrt", 4)) == 2
     assert result_group(async_chain([("math.sqrt", (4,)), ("math.sqrt", (9,))])) == [2, 3]
     assert result(async_iter("math.sqrt", [4, 9])) == [2, 3]
     assert queue_size() == 0
 
 
-def test_sync_runs_without_a_broker_and_without_a_process() -> None:
+def test_sync_needs_no_broker_and_no_process() -> None:
     with override_settings(Q_CLUSTER={"name": "default", "redis": "redis://127.0.0.1:1/0"}):
         assert result(async_task("os.getpid", sync=True)) == os.getpid()
 
 
-def test_a_result_of_a_shell_command_is_the_object() -> None:
+def test_result_of_a_shell_command() -> None:
     found = result(async_task("subprocess.run", ["true"], stdout=subprocess.PIPE, sync=True))
     assert isinstance(found, subprocess.CompletedProcess)
     assert (found.args, found.returncode, found.stdout) == (["true"], 0, b"")
 
 
-def test_pre_enqueue_gets_the_task_before_it_is_signed_and_may_change_it() -> None:
+def test_pre_enqueue_receivers_can_change_the_task() -> None:
     def change(sender: Any, task: dict[str, Any], **_: Any) -> None:
         assert sender == "django_q"
         task["args"] = (16,)
@@ -310,16 +312,16 @@ def test_pre_enqueue_gets_the_task_before_it_is_signed_and_may_change_it() -> No
         pre_enqueue.disconnect(change)
 
 
-def test_waiting_asks_the_database_seldom() -> None:
+def test_waiting_makes_few_queries() -> None:
     with CaptureQueriesContext(connection) as queries:
-        assert result(ABSENT, wait=300) is None
+        assert result(UNKNOWN, wait=300) is None
     assert len(queries) <= 10
 
 
 # -- the cache --
 
 
-def test_a_cached_task_is_in_the_cache_by_id_and_by_name() -> None:
+def test_cached_task_is_found_by_id_and_name() -> None:
     identity = async_task("math.floor", 100.5, cached=10, sync=True)
     task = fetch(identity, cached=True)
     assert result(identity, wait=50, cached=True) == 100
@@ -329,8 +331,8 @@ def test_a_cached_task_is_in_the_cache_by_id_and_by_name() -> None:
     assert result(identity) == 100
 
 
-def test_a_cached_task_is_no_other_ones_and_no_package_that_waits() -> None:
-    """Who can write to the cache has signed texts of both, and no key."""
+def test_forged_cache_entries_are_ignored() -> None:
+    """Write access to the cache includes signed texts of both, but not the key."""
     identity = async_task("math.floor", 100.5, cached=True, task_name="mine", sync=True)
     other = async_task("math.floor", 66.5, cached=True, task_name="other", sync=True)
     ours = cache.get(cached_results.key(identity))
@@ -345,14 +347,14 @@ def test_a_cached_task_is_no_other_ones_and_no_package_that_waits() -> None:
     assert result(identity, cached=True) == result("mine", cached=True) == 100
 
 
-def test_a_cached_task_can_be_deleted() -> None:
+def test_cached_task_can_be_deleted() -> None:
     identity = async_task("math.floor", 1.5, cached=True, task_name="floor", sync=True)
     assert delete_cached(identity, broker=get_broker())
     assert result(identity, cached=True) is result("floor", cached=True) is None
     assert not delete_cached(identity)
 
 
-def test_the_setting_cached_is_the_default_of_all_functions() -> None:
+def test_cached_setting_is_the_default() -> None:
     with override_settings(Q_CLUSTER={"name": "default", "cached": 60}):
         identity = async_task("math.sqrt", 4, group="g", sync=True)
         assert result(identity) == 2
@@ -370,60 +372,60 @@ def test_the_setting_cached_is_the_default_of_all_functions() -> None:
 
 @pytest.fixture(params=[False, True], ids=["database", "cache"])
 def cached(request: pytest.FixtureRequest) -> bool:
-    """Where results are kept."""
+    """Whether results are stored in the cache."""
     return bool(request.param)
 
 
 @pytest.fixture
 def group(cached: bool) -> str:
-    """Two that went well, and one that failed."""
+    """A group of two successes and one failure."""
     for func, number in ((given, 1), (broken, 2), (given, 3)):
         async_task(func, number, group="modf", cached=cached, sync=True)
     return "modf"
 
 
-def test_a_group_gives_results_of_successes_and_on_request_of_failures(group: str, cached: bool) -> None:
+def test_result_group_includes_failures_on_request(group: str, cached: bool) -> None:
     found = result_group(group, cached=cached)
     assert sorted(each[0][0] for each in found) == [1, 3]
     assert len(result_group(group, failures=True, cached=cached)) == 3
 
 
-def test_a_group_gives_tasks_of_failures_too_and_on_request_without(group: str, cached: bool) -> None:
+def test_fetch_group_excludes_failures_on_request(group: str, cached: bool) -> None:
     assert {task.success for task in fetch_group(group, cached=cached)} == {True, False}
     assert [task.success for task in fetch_group(group, failures=False, cached=cached)] == [True, True]
 
 
-def test_a_group_is_counted_all_or_failures_alone(group: str, cached: bool) -> None:
+def test_count_group_counts_all_or_failures(group: str, cached: bool) -> None:
     assert count_group(group, cached=cached) == 3
     assert count_group(group, failures=True, cached=cached) == 1
 
 
-def test_a_group_of_the_database_is_a_queryset() -> None:
+def test_fetch_group_returns_a_queryset() -> None:
     async_task(broken, group="g", sync=True)
     async_task("math.sqrt", 4, group="g", sync=True)
     assert fetch_group("g").exclude(success=False).get().result == 2
 
 
-def test_the_label_is_taken_off_or_the_tasks_go_too(group: str, cached: bool) -> None:
+def test_delete_group_removes_the_label(group: str, cached: bool) -> None:
     one = fetch_group(group, cached=cached)[0].id
     assert delete_group(group, cached=cached) == 3
     assert not count_group(group, cached=cached)
     assert fetch(one, cached=cached) is not None
 
 
-def test_the_tasks_of_a_group_are_deleted_and_counted(group: str, cached: bool) -> None:
+def test_delete_group_can_delete_tasks(group: str, cached: bool) -> None:
     one = fetch_group(group, cached=cached)[0]
     assert delete_group(group, tasks=True, cached=cached) == 3
     assert fetch(one.id, cached=cached) is fetch(one.name, cached=cached) is None
 
 
-def test_a_count_that_is_there_is_not_waited_for(group: str, cached: bool) -> None:
+def test_reached_count_is_returned_at_once(group: str, cached: bool) -> None:
     assert len(result_group(group, count=3, cached=cached)) == 2
     assert len(fetch_group(group, count=3, cached=cached)) == 3
     assert len(result_group(group, count=2, wait=-1, cached=cached)) == 2
 
 
-def test_a_count_that_is_there_may_be_more_than_is_kept(
+def test_reached_count_may_exceed_save_limit(
     group: str, cached: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with override_settings(Q_CLUSTER={"name": "default", "sync": True, "save_limit": 1}):
@@ -434,20 +436,20 @@ def test_a_count_that_is_there_may_be_more_than_is_kept(
     assert not caplog.messages
 
 
-def test_a_count_that_is_not_there_is_waited_for_until_the_time_is_over(group: str, cached: bool) -> None:
+def test_missing_count_is_waited_for_until_the_timeout(group: str, cached: bool) -> None:
     assert len(result_group(group, count=9, wait=30, cached=cached)) == 2
     assert len(fetch_group(group, count=9, wait=30, cached=cached)) == 3
 
 
 @pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
-def test_nothing_of_a_group_is_none_or_empty(cached: bool) -> None:
+def test_unknown_group_is_none_or_empty(cached: bool) -> None:
     assert result_group("nobody", wait=20, cached=cached) is None
     assert not fetch_group("nobody", cached=cached)
     assert not count_group("nobody", cached=cached)
     assert not delete_group("nobody", cached=cached)
 
 
-def test_who_waits_for_more_tasks_than_are_kept_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_more_than_save_limit_warns(caplog: pytest.LogCaptureFixture) -> None:
     for count in (250, 251):
         assert not result_group("g", count=count, wait=1)
     (warning,) = caplog.messages
@@ -455,7 +457,7 @@ def test_who_waits_for_more_tasks_than_are_kept_is_warned(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("wait", [0, -1])
-def test_who_would_wait_for_ever_for_more_tasks_than_are_kept_is_refused(wait: int) -> None:
+def test_waiting_for_ever_for_more_than_save_limit_is_refused(wait: int) -> None:
     for ask in (result_group, fetch_group, async_to_sync(tasks.aresult_group)):
         with pytest.raises(ValueError, match=r"251 tasks .* keeps only 250 .* Increase Q_CLUSTER"):
             ask("g", count=251, wait=wait)
@@ -468,8 +470,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "seconds": lambda: async_task("math.sqrt", 4, q_options={"cached": 60}),
     "async_iter": lambda: async_iter("math.sqrt", [4, 9], cached=True),
     "async_chain": lambda: async_chain([("math.sqrt", (4,))], cached=True),
-    "result": lambda: result(ABSENT, wait=1, cached=True),
-    "aresult": lambda: async_to_sync(tasks.aresult)(ABSENT, wait=1, cached=True),
+    "result": lambda: result(UNKNOWN, wait=1, cached=True),
+    "aresult": lambda: async_to_sync(tasks.aresult)(UNKNOWN, wait=1, cached=True),
     "result_group": lambda: result_group("nobody", wait=1, cached=True),
     "aresult_group": lambda: async_to_sync(tasks.aresult_group)("nobody", wait=1, cached=True),
     "AsyncTask": lambda: AsyncTask("math.sqrt", 4, cached=True).run(),
@@ -479,10 +481,8 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize(("caches", "said"), [(LOCAL, "LocMemCache"), (DUMMY, "DummyCache")])
 @pytest.mark.parametrize("call", CALLS)
-def test_who_has_results_cached_where_nobody_sees_them_is_warned(
-    caches: dict[str, Any], said: str, call: str
-) -> None:
-    """The warning is of the line that calls, and names the cache."""
+def test_cache_that_is_not_shared_warns(caches: dict[str, Any], said: str, call: str) -> None:
+    """The warning points to the calling line, and names the cache."""
     settings = override_settings(CACHES=caches, Q_CLUSTER={"name": "default", "sync": False})
     with settings, pytest.warns(RuntimeWarning, match=f"the cache 'default', a {said}") as told:
         CALLS[call]()
@@ -490,7 +490,7 @@ def test_who_has_results_cached_where_nobody_sees_them_is_warned(
     assert len(told) == 1
 
 
-def test_what_runs_here_may_be_cached_here() -> None:
+def test_sync_calls_may_use_a_local_cache() -> None:
     with override_settings(CACHES=LOCAL, Q_CLUSTER={"name": "default"}), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert result(async_task("math.sqrt", 4, cached=True, sync=True), cached=True) == 2
@@ -498,7 +498,7 @@ def test_what_runs_here_may_be_cached_here() -> None:
         cached_results.warn_unshared(True)
 
 
-def test_a_count_without_a_time_blocks_until_it_is_there() -> None:
+def test_count_without_timeout_blocks_until_reached() -> None:
     looked = threading.Event()
 
     def work() -> None:
@@ -513,7 +513,7 @@ def test_a_count_without_a_time_blocks_until_it_is_there() -> None:
     thread.join()
 
 
-def test_a_task_speaks_for_its_group() -> None:
+def test_task_has_methods_for_its_group() -> None:
     for number in (4, 9):
         async_task("math.sqrt", number, group="g", sync=True)
     task = fetch_group("g")[0]
@@ -526,7 +526,7 @@ def test_a_task_speaks_for_its_group() -> None:
 # -- AsyncTask --
 
 
-def test_an_async_task_is_changed_and_run_again() -> None:
+def test_async_task_can_be_changed_and_run_again() -> None:
     a = AsyncTask("math.floor", 1.5, group="math", sync=True)
     assert (a.id, a.started, a.result(), a.fetch(), a.result_group()) == ("", False, None, None, None)
     a.cached = True
@@ -550,9 +550,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kwargs", [{"sync": True}, {"q_options": {"sync": True}}], ids=["keywords", "dict"])
-def test_every_attribute_is_read_and_changed_and_the_result_is_gone(
-    name: str, kwargs: dict[str, Any]
-) -> None:
+def test_changing_an_attribute_resets_the_result(name: str, kwargs: dict[str, Any]) -> None:
     a = AsyncTask("math.floor", 1.5, **kwargs)
     a.run()
     assert a.result() == 1
@@ -562,19 +560,19 @@ def test_every_attribute_is_read_and_changed_and_the_result_is_gone(
     assert a.result() is None
 
 
-def test_options_of_an_async_task_are_read_out_of_q_options() -> None:
+def test_async_task_reads_options_from_q_options() -> None:
     a = AsyncTask("math.floor", 1.5, q_options={"group": "g", "sync": True})
     assert (a.group, a.sync, a.save, a.cached) == ("g", True, None, False)
     a.hook = hook
     assert a.kwargs["q_options"]["hook"] is hook
     a.run()
-    assert heard[0].result == 1
+    assert hooked[0].result == 1
 
 
 # -- iterables --
 
 
-def test_an_iterable_is_one_result_and_its_parts_are_gone(cached: bool) -> None:
+def test_async_iter_stores_one_result(cached: bool) -> None:
     identity = async_iter("math.copysign", [(1, -1), (2, -1), (3, -1)], cached=cached, sync=True)
     assert sorted(result(identity, wait=-1, cached=cached)) == [-3, -2, -1]
     task = fetch(identity, cached=cached)
@@ -587,12 +585,12 @@ def test_an_iterable_is_one_result_and_its_parts_are_gone(cached: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "results"), [(range(3), [0, 1, 2]), ((i for i in (1.5, 2.5)), [1, 2]), ([], [])]
 )
-def test_any_iterable_will_do(arguments: Any, results: list[int]) -> None:
+def test_async_iter_accepts_any_iterable(arguments: Any, results: list[int]) -> None:
     assert result(async_iter("math.floor", arguments, sync=True)) == results
 
 
-def test_one_id_for_all_calls_is_refused_where_the_call_stands(seen: list[dict[str, Any]]) -> None:
-    """All calls were one task, and the result of the whole never came."""
+def test_id_for_several_calls_is_refused(seen: list[dict[str, Any]]) -> None:
+    """All calls were one task, and the whole never ended."""
     options = {"id": "1" * 32}
     for call in (
         lambda: async_iter("math.sqrt", [4, 9], q_options=options),
@@ -605,30 +603,30 @@ def test_one_id_for_all_calls_is_refused_where_the_call_stands(seen: list[dict[s
     assert async_iter(given, [1], id="x", sync=True) is not None, "a keyword of the function"
 
 
-def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dict[str, Any]]) -> None:
+def test_async_iter_ignores_the_hook_and_keeps_options(seen: list[dict[str, Any]]) -> None:
     async_iter(given, [1], hook=hook, timeout=5, save=True, a=2, sync=True)
     identity = async_iter(given, [1, 2], a=2, q_options={"timeout": 6, "sync": True, "hook": hook})
-    assert heard == []
+    assert hooked == []
     assert [task["timeout"] for task in seen] == [5, 6, 6]
     assert result(identity) == [((1,), {"a": 2}), ((2,), {"a": 2})]
     assert fetch(identity).kwargs == {"a": 2}
 
 
-def test_a_cache_that_throws_entries_away_loses_no_part() -> None:
+def test_async_iter_works_with_a_cache_that_evicts() -> None:
     small = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 30}}
     with override_settings(CACHES={"default": small}):
         identity = async_iter("math.floor", range(40), cached=True, sync=True)
         assert fetch(identity, cached=True).result == list(range(40))
 
 
-def test_one_that_fails_fails_the_whole() -> None:
+def test_failed_part_fails_the_whole() -> None:
     task = fetch(async_iter("math.sqrt", [4, -1], sync=True))
     assert not task.success
     assert len(task.result) == 2
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"q_options": {"timeout": 5}}, {"timeout": 5}])
-def test_an_iter_is_filled_and_run(cached: bool, kwargs: dict[str, Any]) -> None:
+def test_iter_object_can_be_filled_and_run(cached: bool, kwargs: dict[str, Any]) -> None:
     i = Iter("math.copysign", args=[(4, -1)], kwargs=kwargs, cached=cached, sync=True)
     assert [i.append(1, -1), i.append(2, -1)] == [2, 3]
     assert (i.result(), i.fetch(), i.length()) == (None, None, 3)
@@ -641,7 +639,7 @@ def test_an_iter_is_filled_and_run(cached: bool, kwargs: dict[str, Any]) -> None
     assert len(i.result()) == 4
 
 
-def test_an_iter_sends_by_its_broker() -> None:
+def test_iter_object_uses_its_broker() -> None:
     broker = get_broker("other")
     Iter("math.sqrt", [1, 2], broker=broker).run()
     assert broker.queue_size() == 2
@@ -650,7 +648,7 @@ def test_an_iter_sends_by_its_broker() -> None:
 # -- chains --
 
 
-def test_a_chain_runs_one_after_another_and_is_one_group(cached: bool) -> None:
+def test_chain_runs_in_order_as_one_group(cached: bool) -> None:
     identity = async_chain(
         [("math.copysign", (1, -1)), ("math.floor", (1,), {}), given], cached=cached, sync=True
     )
@@ -658,18 +656,18 @@ def test_a_chain_runs_one_after_another_and_is_one_group(cached: bool) -> None:
     assert found == [-1.0, 1, ((), {})]
 
 
-def test_a_chain_may_name_its_group() -> None:
+def test_chain_can_set_its_group() -> None:
     assert async_chain([("math.sqrt", (4,))], group="mine", sync=True) == "mine"
     assert result_group("mine") == [2]
 
 
-def test_the_list_of_a_chain_stays_as_it_was() -> None:
+def test_async_chain_does_not_change_the_list() -> None:
     links = [("math.sqrt", (4,)), ("math.sqrt", (9,))]
     async_chain(links, sync=True)
     assert len(links) == 2
 
 
-def test_a_chain_object_is_filled_run_and_filled_again(cached: bool) -> None:
+def test_chain_object_can_be_filled_and_run_again(cached: bool) -> None:
     chain = Chain(cached=cached, sync=True)
     assert [chain.append("math.copysign", 1, -1), chain.append("math.floor", 1)] == [1, 2]
     assert (chain.current(), chain.result(), chain.fetch(), chain.length()) == (None, None, None, 2)
@@ -678,15 +676,15 @@ def test_a_chain_object_is_filled_run_and_filled_again(cached: bool) -> None:
     assert chain.current() == 2
     assert len(chain.fetch(failures=False, wait=10)) == 2
     before = [task.id for task in chain.fetch()]
-    assert chain.append("math.sqrt", 4) == 3  # the results are gone
-    assert all(fetch(each, cached=cached) for each in before)  # and their tasks are not
+    assert chain.append("math.sqrt", 4) == 3  # this resets the results
+    assert all(fetch(each, cached=cached) for each in before)  # but keeps their tasks
     assert (chain.result(), chain.started) == (None, False)
     assert not count_group(group, cached=cached)
     chain.run()
     assert sorted(chain.result(wait=10)) == [-1, 1, 2]
 
 
-def test_a_link_takes_the_options_of_a_task(seen: list[dict[str, Any]]) -> None:
+def test_chain_link_accepts_task_options(seen: list[dict[str, Any]]) -> None:
     chain = Chain(sync=True, group="g")
     chain.append(given, 1, a=2, hook=hook, timeout=5)
     chain.append(
@@ -694,30 +692,30 @@ def test_a_link_takes_the_options_of_a_task(seen: list[dict[str, Any]]) -> None:
     )
     chain.run()
     assert [task["timeout"] for task in seen if "timeout" in task] == [5]
-    assert [task.result for task in heard] == [((1,), {"a": 2})]
+    assert [task.result for task in hooked] == [((1,), {"a": 2})]
     assert result("second") == ((2,), {"a": 3, "group": "the function's"})
     assert count_group("g") == 2
 
 
-def test_a_chain_goes_on_where_nothing_is_kept() -> None:
+def test_chain_continues_without_stored_results() -> None:
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": -1}):
         async_chain([(given, (1,), {"hook": hook}), (given, (2,), {"hook": hook, "save": False})], sync=True)
-    assert [task.args for task in heard] == [(1,), (2,)]
+    assert [task.args for task in hooked] == [(1,), (2,)]
 
 
-def test_a_link_that_fails_ends_the_chain() -> None:
+def test_failed_link_ends_the_chain() -> None:
     group = async_chain([given, (broken, (1,)), given], sync=True)
     assert count_group(group) == 2
     assert count_group(group, failures=True) == 1
 
 
-def test_a_chain_sends_its_first_link_by_its_broker() -> None:
+def test_chain_object_uses_its_broker() -> None:
     broker = get_broker("other")
     Chain([("math.sqrt", (4,)), ("math.sqrt", (9,))], broker=broker).run()
     assert broker.queue_size() == 1
 
 
-def test_a_link_has_a_cluster_and_a_cache_of_its_own(seen: list[dict[str, Any]]) -> None:
+def test_chain_link_has_its_own_cluster_and_cache(seen: list[dict[str, Any]]) -> None:
     links = [
         ("math.sqrt", (4,), {"cached": 60}),
         ("math.sqrt", (9,), {"cluster": "other"}),
@@ -730,14 +728,14 @@ def test_a_link_has_a_cluster_and_a_cache_of_its_own(seen: list[dict[str, Any]])
 @pytest.mark.parametrize(
     "link", [(), ("math.sqrt", 4), ("math.sqrt", (4,), 5), ("math.sqrt", (4,), {"timeout": "x"})]
 )
-def test_a_link_that_is_none_is_refused_before_the_first_is_sent(link: Any) -> None:
-    """The link before it failed, though its function had succeeded."""
+def test_invalid_link_is_refused_before_sending(link: Any) -> None:
+    """Otherwise the previous link would fail although its function succeeded."""
     with pytest.raises((TypeError, ValueError)):
         async_chain([("math.sqrt", (4,)), link])
     assert queue_size() == 0
 
 
-# -- twins for coroutines --
+# -- variants for coroutines --
 
 
 async def _in_a_coroutine() -> tuple[Any, ...]:
@@ -757,14 +755,14 @@ async def _in_a_coroutine() -> tuple[Any, ...]:
     )
 
 
-def test_every_function_has_a_twin_for_coroutines() -> None:
+def test_every_function_has_an_async_variant() -> None:
     found = async_to_sync(_in_a_coroutine)()
     assert found[:9] == (2, True, [2], 1, 1, 1, True, 0, [2])
     assert found[9] is not None
     assert Schedule.objects.get().name == found[10] == "twin"
 
 
-def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
+def test_invalid_call_names_the_wrong_argument() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)) as refused:
         async_task(given, 1, other=lambda: None)
     assert "argument 'other'" in refused.value.__notes__[0]
@@ -775,14 +773,14 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
         async_task(given, broker=3)  # type: ignore[arg-type]
     for look in (result, async_to_sync(tasks.aresult)):
         with pytest.raises(TypeError, match=r"^wait='y' must be a number of milliseconds"):
-            look(ABSENT, wait="y")
-        with pytest.raises(TypeError, match=r"^wait=nan"):  # for which it waited for ever
-            look(ABSENT, wait=float("nan"))
+            look(UNKNOWN, wait="y")
+        with pytest.raises(TypeError, match=r"^wait=nan"):  # it waited for ever
+            look(UNKNOWN, wait=float("nan"))
 
 
 @pytest.mark.parametrize("save", [True, False])
 def test_receivers_of_post_execute_can_read_the_task(save: bool) -> None:
-    """As in Django-Q, which sends it after it has saved the task."""
+    """Like Django-Q, which sends the signal after saving the task."""
     found: list[Any] = []
 
     def read(*, task: dict[str, Any], **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Django's connections of who asks for results within a transaction of their own."""
+"""Django's connections of callers that read results in a transaction."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from qworker.django.clusters.engine import app
 from qworker.django.execution import connections as task_connections
 
 
-def test_asking_for_a_result_leaves_the_callers_transaction_alone() -> None:
-    """Every test here is within one."""
+def test_reading_a_result_keeps_the_callers_transaction() -> None:
+    """Every test here runs in a transaction."""
     Group.objects.create(name="mine")
     assert app().backend.get("0" * 32) is None
     assert Group.objects.filter(name="mine").exists()
 
 
-def test_a_task_that_is_run_in_place_keeps_its_callers_connections() -> None:
+def test_eager_task_keeps_the_callers_connections() -> None:
     callers = task_connections.begin()
     assert callers == {"default"}
     Group.objects.create(name="mine")

@@ -1,4 +1,4 @@
-"""Where an app of a Django project looks for tasks."""
+"""Discovery of tasks in a Django project."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from qworker import QWorker
 
 
-def test_tasks_are_looked_for_in_the_installed_apps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tokens is a module that django.contrib.auth has, and other apps have not."""
+def test_tasks_are_discovered_in_installed_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only django.contrib.auth has a module ``tokens``."""
     monkeypatch.delitem(sys.modules, "django.contrib.auth.tokens", raising=False)
     app = QWorker(set_as_current=False)
     app.autodiscover_tasks(related_name="tokens")

@@ -1,4 +1,4 @@
-"""Whether a project's tables are there, as commands look before they begin."""
+"""The check of the tables before a command starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from qworker.django.tables.migrated import require_tables
 from qworker.errors import ConfigurationError
 
 
-def test_a_database_is_asked_once_for_its_tables() -> None:
+def test_tables_are_checked_with_one_query() -> None:
     with CaptureQueriesContext(connection) as queries:
         require_tables()
     assert len(queries) == 1
 
 
-def test_tables_that_are_lacking_are_named() -> None:
+def test_missing_tables_are_named() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE qworker_task RENAME TO elsewhere")
         cursor.execute("ALTER TABLE qworker_schedule RENAME TO elsewhere_too")

@@ -1,4 +1,4 @@
-"""The migrations, under both labels and on three databases: forward, back, over django-q2's tables."""
+"""The migrations with both labels on three databases: forward, back, from django-q2's tables."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ CHECK = ["call", "makemigrations", "--check", "--dry-run"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("label", APPS)
-def test_forward_back_and_nothing_left_to_write(
-    places: Callable[[str], Place], kind: str, label: str
-) -> None:
+def test_migrations_forward_and_back(places: Callable[[str], Place], kind: str, label: str) -> None:
     place = places(kind)
     before, _, forward, check, _, back, _, again = place.migrating(
         APPS[label],
@@ -37,9 +35,7 @@ def test_forward_back_and_nothing_left_to_write(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_brokers_tables_are_those_that_it_makes_by_itself(
-    places: Callable[[str], Place], kind: str
-) -> None:
+def test_migrations_create_the_same_tables_as_the_broker(places: Callable[[str], Place], kind: str) -> None:
     migrated, own = places(kind), places(kind)
     migrated.migrating(APPS["qworker"], ["call", "migrate"])
     if kind == "sqlite":
@@ -51,7 +47,7 @@ def test_the_brokers_tables_are_those_that_it_makes_by_itself(
 
 
 def _open(kind: str, place: Place) -> None:
-    """Let the transport make its tables."""
+    """Let the transport create its tables."""
     from qworker import QWorker
 
     scheme = {"postgresql": "postgresql", "mysql": "mysql"}[kind]
@@ -62,7 +58,7 @@ def _open(kind: str, place: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_database_of_django_q2_is_adopted(places: Callable[[str], Place], kind: str) -> None:
+def test_django_q2_database_is_migrated(places: Callable[[str], Place], kind: str) -> None:
     place = places(kind)
     place.fill(DATA / f"django_q2.{kind}.sql")
     told, check, tasks, schedules, queue, tables, released = place.migrating(
@@ -91,10 +87,10 @@ OWN = "tests.support.django_label.JobsConfig"
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("app", [APPS["qworker"], OWN])
-def test_another_label_has_a_place_beside_the_tables_of_django_q2(
+def test_other_label_coexists_with_django_q2_tables(
     places: Callable[[str], Place], kind: str, app: str
 ) -> None:
-    """Names of indexes are those of the whole database on SQLite and PostgreSQL."""
+    """Index names are unique in the whole database on SQLite and PostgreSQL."""
     place = places(kind)
     place.fill(DATA / f"django_q2.{kind}.sql")
     told, check, tasks = place.migrating(app, ["call", "migrate"], CHECK, ["model", "Task"])
@@ -103,14 +99,14 @@ def test_another_label_has_a_place_beside_the_tables_of_django_q2(
     assert tasks == []
     _, tasks, queue = place.migrating(
         APPS["django_q"], ["call", "migrate"], ["model", "Task"], ["queue"]
-    )  # which may be adopted later
+    )  # it can be migrated later
     assert len(tasks) == 5
     assert len(queue) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adopted_database_is_given_back(places: Callable[[str], Place], kind: str) -> None:
-    """With what waits, as django-q2 had it: it takes what has a lock that is long over."""
+def test_migration_from_django_q2_can_be_reversed(places: Callable[[str], Place], kind: str) -> None:
+    """Including waiting messages, with an expired lock, so that django-q2 takes them."""
     place, before = places(kind), places(kind)
     for each in (place, before):
         each.fill(DATA / f"django_q2.{kind}.sql")
@@ -132,7 +128,7 @@ def test_an_adopted_database_is_given_back(places: Callable[[str], Place], kind:
         assert place.rows(rows) == before.rows(rows)
 
 
-def test_a_database_of_an_older_django_q2_is_refused(places: Callable[[str], Place]) -> None:
+def test_older_django_q2_database_is_refused(places: Callable[[str], Place]) -> None:
     place = places("sqlite")
     place.fill(DATA / "django_q2.sqlite.sql")
     with closing(place.connect()) as connection, connection:
@@ -144,10 +140,8 @@ def test_a_database_of_an_older_django_q2_is_refused(places: Callable[[str], Pla
 
 @pytest.mark.parametrize("version", [0, 3, 6, 99])
 @pytest.mark.parametrize("name", ["message", "owner", "result", "part"])
-def test_tables_of_somebody_else_are_left_alone(
-    places: Callable[[str], Place], version: int, name: str
-) -> None:
-    """Also in a file with a user_version, which is a project's own then."""
+def test_foreign_tables_are_not_changed(places: Callable[[str], Place], version: int, name: str) -> None:
+    """Even in a file with a user_version, which is then the project's."""
     place = places("sqlite")
     with closing(place.connect()) as connection:
         connection.execute(f"CREATE TABLE {name} (id INTEGER, text TEXT)")
@@ -156,7 +150,7 @@ def test_tables_of_somebody_else_are_left_alone(
         place.migrating(APPS["qworker"], ["call", "migrate"])
 
 
-def test_a_user_version_of_somebody_else_is_left_alone(places: Callable[[str], Place]) -> None:
+def test_foreign_user_version_is_not_changed(places: Callable[[str], Place]) -> None:
     place = places("sqlite")
     with closing(place.connect()) as connection:
         connection.execute("PRAGMA user_version = 3")
@@ -165,7 +159,7 @@ def test_a_user_version_of_somebody_else_is_left_alone(places: Callable[[str], P
     assert place.rows("PRAGMA user_version") == [(3,)]
 
 
-def test_tables_of_an_older_store_are_taken_over(places: Callable[[str], Place]) -> None:
+def test_tables_of_an_older_version_are_upgraded(places: Callable[[str], Place]) -> None:
     place = places("sqlite")
     Database(place.file).connect().close()
     with closing(place.connect()) as connection:
@@ -174,7 +168,7 @@ def test_tables_of_an_older_store_are_taken_over(places: Callable[[str], Place])
     place.migrating(APPS["qworker"], ["call", "migrate"])
 
 
-def test_where_another_database_is_the_broker_no_queue_is_made(places: Callable[[str], Place]) -> None:
+def test_no_queue_tables_if_another_database_is_the_broker(places: Callable[[str], Place]) -> None:
     place = places("sqlite")
     _, tables = place.migrating(APPS["qworker"], ["call", "migrate"], ["tables"], orm="another")
     assert not [name for name in tables if name.startswith(("message", "owner", "qworker_ormq"))]
@@ -182,10 +176,10 @@ def test_where_another_database_is_the_broker_no_queue_is_made(places: Callable[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_another_database_is_the_broker_waiting_tasks_stay(
+def test_waiting_tasks_are_kept_if_another_database_is_the_broker(
     places: Callable[[str], Place], kind: str
 ) -> None:
-    """They were deleted, though the log said that they were left behind."""
+    """They were deleted, although the log said that they were kept."""
     place = places(kind)
     place.fill(DATA / f"django_q2.{kind}.sql")
     count = place.rows("SELECT count(*) FROM django_q_ormq")
@@ -194,10 +188,10 @@ def test_where_another_database_is_the_broker_waiting_tasks_stay(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_database_that_becomes_the_broker_later_gets_its_queue(
+def test_queue_is_created_when_the_database_becomes_the_broker(
     places: Callable[[str], Place], kind: str
 ) -> None:
-    """The next migrate makes it, though there is nothing left to migrate."""
+    """The next migrate creates it, although there are no migrations to apply."""
     place, at_once = places(kind), places(kind)
     place.migrating(APPS["qworker"], ["call", "migrate"], orm="another")
     told, tables, queue = place.migrating(APPS["qworker"], ["call", "migrate"], ["tables"], ["queue"])

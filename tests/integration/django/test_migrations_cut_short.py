@@ -1,5 +1,5 @@
-"""Migrations that are cut short before each of their statements and repeated, and run beside who writes: no
-package is lost, none is there twice, and the tables are the same."""
+"""Migrations interrupted before each of their statements and repeated, also with concurrent writers: no
+package is lost or duplicated, and the tables are the same."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ from tests.support.waiting import until
 APP = "qworker.django.apps.DjangoQConfig"
 DATA = REPOSITORY / "tests" / "data"
 OLD, NEW = "django_q_ormq", {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker_message"}
-WAYS: dict[str, tuple[str, bool, list[list[str]]]] = {
+ROUTES: dict[str, tuple[str, bool, list[list[str]]]] = {
     "new": ("qworker.django", False, [["qworker"]]),
     "dropped": ("qworker.django", False, [["qworker"], ["qworker", "zero"]]),
     "adopted": (APP, True, [["django_q"]]),
     "given back": (APP, True, [["django_q"], ["django_q", "0001_tables"]]),
 }
-"""The app, whether there are tables of django-q2, and the migrations, of which the last is cut short."""
+"""The app, whether there are tables of django-q2, and the migrations; the last one is interrupted."""
 
 
 ALWAYS = {("adopted", "sqlite"), ("adopted", "postgresql"), ("adopted", "mysql"), ("given back", "mysql")}
-"""MySQL commits each step, and so is left half-way in most places; the others take the migration back."""
+"""MySQL commits each step, so most interrupts leave it half-way; the others roll back."""
 CASES = [
-    pytest.param(way, kind, each, marks=() if (way, kind) in ALWAYS and not each else pytest.mark.more_cases)
-    for way in WAYS
+    pytest.param(
+        route, kind, each, marks=() if (route, kind) in ALWAYS and not each else pytest.mark.more_cases
+    )
+    for route in ROUTES
     for kind in KINDS
     for each in (False, True)
 ]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("way", "kind", "each"), CASES)
-def test_who_is_cut_short_and_repeats_loses_nothing_and_doubles_nothing(
-    places: Callable[[str], Place], kind: str, way: str, each: bool
+@pytest.mark.parametrize(("route", "kind", "each"), CASES)
+def test_interrupted_migration_can_be_repeated(
+    places: Callable[[str], Place], kind: str, route: str, each: bool
 ) -> None:
-    """each: of every cut the migration is repeated in a database of its own; else all are in one."""
-    app, filled, steps = WAYS[way]
+    """each: repeat the migration in a new database for each interrupt; otherwise, all are in one."""
+    app, filled, steps = ROUTES[route]
     dump = str(DATA / f"django_q2.{kind}.sql") if filled else None
-    rounds = places(kind).running("django_cut_short.py", app=app, dump=dump, way=steps, each=each)
+    rounds = places(kind).running("django_cut_short.py", app=app, dump=dump, route=steps, each=each)
     _, tables, rows = rounds[-1]
     assert len(rounds) > 3
     if filled:
-        where = OLD if way == "given back" else NEW[kind]
+        where = OLD if route == "given back" else NEW[kind]
         assert [[row[0], row[1]] for row in rows] == [
             [where, "other"],
             [where, "default"],
@@ -59,32 +61,32 @@ def test_who_is_cut_short_and_repeats_loses_nothing_and_doubles_nothing(
         assert (tables_then, rows_then) == (tables, rows), statement
 
 
-TELLING = {
+LOCK_WAITS = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
     " wait_event_type = 'Lock'",
     "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND"
     " state LIKE 'Waiting for table%'",
 }
-"""How many connections wait for a lock on a table."""
+"""Queries for the number of connections that wait for a lock on a table."""
 PUT = {
     OLD: 'INSERT INTO django_q_ormq ("key", payload) SELECT "key", payload FROM django_q_ormq WHERE id = 1',
     "qworker_message": "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) SELECT"
     " queue, urgency, state, sent, headers, body FROM qworker_message WHERE tag = 1",
 }
-"""Who enqueues a copy of the first package."""
+"""Statements that enqueue a copy of the first package."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", TELLING)
-@pytest.mark.parametrize("way", ["adopted", "given back"])
+@pytest.mark.parametrize("kind", LOCK_WAITS)
+@pytest.mark.parametrize("route", ["adopted", "given back"])
 @pytest.mark.parametrize(
     "isolation", ["repeatable read", pytest.param("", marks=pytest.mark.more_cases)]
-)  # what is read there is older
-def test_what_an_open_transaction_has_enqueued_is_moved_along(
-    places: Callable[[str], Place], kind: str, way: str, isolation: str
+)  # it reads an older snapshot
+def test_messages_of_open_transactions_are_migrated(
+    places: Callable[[str], Place], kind: str, route: str, isolation: str
 ) -> None:
-    """A page of the old code has not committed yet when migrate comes; a later one is moved or refused."""
-    app, _, (*before, last) = WAYS[way]
+    """Old code has not committed yet when migrate starts; a later insert is migrated or refused."""
+    app, _, (*before, last) = ROUTES[route]
     place = places(kind)
     place.fill(DATA / f"django_q2.{kind}.sql")
     if isolation and kind == "postgresql":
@@ -93,25 +95,25 @@ def test_what_an_open_transaction_has_enqueued_is_moved_along(
         place.django["OPTIONS"] = {"isolation_level": isolation}
     for words in before:
         place.migrating(app, ["call", "migrate", *words])
-    source, target = (OLD, "qworker_message") if way == "adopted" else ("qworker_message", OLD)
+    source, target = (OLD, "qworker_message") if route == "adopted" else ("qworker_message", OLD)
     put = PUT[source] if kind == "postgresql" else PUT[source].replace('"', "`")
     with closing(place.connect()) as writer, ThreadPoolExecutor() as pool:
         cursor = writer.cursor()
         cursor.execute("BEGIN")
         cursor.execute(put)
         migration = pool.submit(place.migrating, app, ["call", "migrate", *last])
-        until(lambda: migration.done() or place.rows(TELLING[kind])[0][0] > 0, 60)
+        until(lambda: migration.done() or place.rows(LOCK_WAITS[kind])[0][0] > 0, 60)
         assert not migration.done()
         late = pool.submit(place.rows, put)
-        until(lambda: late.done() or place.rows(TELLING[kind])[0][0] > 1, 60)
+        until(lambda: late.done() or place.rows(LOCK_WAITS[kind])[0][0] > 1, 60)
         cursor.execute("COMMIT")
         migration.result()
-        taken = 4 if late.exception() else 5  # who was not refused was in time, and is moved along
+        taken = 4 if late.exception() else 5  # an accepted insert is migrated, too
     assert place.rows(f"SELECT count(*) FROM {target}") == [(taken,)]
 
 
-def test_a_file_that_others_write_to_loses_nothing(places: Callable[[str], Place]) -> None:
-    """An SQLite file: who has put a package there has it in the queue, or migrate has failed as a whole."""
+def test_sqlite_migration_with_concurrent_writers_loses_nothing(places: Callable[[str], Place]) -> None:
+    """Either each inserted package is in the queue, or migrate has failed completely."""
     place = places("sqlite")
     place.fill(DATA / "django_q2.sqlite.sql")
     taken, ended = [3], threading.Event()

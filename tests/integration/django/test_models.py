@@ -1,4 +1,4 @@
-"""Tasks and schedules, as the manual has them, in a database."""
+"""The models of tasks and schedules, like in the manual."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_results_are_found_by_id_and_by_name() -> None:
     assert Task.get_task("name-1").pk == f"{1:032x}"
 
 
-def test_what_is_not_there_is_none() -> None:
+def test_unknown_task_is_none() -> None:
     assert Task.get_result("nobody") is None
     assert Task.get_task("f" * 32) is None
 
 
-def test_of_one_name_the_newest_counts() -> None:
+def test_newest_task_of_a_name_is_found() -> None:
     task(1, name="same")
     task(3, name="same")
     task(2, name="same")
     assert Task.get_result("same") == 3
 
 
-def test_a_name_may_have_the_length_of_an_id() -> None:
+def test_name_of_32_characters_is_found() -> None:
     task(1, name="n" * 32)
     assert Task.get_result("n" * 32) == 1
 
@@ -64,7 +64,7 @@ def test_groups() -> None:
     assert Task.get_task_group("g").count() == 2
 
 
-def test_a_group_is_given_up_or_deleted() -> None:
+def test_group_delete_removes_the_label_or_tasks() -> None:
     first = task(1, group="g")
     task(2, group="h")
     assert first.group_delete() == 1
@@ -74,18 +74,18 @@ def test_a_group_is_given_up_or_deleted() -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_task_of_no_group_has_none() -> None:
+def test_task_without_group() -> None:
     alone = task(1)
     assert (alone.group_result(), alone.group_count(), alone.group_delete()) == (None, None, None)
 
 
-def test_the_newest_comes_first() -> None:
+def test_tasks_are_ordered_newest_first() -> None:
     for number in (2, 3, 1):
         task(number)
     assert list(Task.objects.values_list("result", flat=True)) == [3, 2, 1]
 
 
-def test_proxies_show_their_kind_only() -> None:
+def test_proxy_models_filter_by_success() -> None:
     task(1)
     task(2, success=False)
     assert [found.result for found in Success.objects.all()] == [1]
@@ -99,7 +99,7 @@ def test_time_taken_and_short_result() -> None:
     assert str(found) == "name-7"
 
 
-def test_a_function_can_be_an_argument() -> None:
+def test_function_can_be_an_argument() -> None:
     task(1, args=(len, Task), kwargs={"f": print})
     assert Task.get_task("name-1").args == (len, Task)
 
@@ -111,7 +111,7 @@ def schedule(**fields: Any) -> Schedule:
     return Schedule.objects.create(**{"func": "math.hypot", "next_run": START, **fields})
 
 
-def test_arguments_are_read_as_literals() -> None:
+def test_arguments_are_parsed_as_literals() -> None:
     made = schedule(args="2, -2", kwargs="word='django', n=2")
     assert made.parse_args() == (2, -2)
     assert made.parse_kwargs() == {"word": "django", "n": 2}
@@ -133,7 +133,7 @@ def test_arguments_are_read_as_literals() -> None:
         ({"schedule_type": "Z"}, "schedule_type"),
     ],
 )
-def test_full_clean_says_which_field_is_wrong(fields: dict[str, str], wrong: str | None) -> None:
+def test_full_clean_names_the_invalid_field(fields: dict[str, str], wrong: str | None) -> None:
     made = Schedule(func="math.hypot", **fields)
     if wrong is None:
         made.full_clean()
@@ -143,8 +143,8 @@ def test_full_clean_says_which_field_is_wrong(fields: dict[str, str], wrong: str
     assert list(caught.value.message_dict) == [wrong]
 
 
-def test_a_day_is_one_of_the_projects_clock() -> None:
-    """In Amsterdam the clock is set forward on 31 March."""
+def test_daily_schedule_uses_the_projects_time_zone() -> None:
+    """In Amsterdam, summer time starts on 31 March."""
     made = schedule(schedule_type=Schedule.DAILY, next_run=datetime(2024, 3, 30, 11, tzinfo=UTC))
     assert made.calculate_next_run() == datetime(2024, 3, 31, 10, tzinfo=UTC)
 
@@ -161,7 +161,7 @@ DAYS_OF_NEW_YORK = {
 
 
 @pytest.mark.parametrize("kind", DAYS_OF_NEW_YORK)
-def test_the_setting_time_zone_says_whose_clock_counts(kind: str) -> None:
+def test_time_zone_setting_is_used(kind: str) -> None:
     noon = datetime(2024, 3, 9, 17, tzinfo=UTC)
     made = Schedule(func="math.hypot", schedule_type=kind, cron="0 0 * * *", next_run=noon)
     with override_settings(Q_CLUSTER={"name": "default", "time_zone": "America/New_York"}):
@@ -178,19 +178,19 @@ def test_the_setting_time_zone_says_whose_clock_counts(kind: str) -> None:
     ("zone", "expected"),
     [("America/New_York", datetime(2024, 3, 10, 17)), ("Europe/Amsterdam", datetime(2024, 3, 10, 18))],
 )
-def test_time_zone_without_time_zones_in_the_table(zone: str, expected: datetime) -> None:
+def test_time_zone_with_use_tz_false(zone: str, expected: datetime) -> None:
     """18:00 in Amsterdam is noon in New York, and six in the evening is 17:00 when that has summer time."""
     made = Schedule(func="math.hypot", schedule_type="D", next_run=datetime(2024, 3, 9, 18))
     with override_settings(USE_TZ=False, Q_CLUSTER={"name": "default", "time_zone": zone}):
         assert made.calculate_next_run() == expected
 
 
-def test_the_next_run_can_be_asked_for_another_time() -> None:
+def test_next_run_can_be_calculated_from_another_time() -> None:
     made = schedule(schedule_type=Schedule.MINUTES, minutes=5)
     assert made.calculate_next_run(START + timedelta(hours=1)) == START + timedelta(hours=1, minutes=5)
 
 
-def test_a_new_crontab_is_due_at_its_first_time() -> None:
+def test_new_crontab_is_due_at_its_first_time() -> None:
     made = schedule(schedule_type=Schedule.CRON, cron="0 4 * * *")
     assert timezone.now() < made.next_run <= timezone.now() + timedelta(days=1)
     assert timezone.localtime(made.next_run).hour == 4
@@ -199,7 +199,7 @@ def test_a_new_crontab_is_due_at_its_first_time() -> None:
     assert made.next_run == START
 
 
-def test_the_last_run_is_a_link() -> None:
+def test_last_run_is_a_link() -> None:
     done = task(1, name="a<b")
     made = schedule(task=done.pk)
     assert made.last_run() == f'<a href="/admin/qworker/success/{done.pk}/change/">[a&lt;b]</a>'
@@ -209,11 +209,11 @@ def test_the_last_run_is_a_link() -> None:
     assert made.success() is False
 
 
-def test_without_a_last_run_there_is_nothing() -> None:
+def test_schedule_without_last_run() -> None:
     assert (schedule().last_run(), schedule().success()) == (None, None)
     assert (schedule(task="f" * 32).last_run(), schedule(task="f" * 32).success()) == (None, None)
 
 
-def test_the_next_comes_first() -> None:
+def test_schedules_are_ordered_by_next_run() -> None:
     later, sooner = schedule(next_run=START + timedelta(1)), schedule()
     assert list(Schedule.objects.all()) == [sooner, later]

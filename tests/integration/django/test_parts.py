@@ -1,4 +1,4 @@
-"""The parts of an iterable: no cleaner takes what is still waited for, and nothing stays for ever."""
+"""The parts of async_iter: cleanup keeps parts of unfinished calls, and nothing is kept for ever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _empty_cache() -> None:
 
 
 def ended(number: int, **more: Any) -> dict[str, Any]:
-    """The package of a call that has ended well; its result is its number."""
+    """Return the package of a successful call; its result is its number."""
     options = {"id": f"{number:032}", "group": WHOLE, "iter_count": COUNT, "iter_cached": False}
     package = package_of("math.sqrt", (number,), {}, options | more)
     note(package, True, number)
@@ -64,7 +64,9 @@ CLEANERS: dict[str, Callable[[], object]] = {
 @pytest.mark.filterwarnings("ignore:cached results are stored in:RuntimeWarning")
 @pytest.mark.parametrize("clean", CLEANERS.values(), ids=CLEANERS.keys())
 @pytest.mark.parametrize("cached", [None, True])
-def test_no_cleaner_takes_a_part_that_is_waited_for(clean: Callable[[], object], cached: bool | None) -> None:
+def test_cleanup_keeps_parts_of_unfinished_iterables(
+    clean: Callable[[], object], cached: bool | None
+) -> None:
     for number in range(COUNT):
         assert fetch(WHOLE, cached=cached) is None
         end(ended(number, iter_cached=cached))
@@ -74,13 +76,13 @@ def test_no_cleaner_takes_a_part_that_is_waited_for(clean: Callable[[], object],
     assert [part.pk for part in Part.objects.all()] == [WHOLE]
 
 
-def test_parts_are_no_tasks() -> None:
+def test_parts_are_not_stored_as_tasks() -> None:
     end(ended(0))
     assert not Task.objects.exists()
     assert count_group(WHOLE) == 0
 
 
-def test_a_part_that_is_missing_fails_the_whole() -> None:
+def test_missing_part_fails_the_whole() -> None:
     for number in range(COUNT):
         Part.objects.filter(pk=f"{1:032}").delete()
         end(ended(number))
@@ -89,7 +91,7 @@ def test_a_part_that_is_missing_fails_the_whole() -> None:
     assert whole.result == f"1 of {COUNT} results are missing"
 
 
-def test_a_part_that_comes_again_is_one_part_and_its_success_stays() -> None:
+def test_repeated_part_is_counted_once_and_keeps_its_success() -> None:
     for number in (0, 1, 0, 1, 2):
         end(ended(number))
     failed = ended(1)
@@ -100,7 +102,7 @@ def test_a_part_that_comes_again_is_one_part_and_its_success_stays() -> None:
     assert fetch(WHOLE).success
 
 
-def test_a_part_that_failed_and_comes_again_is_what_came_last() -> None:
+def test_failed_part_is_replaced_by_a_later_success() -> None:
     failed = ended(0)
     note(failed, False, "it was killed")
     end(failed)
@@ -109,27 +111,27 @@ def test_a_part_that_failed_and_comes_again_is_what_came_last() -> None:
     assert fetch(WHOLE).success
 
 
-def test_of_what_comes_again_after_all_nothing_is_kept() -> None:
+def test_repeated_parts_after_the_end_are_ignored() -> None:
     for number in range(COUNT):
         end(ended(number))
-    Task.objects.all().delete()  # and nobody makes it again
+    Task.objects.all().delete()  # it must not be created again
     for number in range(COUNT):
         end(ended(number))
     assert fetch(WHOLE) is None
     assert Part.objects.count() == 1
 
 
-def test_who_is_cut_short_while_collecting_collects_when_its_part_comes_again(
+def test_interrupted_collection_is_repeated_with_the_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for number in range(COUNT - 1):
         end(ended(number))
 
-    def away(*_: Any) -> None:
+    def fail_store(*_: Any) -> None:
         raise OperationalError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(task_rows, "store", away)
+        patched.setattr(task_rows, "store", fail_store)
         with pytest.raises(Exception, match="gone"):
             end(ended(COUNT - 1))
     assert fetch(WHOLE) is None
@@ -141,8 +143,8 @@ def silent_for(days: float) -> None:
     Part.objects.update(changed=timezone.now() - timedelta(days=days))
 
 
-def test_calls_that_an_older_cluster_keeps_among_the_tasks_are_parts_as_well() -> None:
-    """In an upgrade both are there, and neither finds all of them."""
+def test_parts_stored_as_tasks_by_an_older_version_are_collected() -> None:
+    """During an upgrade, both kinds exist, and neither version finds all of them."""
     end(ended(0))
     for number in (1, 2):
         task_rows.save(values_of(ended(number)))
@@ -161,22 +163,22 @@ def test_calls_that_an_older_cluster_keeps_among_the_tasks_are_parts_as_well() -
     assert Task.objects.count() == 1
 
 
-class Locks:
-    """Comes back as what cannot be kept again."""
+class Unpicklable:
+    """Unpickles to a value that cannot be pickled."""
 
     def __reduce__(self) -> Any:
         return threading.Lock, ()
 
 
-def test_such_a_call_that_cannot_be_kept_again_stays_and_ends_nobody() -> None:
+def test_unpicklable_part_of_an_older_version_is_kept() -> None:
     end(ended(0))
-    task_rows.save({**values_of(ended(1)), "result": Locks()})
+    task_rows.save({**values_of(ended(1)), "result": Unpicklable()})
     parts.tidy()
     assert Part.objects.get(pk=WHOLE).ended == 1
     assert Task.objects.filter(group=WHOLE).exists()
 
 
-def test_what_nobody_ends_is_a_failure_in_the_end() -> None:
+def test_unfinished_iterable_fails_eventually() -> None:
     end(ended(0))
     silent_for(parts.SILENT_DAYS - 1)
     assert parts.tidy() == 0
@@ -187,7 +189,7 @@ def test_what_nobody_ends_is_a_failure_in_the_end() -> None:
     assert [part.ended for part in Part.objects.all()] == [Part.COLLECTED]
 
 
-def test_what_was_collected_is_forgotten_later() -> None:
+def test_collected_parts_are_deleted_later() -> None:
     for number in range(COUNT):
         end(ended(number))
     silent_for(parts.COLLECTED_DAYS - 1)
@@ -197,7 +199,7 @@ def test_what_was_collected_is_forgotten_later() -> None:
     assert not Part.objects.exists()
 
 
-def test_what_cannot_be_read_any_more_is_given_up_all_the_same() -> None:
+def test_undecodable_iterable_is_given_up() -> None:
     end(ended(0))
     Part.objects.filter(pk=WHOLE).update(row=b"no package")
     silent_for(parts.SILENT_DAYS + 1)
@@ -205,7 +207,7 @@ def test_what_cannot_be_read_any_more_is_given_up_all_the_same() -> None:
     assert [part.pk for part in Part.objects.all()] == [WHOLE]
 
 
-def test_a_result_that_cannot_be_read_any_more_fails_the_whole() -> None:
+def test_undecodable_part_fails_the_whole() -> None:
     for number in range(COUNT - 1):
         end(ended(number))
     unreadable = task_rows.pack({"id": "x", "result": 1}, "default").replace(b"gA", b"!!")

@@ -1,4 +1,4 @@
-"""The queue, seen through its view in the project's SQLite file."""
+"""The queue model, through its view in the project's SQLite file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hold(row: OrmQ) -> None:
     sql("UPDATE message SET state = 2, owner = 7 WHERE tag = %s", row.pk)
 
 
-def test_a_message_shows_its_package() -> None:
+def test_message_shows_its_package() -> None:
     found = message()
     assert found.key == "default"
     assert found.task == PACKAGE
@@ -57,13 +57,13 @@ def test_a_message_shows_its_package() -> None:
     assert found.lock is None
 
 
-def test_a_function_is_shown_by_its_path() -> None:
+def test_function_is_shown_by_path() -> None:
     assert message({**PACKAGE, "func": json.dumps}).func() == "json.dumps"
     assert message({**PACKAGE, "func": datetime.now}).func() == "datetime.datetime.now"
     assert message({**PACKAGE, "func": str.upper}).func() == "builtins.str.upper"
 
 
-def test_a_package_that_cannot_be_read_names_the_error() -> None:
+def test_undecodable_package_shows_the_error() -> None:
     found = message("forged")
     assert found.payload == "forged"
     assert found.task_id() == "*BadSignature"
@@ -73,7 +73,7 @@ def test_a_package_that_cannot_be_read_names_the_error() -> None:
 @pytest.mark.parametrize(
     "body", [b"\xff", b"{}", b"[]", b"[[1, 2], {}, {}]", b"[[1], {}, {}]", b"7", b"[" * 10_000]
 )
-def test_a_message_of_others_has_no_package(body: bytes) -> None:
+def test_foreign_message_has_no_package(body: bytes) -> None:
     row = message()
     sql("UPDATE message SET body = %s WHERE tag = %s", body, row.pk)
     found = OrmQ.objects.get(pk=row.pk)
@@ -82,19 +82,19 @@ def test_a_message_of_others_has_no_package(body: bytes) -> None:
     assert found.task_id() is None
 
 
-def test_a_held_message_is_locked_until_its_lease_ends() -> None:
+def test_leased_message_is_locked_until_its_lease_ends() -> None:
     row = message()
     hold(row)
     assert OrmQ.objects.get().lock == UNTIL
 
 
-def test_whose_consumer_is_gone_has_no_lock() -> None:
+def test_message_of_a_missing_consumer_has_no_lock() -> None:
     row = message()
     sql("UPDATE message SET state = 2, owner = 99 WHERE tag = %s", row.pk)
     assert OrmQ.objects.get().lock is None
 
 
-def test_a_lock_that_is_taken_off_sets_the_message_free() -> None:
+def test_removing_the_lock_releases_the_message() -> None:
     row = message()
     hold(row)
     found = OrmQ.objects.get()
@@ -104,7 +104,7 @@ def test_a_lock_that_is_taken_off_sets_the_message_free() -> None:
     assert sql("SELECT queue, state, owner, due FROM message") == [("other", 0, None, None)]
 
 
-def test_a_lock_that_is_set_delays_the_message() -> None:
+def test_setting_the_lock_delays_the_message() -> None:
     found = message()
     found.lock = UNTIL
     found.save()
@@ -112,7 +112,7 @@ def test_a_lock_that_is_set_delays_the_message() -> None:
     assert OrmQ.objects.get().lock == UNTIL
 
 
-def test_who_took_the_message_meanwhile_keeps_it() -> None:
+def test_save_keeps_a_lease_taken_meanwhile() -> None:
     found = message()
     hold(found)
     found.key = "other"
@@ -120,14 +120,14 @@ def test_who_took_the_message_meanwhile_keeps_it() -> None:
     assert sql("SELECT queue, state, owner FROM message") == [("other", 2, 7)]
 
 
-def test_a_message_that_is_gone_stays_gone() -> None:
+def test_save_does_not_restore_a_deleted_message() -> None:
     found = message()
     sql("DELETE FROM message")
     found.save()
     assert sql("SELECT count(*) FROM message") == [(0,)]
 
 
-def test_messages_are_deleted_through_the_view() -> None:
+def test_messages_can_be_deleted() -> None:
     first, second, _ = message(), message(), message(queue="other")
     first.delete()
     assert OrmQ.objects.filter(key="default").delete() == (1, {"qworker.OrmQ": 1})
@@ -135,18 +135,18 @@ def test_messages_are_deleted_through_the_view() -> None:
     assert OrmQ.objects.count() == 1
 
 
-def test_many_are_changed_at_once() -> None:
+def test_messages_can_be_updated_in_bulk() -> None:
     message(), message()
     assert OrmQ.objects.update(key="elsewhere") == 2
     assert OrmQ.objects.filter(key="elsewhere").count() == 2
 
 
-def test_a_package_of_the_predecessor_is_moved_whatever_its_timeout_is() -> None:
-    """Of django-q2 nobody looks at it before a worker does, which then dies."""
+def test_django_q2_package_with_any_timeout_is_accepted() -> None:
+    """django-q2 does not validate it before a worker uses it, which then crashes."""
     assert [message({**PACKAGE, "timeout": odd}).name() for odd in ("3", [3], -1)] == ["four-words"] * 3
 
 
-def test_a_message_is_not_made_by_saving_it() -> None:
+def test_message_cannot_be_created_with_save() -> None:
     with pytest.raises(QWorkerError, match="async_task"):
         OrmQ(key="default").save()
     with pytest.raises(QWorkerError, match=r"Broker\.enqueue"):
@@ -154,7 +154,7 @@ def test_a_message_is_not_made_by_saving_it() -> None:
     assert OrmQ.objects.count() == 0
 
 
-def test_a_list_with_locks_is_one_query(django_assert_queries: Any) -> None:
+def test_locks_are_read_with_one_query(django_assert_queries: Any) -> None:
     for _ in range(3):
         row = message()
     hold(row)
@@ -164,7 +164,7 @@ def test_a_list_with_locks_is_one_query(django_assert_queries: Any) -> None:
 
 @pytest.fixture
 def django_assert_queries() -> Any:
-    """How many queries a block makes."""
+    """Return a context manager that checks the number of queries."""
     from contextlib import contextmanager
 
     from django.test.utils import CaptureQueriesContext

@@ -1,4 +1,4 @@
-"""Which successes stay: the newest, of all or of each group, name or function; and every failure."""
+"""Retention of tasks: the newest successes, of all or per group, name or function; and all failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def _tasks() -> None:
-    """Ten successes of three groups, and ten failures."""
+    """Create ten successes of three groups, and ten failures."""
     Task.objects.bulk_create(
         Task(
             id=f"{number:032x}",
@@ -45,20 +45,20 @@ def _tasks() -> None:
 
 
 @pytest.mark.parametrize(("limit", "left"), [(4, 4), (10, 10), (50, 10), (0, 10)])
-def test_the_newest_successes_stay(limit: int, left: int) -> None:
+def test_newest_successes_are_kept(limit: int, left: int) -> None:
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": limit}):
         assert sweep() == 10 - left
     assert [task.pk for task in Success.objects.all()] == [f"{9 - n:032x}" for n in range(left)]
     assert Failure.objects.count() == 10
 
 
-def test_a_portion_after_the_other() -> None:
+def test_sweep_works_in_portions() -> None:
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2}):
         assert [sweep(most=3) for _ in range(4)] == [3, 3, 2, 0]
     assert [task.pk for task in Success.objects.all()] == [f"{9 - n:032x}" for n in range(2)]
 
 
-def test_of_those_that_have_ended_at_once_the_limit_stays() -> None:
+def test_limit_is_kept_of_tasks_that_ended_together() -> None:
     Task.objects.update(stopped=START)
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": 4}):
         assert [sweep(most=3), sweep(most=3)] == [6, 0]
@@ -67,7 +67,7 @@ def test_of_those_that_have_ended_at_once_the_limit_stays() -> None:
 
 
 @pytest.mark.parametrize(("field", "left"), [("group", 6), ("name", 10), ("func", 4)])
-def test_so_many_of_each(field: str, left: int) -> None:
+def test_limit_per_group_name_or_function(field: str, left: int) -> None:
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2, "save_limit_per": field}):
         sweep()
     counts = Counter(Success.objects.order_by().values_list(field, flat=True))
@@ -80,12 +80,12 @@ def test_so_many_of_each(field: str, left: int) -> None:
     ("field", "seconds", "limit", "gone"),
     [
         ("group", 9, 2, {0, 3}),
-        ("group", 8, 2, {0, 3, 2}),  # also of those without a group
+        ("group", 8, 2, {0, 3, 2}),  # including tasks without a group
         ("name", 8, 1, {3, 4}),
         ("func", 9, 2, {1, 3, 5}),
     ],
 )
-def test_only_what_has_got_new_tasks_is_counted(field: str, seconds: int, limit: int, gone: set[int]) -> None:
+def test_only_values_with_new_tasks_are_counted(field: str, seconds: int, limit: int, gone: set[int]) -> None:
     since = START + timedelta(seconds=seconds)
     kept = {"save_limit": limit, "save_limit_per": field}
     with override_settings(Q_CLUSTER={"name": "default", **kept}):
@@ -95,7 +95,7 @@ def test_only_what_has_got_new_tasks_is_counted(field: str, seconds: int, limit:
 
 
 @pytest.mark.parametrize("field", ["group", "name", "func"])
-def test_a_look_at_what_is_new_reads_by_an_index(field: str) -> None:
+def test_sweep_of_new_tasks_uses_an_index(field: str) -> None:
     kept = {"save_limit": 2, "save_limit_per": field}
     settings = override_settings(Q_CLUSTER={"name": "default", **kept})
     with settings, CaptureQueriesContext(connection) as asked:
@@ -112,8 +112,8 @@ def test_a_look_at_what_is_new_reads_by_an_index(field: str) -> None:
         assert re.search(rf"SEARCH \w+ USING INDEX \w+_task_{field} \({field}=\?", plan), plan
 
 
-def test_everything_is_counted_at_first_and_then_once_an_hour() -> None:
-    """A result that is stored late is counted then."""
+def test_all_tasks_are_counted_at_the_start_and_hourly() -> None:
+    """This includes results that were stored late."""
     clock = FakeClock()
     retention = Retention(QWorker("retention", clock=clock, set_as_current=False), lambda *_: None)
 
@@ -129,7 +129,7 @@ def test_everything_is_counted_at_first_and_then_once_an_hour() -> None:
         assert left() == {"a": 2, "b": 2, None: 2}
 
 
-def test_the_longer_a_look_takes_the_longer_is_the_rest() -> None:
+def test_pause_grows_with_the_duration_of_a_sweep() -> None:
     assert rest_after(0.0, MOST) == 0.0
     assert rest_after(0.001, 5) == LOOK_SECONDS
     assert rest_after(0.7, MOST) == rest_after(0.7, 0) == 0.7 / SHARE > 20

@@ -1,4 +1,4 @@
-"""Schedules of the table: what is sent when something goes wrong between the ledger and the broker."""
+"""Schedules in the database: what is sent after failures between the ledger and the broker."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ DUE = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 
 class Sender:
-    """A broker elsewhere. away: how many of its next calls fail, and whether it took what it was given."""
+    """A broker in another place. failing: one item for each next call that fails; True if it stores the
+    messages first."""
 
     def __init__(self) -> None:
         self.packages: list[dict[str, Any]] = []
         self.queues: list[str] = []
-        self.away: list[bool] = []
+        self.failing: list[bool] = []
 
     def push(self, envelopes: list[Envelope]) -> None:
-        took = self.away.pop(0) if self.away else None
-        if took is not False:
+        stored = self.failing.pop(0) if self.failing else None
+        if stored is not False:
             self.packages += [SignedPackage.loads(text_of(each.body)) for each in envelopes]
             self.queues += [each.queue for each in envelopes]
-        if took is not None:
+        if stored is not None:
             raise BrokerUnavailable("it does not answer")
 
     @property
@@ -55,7 +56,7 @@ class Sender:
 
 
 class Bench:
-    """A scheduler over a ledger of its own, in a file, and a broker elsewhere."""
+    """A scheduler with its own ledger in a file, and a broker in another place."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -64,7 +65,7 @@ class Bench:
         self.scheduler = self.another()
 
     def another(self, cluster: str = "default") -> Scheduler:
-        """A scheduler of another process, over the same ledger."""
+        """Return a scheduler of another process with the same ledger."""
         app: Any = SimpleNamespace(
             clock=self.clock,
             broker=SimpleNamespace(sender=self.sender),
@@ -94,16 +95,16 @@ def hourly(**fields: Any) -> Schedule:
     return made
 
 
-@pytest.mark.parametrize("took", [False, True])
-def test_a_broker_that_is_away_loses_no_due_time(bench: Bench, took: bool) -> None:
-    """took: it has the task, and the answer was lost: then it comes twice, under one id."""
+@pytest.mark.parametrize("stored", [False, True])
+def test_unavailable_broker_loses_no_due_time(bench: Bench, stored: bool) -> None:
+    """stored: the broker has the task, but its reply was lost. Then the task is sent twice, with one id."""
     row = hourly()
-    bench.sender.away = [took]
+    bench.sender.failing = [stored]
     bench.turn()
-    assert len(bench.sender.ids) == took
+    assert len(bench.sender.ids) == stored
     assert bench.outcomes(row) == [PENDING]
     bench.turn(2)
-    assert len(bench.sender.ids) == 1 + took
+    assert len(bench.sender.ids) == 1 + stored
     assert len(set(bench.sender.ids)) == 1
     assert PENDING not in bench.outcomes(row)
     row.refresh_from_db()
@@ -111,22 +112,22 @@ def test_a_broker_that_is_away_loses_no_due_time(bench: Bench, took: bool) -> No
     assert row.task == bench.sender.ids[0]
 
 
-def test_who_leads_next_sends_what_was_left_behind(bench: Bench) -> None:
+def test_next_leader_sends_pending_tasks(bench: Bench) -> None:
     hourly()
     once = hourly(schedule_type="O", args="9")
-    bench.sender.away = [False]
+    bench.sender.failing = [False]
     bench.turn()
     other = bench.another()
-    for _ in range(12):  # until the lease is over
+    for _ in range(12):  # until the lease has expired
         bench.clock.advance(0.3)
         bench.turn(scheduler=other)
     assert sorted(package["args"] for package in bench.sender.packages) == [(4,), (9,)]
     assert not Schedule.objects.filter(pk=once.pk).exists()
 
 
-def test_what_was_left_behind_and_deleted_since_is_not_sent(bench: Bench) -> None:
+def test_pending_task_of_a_deleted_schedule_is_not_sent(bench: Bench) -> None:
     row = hourly()
-    bench.sender.away = [False]
+    bench.sender.failing = [False]
     bench.turn()
     Schedule.objects.all().delete()
     bench.turn(2)
@@ -134,7 +135,7 @@ def test_what_was_left_behind_and_deleted_since_is_not_sent(bench: Bench) -> Non
     assert bench.outcomes(row) != [PENDING]
 
 
-def test_clusters_of_two_names_both_send_theirs(bench: Bench) -> None:
+def test_each_cluster_sends_its_own_schedules(bench: Bench) -> None:
     hourly()
     hourly(cluster="long", args="9")
     bench.turn(2)
@@ -143,7 +144,7 @@ def test_clusters_of_two_names_both_send_theirs(bench: Bench) -> None:
     assert bench.sender.queues == ["default", "long"]
 
 
-def test_the_ledger_is_swept(bench: Bench) -> None:
+def test_ledger_is_swept(bench: Bench) -> None:
     row = hourly(schedule_type="O", repeats=1)
     bench.turn(2)
     assert len(bench.outcomes(row)) == 1
@@ -154,7 +155,7 @@ def test_the_ledger_is_swept(bench: Bench) -> None:
 
 @pytest.fixture
 def twice(bench: Bench) -> Callable[..., Any]:
-    """Run the package that was sent of a schedule, as a worker does."""
+    """Return a function that runs the package of a schedule, like a worker."""
     hourly()
     bench.turn()
 
@@ -176,11 +177,11 @@ def ended(identity: str, success: bool) -> None:
     [
         (True, {}, False),
         (False, {}, False),
-        (False, {"ack_failure": False}, True),  # a failure is to be run again
+        (False, {"ack_failure": False}, True),  # a failure is run again
         (True, {"ack_failure": False}, False),
     ],
 )
-def test_the_second_task_of_a_due_time_is_not_run(
+def test_duplicate_task_of_a_due_time_is_not_run(
     bench: Bench, twice: Callable[..., Any], success: bool, more: dict[str, Any], runs: bool
 ) -> None:
     assert twice(**more) == 2.0
@@ -192,49 +193,47 @@ def test_the_second_task_of_a_due_time_is_not_run(
         twice(**more)
 
 
-heard: list[Task] = []
+hooked: list[Task] = []
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_the_hook_of_a_task_that_is_delivered_again_hears_when_it_stopped(
+def test_hook_of_a_redelivered_task_gets_the_stored_end(
     bench: Bench, twice: Callable[..., Any], success: bool
 ) -> None:
-    """Its process may have died before the hook was called."""
+    """The worker may have died before calling the hook."""
     ended(bench.sender.ids[0], success)
     stopped = DUE - timedelta(days=1)
     Task.objects.update(stopped=stopped)
-    heard.clear()
+    hooked.clear()
     again = Context(id=bench.sender.ids[0], delivery_info={"redelivered": True})
     token = push(again, SimpleNamespace(name="run", app=SimpleNamespace(clock=bench.clock)))
     try:
         with pytest.raises(Ignore, match="has run already"):
-            twice(hook=f"{__name__}.heard.append")
+            twice(hook=f"{__name__}.hooked.append")
     finally:
         pop(token)
-    (task,) = heard
+    (task,) = hooked
     assert (task.success, task.result, task.stopped) == (success, 2.0, stopped)
     assert Task.objects.get().stopped == stopped
 
 
-def test_while_the_database_does_not_say_whether_it_has_run_it_goes_back(
-    bench: Bench, twice: Callable[..., Any]
-) -> None:
-    def away(*_: Any) -> Any:
+def test_task_is_requeued_if_the_database_is_unavailable(bench: Bench, twice: Callable[..., Any]) -> None:
+    def failing(*_: Any) -> Any:
         raise OperationalError("the database system is not yet accepting connections")
 
-    with connection.execute_wrapper(away), pytest.raises(Reject, match="cannot determine whether") as told:
+    with connection.execute_wrapper(failing), pytest.raises(Reject, match="cannot determine whether") as told:
         twice()
     assert told.value.requeue
     assert twice() == 2.0
 
 
-def test_what_no_schedule_has_sent_may_have_an_id_twice() -> None:
+def test_task_without_schedule_may_repeat_an_id() -> None:
     package = package_of("math.sqrt", (4,), {}, {"id": "a" * 32})
     ended("a" * 32, True)
     assert work.run_package(SignedPackage.dumps(package)) == 2.0
 
 
-def test_the_ledger_is_that_of_one_cluster(bench: Bench) -> None:
+def test_each_cluster_has_its_own_ledger(bench: Bench) -> None:
     from qworker.django.clusters.engine import app
 
     for name in ("default", "long"):

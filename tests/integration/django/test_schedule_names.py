@@ -1,4 +1,4 @@
-"""A schedule's name is its own, whoever else makes one at the same moment."""
+"""Names of schedules are unique, even if created concurrently."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROUNDS = 10
     ],
     ids=str,
 )
-def test_of_several_processes_one_makes_it(
+def test_one_of_many_processes_creates_a_schedule(
     places: Callable[[str], Place], kind: str, options: dict[str, Any]
 ) -> None:
-    """Also where a transaction sees what was there when it began."""
+    """Even if a transaction reads an older snapshot."""
     place = places(kind)
     place.django["OPTIONS"] = options
     names, ends, left = place.running("django_schedule_names.py", rounds=ROUNDS)

@@ -1,4 +1,4 @@
-"""A project whose Q_CLUSTER is wrong: its commands say what, in sentences."""
+"""Commands of a project with an invalid Q_CLUSTER."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ execute_from_command_line(["manage.py", "check", "--tag", "qworker"])
     ],
     ids=str,
 )
-def test_a_command_tells_what_is_wrong(setting: object, said: str) -> None:
+def test_command_reports_the_invalid_setting(setting: object, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROJECT, repr(setting)], capture_output=True, text=True, timeout=60
     )
