@@ -268,7 +268,8 @@ class Oracle:
         dues = sorted(called if slots is None else {round(due, 6) for due, *_ in slots})
         every = [entry for life in known.lives for _, entry in life.says]
         forgets = not story.shared and bool(self.troubles)
-        if known.unsure or forgets or (slots is None and any(map(self._is_unseen, every))):
+        loses = not (self.only_beats or self.case.world.acks_late)
+        if known.unsure or forgets or (slots is None and (loses or any(map(self._is_unseen, every)))):
             return
         left = set(dues)
         for life in known.lives:

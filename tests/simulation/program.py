@@ -204,9 +204,10 @@ class Record:
 
     def is_first(self, request: Any) -> bool:
         """Return whether the message of *request* was never requeued."""
-        message = request.id, request.delivery_info["delivery_tag"]
-        new = message not in self.requeued
-        self.requeued.add(message)
+        info = request.delivery_info
+        again = request.id in self.requeued and info["redelivered"]  # a message of Celery's has another tag
+        new = not (again or (request.id, info["delivery_tag"]) in self.requeued)
+        self.requeued |= {request.id, (request.id, info["delivery_tag"])}
         return new
 
     def complain(self, text: str) -> None:

@@ -846,3 +846,19 @@ def test_the_calls_of_a_body_keep_their_headers() -> None:
 def test_the_next_attempt_shows_the_arguments_that_its_caller_chose() -> None:
     call = Call(retries=1, options={"argsrepr": "some"}, number=0)
     assert problems(run(Case(orders=(Order(call),)))) == []
+
+
+def test_a_message_from_celery_is_requeued_once() -> None:
+    """When it was sent again it had another tag, and the task requeued it once more."""
+    order = Order(Call(does="requeue", number=0), how="celery")
+    assert problems(run(Case(World("kombu+memory"), (order,)))) == []
+
+
+def test_a_due_time_whose_call_was_lost_counts() -> None:
+    """Without a list of calls, the checks did not see that max_runs had been reached."""
+    entry = Entry(when=("rule", (0, 1)), fields={"max_runs": 1})
+    chord = Chord([Chord([Call()], Pipe([Call(), Call()]))], Chain([Call(), Call()]))
+    kill = Fault("kill after", "worker0", "lease", nth=8)
+    timetable = Timetable(beats=1, start=10053939.0, entries=(entry,))
+    case = Case(World(acks_late=False), (Order(numbered(chord)),), (kill,), seed=3, schedules=timetable)
+    assert problems(run(case)) == []
