@@ -314,7 +314,7 @@ def test_a_death_after_the_ack_does_not_explain_a_repeat() -> None:
 
 
 def test_a_wrong_value_beside_a_lost_one_is_noticed() -> None:
-    flow = numbered(Group([Call(links=[Call()]), Call()]))
+    flow = numbered(Group([Call(calls=Call()), Call()]))
     lost = Fault("child before", "worker", "push")
     seen = run(Case(World(acks_late=False), (Order(flow),), (lost,)))
     assert problems(seen) == []
