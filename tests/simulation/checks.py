@@ -92,7 +92,7 @@ def _problems(seen: Seen) -> list[str]:
     found = [f"a worker crashed: {text}" for text in seen.crashed]
     if seen.case.django is not None:
         return found + django_problems(seen)
-    if seen.stuck and not _may_vanish(seen):
+    if seen.stuck and not any(_may_vanish(seen, asked) for asked in seen.asked):
         found.append(f"it does not end: {seen.stuck}")
     forged = _forged(seen)
     if None in forged:
@@ -220,8 +220,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _despite(seen, asked)
     found += _untimely(seen, asked, want)
     # What runs whatever becomes of others does not show that these were revoked or lost.
-    unsure = _after_losses(asked.order.flow) if asked.revoked or seen.may_lose else frozenset()
-    excused = {*(LOST if seen.may_lose else ()), *(CANCELLED if asked.revoked else ())}
+    unsure = _after_losses(asked.order.flow) if asked.revoked or seen.may_lose_of(asked) else frozenset()
+    excused = {*(LOST if seen.may_lose_of(asked) else ()), *(CANCELLED if asked.revoked else ())}
 
     def is_right(value: Any, want: Any) -> bool:
         return _is_but_for(excused, _but(value, unsure), _but(want, unsure))
@@ -230,7 +230,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     for number, ready in enumerate(kept.get(asked.name, ())):
         gone = asked.forgotten or asked.cut or _has_died(seen, asked)
         if not ready and (gone or not want.pending):
-            if not _may_vanish(seen) and not gone:
+            if not _may_vanish(seen, asked) and not gone:
                 found.append(f"result {number} has not ended")
             continue
         value = _in_segments(seen.values[asked.name][number], want.value, seen)
@@ -238,12 +238,12 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             value = _with_forgotten(value, want.value)
         if not is_right(value, want.value):
             found.append(f"result {number} is {value!r}, not {want.value!r}")
-        elif not seen.may_lose and not asked.forgotten:
+        elif not seen.may_lose_of(asked) and not asked.forgotten:
             found += _unrun(seen, asked, asked.results[number], value)
     for number, value in seen.called.get(asked.name, ()) if kept and not seen.case.world.by_messages else ():
         value = _in_segments(value, want.called.get(number), seen)
         if not asked.forgotten and not _is_but_for(
-            LOST if seen.may_lose else (), value, want.called.get(number)
+            LOST if seen.may_lose_of(asked) else (), value, want.called.get(number)
         ):
             found.append(f"what call {number} called is {value!r}, not {want.called.get(number)!r}")
     if exact and not want.pending and len(asked.told) < asked.promised:
@@ -283,7 +283,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         asked.refused
         or asked.forgotten
         or (asked.cut and (not ran or asked.order.how in ("twice", "eager")))  # else all of it is sent
-        or (seen.may_lose and (forgets or _lost(seen.values.get(asked.name, []))))
+        or (seen.may_lose_of(asked) and (forgets or _lost(seen.values.get(asked.name, []))))
     ):
         return found
     runs = {number: count * calls for number, count in (+want.runs).items()}
@@ -305,7 +305,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             for number in _linked(flow)
             if not asked.revoked and asked.name in seen.values and runs.get(number) and not ran[number]
         ]
-    elif not seen.may_lose:
+    elif not seen.may_lose_of(asked):
         for number, count in least.items():
             if ran[number] < count:
                 found.append(f"call {number} ran {ran[number]} times, not {count}")
@@ -324,7 +324,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     """Yield calls that began before their countdown was over; without faults also those that began late."""
     order, skew = asked.order, seen.case.world.skew * (seen.case.world.workers + len(CALLERS) + 1)
-    if seen.may_lose and _goes_on(order.flow):  # a call that was lost may also run later
+    if seen.may_lose_of(asked) and _goes_on(order.flow):  # a call that was lost may also run later
         return
     starts: dict[int, float] = {}
     ends: dict[int, list[float]] = {}
@@ -388,7 +388,7 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     callers = dict.fromkeys(errbacks, flow.parts.keys() - errbacks)
     repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
-    more_fail = asked.revoked or seen.may_lose or _fails_to_join(seen, asked)
+    more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
     due = want.runs if more_fail else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
@@ -521,9 +521,9 @@ def _fails_to_join(seen: Seen, asked: Asked) -> bool:
     return not seen.case.world.joins and needs_joins(asked.order.flow)
 
 
-def _may_vanish(seen: Seen) -> bool:
+def _may_vanish(seen: Seen, asked: Asked) -> bool:
     """Return whether lost tasks may leave no trace: if their worker died, or was considered dead."""
-    return seen.may_lose and any(fault.kind not in CUT for fault in seen.fired)
+    return seen.may_lose_of(asked) and any(fault.kind not in CUT for fault in seen.fired)
 
 
 def _errors(value: Any, want: Expected) -> list[Any]:

@@ -77,7 +77,9 @@ HAPPENINGS = {
 DRIFT = 10.0
 """Seconds during which a clock runs too fast or too slowly."""
 TICK = 0.25
-LOSES_NOTHING = frozenset({"drift", "freeze", "jump", "move", "poison", "restart", "retry dead", "stranger"})
+LOSES_NOTHING = frozenset(
+    {"drift", "freeze", "jump", "move", "poison", "restart", "stall", "twice", *OF_OPERATORS}
+)
 """Faults after which a worker still runs a task that it acknowledged early."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
@@ -161,23 +163,36 @@ class Seen:
     @property
     def may_lose(self) -> bool:
         """Whether tasks may be lost: those acknowledged early, or over their time limit."""
-        if any(fault.kind.startswith("limit") for fault in self.fired):
-            return True
-        return not self.case.world.acks_late and any(map(self._loses, self.fired))
+        return any(self._loses(met.fault) for met in self.met)
+
+    def may_lose_of(self, asked: Asked) -> bool:
+        """Return whether tasks of *asked* may be lost."""
+        return any(self._loses(met.fault) and not self._is_of_another(met, asked) for met in self.met)
+
+    def _is_of_another(self, met: Met, asked: Asked) -> bool:
+        """Return whether *met* concerned the child that ran a task of another order."""
+        if not met.fault.kind.startswith(("child", "limit")):
+            return False
+        runs = (*self.record.executions.items(), *self.record.tellings.items())
+        return any(name != asked.name and run.id in met.about for name, each in runs for _, run in each)
 
     def _loses(self, fault: Fault) -> bool:
+        if fault.kind.startswith("limit"):
+            return True
         known = not self.case.world.stores.startswith("kombu")  # whether it can report what it received
-        if fault.kind in ("die", "kill") and not fault.node.startswith("worker"):
-            return False
         answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
-        answer_lost |= fault.kind == "stall" and fault.method in STALLED
-        return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
+        return not (
+            self.case.world.acks_late
+            or fault.node.startswith(("beat", "caller"))
+            or fault.kind in LOSES_NOTHING
+            or (known and answer_lost)
+        )
 
     def excuses(self, asked: Asked) -> bool:
         """Return whether joins of *asked* may be left until they expire: of failed calls, also in tasks that
         open new ones when they are redelivered; or of lost members."""
         return bool(
-            self.may_lose
+            self.may_lose_of(asked)
             or asked.refused
             or asked.forgotten
             or asked.cut
@@ -189,7 +204,7 @@ class Seen:
     @property
     def excused(self) -> bool:
         """Whether joins of any order may be left."""
-        return self.may_lose or any(map(self.excuses, self.asked))
+        return any(map(self.excuses, self.asked))
 
     def look(self, app_of: Callable[[Asked], QWorker]) -> None:
         """Record the results of all calls, as seen by the app of each."""
@@ -633,8 +648,6 @@ class Running:
         seen, count = self.seen, self.joins()
         if not count or not seen.excused:
             return count
-        if seen.may_lose:
-            return 0
         excused = {asked.name for asked in seen.asked if seen.excuses(asked)}
         owners = (seen.record.joins.get(id) for id in self.stores.joins(self.observer.app.backend))
         return sum(owner is not None and owner not in excused for owner in owners)

@@ -323,6 +323,27 @@ def test_a_wrong_value_beside_a_lost_one_is_noticed() -> None:
     assert problems(seen)[0].startswith("f0: result 0 is ['wrong', ")
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("twice", "caller0", "push"),
+        Fault("before", "caller0", "push", 2),
+        Fault("stall", "worker0", "store_rows", seconds=0.1),
+        Fault("retry failed", at=2.0),
+        Fault("child before", "worker", "push"),
+        Fault("limit before", "worker", "push"),
+    ],
+)
+def test_a_fault_that_loses_no_task_of_an_order_explains_no_lost_value(fault: Fault) -> None:
+    world = World(workers=1, acks_late=False)
+    orders = (Order(Call(number=0)), Order(Call(calls=Call(number=1), number=0)), Order(Call(number=0)))
+    seen = run(Case(world, orders, (fault,)))
+    assert seen.fired
+    assert problems(seen) == []
+    seen.values["f0"] = [Failed("WorkerLost")]
+    assert problems(seen)[0].startswith("f0: result 0 is Failed(")
+
+
 @pytest.mark.parametrize("now", [True, False])
 def test_an_errback_that_no_fault_repeats_is_noticed(now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = numbered(Call(fails=True, errbacks=[Errback(now=now)]))
