@@ -226,7 +226,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     def is_right(value: Any, want: Any) -> bool:
         return _is_but_for(excused, _but(value, unsure), _but(want, unsure))
 
-    kept = {} if seen.case.world.forgets else seen.ready
+    forgets = seen.case.world.forgets or asked.name in seen.record.dropped
+    kept = {} if forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
         gone = asked.forgotten or asked.cut or _has_died(seen, asked)
         if not ready and (gone or not want.pending):

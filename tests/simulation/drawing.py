@@ -176,6 +176,7 @@ def call(random: Random, depth: int = 0) -> Any:
     )
     if made.retries:
         made.delay = random.choice((0.0, 0.0, 0.5, 3.0))
+        made.anew = random.choice(("", "", "args", "kwargs"))
     if random.random() < 0.1:
         made.options = dict(random.choice(OPTIONS))
     if depth < 2:
@@ -204,11 +205,11 @@ def special(random: Random, made: Call, depth: int) -> None:
         made.links.append(flow(random, 2, depth + 1))
 
 
-NOT_EAGER = {*ENDS, "requeue", "result"}
+NOT_EAGER = {*ENDS, "requeue", "result", "progress"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (
     *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "dies",
-    "expired", "outdated",
+    "expired", "outdated", "lost", "progress", "progress",
 )  # fmt: skip
 
 
@@ -300,7 +301,9 @@ def order(random: Random) -> Order:
     if want.pending:
         ask = "later"
     revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
-    given = () if how == "many" or random.random() < 0.5 else ("x",)
+    if how == "twice" and ask == "forget":  # the joins of one would miss what the other forgets
+        ask = "get"
+    given = () if how in ("many", "apply many") or random.random() < 0.5 else ("x",)
     if how == "rollback":
         ask, revoke_at = "later", None
     return Order(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOLD = {states.SUCCESS: "success", states.FAILURE: "failure", states.RETRY: "retry"}
 """The names in metrics of the states that have a signal."""
-UNTOLD = ("hard", "dies", "requeue")
+UNTOLD = ("hard", "dies", "lost", "requeue")
 """Ends for which ``task_failure`` is sent in the worker, without the call, or not at all."""
 Which = tuple[str, int]
 """An order's name, and the number of a call in its flow."""
@@ -74,7 +74,7 @@ class Figures:
         """Return how many calls of flows ended as *how*, by the workers' metrics."""
         return sum(
             count for each in self.counters for (name, end), count in each.ends().items()
-            if end == how and name in ("call", "acall", "dies")
+            if end == how and name in ("call", "acall", "dies", "lost")
         )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
                 yield f"{each.name}: on_retry() of {number} was called {record.hooked[call]} times"
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
-            if part.does in ("hard", "dies") and not part.fails:  # metrics do not count killed tasks
+            if part.does in ("hard", "dies", "lost") and not part.fails:  # metrics do not count killed tasks
                 if joins or part.calls is None or is_line(part.calls):
                     killed += ran[number]
                 else:  # unless it has failed before, because it calls what needs joins

@@ -20,7 +20,7 @@ import celery
 from celery._state import _tls
 from celery.canvas import maybe_signature
 
-from qworker import QWorker, signature
+from qworker import QWorker, signature, states
 from qworker.backends.stores import Stores as AppStores
 from qworker.components.ending.settler import Settler
 from qworker.components.pool.contract import OnRoom
@@ -35,13 +35,13 @@ from qworker.tasks.eager import EagerResult
 from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import STAMPS, Noting, Record, define
+from tests.simulation.program import ROUTES, STAMPS, Noting, Record, define
 from tests.simulation.repeats import Execution
 from tests.simulation.seams import Process
 from tests.simulation.stores import STORES, Stores
 from tests.simulation.waiting import Watcher, awaited
 from tests.simulation.world import LEASE_SECONDS, Actor, Clock, Killed, Stuck, Time
-from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
+from tests.support.flows import PENDING, Call, Failed, canvas, has_failed, timed, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
@@ -49,14 +49,14 @@ IN_TRANSACTIONS = ("commit", "rollback")
 """Called in a transaction on the broker's database, which ends in this way."""
 BY_CELERY = ("celery", "celery 1")
 """Called by Celery itself, with message protocol 2 or 1, if messages go through kombu."""
-HOW = ("call", "call", "dicts", "twice", "many", "eager", *IN_TRANSACTIONS)
+HOW = ("call", "call", "dicts", "twice", "many", "apply many", "await", "eager", *IN_TRANSACTIONS)
 AT_ONCE = 0.001
 """Seconds until the next step of an actor that is not idle."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Runtimes reported for a run, by which a worker decides how far to prefetch."""
 LONG_RUN = 1.6
 """Seconds of a long run, after which prefetched messages are returned."""
-ASK = ("later", "get", "raise", "await", "then", "other", "all", "impatient", "saved")
+ASK = ("later", "get", "raise", "await", "then", "other", "all", "impatient", "saved", "native", "forget")
 IMPATIENT = (0.0001, 0.3, 2.0)
 """Timeouts of a caller that asks again after each, and then without one."""
 
@@ -107,6 +107,7 @@ class Node:
             "simulated",
             clock=self.clock,
             set_as_current=False,
+            task_routes=ROUTES,
             broker_url="memory://" if world.by_messages else None,
             **settings_of(world, LEASE_SECONDS, key),
             **self.record.settings,
@@ -381,6 +382,8 @@ class Caller(Node):
         eager = order.how == "eager"
         asked.called_at = self.record.now()
         self.record.keep(asked.name, order)
+        if order.ask == "forget":
+            self.record.dropped.add(asked.name)
         if order.how in BY_CELERY:
             self.record.by_celery.add(asked.name)
         call = canvas(order.flow, self.app.tasks, asked.name)
@@ -401,6 +404,12 @@ class Caller(Node):
                         asked.results.append(self.process.call("broker", "push", push, (), {}))
                     elif order.how == "many":
                         asked.results += map(_of_graph, self.app.send_many([call]))
+                    elif order.how == "apply many" and isinstance(order.flow, Call):
+                        many = self.app.tasks[call.task].apply_many
+                        asked.results += many([call], **timed(order.options))
+                    elif order.how == "await":
+                        made = call.aapply_async(order.given, **timed(order.options))
+                        asked.results.append(_of_graph(self.awaited(made)))
                     else:
                         asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
@@ -419,7 +428,7 @@ class Caller(Node):
             broker="memory://",
             backend="disabled://",
             set_as_current=False,
-            changes={"task_protocol": 1 if order.how == "celery 1" else 2},
+            changes={"task_protocol": 1 if order.how == "celery 1" else 2, "task_routes": ROUTES},
         )
         theirs.now = lambda: datetime.fromtimestamp(self.clock.now(), UTC)
         written = json.loads(json.dumps(call, default=timedelta.total_seconds))
@@ -471,6 +480,11 @@ class Caller(Node):
             asked.told.append(all_of(result))
         elif asked.order.ask == "impatient":
             asked.told.append(self._asked_again(asked, result))
+        elif asked.order.ask == "native":
+            asked.told.append(self._natively(asked, result))
+        elif asked.order.ask == "forget":
+            asked.told.append(value_of(result))
+            self._forget(asked, result)
         elif asked.order.ask == "saved" and not _has_ignored(result):
             asked.told.append(value_of(self._restored(asked, result, other)))
         elif asked.order.ask == "other" and not _has_ignored(result):
@@ -487,6 +501,26 @@ class Caller(Node):
                 if clock.monotonic() < since + timeout - 1e-6:
                     self.record.complain(f"{asked.name}: get() gave up before its timeout of {timeout} s")
         return all_of(result)
+
+    def _natively(self, asked: Asked, result: Any) -> Any:
+        """Return the values of *result*, which iter_native() and completed_count() of a group must match."""
+        if not isinstance(result, GroupResult) or _has_ignored(result):
+            return value_of(result)
+        ended, singles = dict(result.iter_native()), {each.id for each in result._singles()}
+        values, count = value_of(result), result.completed_count()
+        right = ended.keys() == singles and count == sum(not has_failed(each) for each in values)
+        if not (right or self.process.disturbed):
+            self.record.complain(f"{asked.name}: {values!r} of {singles}: {ended!r}, {count} completed")
+        return values
+
+    def _forget(self, asked: Asked, result: Any) -> None:
+        """Forget *result*, which has ended."""
+        seen = [self.app.AsyncResult(each.id) for each in calls_of(result) if not each.ignored]
+        ended = [each for each in seen if each.ready()]
+        result.forget()
+        left = [each for each in ended if self.app.AsyncResult(each.id).state != states.PENDING]
+        if left and not self.process.disturbed:
+            self.record.complain(f"{asked.name}: {left} are known after forget()")
 
     def _restored(self, asked: Asked, result: Any, other: Node) -> Any:
         """Return the group *result*, saved here, as *other* restores it; any other as *other* has it."""

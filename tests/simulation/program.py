@@ -114,6 +114,8 @@ class Record:
         """The group and the parent in their results, by their names there; {} if others replace them."""
         self.parents: dict[str, str] = {}
         """The ids of tasks that keep a result, by the ids of the results of their calls."""
+        self.dropped: set[str] = set()
+        """Orders whose callers forget their results."""
         self.keeps_all: bool = True
         """Whether each call leaves a result, and keeps it."""
         self.unseen: list[str] = []
@@ -170,7 +172,7 @@ class Record:
 
     def keeps(self, flow: str) -> bool:
         """Return whether each call of *flow* leaves a result, and keeps it."""
-        return self.keeps_all
+        return self.keeps_all and flow not in self.dropped
 
     def miss(self, text: str) -> None:
         self.unseen.append(text)
@@ -298,6 +300,8 @@ CARRIED: dict[str, Callable[[Any], Any]] = {
 }
 """How a request shows the options of its call."""
 STAMPS = {"by": "me"}
+ROUTES = {"acall": {"queue": "far"}}
+"""``task_routes``."""
 THEIRS = "somebody else's"
 """A result that no call of a flow returns."""
 RAISED: dict[str, BaseException] = {
@@ -381,7 +385,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
             queue = None if request.is_eager else request.delivery_info["routing_key"]
-            if queue not in (None, part.options.get("queue", app.conf.task_default_queue)):
+            home = "far" if app.conf.task_routes and task.name in ROUTES else app.conf.task_default_queue
+            if queue not in (None, part.options.get("queue", home)):
                 record.complain(f"{flow}: {number} came from the queue {queue}")
             if queue is not None and process.queues and queue not in process.queues:
                 record.complain(f"{flow}: call {number} ran in a worker that does not consume {queue}")
@@ -403,7 +408,9 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 record.complain(f"{flow}: {number} has the stamps {request.stamps}")
             if request.retries < retries:
                 put_off(request, number, part.delay)
-                raise task.retry(countdown=part.delay, max_retries=retries)
+                args = ("anew",) if part.anew == "args" else None
+                kwargs = {**request.kwargs, "x": "anew"} if part.anew == "kwargs" else None
+                raise task.retry(args, kwargs, countdown=part.delay, max_retries=retries)
             if part.calls is not None:
                 options = {"headers": dict(seen)} if part.hands_on else {}
                 with until_sent(task):
@@ -448,6 +455,19 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             attempt, due = (request.id, number, request.retries + 1), app.clock.now() + seconds
             record.put_off[attempt] = min(due, record.put_off.get(attempt, due))
 
+    def progress(task: Any, number: int) -> None:
+        """Store a state, and check that it is seen until the end of the task is stored."""
+        flow, id, meta = task.request.kwargs["flow"], task.request.id, {"done": number}
+        try:
+            stored = task.update_state(state="PROGRESS", meta=meta)
+            info, state = (seen := app.AsyncResult(id)).info, seen.state
+        except QWorkerError:  # the store is unavailable
+            return
+        once = len(record.begun[id]) == 1  # else the end of another run may be stored
+        right = stored and (state, info) == ("PROGRESS", meta)
+        if record.keeps(flow) and not process.disturbed and once and not right:
+            record.complain(f"{flow}: {number} has stored its progress: {stored}, and sees {state}, {info!r}")
+
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
         """End the call *number* as *does* requires."""
         if does == "result":
@@ -457,8 +477,11 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             return VALUES[does]
         if does == "hard":
             process.end_child(TIME_LIMIT)
-        if does == "dies":
+        if does in ("dies", "lost"):
             process.end_child(LOST)
+        if does == "progress":
+            progress(task, number)
+            return shown(number, given)
         if does == "again":
             put_off(task.request, number, BACKOFF * 2**task.request.retries)
         if does == "requeue":
@@ -478,6 +501,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
 
     app.task(base=kind, name="call", **options)(call)
     app.task(base=kind, name="dies", max_deliveries=RUNS["dies"], **options)(call)
+    app.task(base=kind, name="lost", reject_on_worker_lost=False, **options)(call)
 
     @app.task(base=of_coroutines, name="acall", **options)
     async def acall(

@@ -33,6 +33,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 PACE = 0.25
 """Factor for the times of simulated cases."""
+OTHERS = {"saved": "other", "native": "get", "forget": "get"}
+"""Ways to wait that need a simulated process, and others instead."""
 LONGEST = 1.0
 """Maximum countdown of a call, in seconds."""
 
@@ -79,7 +81,7 @@ def order(random: Random, world: RealWorld) -> Order:
             part.options = sooner(part.options)
         if isinstance(part, Call):
             part.delay = min(part.delay, LONGEST)
-        if getattr(part, "does", "") == "dies":
+        if getattr(part, "does", "") in ("dies", "lost"):
             part.does = "soft"  # a process is not killed at a run
         if getattr(part, "does", "") == "hard":
             if world.pool != "prefork" or part.coroutine:
@@ -92,7 +94,7 @@ def order(random: Random, world: RealWorld) -> Order:
         made,
         at=round(made.at * PACE, 2),
         how=how,
-        ask="get" if ask in ("other", "saved") and by_messages else {"saved": "other"}.get(ask, ask),
+        ask="get" if ask in ("other", "saved") and by_messages else OTHERS.get(ask, ask),
         options=sooner(made.options),
     )
 

@@ -49,8 +49,8 @@ class Short:
 
 @dataclass(repr=False)
 class Call(Short):
-    """One call. retries: how often it asks for another attempt, *delay* seconds later. number: its own in the
-    flow.
+    """One call. retries: how often it asks for another attempt, *delay* seconds later; with *anew*, "args" or
+    "kwargs", it gives that new ones. number: its own in the flow.
 
     does: what it does in the end, see ENDS and VALUES. instead: the flow that it has take its place. calls:
     a flow that it calls, with its own headers if hands_on. adds: a flow that it adds to its chord, if it is a
@@ -62,6 +62,7 @@ class Call(Short):
     fails: bool = False
     retries: int = 0
     delay: float = 0.0
+    anew: str = ""
     immutable: bool = False
     ignored: bool = False
     coroutine: bool = False
@@ -334,7 +335,8 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
         return signature
 
     if isinstance(flow, Call):
-        task = tasks["dies" if flow.does == "dies" else "acall" if flow.coroutine else "call"]
+        name_of = flow.does if flow.does in ("dies", "lost") else "acall" if flow.coroutine else "call"
+        task = tasks[name_of]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
         made.set(immutable=flow.immutable, **timed(flow.options))
         if flow.wrong:
@@ -473,11 +475,13 @@ ENDS: dict[str, Any] = {
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
     "dies": Failed("WorkerLost"),
+    "lost": Failed("WorkerLost"),
     "expired": Failed("TaskExpired"),
     "outdated": Failed("TaskExpired"),
 }
 """How a call ends that does so; "requeue" puts its message back once, one that "dies" kills its process each
-time, and "outdated" expires while it waits."""
+time, one that is "lost" is not delivered again when it has done so, "outdated" expires while it waits, and
+"progress" stores a state of its own."""
 OUTDATED = 1.0
 """Seconds until one that is outdated would be due."""
 ARGS: dict[str, tuple[Any, ...]] = {
@@ -788,7 +792,10 @@ class _Oracle:
         elif call.does in VALUES:
             value = VALUES[call.does]
         else:
-            value = shown(number, () if call.immutable else args)
+            given = () if call.immutable else args
+            if call.retries and call.anew:
+                given = ("anew",) if call.anew == "args" else (*given, "anew")
+            value = shown(number, given)
         if not isinstance(value, Failed):
             for link in call.links:
                 stages = built(link).stages
