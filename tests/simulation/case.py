@@ -67,7 +67,8 @@ class World(Short):
 @dataclass(frozen=True, repr=False)
 class Order(Short):
     """A call of *flow* at second *at*. how: see ``nodes.HOW``. ask: see ``nodes.ASK``. options: for
-    apply_async(). stamped: whether the whole flow has a stamp. revoke_at: seconds after the call."""
+    apply_async(). stamped: whether the whole flow has a stamp. revoke_at: seconds after the call; terminate:
+    what runs is ended, too."""
 
     flow: Any
     at: float = 0.0
@@ -77,6 +78,7 @@ class Order(Short):
     options: dict[str, Any] = field(default_factory=dict)
     stamped: bool = False
     revoke_at: float | None = None
+    terminate: bool = False
 
 
 @dataclass(frozen=True, repr=False)

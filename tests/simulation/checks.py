@@ -67,7 +67,7 @@ HEARD = 1.5
 RECOVERED = 4.0
 """Seconds after a fault in which workers may not have heard yet: they connect again within two, and are
 restarted after one."""
-CANCELLED = frozenset({Failed("TaskRevoked"), Failed("ChordError")})
+CANCELLED = frozenset({Failed("TaskRevoked"), Failed("Terminated"), Failed("ChordError")})
 """The values of revoked calls, and of those that follow them."""
 AT_DEATHS = "it was running at"
 """The reason of dead letters that were delivered once more than their ``max_deliveries``."""
@@ -118,7 +118,8 @@ def _problems(seen: Seen) -> list[str]:
             )
         ]
         letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
-        dead = range(dead.start + (0 if _may_end_early(seen, asked) else letters), dead.stop + letters)
+        more = _perhaps_dead(asked, want)
+        dead = range(dead.start + (0 if _may_end_early(seen, asked) else letters), dead.stop + letters + more)
     if seen.schedules is not None:
         found += Oracle(seen.case, seen.schedules, [(met.at, met.fault) for met in seen.met]).problems()
     found += seen.record.wrong
@@ -172,13 +173,20 @@ def _forged(seen: Seen) -> set[str | None]:
     return {name for ids in joins for name in ([seen.record.joins[id] for id in ids] or [None])}
 
 
+def _perhaps_dead(asked: Asked, want: Expected) -> int:
+    """Return how many calls may become dead letters without a run, because what is before them has failed."""
+    parts = (part for part in parts_of(asked.order.flow) if getattr(part, "does", "") == "unacked")
+    return len(asked.results) * sum(not want.runs[part.number] for part in parts)
+
+
 def _rejected(seen: Seen) -> int:
     """Return how many runs were rejected."""
     return sum(
         seen.record.ran(asked.name)[part.number]
         for asked in seen.asked
         for part in parts_of(asked.order.flow)
-        if getattr(part, "does", "") in ("reject", "requeue", "dies") and not part.fails
+        if (does := getattr(part, "does", "")) in ("reject", "requeue", "unacked", "dies")
+        and (does == "unacked" or not part.fails)
     )
 
 
@@ -411,13 +419,17 @@ def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str
 
 
 def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
-    """Yield calls that began when every worker had to know that they were revoked."""
+    """Yield calls that began when every worker had to know that they were revoked, or ended as usual after
+    their termination. A long run waits before it does anything, so none is ended within its work."""
+    ran = seen.record.executions[asked.name] if asked.order.terminate else ()
     for id, since in asked.stopped.items():
-        late = [
-            at - since for at in seen.record.begun[id] if at > since + HEARD and not _deaf(seen, since, at)
-        ]
-        if late:
-            yield f"a call began {max(late):.1f} s after it was revoked"
+        for what, times in (
+            ("began", seen.record.begun[id]),
+            ("worked", [run.at for _, run in ran if run.id == id]),
+        ):
+            late = [at - since for at in times if at > since + HEARD and not _deaf(seen, since, at)]
+            if late:
+                yield f"a call {what} {max(late):.1f} s after it was revoked"
 
 
 def _deaf(seen: Seen, since: float, at: float) -> bool:

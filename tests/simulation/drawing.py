@@ -209,7 +209,7 @@ NOT_EAGER = {*ENDS, "requeue", "result", "progress"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (
     *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "dies",
-    "expired", "outdated", "lost", "progress", "progress",
+    "expired", "outdated", "lost", "progress", "progress", "unacked",
 )  # fmt: skip
 
 
@@ -315,6 +315,7 @@ def order(random: Random) -> Order:
         {} if how in ("many", "eager") else options,
         random.random() < 0.1,
         revoke_at,
+        revoke_at is not None and random.random() < 0.5,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
 from qworker.components.status.counters import Counters
-from tests.support.flows import Call, is_line
+from tests.support.flows import OWN, Call, is_line
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import Asked
@@ -74,7 +74,7 @@ class Figures:
         """Return how many calls of flows ended as *how*, by the workers' metrics."""
         return sum(
             count for each in self.counters for (name, end), count in each.ends().items()
-            if end == how and name in ("call", "acall", "dies", "lost")
+            if end == how and name in ("call", "acall", *OWN)
         )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from tests.simulation.case import Order
 from tests.simulation.figures import Figures
 from tests.simulation.repeats import Body, Execution, first_of
 from tests.simulation.seams import Process
-from tests.support.flows import ARGS, BACKOFF, RUNS, VALUES, Call, Group, canvas, parts_of, shown
+from tests.support.flows import ARGS, BACKOFF, OWN, RUNS, VALUES, Call, Group, canvas, parts_of, shown
 
 _NAME = re.compile(rb'"(f[0-9]+)\\*"')
 
@@ -479,6 +479,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             process.end_child(TIME_LIMIT)
         if does in ("dies", "lost"):
             process.end_child(LOST)
+        if does == "unacked":
+            raise ValueError(number)
         if does == "progress":
             progress(task, number)
             return shown(number, given)
@@ -500,8 +502,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         return run(this, (*given, *(named[name] for name in sorted(named))), flow, number, fails, retries)
 
     app.task(base=kind, name="call", **options)(call)
-    app.task(base=kind, name="dies", max_deliveries=RUNS["dies"], **options)(call)
-    app.task(base=kind, name="lost", reject_on_worker_lost=False, **options)(call)
+    for name, own in OWN.items():
+        app.task(base=kind, name=name, **own, **options)(call)
 
     @app.task(base=of_coroutines, name="acall", **options)
     async def acall(

@@ -311,10 +311,8 @@ class Running:
             if fault.kind in HAPPENINGS:
                 ends = UNKNOWN if fault.kind == "poison" else fault.seconds
                 self.last = max(self.last, fault.at + ends)
-                at = fault.at + (fault.seconds if fault.kind == "crash" else 0.0)
-                self._at(at, "world", lambda fault=fault: self._happen(fault))
-                if fault.kind == "crash":
-                    self._at(fault.at, "world", self._remember)
+                act = self._remember if fault.kind == "crash" else self._happen
+                self._at(fault.at, "world", lambda act=act, fault=fault: act(fault))
 
         self.time.limit = self.last + 2 * PATIENCE
 
@@ -476,7 +474,7 @@ class Running:
             ids = list(ids_of(result))
             asked.revoked |= bool(ids)
             try:
-                result.revoke()
+                result.revoke(terminate=asked.order.terminate)
             except NotSupported:
                 asked.revoked = False
             except Exception as error:  # noqa: BLE001 - the store may be away
@@ -568,7 +566,9 @@ class Running:
         finally:
             there.close()
 
-    def _remember(self) -> None:
+    def _remember(self, fault: Fault) -> None:
+        """Remember what the crash *fault* restores. It happens after this, even if both are overdue."""
+        self._at(fault.at + fault.seconds, "world", lambda: self._happen(fault))
         self.restore = self.stores.snapshot()
         self.remembered = {asked.name for asked in self.seen.asked if asked.called}
         self.calls = {name: len(made) for name, made in self.seen.record.called.items()}

@@ -335,7 +335,7 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
         return signature
 
     if isinstance(flow, Call):
-        name_of = flow.does if flow.does in ("dies", "lost") else "acall" if flow.coroutine else "call"
+        name_of = flow.does if flow.does in OWN else "acall" if flow.coroutine else "call"
         task = tasks[name_of]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
         made.set(immutable=flow.immutable, **timed(flow.options))
@@ -476,12 +476,13 @@ ENDS: dict[str, Any] = {
     "hard": Failed("TimeLimitExceeded"),
     "dies": Failed("WorkerLost"),
     "lost": Failed("WorkerLost"),
+    "unacked": Failed("ValueError"),
     "expired": Failed("TaskExpired"),
     "outdated": Failed("TaskExpired"),
 }
 """How a call ends that does so; "requeue" puts its message back once, one that "dies" kills its process each
-time, one that is "lost" is not delivered again when it has done so, "outdated" expires while it waits, and
-"progress" stores a state of its own."""
+time, one that is "lost" is not delivered again when it has done so, an "unacked" one becomes a dead letter
+when it fails, "outdated" expires while it waits, and "progress" stores a state of its own."""
 OUTDATED = 1.0
 """Seconds until one that is outdated would be due."""
 ARGS: dict[str, tuple[Any, ...]] = {
@@ -492,6 +493,12 @@ ARGS: dict[str, tuple[Any, ...]] = {
 """The arguments of errors of tasks; those of a ValueError are the number of its call."""
 RUNS = {"requeue": 2, "again": 3, "dies": 3, "expired": 0, "outdated": 0}
 """How often one runs, if not once; for one that dies, its ``max_deliveries``."""
+OWN: dict[str, dict[str, Any]] = {
+    "dies": {"max_deliveries": RUNS["dies"]},
+    "lost": {"reject_on_worker_lost": False},
+    "unacked": {"acks_on_failure_or_timeout": False},
+}
+"""Behaviors with a task of their own, and its options."""
 BACKOFF = 0.1
 """Seconds before the second attempt of one that runs "again"; twice as many before the third."""
 
@@ -779,7 +786,7 @@ class _Oracle:
             found.pending = True
             return end, ran
         if isinstance(end, Failed):
-            found.dead += call.does in ("reject", "dies") and not fails
+            found.dead += call.does == "unacked" or (call.does in ("reject", "dies") and not fails)
             self.tell([stage], 0)
             return end, ran
         if call.instead is not None:
