@@ -353,7 +353,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if request.retries:  # as in Celery, it is that of the task
             found["compression"] = part.options.get("compression")
         every = part.options, {**part.options, **known.options}  # those of the order go to the first
-        if found not in [{name: options.get(name) for name in CARRIED} for options in every]:
+        if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
         seen = (request.headers or {}).keys()
         replaced = base == "overriding" or part.number in known.handed
