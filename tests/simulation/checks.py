@@ -150,6 +150,12 @@ def _problems(seen: Seen) -> list[str]:
         in_time &= kinds == {"poison"} or not seen.poison  # unknown tasks that are moved are put back anew
         if in_time and seen.schedules is None and seen.rested > PROMPT + _limited(seen):
             found.append(f"all is quiet only {seen.rested:.1f} s after the last call")
+        told = seen.record.figures
+        kept = told.kept if seen.case.world.keep_failed and seen.case.world.acks_late else 0
+        if seen.left.get("failed", kept) != kept:
+            found.append(f"{seen.left['failed']} failed tasks are kept, not {kept}")
+        if told.rejected < seen.poison * 12 // 14:
+            found.append(f"signals tell {told.rejected} rejections of {seen.poison} messages")
         found += figures.wrong(seen.record.figures, seen.asked, seen.record, seen.case.world.joins)
         # Of two calls with the same ids, one may be revoked and then see the success of the other.
         halves = [repr(each.name) for each in seen.asked if each.revoked and each.order.how == "twice"]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
 from qworker.components.status.counters import Counters
+from qworker.errors import Reject, WorkerLost
+from tests.simulation.world import Killed
 from tests.support.flows import OWN, Call, is_line
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ class Figures:
         self.ended: Counter[tuple[Which, str]] = Counter()
         self.told: Counter[tuple[Which, str]] = Counter()
         """How many signals of each state were sent for each call."""
+        self.kept = 0
+        """How many failures have to be kept, if failed tasks are: not expected ones, and no dead letters."""
+        self.revoked: set[str] = set()
+        """The ids for which ``task_revoked`` was sent."""
+        self.rejected = 0
+        """How many ``task_rejected`` were sent."""
         self.eager: Counter[str] = Counter()
         """By state, calls that ran in their caller, which metrics do not count."""
         self.counters: list[Counters] = []
@@ -52,6 +60,9 @@ class Figures:
                 (signals.task_success, self._tells(states.SUCCESS)),
                 (signals.task_failure, self._tells(states.FAILURE)),
                 (signals.task_retry, self._tells(states.RETRY)),
+                (signals.task_failure, self._keeps),
+                (signals.task_revoked, self._revokes),
+                (signals.task_rejected, self._rejects),
             ):
                 signal.connect(receiver)
                 stack.callback(signal.disconnect, receiver)
@@ -63,6 +74,18 @@ class Figures:
     def _ends(self, task: Any, kwargs: Any, state: str, **_: Any) -> None:
         self.ended.update((call, state) for call in _call(kwargs))
         self.eager[state] += task.request.is_eager and bool(_call(kwargs))
+
+    def _keeps(self, sender: Any, exception: Any, **_: Any) -> None:
+        again = isinstance(exception, WorkerLost) and sender.reject_on_worker_lost
+        excepted = isinstance(exception, (*sender.throws, Reject, Killed))
+        to_keep = sender.acks_on_failure_or_timeout and not sender.request.is_eager
+        self.kept += to_keep and not (again or excepted)
+
+    def _revokes(self, request: Any, **_: Any) -> None:
+        self.revoked.add(request.id)
+
+    def _rejects(self, **_: Any) -> None:
+        self.rejected += 1
 
     def _tells(self, state: str) -> Callable[..., None]:
         def receiver(sender: Any, **_: Any) -> None:
@@ -101,8 +124,9 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
                     for state, count in ended.items()
                 }
             )
-            if record.hooked and record.hooked[call] != figures.told[call, states.RETRY]:
-                yield f"{each.name}: on_retry() of {number} was called {record.hooked[call]} times"
+            for hook, count in (("on_retry", figures.told[call, states.RETRY]), ("before_start", began)):
+                if record.hooked and record.hooked[hook, *call] != count:
+                    yield f"{each.name}: {hook}() of {number} was called {record.hooked[hook, *call]} times"
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
             if part.does in ("hard", "dies", "lost") and not part.fails:  # metrics do not count killed tasks

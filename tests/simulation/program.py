@@ -99,8 +99,10 @@ class Record:
         """When an attempt may begin, by task id, number and attempt."""
         self.early: list[tuple[str, float]] = []
         """Attempts that began too early, and by how many seconds."""
-        self.hooked: Counter[tuple[str, int]] = Counter()
-        """Calls of ``on_retry()``, by order and number."""
+        self.hooked: Counter[tuple[str, str, int]] = Counter()
+        """Calls of ``on_retry()`` and ``before_start()``, by name, order and number."""
+        self.starts: set[str] = set()
+        """The ids of tasks of which the state STARTED was stored."""
         self.settings: dict[str, Any] = {}
         """Additional settings of all apps."""
         self.joins: dict[str, str] = {}
@@ -244,10 +246,13 @@ class Hooked(Task):
     """A base class that reads its state in the hooks for its end."""
 
     look: Callable[[Any, str | None, str, Any], None]
-    hooked: Counter[tuple[str, int]]
+    hooked: Counter[tuple[str, str, int]]
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        self.hooked["before_start", kwargs.get("flow", ""), kwargs.get("number", -1)] += 1
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self.hooked[kwargs["flow"], kwargs["number"]] += 1
+        self.hooked["on_retry", kwargs["flow"], kwargs["number"]] += 1
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         self.look(self, task_id, "SUCCESS", kwargs.get("flow", args))

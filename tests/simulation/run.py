@@ -342,6 +342,7 @@ class Running:
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
         process.opens = self.seen.record.opens
+        process.starts = self.seen.record.starts.update
         node = kind(process, self.time, self.stores, world, self.seen.record, self.keyed, skew)
         self.processes[name] = node
         return node
@@ -734,7 +735,7 @@ class Running:
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
             "joins": self.unexcused(),
         }
-        if seen.case.world.keep_failed and "failed" in broker.letters:
+        if "failed" in broker.letters:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
 
     def _oddities(self) -> Iterator[str]:
@@ -750,8 +751,15 @@ class Running:
             longer = delays_of(asked.order)  # for which values of members are kept
             for id in (each.id for made in asked.results for each in calls_of(made)):
                 begun, meta = seen.record.begun.get(id), self._ended(id)
+                if meta and meta["status"] == states.REVOKED and id not in seen.record.figures.revoked:
+                    yield f"{asked.name}: {id} was revoked without a signal"
                 if not begun or meta is None:
                     continue
+                started = (
+                    id in seen.record.starts or asked.revoked
+                )  # a long run that is terminated only waits
+                if self.case.world.track_started and not seen.fired and not started:
+                    yield f"{asked.name}: {id} was never stored as started"
                 kin = seen.record.kin.get(id, {})
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"

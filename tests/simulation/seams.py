@@ -11,10 +11,11 @@ such as the sender's by ``joins.finish()``, counts separately.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
+from qworker.states import STARTED
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Claim, Release
 from tests.simulation.case import Fault
@@ -118,6 +119,8 @@ class Process:
         """Writes into joins as someone without the key."""
         self.opens: Callable[[Any], object] = lambda joins: None
         """Called with joins that are to be opened."""
+        self.starts: Callable[[Iterable[str]], object] = lambda ids: None
+        """Called with the ids of tasks of which the state STARTED is to be stored."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
         """The errors of stores that are away."""
 
@@ -179,6 +182,9 @@ class Process:
         fault = self._fault(method, args) if self.faults else None
         if method == "join.open":
             self.opens(args[0])
+        elif method in ("store_rows", "settle"):
+            rows = args[0] if method == "store_rows" else [getattr(each, "row", None) for each in args[1]]
+            self.starts(row[0] for row in rows if row is not None and row[1] == STARTED)
         elif method == "push" and self.execution is not None:
             self.execution.sent.update(subjects(args[0]))
         self.stack.append(store)
