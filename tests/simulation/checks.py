@@ -235,15 +235,15 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _untimely(seen, asked, want)
     # What runs whatever becomes of others does not show that these were revoked or lost.
     unsure = _after_losses(asked.order.flow) if asked.revoked or seen.may_lose_of(asked) else frozenset()
-    excused = {*(LOST if seen.may_lose_of(asked) else ()), *(CANCELLED if asked.revoked else ())}
+    lossy = seen.may_lose_of(asked) or _may_forget(seen)
+    excused = {*(LOST if lossy else ()), *(CANCELLED if asked.revoked else ())}
 
     def is_right(value: Any, want: Any) -> bool:
         return _is_but_for(excused, _but(value, unsure), _but(want, unsure))
 
     forgets = seen.case.world.forgets or asked.name in seen.record.dropped
-    kept = {} if forgets else seen.ready
-    for number, ready in enumerate(kept.get(asked.name, ())):
-        gone = asked.forgotten or asked.cut or _has_died(seen, asked)
+    for number, ready in enumerate(seen.ready.get(asked.name, ())):
+        gone = asked.forgotten or asked.cut or _has_died(seen, asked) or forgets
         if not ready and (gone or not want.pending):
             if not _may_vanish(seen, asked) and not gone:
                 found.append(f"result {number} has not ended")
@@ -255,7 +255,9 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"result {number} is {value!r}, not {want.value!r}")
         elif not seen.may_lose_of(asked) and not asked.forgotten:
             found += _unrun(seen, asked, asked.results[number], value)
-    for number, value in seen.called.get(asked.name, ()) if kept and not seen.case.world.by_messages else ():
+    for number, value in (
+        seen.called.get(asked.name, ()) if not (forgets or seen.case.world.by_messages) else ()
+    ):
         value = _in_segments(value, want.called.get(number), seen)
         if not asked.forgotten and not _is_but_for(
             LOST if seen.may_lose_of(asked) else (), value, want.called.get(number)
@@ -271,6 +273,11 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if not any(is_right(value, each) for each in right):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
     return found + _runs(seen, asked, want, exact)
+
+
+def _may_forget(seen: Seen) -> bool:
+    """Return whether results may expire before they are needed."""
+    return seen.case.world.forgets and any(fault.kind not in LASTING for fault in seen.fired)
 
 
 def _has_died(seen: Seen, asked: Asked) -> bool:
@@ -293,7 +300,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             for number, count in want.runs.items()
             if ran[number] > count * calls
         ]
-    forgets = world.forgets and any(fault.kind not in LASTING for fault in seen.fired)
+    forgets = _may_forget(seen)
     if (
         asked.refused
         or asked.forgotten
@@ -331,7 +338,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if tells_all:
             found += [f"errback {number} was told, which must not" for number in told if number not in tells]
         found += _by_count(seen, asked, runs) if not seen.record.every else []
-    if calls == 1 and exact:
+    if calls == 1 and dict(ran) == runs and not seen.may_lose_of(asked):  # as often as without faults
         found += _order_kept(seen, asked, want)
     return found
 

@@ -344,6 +344,25 @@ def test_a_fault_that_loses_no_task_of_an_order_explains_no_lost_value(fault: Fa
     assert problems(seen)[0].startswith("f0: result 0 is Failed(")
 
 
+def test_a_wrong_value_that_expires_soon_is_noticed() -> None:
+    world = World(workers=1, result_expires=60.0)
+    seen = run(Case(world, (Order(Call(number=0)),), (Fault("restart", "worker0", at=1.0),)))
+    assert problems(seen) == []
+    seen.values["f0"] = ["wrong"]
+    assert problems(seen) == ["f0: result 0 is 'wrong', not '0()'"]
+
+
+def test_a_call_that_begins_too_early_is_noticed_beside_a_fault() -> None:
+    chain = numbered(Chain([Call(), Call()]))
+    orders = (Order(chain), Order(Call(number=0), at=1.0))
+    seen = run(Case(World(workers=1), orders, (Fault("kill before", "worker", "settle", 3),)))
+    assert seen.fired
+    assert problems(seen) == []
+    (_, *times), (_, *others) = seen.record.runs["f0"]
+    seen.record.runs["f0"] = [(0, *others), (1, *times)]
+    assert "f0: call 1 began before 0 had ended" in problems(seen)
+
+
 @pytest.mark.parametrize("now", [True, False])
 def test_an_errback_that_no_fault_repeats_is_noticed(now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = numbered(Call(fails=True, errbacks=[Errback(now=now)]))
