@@ -150,7 +150,8 @@ class Timetable(Short):
 class Job(Short):
     """A request of a Django project at second *at*. kind: see ``django_world.JOBS``. size: how many calls.
     fails: the number of the call that fails, or -1; for a task, how many attempts fail. ask: "later", or
-    "wait" to wait for the result. atomic: "", or how the call's transaction ends: "commit" or "rollback".
+    "wait" to wait for the result. by_class: it is called with AsyncTask, Iter or Chain. atomic: "", or how
+    the call's transaction ends: "commit" or "rollback".
 
     For schedules, size is the number of runs. every: a letter of ``Schedule.TYPE``, or a crontab. due:
     seconds from *at* to the first run, unless a crontab sets it. change: "", "delete" or "now" (make it due
@@ -166,6 +167,7 @@ class Job(Short):
     save: bool | None = None
     ack_failure: bool | None = None
     ask: str = "later"
+    by_class: bool = False
     atomic: str = ""
     every: str = "I"
     due: float = 0.0

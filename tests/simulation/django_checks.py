@@ -211,6 +211,12 @@ class _Job:
             if job.kind == "task" and self.calls[0] > 1 and str(told).startswith(f"{self.name}:0 fails"):
                 continue  # an attempt that failed
             yield from self._told("the caller was told", told)
+        if job.kind in ("chain", "group"):
+            tasks = sorted(row.pk for row in self.rows)
+            if (left := self.seen.left["groups"][self.name]) != (
+                want := (tasks, len(tasks), 0, len(tasks) * (len(tasks) % 2))
+            ):
+                yield f"its group is found and deleted as {left}, not {want}"
         if self.rows and job.kind in ("chain", "group"):
             counts = len(self.rows), sum(not row.success for row in self.rows)
             if self.seen.left["counts"][self.name] != counts:

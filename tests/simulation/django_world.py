@@ -36,11 +36,15 @@ from qworker.django.cluster import besides  # noqa: E402
 from qworker.django.clusters import engine  # noqa: E402
 from qworker.django.clusters.retention import TIDY_SECONDS  # noqa: E402
 from qworker.django.models import Part, Schedule, Task  # noqa: E402
+from qworker.django.several import Chain, Iter  # noqa: E402
 from qworker.django.tasks import (  # noqa: E402
+    AsyncTask,
     async_chain,
     async_iter,
     async_task,
     count_group,
+    delete_group,
+    fetch_group,
     result,
     result_group,
     schedule,
@@ -58,6 +62,7 @@ from tests.simulation.world import START, Stuck  # noqa: E402
 
 ALIAS = "default"
 HERE = "tests.simulation.django_world"
+WORK = f"{HERE}.work"
 RETRY = 5
 MOMENT = 0.0001
 """Seconds of a run, so that consecutive tasks end one after the other."""
@@ -280,6 +285,11 @@ class DjangoWorker(InProject, WorkerNode):
 class DjangoCaller(InProject):
     """A process that calls tasks, makes schedules, and reads results."""
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.made: dict[str, AsyncTask | Iter | Chain] = {}
+        """What was called by class, by the name of its job."""
+
     def call(self, asked: Asked) -> None:
         job: Any = asked.order
         try:
@@ -305,16 +315,23 @@ class DjangoCaller(InProject):
             return
         with self.entered():
             try:
-                asked.told.append(self._told(job, asked.results[0]))
+                asked.told.append(self._told(asked, job, asked.results[0]))
             except (Error, BackendError, OSError) as error:
                 asked.unanswered.append(error)
 
-    def _told(self, job: Job, key: Any) -> Any:
+    def _told(self, asked: Asked, job: Job, key: Any) -> Any:
         if job.cached:  # the cache does not notify, so it is polled
             until = self.time.now + 300.0
             while (found := _found(job, key)) is None and self.time.now < until:
                 self.clock.sleep(LOOK)
             return found
+        made = self.made.get(asked.name)
+        if isinstance(made, Iter | Chain) and job.fails < 0:  # Chain.result() has no failures
+            return made.result(wait=300_000)
+        if isinstance(made, AsyncTask):
+            if job.kind == "group":
+                return made.result_group(failures=True, wait=300_000, count=calls_of(job))
+            return made.result(wait=300_000)
         if job.kind in ("group", "chain"):
             return result_group(key, failures=True, wait=300_000, count=calls_of(job))
         return result(key, wait=300_000)
@@ -365,14 +382,29 @@ def _options(job: Job) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _send(caller: Any, job: Job, name: str, number: int, fails: int, group: str | None = None) -> str:
+    """Send the call *number* of *job*."""
+    given = {"sync": job.sync, "cached": job.cached, **({"group": group} if group else {}), **_options(job)}
+    if not job.by_class:
+        return async_task(WORK, name, number, fails, **given)
+    ack = {key: given.pop(key) for key in ("ack_failure",) if key in given}  # which is no attribute
+    caller.made[name] = made = AsyncTask(WORK, name, number, fails, **ack)
+    for key, value in given.items():
+        setattr(made, key, value)
+    return made.run()
+
+
 def _task(caller: Any, job: Job, name: str) -> str:
-    return async_task(
-        f"{HERE}.work", name, 0, max(0, job.fails), sync=job.sync, cached=job.cached, **_options(job)
-    )
+    return _send(caller, job, name, 0, max(0, job.fails))
 
 
 def _iter(caller: Any, job: Job, name: str) -> str:
     calls = [(name, number, _fails(job, number)) for number in range(job.size)]
+    if job.by_class:
+        caller.made[name] = made = Iter(WORK, cached=job.cached, sync=job.sync)
+        for each in calls:
+            made.append(*each)
+        return made.run()
     return async_iter(f"{HERE}.work", calls, cached=job.cached, sync=job.sync)
 
 
@@ -380,15 +412,17 @@ def _chain(caller: Any, job: Job, name: str) -> str:
     links = [
         (f"{HERE}.work", (name, number, _fails(job, number)), _options(job)) for number in range(job.size)
     ]
+    if job.by_class:
+        caller.made[name] = made = Chain(group=name, cached=job.cached, sync=job.sync)
+        for function, args, options in links:
+            made.append(function, *args, **options)
+        return made.run()
     return async_chain(links, group=name, cached=job.cached, sync=job.sync)
 
 
 def _group(caller: Any, job: Job, name: str) -> str:
     for number in range(job.size):
-        async_task(
-            f"{HERE}.work", name, number, _fails(job, number), group=name, cached=job.cached, sync=job.sync,
-            **_options(job),
-        )  # fmt: skip
+        _send(caller, job, name, number, _fails(job, number), name)
     return name
 
 
@@ -540,6 +574,7 @@ class DjangoRunning(Running):
                 job: Any = asked.order
                 if asked.results and job.cached:
                     seen.values[asked.name] = [_found(job, asked.results[0])]
+            seen.left["groups"] = {asked.name: _deleted(asked.name) for asked in seen.asked}
 
     def _linger(self) -> None:
         time = self.time
@@ -555,6 +590,14 @@ class DjangoRunning(Running):
         finally:
             orm._joined.clear()  # its values refer to its keys through the world's clock
             self.around.close()
+
+
+def _deleted(group: str) -> tuple[list[str], int, int, int]:
+    """Delete *group*; return its tasks, how many delete_group() says there were, and how many are left in the
+    group and of the tasks."""
+    tasks = sorted(task.pk for task in fetch_group(group, cached=False))
+    count = delete_group(group, tasks=len(tasks) % 2 == 0, cached=False)
+    return tasks, count, count_group(group, cached=False) or 0, Task.objects.filter(pk__in=tasks).count()
 
 
 def _own_whole() -> Any:

@@ -501,6 +501,7 @@ def job(random: Random, django: Django) -> Job:
         made = replace(made, fails=random.randrange(made.size))
     if kind != "iter":
         made = replace(made, save=random.choice((None, None, None, True, False)))
+    made = replace(made, by_class=random.random() < 0.3)
     kept = django.save_limit == 0 or django.save_limit >= 250 or made.cached
     if kept and made.save is not False and made.size and random.random() < 0.5:
         made = replace(made, ask="wait")
