@@ -207,9 +207,10 @@ class Record:
         self.called[flow].append((number, made))
 
     def is_first(self, request: Any) -> bool:
-        """Return whether the message of *request* was never requeued."""
+        """Return whether the message of *request* was never requeued. Those of Celery get another tag."""
         info = request.delivery_info
-        again = request.id in self.requeued and info["redelivered"]  # a message of Celery's has another tag
+        by_celery = request.kwargs["flow"] in self.by_celery
+        again = by_celery and request.id in self.requeued and info["redelivered"]
         new = not (again or (request.id, info["delivery_tag"]) in self.requeued)
         self.requeued |= {request.id, (request.id, info["delivery_tag"])}
         return new

@@ -862,3 +862,11 @@ def test_a_due_time_whose_call_was_lost_counts() -> None:
     timetable = Timetable(beats=1, start=10053939.0, entries=(entry,))
     case = Case(World(acks_late=False), (Order(numbered(chord)),), (kill,), seed=3, schedules=timetable)
     assert problems(run(case)) == []
+
+
+def test_a_message_with_the_id_of_one_that_was_requeued_is_requeued_too() -> None:
+    """The order was called twice: the simulator's task ran at once when the other message was redelivered."""
+    body = Chord([Call(does="requeue", number=1), Call(number=2)], Call(number=3))
+    order = Order(Chord([Call(number=0)], body), how="twice")
+    die = Fault("die", "worker0", method="parts-recorded")
+    assert problems(run(Case(orders=(order,), faults=(die,), seed=1))) == []
