@@ -19,12 +19,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "nested workflows of any depth: values, how often each call runs, and in which order",
                 "as Celery",
-                "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
+                "integration/test_workflow_oracle.py::test_random_workflows_match_the_oracle",
             ),
             (
                 "the same with `task_always_eager`",
                 "as Celery",
-                "integration/test_workflow_oracle.py::test_what_runs_eagerly_is_what_plain_python_says",
+                "integration/test_workflow_oracle.py::test_random_eager_workflows_match_the_oracle",
             ),
             (
                 "a step fails: nothing after it runs, and its errbacks are called",
@@ -34,7 +34,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a step is revoked, expires, or is killed for good",
                 "differs: the calls after it fail too; Celery leaves them `PENDING`",
-                "integration/test_long_chains.py::test_a_step_that_does_not_come_to_run_ends_the_chain",
+                "integration/test_long_chains.py::test_revoked_or_expired_step_ends_the_chain",
             ),
             (
                 "`chain(group([one]))`, a chain of nothing but a group of one, piped to `more`",
@@ -51,20 +51,19 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a member of a header is revoked, expires, is rejected, or is of an unknown task",
                 "differs: the body fails; with Celery it waits forever for a member that is rejected",
-                "integration/test_joiner.py::"
-                "test_a_member_that_does_not_succeed_fails_the_body_which_is_told_once",
+                "integration/test_joiner.py::test_unsuccessful_member_fails_the_body_and_errback_runs_once",
             ),
             (
                 "errbacks of a failed body: `(task_id)`, `(request, exc, traceback)`, workflows",
                 "differs: in Celery's format an errback with three arguments is a separate call, and "
                 "gets them from our workers only",
-                "integration/test_workflows.py::test_errbacks_of_a_body_are_told_of_a_failed_header",
+                "integration/test_workflows.py::test_errbacks_of_a_body_are_called_for_a_failed_header",
             ),
             (
                 "a body that is a group or a chord, when its header fails",
                 "differs: the errbacks of all calls that would have run first in it are called, each once, "
                 "and all its results are failures; those of a group with the member's error, as in Celery",
-                "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
+                "integration/test_workflow_oracle.py::test_random_workflows_match_the_oracle",
             ),
             (
                 "a member that is tried again joins once",
@@ -74,8 +73,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a member whose result is ignored",
                 "refused: at the call, also when the chord comes later in the workflow",
-                "integration/test_workflows.py::"
-                "test_a_chord_of_ignored_results_is_refused_where_it_is_called",
+                "integration/test_workflows.py::test_chord_with_ignored_results_is_refused",
             ),
             (
                 "`group.apply_async(link=…)` and `link_error=`",
@@ -86,13 +84,13 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "`.set(link=…)` and `.set(link_error=…)` on a group or chord, at any position",
                 "differs: they are called in addition to those of a group's members; in Celery they "
                 "replace these, and those of a group in a group are lost",
-                "integration/test_workflow_links.py::test_what_is_set_on_a_workflow_is_called",
+                "integration/test_workflow_links.py::test_callbacks_and_errbacks_of_workflows_are_called",
             ),
             (
                 "an errback of a chord in whose header a chord fails",
                 "as Celery: called once. The outer chord fails, too; in Celery it waits forever",
                 "integration/test_workflow_links.py::"
-                "test_an_errback_of_a_chord_with_a_chord_in_its_header_is_called_once",
+                "test_errback_of_a_chord_with_a_nested_chord_is_called_once",
             ),
             (
                 "a chord without a body",
@@ -122,7 +120,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a call with a settled id, or with a frozen workflow in its links, that is made again",
                 "as Celery",
-                "integration/test_called_again.py::test_a_call_that_is_made_again_runs_again",
+                "integration/test_called_again.py::test_repeated_call_runs_again",
             ),
             (
                 "a workflow that Celery's client has frozen and calls again",
@@ -132,12 +130,12 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "the same while the first call runs",
                 "differs: all of it runs twice. In Celery's format both have the same keys: a body runs once",
-                "integration/test_called_again.py::test_a_call_that_is_made_twice_at_once_runs_twice",
+                "integration/test_called_again.py::test_call_made_twice_at_once_runs_twice",
             ),
             (
                 "`result.parent` of a chain, a group and a chord",
                 "as Celery",
-                "integration/test_workflows.py::test_a_chord_gives_the_list_to_its_body",
+                "integration/test_workflows.py::test_chord_passes_the_list_to_its_body",
             ),
             (
                 "`result.parent` with `task_always_eager`",
@@ -147,7 +145,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`result.children` of a task that calls a group",
                 "as Celery",
-                "integration/test_workflows.py::test_a_task_remembers_the_group_that_it_called",
+                "integration/test_workflows.py::test_group_called_by_a_task_is_its_child",
             ),
             (
                 "a group in a group: its result",
@@ -172,17 +170,17 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "`self.replace(…)` in a header and in a body",
                 "as Celery",
-                "integration/test_replacement.py::test_in_the_header_of_a_chord_and_in_its_body",
+                "integration/test_replacement.py::test_replacement_in_the_header_and_body_of_a_chord",
             ),
             (
                 "errbacks of a task's replacement",
                 "as Celery",
-                "integration/test_replacement.py::test_its_errbacks_are_called_and_its_chord_fails",
+                "integration/test_replacement.py::test_failed_replacement_calls_errbacks_and_fails_its_chord",
             ),
             (
                 "`self.add_to_chord(…)` outside of a chord",
                 "as Celery: an error",
-                "integration/test_replacement.py::test_there_must_be_a_chord_to_add_to",
+                "integration/test_replacement.py::test_add_to_chord_outside_of_a_chord_raises",
             ),
         ],
     ),
@@ -217,7 +215,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "messages of Celery's clients for each case above, run by qworker's workers alone",
                 "as Celery",
-                "integration/test_recorded_canvas.py::test_a_recorded_workflow_comes_to_celerys_value",
+                "integration/test_recorded_canvas.py::test_recorded_workflow_has_celerys_value",
             ),
             (
                 "one chord counted by both: redelivered members, any order",

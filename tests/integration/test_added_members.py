@@ -1,4 +1,4 @@
-"""A member that a task has added to its chord and that cannot be sent: the chord fails and does not wait."""
+"""Members that a task adds to its chord and that cannot be sent: the chord fails instead of waiting."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.servers import prefix_of, require
 pytestmark = pytest.mark.integration
 
 
-class Forgetful(MemoryBackend):
-    """Saves no groups while it is away."""
+class UnavailableBackend(MemoryBackend):
+    """A result backend that cannot save groups while ``away``."""
 
     away = True
 
@@ -48,8 +48,8 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
 
 
 def added(app: QWorker, caught: bool, again: bool = False, given: object = object()) -> Any:
-    """The result of a chord one of whose members adds one that cannot be sent. caught: it goes on.
-    again: it is tried again."""
+    """Return the result of a chord with a member that adds an unsendable member. caught: the task catches the
+    error. again: the task is retried."""
 
     @app.task(name="give")
     def give(*values: Any) -> int:
@@ -74,7 +74,7 @@ def added(app: QWorker, caught: bool, again: bool = False, given: object = objec
 
 @pytest.mark.parametrize("caught", [True, False])
 @pytest.mark.parametrize("again", [True, False])
-def test_a_member_that_cannot_be_sent_fails_the_chord(app: QWorker, caught: bool, again: bool) -> None:
+def test_unsendable_member_fails_the_chord(app: QWorker, caught: bool, again: bool) -> None:
     result = added(app, caught, again)
     assert result.state == "FAILURE"
     assert isinstance(result.result, ChordError)
@@ -82,11 +82,11 @@ def test_a_member_that_cannot_be_sent_fails_the_chord(app: QWorker, caught: bool
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_a_member_that_cannot_be_noted_fails_the_chord(caught: bool) -> None:
-    """With a security_key it is written down who was added."""
+def test_member_that_cannot_be_recorded_fails_the_chord(caught: bool) -> None:
+    """With a security_key, added members are recorded."""
     key, clock = ["k" * 32], FakeClock()
     conf = QWorker("plain", set_as_current=False, security_key=key).conf
-    backend = Forgetful("cache+memory://", conf, clock)
+    backend = UnavailableBackend("cache+memory://", conf, clock)
     store = MemoryStore(clock)
     app = QWorker("noted", broker=store, backend=backend, clock=clock, set_as_current=False, security_key=key)
     result = added(app, caught, given=1)
@@ -95,8 +95,8 @@ def test_a_member_that_cannot_be_noted_fails_the_chord(caught: bool) -> None:
     assert added(app, caught, given=1).get(timeout=5) == 1
 
 
-class Mute(MemoryBackend):
-    """lost: so many answers of grow() are lost, after it was done."""
+class LostReplyBackend(MemoryBackend):
+    """lost: number of replies of grow() that are lost after it was done."""
 
     lost = 0
 
@@ -118,10 +118,10 @@ class Mute(MemoryBackend):
 
 @pytest.mark.parametrize("caught", [True, False])
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_member_is_sent_though_nobody_hears_that_it_counts(caught: bool, lost: int) -> None:
-    """Asked once more, the store gives the same number; where it does not answer then, the run goes back."""
+def test_member_is_sent_if_the_reply_of_grow_is_lost(caught: bool, lost: int) -> None:
+    """A repeated call returns the same number; if it fails again, the task is requeued."""
     clock = FakeClock()
-    backend = Mute("cache+memory://", QWorker("plain", set_as_current=False).conf, clock)
+    backend = LostReplyBackend("cache+memory://", QWorker("plain", set_as_current=False).conf, clock)
     backend.lost = lost
     app = QWorker("mute", broker=MemoryStore(clock), backend=backend, clock=clock, set_as_current=False)
     result = added(app, caught, given=1)

@@ -1,4 +1,4 @@
-"""RabbitMQ as it is: what the contract suite, which was made for brokers that are asked, cannot look at."""
+"""The RabbitMQ broker: behaviour that the contract suite, which expects synchronous brokers, cannot test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Open = Callable[..., AMQPBroker]
 
 @pytest.fixture
 def prefix() -> Iterator[str]:
-    """Before the names of all queues; they are deleted in the end."""
+    """Return a prefix for the names of queues, which are deleted at the end."""
     url = require("rabbitmq")
     prefix = f"test.{uuid.uuid4().hex[:10]}."
     yield prefix
@@ -72,7 +72,7 @@ def nothing_comes(store: AMQPBroker, seconds: float = 0.2) -> None:
         assert store.consumer.lease(["q"], 100).messages == []
 
 
-def test_a_message_keeps_its_headers_and_properties(open_: Open) -> None:
+def test_message_keeps_headers_and_properties(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     headers = {
@@ -94,14 +94,14 @@ def test_a_message_keeps_its_headers_and_properties(open_: Open) -> None:
 @pytest.mark.parametrize(
     "text", ["no JSON", "[]", f'{{"big": {2**70}}}', '{"' + "k" * 300 + '": 1}', '{"id": 1}}}']
 )
-def test_headers_that_no_table_holds_come_back_as_text(open_: Open, text: str) -> None:
+def test_headers_unsupported_by_amqp_tables_are_kept_as_text(open_: Open, text: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([Envelope("q", text, None, b"")])
     assert receive(store, 1)[0].headers == text
 
 
-def test_a_body_of_many_frames(open_: Open) -> None:
+def test_body_of_many_frames(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     body = os.urandom(3_000_000)
@@ -112,7 +112,7 @@ def test_a_body_of_many_frames(open_: Open) -> None:
 # -- delays --
 
 
-def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
+def test_delayed_messages_are_not_early_and_rarely_late(open_: Open) -> None:
     store, consuming = open_(), open_()
     own = consuming.consumer.register("w", ["q"], 4)
     now = time.time()
@@ -123,14 +123,14 @@ def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
         consuming.consumer.wait(0.05)
         for leased in consuming.consumer.lease(["q"], 100).messages:
             late.append(time.time() - dues[ids([leased])[0]])
-            assert leased.due in (None, dues[ids([leased])[0]])  # None: it was due before it came
+            assert leased.due in (None, dues[ids([leased])[0]])  # None: it was due before it arrived
             assert consuming.consumer.settle(own, [Ack(leased.tag)]) == set()
         assert time.time() < now + PATIENCE
     assert min(late) >= 0
     assert sorted(late)[100] < 1
 
 
-def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
+def test_delayed_message_does_not_block_others(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     now = time.time()
@@ -142,7 +142,7 @@ def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
     nothing_comes(store)
 
 
-def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
+def test_release_with_due_time_waits_in_the_server(open_: Open) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
@@ -156,7 +156,7 @@ def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
     assert (again.requeued, again.deliveries, again.due in (None, due)) == (1, 0, True)
 
 
-def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:
+def test_message_due_soon_can_be_leased_early(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     due = time.time() + 0.09
@@ -164,7 +164,7 @@ def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:
     (leased,) = store.consumer.lease(["q"], 0, delayed_limit=5, eta_window=5.0).messages or receive(
         store, 1, delayed_limit=5, eta_window=5.0
     )
-    assert leased.due in (None, due)  # None: it came late, on a busy machine
+    assert leased.due in (None, due)  # None: it arrived late, on a busy machine
 
 
 # -- losing the connection --
@@ -175,7 +175,7 @@ def cut(store: AMQPBroker) -> None:
     store.consumer._subscription.link.connection.carrier.sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_lost_connection_is_a_lost_lease(open_: Open) -> None:
+def test_lost_connection_raises_lease_lost(open_: Open) -> None:
     store = open_()
     old = store.consumer.register("w", ["q"], 2)
     store.sender.push([envelope("a"), envelope("b")])
@@ -201,7 +201,7 @@ def test_a_lost_connection_is_a_lost_lease(open_: Open) -> None:
     assert store.consumer.settle(new, [Ack(leased.tag) for leased in again]) == set()
 
 
-def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
+def test_publisher_reconnects(open_: Open) -> None:
     store = open_()
     store.sender.push([envelope("a")])
     link = store._publisher._link
@@ -212,7 +212,7 @@ def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
     assert ids(receive(store, 2)) == ["a", "b"]
 
 
-def test_no_server_is_said_within_the_deadline(open_: Open) -> None:
+def test_unreachable_server_raises_within_the_timeout(open_: Open) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -226,13 +226,13 @@ def test_no_server_is_said_within_the_deadline(open_: Open) -> None:
         store.sender.push([envelope("a")], timeout=1.0)
 
 
-def test_a_wrong_password_is_no_traceback(open_: Open) -> None:
+def test_wrong_password_raises_broker_unavailable(open_: Open) -> None:
     port = require("rabbitmq").rpartition(":")[2].rstrip("/")
     with pytest.raises(BrokerUnavailable, match="ACCESS_REFUSED"):
         open_(f"amqp://guest:wrong@127.0.0.1:{port}//").sender.push([envelope("a")])
 
 
-def test_a_deleted_queue_is_made_anew(open_: Open, prefix: str) -> None:
+def test_deleted_queue_is_declared_again(open_: Open, prefix: str) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
@@ -244,12 +244,12 @@ def test_a_deleted_queue_is_made_anew(open_: Open, prefix: str) -> None:
     assert ids(receive(store, 1)) == ["b"]
 
 
-def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
+def test_server_alarm_raises_within_the_timeout(open_: Open) -> None:
     store = open_()
     store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
-    link._set_blocked("memory")  # what the server's connection.blocked does
+    link._set_blocked("memory")  # as on the server's connection.blocked
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="alarm"):
         store.sender.push([envelope("b")], timeout=0.2)
@@ -260,12 +260,12 @@ def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
     assert ids(receive(store, 2)) == ["a", "c"]
 
 
-def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
+def test_missed_heartbeats_are_noticed_before_the_timeout(open_: Open) -> None:
     store = open_(heartbeat=0.3)
     store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
-    ours, theirs = socket.socketpair()  # a connection whose other side has gone without a word
+    ours, theirs = socket.socketpair()  # a connection whose peer has vanished
     link.connection.carrier.sock.close()
     link.connection.carrier.sock = ours
     link._poll = select.poll()
@@ -280,7 +280,7 @@ def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
     assert ids(receive(store, 2)) == ["a", "b"]
 
 
-def test_what_a_full_queue_refuses_is_not_published(open_: Open) -> None:
+def test_message_refused_by_a_full_queue_raises(open_: Open) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     store = open_(queues={"declared": {"q": {"queue_arguments": arguments}}})
     store.sender.push([envelope("a")])
@@ -288,7 +288,7 @@ def test_what_a_full_queue_refuses_is_not_published(open_: Open) -> None:
         store.sender.push([envelope("b")])
 
 
-def test_a_large_push_that_fails_tells_how_far_it_came(open_: Open) -> None:
+def test_failed_large_push_reports_the_published_messages(open_: Open) -> None:
     arguments = {"x-max-length": PORTION + 10, "x-overflow": "reject-publish"}
     store = open_(queues={"declared": {"q": {"queue_arguments": arguments}}})
     with pytest.raises(
@@ -298,7 +298,7 @@ def test_a_large_push_that_fails_tells_how_far_it_came(open_: Open) -> None:
 
 
 class SlowLink(Link):
-    """A way to the server that takes a second for 2.5 MB."""
+    """A link that takes a second for 2.5 MB."""
 
     def write(self, data: bytes, timeout: float | None = None) -> None:
         time.sleep(len(data) * 0.4e-6)
@@ -310,7 +310,7 @@ class SlowServer(Server):
         return SlowLink(self.address, within)
 
 
-def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) -> None:
+def test_timeout_applies_to_each_portion_of_a_large_push(prefix: str) -> None:
     address = address_of(require("rabbitmq"))
     publisher = Publisher(SlowServer(address, Queues(prefix=prefix), SYSTEM_CLOCK, 4.0, 10.0, 20.0), True)
     messages = [
@@ -324,9 +324,7 @@ def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) ->
 
 
 @pytest.mark.parametrize("name", ["Transport", "blocking_read"])
-def test_a_version_of_py_amqp_that_connects_by_another_way_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_unsupported_py_amqp_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(link_module._Connection, name, getattr(amqp.Connection, name))
     with pytest.raises(ConfigurationError, match=r"py-amqp.*expected socket"):
         Link(address_of(require("rabbitmq")), 5.0)
@@ -335,7 +333,7 @@ def test_a_version_of_py_amqp_that_connects_by_another_way_is_not_used(
 # -- sharing --
 
 
-def test_queues_are_taken_as_they_are(open_: Open, prefix: str) -> None:
+def test_existing_queue_with_other_arguments_is_used(open_: Open, prefix: str) -> None:
     link = Link(address_of(require("rabbitmq")), 5.0)
     link.call(
         link.channel().queue_declare,
@@ -351,13 +349,13 @@ def test_queues_are_taken_as_they_are(open_: Open, prefix: str) -> None:
     assert ids(receive(store, 1)) == ["a"]
 
 
-def test_wrong_options_of_a_queue_are_said(open_: Open) -> None:
+def test_invalid_queue_arguments_raise_configuration_error(open_: Open) -> None:
     store = open_(queues={"declared": {"q": {"queue_arguments": {"x-max-priority": "many"}}}})
     with pytest.raises(ConfigurationError, match="task_queues"):
         store.sender.push([envelope("a")])
 
 
-def test_the_server_keeps_priorities_apart(open_: Open) -> None:
+def test_server_orders_by_priority(open_: Open) -> None:
     store = open_(queues={"max_priority": 9})
     store.sender.push(
         [envelope(f"{priority}", priority=priority) for priority in (0, 9, 4) for _ in range(20)]
@@ -366,7 +364,7 @@ def test_the_server_keeps_priorities_apart(open_: Open) -> None:
     assert ids(receive(store, 60)) == ["9"] * 20 + ["4"] * 20 + ["0"] * 20
 
 
-def test_no_queue_waits_for_another(open_: Open) -> None:
+def test_all_queues_are_served(open_: Open) -> None:
     store = open_()
     store.sender.push([envelope(queue, queue) for queue in "qrs" for _ in range(30)])
     store.consumer.register("w", ["q", "r", "s"], 8)
@@ -387,7 +385,7 @@ def test_quorum_queues(open_: Open) -> None:
     assert (ids([again]), again.deliveries, again.tag) == (["0"], 0, messages[0].tag)
 
 
-def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) -> None:
+def test_busy_worker_releases_prefetched_messages(open_: Open) -> None:
     busy, idle = open_(), open_()
     own = busy.consumer.register("busy", ["q"], 1)
     busy.sender.push([envelope(str(number)) for number in range(1200)])
@@ -397,7 +395,7 @@ def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) ->
     deadline = time.monotonic() + PATIENCE
     assert busy.consumer._subscription is not None
     inbox = busy.consumer._subscription.inbox
-    while inbox.waiting <= 100:  # they are on their way
+    while inbox.waiting <= 100:  # in transit
         busy.consumer.wait(0.02)
         assert time.monotonic() < deadline, inbox.waiting
     found: list[Leased] = []
@@ -408,14 +406,14 @@ def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) ->
         assert time.monotonic() < deadline, len(found)
     idle.consumer.deregister()
     busy.consumer.wait(0)
-    nothing_is_sent = time.monotonic() + 0.3
-    while time.monotonic() < nothing_is_sent:
+    quiet_until = time.monotonic() + 0.3
+    while time.monotonic() < quiet_until:
         assert busy.consumer.wait(0.05) is False
     assert busy.consumer.settle(own, [Ack(long.tag)]) == set()
     assert len(receive(busy, 799)) == 799
 
 
-def test_a_queue_deleted_before_it_is_consumed_again(open_: Open, prefix: str) -> None:
+def test_queue_deleted_while_paused_raises_lease_lost(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     subscription = store.consumer._subscription
@@ -431,7 +429,7 @@ def test_a_queue_deleted_before_it_is_consumed_again(open_: Open, prefix: str) -
     assert store.consumer.lease(["q"], 1).messages == []
 
 
-def test_what_is_taken_goes_to_one_only(open_: Open) -> None:
+def test_each_message_is_leased_by_one_consumer(open_: Open) -> None:
     stores = [open_() for _ in range(3)]
     owns = [store.consumer.register(f"w{number}", ["q"], 2) for number, store in enumerate(stores)]
     stores[0].sender.push([envelope(str(number)) for number in range(3000)])
@@ -442,13 +440,13 @@ def test_what_is_taken_goes_to_one_only(open_: Open) -> None:
             store.consumer.wait(0.001)
             taken = store.consumer.lease(["q"], 50).messages
             seen += ids(taken)
-            # In any order, so that not all can be acknowledged together.
+            # Out of order, so that not all can be acknowledged together.
             assert store.consumer.settle(own, [Ack(leased.tag) for leased in sorted(taken)]) == set()
     assert sorted(seen, key=int) == [str(number) for number in range(3000)]
     assert stores[0].admin.queues() == []
 
 
-def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
+def test_messages_of_a_killed_process_are_redelivered(open_: Open, prefix: str) -> None:
     store = open_()
     store.sender.push([envelope("a")])
     reading, writing = os.pipe()
@@ -470,7 +468,7 @@ def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
     os.close(writing)
 
 
-def test_a_forked_child_shares_no_connection(open_: Open) -> None:
+def test_forked_child_uses_its_own_connection(open_: Open) -> None:
     store = open_()
     own = store.consumer.register("parent", ["q"], 1)
     store.sender.push([envelope("a")])
@@ -491,7 +489,7 @@ def test_a_forked_child_shares_no_connection(open_: Open) -> None:
     assert ids(receive(store, 1)) == ["from the child"]
 
 
-def test_threads_share_their_confirms(open_: Open) -> None:
+def test_publisher_confirms_with_many_threads(open_: Open) -> None:
     store = open_()
 
     def publish(thread: int) -> None:
@@ -509,7 +507,7 @@ def test_threads_share_their_confirms(open_: Open) -> None:
     assert store.consumer.settle(own, [Ack(leased.tag) for leased in messages]) == set()
 
 
-def test_without_confirms_nothing_is_waited_for(open_: Open) -> None:
+def test_publishing_without_confirms(open_: Open) -> None:
     store = open_(confirms=False)
     for number in range(100):
         store.sender.push([envelope(str(number))])
@@ -520,7 +518,7 @@ def test_without_confirms_nothing_is_waited_for(open_: Open) -> None:
 # -- dead letters, revocations --
 
 
-def test_thousands_of_dead_letters(open_: Open) -> None:
+def test_many_dead_letters_are_retried_and_discarded(open_: Open) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope(str(number)) for number in range(1500)])
@@ -538,7 +536,7 @@ def test_thousands_of_dead_letters(open_: Open) -> None:
     assert store.admin.dead() == []
 
 
-def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
+def test_retried_dead_letter_is_a_new_message(open_: Open) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", priority=2)])
@@ -554,7 +552,7 @@ def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
     assert again.tag != first.tag
 
 
-def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
+def test_worker_started_later_receives_revocations(open_: Open) -> None:
     first = open_()
     first.consumer.register("w", ["q"], 1)
     assert first.consumer.revoked_since(0)[1] == []
@@ -568,7 +566,7 @@ def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
     assert later.consumer.revoked_since(cursor) == (cursor, [])
 
 
-def test_a_revocation_that_comes_along_with_messages_is_told_by_the_claim(open_: Open) -> None:
+def test_claim_reports_a_new_revocation(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     cursor, _ = store.consumer.revoked_since(0)
@@ -581,7 +579,7 @@ def test_a_revocation_that_comes_along_with_messages_is_told_by_the_claim(open_:
     assert not store.consumer.wait(0.0)
 
 
-def test_a_revocation_that_was_read_with_another_answer_ends_the_next_wait(open_: Open) -> None:
+def test_revocation_read_by_another_call_ends_the_next_wait(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.revoke(["x"])
@@ -592,7 +590,7 @@ def test_a_revocation_that_was_read_with_another_answer_ends_the_next_wait(open_
     assert not store.consumer.wait(0.0)
 
 
-def test_a_revocation_that_is_over_is_not_asked_for_again(open_: Open) -> None:
+def test_expired_revocation_is_not_fetched_again(open_: Open) -> None:
     store = open_(queues={"revoke_expires": -1.0})
     store.consumer.register("w", ["q"], 1)
     store.sender.revoke(["x"])
@@ -602,19 +600,19 @@ def test_a_revocation_that_is_over_is_not_asked_for_again(open_: Open) -> None:
     assert store.consumer.revoked_since(0) == (last, [])
 
 
-def test_what_comes_while_there_is_something_to_be_asked_for_is_told_together(open_: Open) -> None:
+def test_notifications_of_waiting_messages_are_combined(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 16)  # 64 messages are pushed to it
     store.sender.push([envelope(str(number)) for number in range(4)])
     receive(store, 1)
-    sent, told = 40, 0
+    sent, notified = 40, 0
     sender = threading.Thread(target=lambda: [store.sender.push([envelope("later")]) for _ in range(sent)])
     began = time.monotonic()
     sender.start()
     while sender.is_alive():
-        told += store.consumer.wait(GATHER_SECONDS)
+        notified += store.consumer.wait(GATHER_SECONDS)
     most = (time.monotonic() - began) / GATHER_SECONDS
-    assert 0 < told <= most + 1
+    assert 0 < notified <= most + 1
     while store.consumer.wait(0.0):
         pass
     assert len(receive(store, 20)) == 20
@@ -624,14 +622,14 @@ def test_what_comes_while_there_is_something_to_be_asked_for_is_told_together(op
     assert time.monotonic() - began < 5
 
 
-def test_purging_is_counted(open_: Open) -> None:
+def test_purge_returns_the_number_of_messages(open_: Open) -> None:
     store = open_()
     store.sender.push([envelope("a"), envelope("b")])
     assert store.admin.purge("q") == 2
-    assert store.admin.purge("unheard of") == 0
+    assert store.admin.purge("unknown") == 0
 
 
-def test_a_queue_of_kombu_is_bound_as_often_as_it_says(prefix: str) -> None:
+def test_all_bindings_of_a_kombu_queue_are_declared(prefix: str) -> None:
     from kombu import Exchange, Queue, binding
 
     media = Exchange(prefix + "media", type="topic")
@@ -657,7 +655,7 @@ def test_a_queue_of_kombu_is_bound_as_often_as_it_says(prefix: str) -> None:
     store.close()
 
 
-def test_settings_reach_the_server(prefix: str) -> None:
+def test_settings_are_applied_to_queues(prefix: str) -> None:
     conf = Settings()
     conf.update(
         broker_url=require("rabbitmq"),
@@ -688,29 +686,27 @@ def test_settings_reach_the_server(prefix: str) -> None:
     assert unset.server.queues.max_priority is None
 
 
-def failing_one(store: AMQPBroker, generation: int, name: str) -> None:
-    """Have a task of queue q fail for good."""
+def fail_task(store: AMQPBroker, generation: int, name: str) -> None:
+    """Let a task of queue q fail permanently."""
     store.sender.push([envelope(name, "q")])
     (leased,) = receive(store, 1)
     assert store.consumer.settle(generation, [DeadLetter(leased.tag, "E()\ntraceback", failed=True)]) == set()
 
 
-def test_a_failed_task_that_cannot_be_kept_ends_as_others_do(
-    open_: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = open_(queues={"failed_expires": -1.0})  # as a user who may not make the queue
+def test_failed_task_that_cannot_be_kept_is_acked(open_: Open, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_(queues={"failed_expires": -1.0})  # as if the user may not declare the queue
     generation = store.consumer.register("w@h", ["q"], 1)
-    failing_one(store, generation, "one")
-    failing_one(store, generation, "two")
+    fail_task(store, generation, "one")
+    fail_task(store, generation, "two")
     assert list(store.letters["failed"].newest()) == []
     said = [record for record in caplog.records if "failed tasks are not kept" in record.getMessage()]
     assert [record.levelname for record in said] == ["ERROR", "DEBUG"][: len(said)]
     assert "task_keep_failed" in said[0].getMessage()
     store.consumer.deregister()
-    assert store.admin.depths(["q"])[0].ready == 0, "neither comes back"
+    assert store.admin.depths(["q"])[0].ready == 0, "neither is redelivered"
 
 
-def test_what_cannot_be_kept_takes_no_dead_letter_with_it(open_: Open) -> None:
+def test_failed_task_that_cannot_be_kept_does_not_affect_dead_letters(open_: Open) -> None:
     store = open_(queues={"failed_expires": -1.0})
     generation = store.consumer.register("w@h", ["q"], 1)
     store.sender.push([envelope("one", "q"), envelope("two", "q")])
@@ -720,10 +716,10 @@ def test_what_cannot_be_kept_takes_no_dead_letter_with_it(open_: Open) -> None:
     assert [letter.tag for letter in store.admin.dead()] == [two.tag]
 
 
-def test_the_server_drops_failed_tasks_that_are_too_old(open_: Open) -> None:
+def test_server_deletes_old_failed_tasks(open_: Open) -> None:
     store = open_(queues={"failed_expires": 0.5})
     generation = store.consumer.register("w@h", ["q"], 1)
-    failing_one(store, generation, "one")
+    fail_task(store, generation, "one")
     assert len(list(store.letters["failed"].newest())) == 1
     deadline = time.monotonic() + PATIENCE
     while list(store.letters["failed"].newest()):

@@ -1,5 +1,4 @@
-"""What a worker of RabbitMQ may rely on when connections break and workers die, and with messages at the
-server's limits."""
+"""The RabbitMQ consumer: broken connections, crashed workers, and messages at the server's limits."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ Open = Callable[..., AMQPBroker]
 
 @pytest.fixture
 def prefix() -> Iterator[str]:
-    """Before the names of all queues; they are deleted in the end."""
+    """Return a prefix for the names of queues, which are deleted at the end."""
     url = require("rabbitmq")
     prefix = f"test.{uuid.uuid4().hex[:10]}."
     yield prefix
@@ -74,18 +73,18 @@ def open_(prefix: str) -> Iterator[Open]:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where workers of this test keep their files."""
+    """The directory for the files of workers."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path
 
 
-def comes_again(store: AMQPBroker) -> list[str]:
-    """What there is for *store*, once the marker behind everything that came back has come, too."""
+def redelivered_ids(store: AMQPBroker) -> list[str]:
+    """Return all messages for *store* before a marker, which is behind all redelivered ones."""
     store.sender.push([envelope("marker")])
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
     while "marker" not in ids(found):
-        assert time.monotonic() < deadline, f"only {ids(found)} came"
+        assert time.monotonic() < deadline, f"only {ids(found)} arrived"
         found += store.consumer.lease(["q"], 1000).messages
         store.consumer.wait(0.05)
     store.consumer.settle(
@@ -94,18 +93,18 @@ def comes_again(store: AMQPBroker) -> list[str]:
     return [name for name in ids(found) if name != "marker"]
 
 
-def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlement]) -> None:
-    """Settle so that the server hears nothing of it, and lose the connection."""
+def lose_settlements(store: AMQPBroker, proxy: Proxy, settlements: list[Settlement]) -> None:
+    """Settle so that the server does not receive it, and lose the connection."""
     proxy.up.lost = True
     read = proxy.up.pieces
     store.consumer.settle(store.consumer._generation, settlements)
-    until(lambda: proxy.up.pieces != read)  # the proxy has thrown it away
+    until(lambda: proxy.up.pieces != read)  # the proxy has discarded it
     proxy.cut()
     proxy.heal()
 
 
 def register_again(store: AMQPBroker, concurrency: int) -> None:
-    """As the listener does: until the broker answers."""
+    """Register like the listener: until the broker answers."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -116,54 +115,49 @@ def register_again(store: AMQPBroker, concurrency: int) -> None:
             return
 
 
-# -- what was finished when a connection broke --
+# -- settled messages when a connection breaks --
 
 
 @pytest.mark.parametrize("type", ["classic", "quorum"])
-def test_what_was_acknowledged_when_the_connection_broke_is_not_run_again(
-    open_: Open, proxy: Proxy, type: str
-) -> None:
+def test_acked_messages_are_not_run_again_after_reconnecting(open_: Open, proxy: Proxy, type: str) -> None:
     store = open_(proxy, type=type)
     store.consumer.register("w", ["q"], 4)
     store.sender.push([envelope(str(number)) for number in range(8)])
     held = receive(store, 8)
-    lose_what_is_said(store, proxy, [Ack(leased.tag) for leased in held[:5]])
+    lose_settlements(store, proxy, [Ack(leased.tag) for leased in held[:5]])
     register_again(store, 4)
-    assert sorted(comes_again(store)) == ids(held[5:]), "what was not settled is run; what was is not"
+    assert sorted(redelivered_ids(store)) == ids(held[5:]), "only unsettled messages run again"
     store.consumer.deregister()
-    beside = open_()
-    beside.consumer.register("v", ["q"], 4)
-    assert sorted(comes_again(beside)) == sorted(ids(held[5:])), "and the server has heard of it by now"
+    reopened = open_()
+    reopened.consumer.register("v", ["q"], 4)
+    assert sorted(redelivered_ids(reopened)) == sorted(ids(held[5:])), "the server knows the acks by now"
 
 
-def test_a_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
+def test_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
     store = open_(proxy)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
-    lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
+    lose_settlements(store, proxy, [Ack(receive(store, 1)[0].tag)])
     for _ in range(2):
         register_again(store, 1)
-        assert comes_again(store) == []
+        assert redelivered_ids(store) == []
         proxy.cut()
 
 
-def test_what_was_to_start_once_its_ack_is_known_comes_again_when_it_is_not(
-    open_: Open, proxy: Proxy
-) -> None:
-    """A task with acks_late=False does not start then; it must not be taken for finished."""
+def test_early_ack_that_was_lost_is_redelivered(open_: Open, proxy: Proxy) -> None:
+    """A task with acks_late=False does not start in that case, so it must not count as finished."""
     store = open_(proxy)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
-    lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
+    lose_settlements(store, proxy, [Ack(receive(store, 1)[0].tag)])
     with pytest.raises(LeaseLost):
         store.consumer.confirm()
     register_again(store, 1)
-    assert comes_again(store) == ["a"]
+    assert redelivered_ids(store) == ["a"]
 
 
-def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
-    """The copy is confirmed on another connection; the old one, whose ack was lost,
-    is known for what it is."""
+def test_republished_message_is_delivered_once(open_: Open, proxy: Proxy) -> None:
+    """The copy is confirmed on another connection. The ack of the original is lost, but it is recognised."""
     store, aside = open_(proxy), open_()
     store.consumer.register("w", ["q"], 2)
     store.consumer._publisher, publisher = aside._publisher, store._publisher
@@ -174,19 +168,19 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
         DeadLetter(dead.tag, "why"),
         Release(twice.tag, requeued=True),
     ]
-    lose_what_is_said(store, proxy, settlements)
+    lose_settlements(store, proxy, settlements)
     store.consumer._publisher = publisher
     register_again(store, 2)
     assert store.consumer._subscription is not None
     inbox = store.consumer._subscription.inbox
     inbox.prefetch.ask(100)
-    assert sorted(comes_again(store)) == ["counted", "twice"]
+    assert sorted(redelivered_ids(store)) == ["counted", "twice"]
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
     by_name = {ids([held.leased])[0]: held.leased for held in inbox.leased.values()}
     assert (by_name["counted"].deliveries, by_name["twice"].requeued) == (1, 1)
 
 
-# -- who was running what when it died --
+# -- deaths of workers --
 
 
 WORKER = """
@@ -207,9 +201,8 @@ sys.stdin.read()
 """
 
 
-def dies(prefix: str, count: int, type: str = "classic") -> str:
-    """A worker that has leased *count* messages, and is killed while it runs the poison; how often that was
-    counted."""
+def run_and_kill_worker(prefix: str, count: int, type: str = "classic") -> str:
+    """Kill a worker that has leased *count* messages, while it runs the poison; return the delivery count."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, require("rabbitmq"), prefix, type, str(count)],
         cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -225,10 +218,10 @@ def dies(prefix: str, count: int, type: str = "classic") -> str:
         process.stdout.close()
 
 
-def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, directory: Path) -> None:
+def test_death_is_counted_for_running_messages(open_: Open, prefix: str, directory: Path) -> None:
     store = open_()
     store.sender.push([envelope("poison"), *(envelope(str(number)) for number in range(5))])
-    assert [dies(prefix, 6) for _ in range(3)] == ["0", "1", "2"]
+    assert [run_and_kill_worker(prefix, 6) for _ in range(3)] == ["0", "1", "2"]
     store.consumer.register("w", ["q"], 4)
     found = {ids([leased])[0]: leased for leased in receive(store, 6)}
     assert {name: leased.deliveries for name, leased in found.items()} == {
@@ -237,25 +230,25 @@ def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, direc
     assert all(leased.redelivered for leased in found.values())
     store.consumer.settle(store.consumer._generation, [Release(found["poison"].tag, counted=True)])
     (again,) = receive(store, 1)
-    assert again.deliveries == 4, "each death counts once, though its file is still there"
+    assert again.deliveries == 4, "each death counts once, although its file still exists"
     store.consumer.settle(store.consumer._generation, [Release(again.tag, requeued=True)])
     assert receive(store, 1)[0].deliveries == 4
 
 
-def test_who_lives_counts_the_death_of_another(open_: Open, prefix: str, directory: Path) -> None:
-    """What comes back comes at once, before the dead one's successor is there."""
+def test_another_worker_counts_the_death(open_: Open, prefix: str, directory: Path) -> None:
+    """Messages are redelivered at once, before the dead worker is replaced."""
     store = open_()
     store.sender.push([envelope("poison")])
-    assert dies(prefix, 1) == "0"
+    assert run_and_kill_worker(prefix, 1) == "0"
     first, second = open_(), open_()
     first.consumer.register("w", ["q"], 1)
     assert receive(first, 1)[0].deliveries == 1
     second.consumer.register("v", ["q"], 1)
     first.close()
-    assert receive(second, 1)[0].deliveries == 1, "and an orderly end is no death"
+    assert receive(second, 1)[0].deliveries == 1, "a regular end is not a death"
 
 
-def test_a_worker_that_ends_leaves_no_files(open_: Open, directory: Path) -> None:
+def test_deregistering_deletes_the_owner_files(open_: Open, directory: Path) -> None:
     store = open_()
     path = store.consumer.running_path()
     assert path is not None
@@ -269,7 +262,7 @@ def test_a_worker_that_ends_leaves_no_files(open_: Open, directory: Path) -> Non
 
 
 def push_raw(prefix: str, headers: dict[str, Any], **properties: Any) -> None:
-    """As another's client publishes."""
+    """Publish like another client."""
     link = Link(address_of(require("rabbitmq")), 5.0)
     channel = link.channel()
     link.call(channel.confirm_select)
@@ -278,8 +271,8 @@ def push_raw(prefix: str, headers: dict[str, Any], **properties: Any) -> None:
     link.close()
 
 
-def filling(size: int, **more: Any) -> dict[str, Any]:
-    """Headers with which a content header of py-amqp's has *size* bytes."""
+def headers_of_size(size: int, **more: Any) -> dict[str, Any]:
+    """Return headers such that py-amqp's content header has *size* bytes."""
     headers = {"id": "a", "task": "t", "large": "", **more}
     message = amqp.Message("[]", application_headers=headers, content_type="application/json")
     headers["large"] = "x" * (size - len(message._serialize_properties()) - 12)
@@ -294,12 +287,12 @@ def filling(size: int, **more: Any) -> dict[str, Any]:
         lambda tag: Release(tag, due=time.time() + 60, requeued=True),
     ],
 )
-def test_headers_that_fill_a_frame_are_settled(
+def test_headers_that_fill_a_frame_can_be_dead_lettered(
     open_: Open, prefix: str, settle: Callable[[int], Settlement]
 ) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
-    headers = filling(FRAME_MAX - 8)
+    headers = headers_of_size(FRAME_MAX - 8)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
     assert store.consumer.settle(store.consumer._generation, [settle(leased.tag)]) == set()
@@ -307,16 +300,16 @@ def test_headers_that_fill_a_frame_are_settled(
     assert json.loads(letter.headers) == headers
     assert (letter.body, letter.queue) == (b"[]", "q")
     assert letter.reason.startswith(("because because", "it could not go back to its queue: "))
-    assert store.admin.dead_retry() == 0, "there is no room to say that it was here before"
+    assert store.admin.dead_retry() == 0, "there is no room for another header"
     assert [other.tag for other in store.admin.dead()] == [letter.tag]
     assert store.admin.dead_discard([letter.tag]) == 1
-    assert comes_again(store) == []
+    assert redelivered_ids(store) == []
 
 
-def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> None:
+def test_headers_that_nearly_fill_a_frame_can_be_released(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
-    headers = filling(FRAME_MAX - 600)
+    headers = headers_of_size(FRAME_MAX - 600)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
     store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
@@ -327,7 +320,7 @@ def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> N
     assert json.loads(receive(store, 1)[0].headers) == headers
 
 
-def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: Open) -> None:
+def test_headers_larger_than_a_frame_are_refused(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     fits = envelope("fits", headers={"large": "x" * (FRAME_MAX - 4500)})
@@ -338,13 +331,13 @@ def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: 
         ):
             store.sender.push(batch)
     store.sender.push([fits])
-    assert comes_again(store) == ["fits"]
+    assert redelivered_ids(store) == ["fits"]
 
 
-# -- headers of others, and long times --
+# -- foreign headers --
 
 
-def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
+def test_headers_with_x_prefix_are_delivered(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     given = {"x-tenant": "acme", "x-request-id": 7, "x-deliver": None}
@@ -356,14 +349,14 @@ def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
         assert {name: value for name, value in headers.items() if name.startswith("x-")} == given
         store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     for leased in receive(store, 3):
-        assert given.items() <= json.loads(leased.headers).items(), "also when it is sent anew"
+        assert given.items() <= json.loads(leased.headers).items(), "also if it is republished"
 
 
-# -- what the server drops, as what Celery sends with expires --
+# -- messages with an expiration, as Celery sends with expires --
 
 
-def test_what_expires_is_not_dropped_for_having_been_here(open_: Open, prefix: str) -> None:
-    """Its task is to end as revoked, which a worker says."""
+def test_expiring_message_survives_a_release(open_: Open, prefix: str) -> None:
+    """A worker must end its task as revoked."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     push_raw(prefix, {"id": "a"}, expiration="200", priority=3)
@@ -374,7 +367,7 @@ def test_what_expires_is_not_dropped_for_having_been_here(open_: Open, prefix: s
     assert again == leased
 
 
-def test_what_expires_goes_from_a_busy_worker_to_others(open_: Open, prefix: str) -> None:
+def test_expiring_messages_of_a_busy_worker_are_released(open_: Open, prefix: str) -> None:
     busy, idle = open_(), open_()
     busy.consumer.register("busy", ["q"], 1)
     busy.sender.push([envelope("long")])
@@ -391,10 +384,8 @@ def test_what_expires_goes_from_a_busy_worker_to_others(open_: Open, prefix: str
     assert ids(receive(idle, 2)) == ["a", "b"]
 
 
-def test_what_expires_is_not_finished_for_having_been_sent_anew(
-    open_: Open, prefix: str, proxy: Proxy
-) -> None:
-    """It is on its way when the connection breaks, and comes as one that was delivered before."""
+def test_republished_expiring_message_is_not_lost(open_: Open, prefix: str, proxy: Proxy) -> None:
+    """It is in transit when the connection breaks, and arrives marked as redelivered."""
     store, aside = open_(proxy), open_()
     own = store.consumer.register("w", ["q"], 1)
     push_raw(prefix, {"id": "a"}, expiration="60000")
@@ -406,10 +397,10 @@ def test_what_expires_is_not_finished_for_having_been_sent_anew(
     proxy.cut()
     proxy.heal()
     register_again(store, 1)
-    assert comes_again(store) == ["a"]
+    assert redelivered_ids(store) == ["a"]
 
 
-def test_what_could_not_be_sent_away_is_sent_later(open_: Open, prefix: str) -> None:
+def test_delayed_message_that_cannot_be_moved_is_moved_later(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     publisher, due = store._publisher, time.time() + 3.0
@@ -432,15 +423,15 @@ def test_what_could_not_be_sent_away_is_sent_later(open_: Open, prefix: str) -> 
     assert len(failed) == 1
 
 
-def test_a_dead_letter_whose_time_is_none(open_: Open) -> None:
-    """Somebody else may have written it; no calendar has it."""
+def test_dead_letter_with_an_invalid_time(open_: Open) -> None:
+    """Other clients may write times that no calendar contains."""
     letters = open_().letters["dead"]
     times = (1e300, -1.0, 5.0)
     letters.push([Dead(0, "q", "why", time, 0, "{}", None, b"") for time in times])
     assert [letter.died_at for letter in letters.newest()] == [5.0, 0.0, 0.0]
 
 
-def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:
+def test_dead_expires_beyond_the_servers_limit(open_: Open) -> None:
     store = open_(dead_expires=4000 * 86400.0)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
@@ -450,8 +441,8 @@ def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> Non
     assert len(store.admin.dead()) == 1
 
 
-def test_who_cannot_be_announced_waits_before_it_tries_again(open_: Open) -> None:
-    """A server that takes no messages keeps the listener waiting for each."""
+def test_failed_presence_update_is_not_retried_at_once(open_: Open) -> None:
+    """Each attempt blocks the listener while the server accepts no messages."""
     store = open_()
     store.consumer.register("w@test", ["q"], 1)
     publisher, sent = store._publisher, []
@@ -467,50 +458,54 @@ def test_who_cannot_be_announced_waits_before_it_tries_again(open_: Open) -> Non
         assert len(sent) == 1
         publisher.send = usual  # type: ignore[method-assign]
         store.consumer.present(json.dumps({"waiting": 7}))
-        store.consumer.register("w@test", ["q"], 1)  # over another connection it tells at once
+        store.consumer.register("w@test", ["q"], 1)  # a new connection publishes at once
         assert [worker.waiting for worker in store.admin.workers()] == [7]
     finally:
         publisher.send = usual  # type: ignore[method-assign]
 
 
-def test_what_goes_back_changed_waits_here_while_the_server_takes_no_messages(open_: Open) -> None:
-    """Nobody waits for the end of the alarm, other acks arrive, and there is no second copy."""
+def test_counted_release_waits_during_a_server_alarm(open_: Open) -> None:
+    """The consumer does not block, other acks are sent, and no second copy is published."""
     store = open_()
     own = store.consumer.register("w@test", ["q"], 1)
-    store.sender.push([envelope("dies"), envelope("ends")])
-    dies, ends = receive(store, 2)
+    store.sender.push([envelope("run_and_kill_worker"), envelope("ends")])
+    run_and_kill_worker, ends = receive(store, 2)
     assert store._publisher.is_taken()
     link = store._publisher._link
     assert link is not None
     link._set_blocked("memory")  # what the server's connection.blocked does
     began = store._publisher._sent
-    assert store.consumer.settle(own, [Release(dies.tag, counted=True), Ack(ends.tag)]) == set()
+    assert (
+        store.consumer.settle(own, [Release(run_and_kill_worker.tag, counted=True), Ack(ends.tag)]) == set()
+    )
     store.consumer.reclaim()
     store.consumer.extend()
     assert store._publisher._sent == began
-    assert store.consumer.settle(own, [Ack(dies.tag)]) == {dies.tag}, "it was settled"
+    assert store.consumer.settle(own, [Ack(run_and_kill_worker.tag)]) == {run_and_kill_worker.tag}, (
+        "it was settled"
+    )
     link._set_unblocked()
     store.consumer.reclaim()
     (again,) = receive(store, 1)
-    assert (again.deliveries, again.headers) == (1, dies.headers)
+    assert (again.deliveries, again.headers) == (1, run_and_kill_worker.headers)
     store.consumer.settle(own, [Ack(again.tag)])
     store.consumer.deregister()
     assert [queue for queue in store.admin.queues() if queue.ready + queue.leased] == []
 
 
-def test_what_waited_here_when_the_connection_broke_comes_again(open_: Open) -> None:
+def test_waiting_release_is_redelivered_after_reconnecting(open_: Open) -> None:
     store = open_()
     own = store.consumer.register("w@test", ["q"], 1)
-    store.sender.push([envelope("dies")])
-    (dies,) = receive(store, 1)
+    store.sender.push([envelope("run_and_kill_worker")])
+    (run_and_kill_worker,) = receive(store, 1)
     assert store._publisher.is_taken()
     link = store._publisher._link
     assert link is not None
     link._set_blocked("memory")
-    store.consumer.settle(own, [Release(dies.tag, counted=True)])
+    store.consumer.settle(own, [Release(run_and_kill_worker.tag, counted=True)])
     store.consumer.register("w@test", ["q"], 1)
     (again,) = receive(store, 1)
-    assert again.headers == dies.headers
+    assert again.headers == run_and_kill_worker.headers
     assert store.consumer.settle(store.consumer._generation, [Ack(again.tag)]) == set()
     link._set_unblocked()
     store.consumer.reclaim()

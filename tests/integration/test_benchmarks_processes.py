@@ -1,4 +1,4 @@
-"""The process tree that the benchmarks weigh and end: nothing may escape it."""
+"""The process tree that benchmarks measure and end: no process may escape it."""
 
 import os
 import signal
@@ -56,9 +56,7 @@ def grow(tmp_path: Path) -> Iterator[Callable[[str], Tree]]:
         tree.kill()
 
 
-def test_a_child_that_left_the_session_is_counted_and_ended(
-    grow: Callable[[str], Tree], tmp_path: Path
-) -> None:
+def test_child_in_another_session_is_counted_and_killed(grow: Callable[[str], Tree], tmp_path: Path) -> None:
     tree = grow(ESCAPING)
     escaped = int((tmp_path / "escaped").read_text())
     assert set(tree.members()) == {tree.process.pid, escaped}
@@ -67,7 +65,7 @@ def test_a_child_that_left_the_session_is_counted_and_ended(
     assert tree.process.returncode == -signal.SIGKILL
 
 
-def test_processor_time_memory_and_writes_are_seen(grow: Callable[[str], Tree], tmp_path: Path) -> None:
+def test_cpu_memory_and_writes_are_measured(grow: Callable[[str], Tree], tmp_path: Path) -> None:
     tree = grow(BUSY)
     assert 0.2 <= tree.cpu_seconds() < 5
     assert 1_000_000 < tree.pss_bytes() < 200_000_000
@@ -76,7 +74,7 @@ def test_processor_time_memory_and_writes_are_seen(grow: Callable[[str], Tree], 
     assert tree.written_bytes() >= (4_000_000 if on_disk else 0)
 
 
-def test_stop_tells_how_long_it_took(grow: Callable[[str], Tree]) -> None:
+def test_stop_returns_its_duration(grow: Callable[[str], Tree]) -> None:
     tree = grow(BUSY)
     taken = tree.stop(timeout=5)
     assert taken is not None
@@ -84,7 +82,7 @@ def test_stop_tells_how_long_it_took(grow: Callable[[str], Tree]) -> None:
     assert not tree.alive()
 
 
-def test_a_process_that_ignores_the_signal_is_killed(grow: Callable[[str], Tree]) -> None:
+def test_process_that_ignores_the_signal_is_killed(grow: Callable[[str], Tree]) -> None:
     tree = grow(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{BUSY}")
     assert tree.stop(timeout=0.2) is None
     assert tree.members() == []

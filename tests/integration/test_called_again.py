@@ -1,5 +1,5 @@
-"""A call whose ids are settled, of itself or of what follows it, is made again: all of it runs again. The
-same message that is delivered again sends the same calls, so that each body runs once."""
+"""A call with fixed ids that is made again runs again completely. A redelivered message sends the same calls
+again, so each body runs once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.servers import prefix_of, require
 pytestmark = pytest.mark.integration
 
 
-class House:
-    """An app with its worker. ran: how often each task did."""
+class Env:
+    """An app with tasks. ran: how often each task ran."""
 
     def __init__(self, **settings: Any) -> None:
         self.app = app = QWorker("again", set_as_current=False, **settings)
@@ -67,7 +67,7 @@ class House:
         return self.app.tasks[name].si(*args)
 
     def frozen(self) -> Any:
-        """A chord of two whose ids are settled."""
+        """Return a frozen chord of two."""
         work = chord([self.s("give"), self.s("give")], self.app.tasks["gather"].s(), app=self.app)
         work.freeze()
         return work
@@ -81,7 +81,7 @@ class House:
 
 
 @pytest.fixture(params=["memory", "sqlite", "sqlite, files", "redis, shared", "redis, celery"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     settings: dict[str, Any] = {"broker": f"sqlite:///{tmp_path}/q.db"}
     if request.param == "memory":
         settings = {"broker": MemoryStore(), "backend": "cache+memory://"}
@@ -96,45 +96,41 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
             "result_backend_transport_options": options,
             "canvas_format": request.param.partition(", ")[2],
         }
-    house = House(**settings)
-    yield house
-    house.app.close()
+    env = Env(**settings)
+    yield env
+    env.app.close()
 
 
-CALLS: dict[str, Callable[[House], Callable[[], object]]] = {
-    "replaced": lambda house: lambda: house.app.tasks["become"].apply_async(task_id="mine"),
-    "replaced by its name": lambda house: lambda: house.app.send_task("become", task_id="mine"),
-    "replaced signature": lambda house: house.s("become").set(task_id="mine").delay,
-    "replaced after retries": lambda house: lambda: house.app.tasks["retried"].apply_async(task_id="mine"),
-    "replaced with its own apply_async": lambda house: (
-        lambda: house.app.tasks["own"].apply_async(task_id="mine")
+CALLS: dict[str, Callable[[Env], Callable[[], object]]] = {
+    "replaced": lambda env: lambda: env.app.tasks["become"].apply_async(task_id="mine"),
+    "replaced by its name": lambda env: lambda: env.app.send_task("become", task_id="mine"),
+    "replaced signature": lambda env: env.s("become").set(task_id="mine").delay,
+    "replaced after retries": lambda env: lambda: env.app.tasks["retried"].apply_async(task_id="mine"),
+    "replaced with its own apply_async": lambda env: lambda: env.app.tasks["own"].apply_async(task_id="mine"),
+    "replaced, one of many": lambda env: (
+        lambda: env.app.tasks["become"].apply_many([env.app.tasks["become"].s().set(task_id="mine")])
     ),
-    "replaced, one of many": lambda house: (
-        lambda: house.app.tasks["become"].apply_many([house.app.tasks["become"].s().set(task_id="mine")])
+    "replaced, one of send_many": lambda env: (
+        lambda: env.app.send_many([env.app.tasks["become"].s().set(task_id="mine")])
     ),
-    "replaced, one of send_many": lambda house: (
-        lambda: house.app.send_many([house.app.tasks["become"].s().set(task_id="mine")])
+    "replaced link": lambda env: env.s("give").set(link=env.s("become").set(task_id="mine")).delay,
+    "replaced link of a link": lambda env: (
+        env.s("give").set(link=env.s("give").set(link=env.s("become").set(task_id="mine"))).delay
     ),
-    "replaced link": lambda house: house.s("give").set(link=house.s("become").set(task_id="mine")).delay,
-    "replaced link of a link": lambda house: (
-        house.s("give").set(link=house.s("give").set(link=house.s("become").set(task_id="mine"))).delay
+    "chord as link": lambda env: env.s("give").set(link=env.frozen()).delay,
+    "chord as link of an option": lambda env: _calling(env.app.tasks["give"], link=env.frozen()),
+    "graph as link": lambda env: env.s("give").set(link=env.frozen_graph()).delay,
+    "chord as link_error": lambda env: env.s("fail").set(link_error=env.frozen()).delay,
+    "graph as link_error": lambda env: env.s("fail").set(link_error=env.frozen_graph()).delay,
+    "chord after a step": lambda env: chain(env.s("give"), env.frozen()).delay,
+    "chord as a body": lambda env: chord([env.s("give")], env.frozen()).delay,
+    "chord as link of a body": lambda env: chord([env.s("give")], env.s("give").set(link=env.frozen())).delay,
+    "chord as errback of a chord": lambda env: (
+        chord([env.s("fail")], env.s("give").on_error(env.frozen())).delay
     ),
-    "chord as link": lambda house: house.s("give").set(link=house.frozen()).delay,
-    "chord as link of an option": lambda house: _calling(house.app.tasks["give"], link=house.frozen()),
-    "graph as link": lambda house: house.s("give").set(link=house.frozen_graph()).delay,
-    "chord as link_error": lambda house: house.s("fail").set(link_error=house.frozen()).delay,
-    "graph as link_error": lambda house: house.s("fail").set(link_error=house.frozen_graph()).delay,
-    "chord after a step": lambda house: chain(house.s("give"), house.frozen()).delay,
-    "chord as a body": lambda house: chord([house.s("give")], house.frozen()).delay,
-    "chord as link of a body": lambda house: (
-        chord([house.s("give")], house.s("give").set(link=house.frozen())).delay
-    ),
-    "chord as errback of a chord": lambda house: (
-        chord([house.s("fail")], house.s("give").on_error(house.frozen())).delay
-    ),
-    "chord in a group": lambda house: group(house.frozen(), house.s("give")).delay,
-    "replaced body": lambda house: chord([house.s("give")], house.s("become").set(task_id="mine")).delay,
-    "chord as link of a call in a transaction": lambda house: _held(house, link=house.frozen()),
+    "chord in a group": lambda env: group(env.frozen(), env.s("give")).delay,
+    "replaced body": lambda env: chord([env.s("give")], env.s("become").set(task_id="mine")).delay,
+    "chord as link of a call in a transaction": lambda env: _held(env, link=env.frozen()),
 }
 
 
@@ -142,66 +138,66 @@ def _calling(task: Any, **options: Any) -> Callable[[], object]:
     return lambda: task.apply_async(**options)
 
 
-def _held(house: House, **options: Any) -> Callable[[], object]:
+def _held(env: Env, **options: Any) -> Callable[[], object]:
     def call() -> None:
-        with holding_back(house.app) as held:
-            house.app.tasks["give"].apply_async(**options)
-        house.app.broker.sender.push(held)
+        with holding_back(env.app) as held:
+            env.app.tasks["give"].apply_async(**options)
+        env.app.broker.sender.push(held)
 
     return call
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_is_made_again_runs_again(house: House, name: str) -> None:
-    call = CALLS[name](house)
-    with StepWorker(house.app) as worker:
+def test_repeated_call_runs_again(env: Env, name: str) -> None:
+    call = CALLS[name](env)
+    with StepWorker(env.app) as worker:
         for time in (1, 2, 3):
             call()
             worker.run()
-            assert house.ran["gather"] == time
+            assert env.ran["gather"] == time
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_is_made_twice_at_once_runs_twice(house: House, name: str) -> None:
-    """In Celery's format the keys of a chord have no room for the run, so both are one there."""
-    if not house.app.shared_canvas:
+def test_call_made_twice_at_once_runs_twice(env: Env, name: str) -> None:
+    """In Celery's format the keys of a chord do not contain the run, so both are one."""
+    if not env.app.shared_canvas:
         pytest.skip("the format is Celery's")
-    call = CALLS[name](house)
-    with StepWorker(house.app) as worker:
+    call = CALLS[name](env)
+    with StepWorker(env.app) as worker:
         call()
         call()
         worker.run()
-        assert house.ran["gather"] == 2
+        assert env.ran["gather"] == 2
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_delivered_again_runs_its_body_once(house: House, name: str) -> None:
-    call = CALLS[name](house)
-    with StepWorker(house.app) as worker:
+def test_redelivered_message_runs_its_body_once(env: Env, name: str) -> None:
+    call = CALLS[name](env)
+    with StepWorker(env.app) as worker:
         for time in (1, 2):
-            with holding_back(house.app) as held:
+            with holding_back(env.app) as held:
                 call()
             for _ in range(2):
-                house.app.broker.sender.push(held)
+                env.app.broker.sender.push(held)
                 worker.run()
-            assert house.ran["gather"] == time
+            assert env.ran["gather"] == time
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_a_schedule_runs_what_follows_it_once_each_time(house: House, numbered: bool) -> None:
-    """Its call may be published twice, by whoever takes over from a beat that died."""
-    link = house.frozen()
+def test_scheduled_call_runs_its_successors_once_per_due_time(env: Env, numbered: bool) -> None:
+    """Its call may be published twice, by the successor of a beat that died."""
+    link = env.frozen()
     entries = [
         Entry(name="a", task="become", schedule=maybe_schedule(60)),
         Entry(name="b", task="give", schedule=maybe_schedule(60), options={"link": [dict(link)]}),
     ]
-    with StepWorker(house.app) as worker:
+    with StepWorker(env.app) as worker:
         for time in (1, 2, 3):
             for entry in entries:
                 for _ in range(2):
                     found = messages(
-                        house.app, entry, 60.0 * time, id_of("", entry.name, 60.0 * time), numbered
+                        env.app, entry, 60.0 * time, id_of("", entry.name, 60.0 * time), numbered
                     )
-                    house.app.broker.sender.push(found)
+                    env.app.broker.sender.push(found)
                     worker.run()
-            assert house.ran["gather"] == 2 * time
+            assert env.ran["gather"] == 2 * time

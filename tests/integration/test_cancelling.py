@@ -1,4 +1,4 @@
-"""Workflows that are cancelled as a whole: nothing runs, and nothing is left of them when results expire."""
+"""Cancelled workflows: nothing runs, and nothing is left when results expire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qworker.transports.lease import Broker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
-from tests.integration.test_workflow_leftovers import OF_THE_BROKER
+from tests.integration.test_workflow_leftovers import BROKER_KEYS
 
 pytestmark = pytest.mark.integration
 
@@ -30,11 +30,11 @@ TABLES = (
     *("celery_taskmeta", "celery_tasksetmeta"),
 )
 REVOCATIONS = {"revoked", "sqlite_sequence"}
-"""What is remembered of orders to revoke lives as long as ``revoke_expires`` says."""
+"""Revocations are kept for ``revoke_expires``."""
 
 
-class House:
-    """An app whose results live for an hour. left: the rows or keys that there are."""
+class Env:
+    """An app whose results expire after an hour. left: returns the existing rows or keys."""
 
     def __init__(
         self, broker: str | Broker, results: str, left: Callable[[], Set[Any]], clock: Clock, **conf: Any
@@ -69,8 +69,8 @@ class House:
         return graph({**nodes, "e": self.flow("nested")}, {"b": "a", "c": "a", "d": ["b", "c"], "e": ["d"]})
 
     def expire(self, worker: StepWorker) -> None:
-        """Let the life of results, of each segment of a chain and of each level of a graph pass. On Redis all
-        that is in expiring keys, which are not counted."""
+        """Let results, segments of chains and levels of graphs expire. On Redis, these are keys with a TTL,
+        which are not counted."""
         if isinstance(self.app.clock, FakeClock):
             self.app.clock.advance(10 * 86400)
             worker.run()
@@ -104,39 +104,39 @@ def rows_of_server(place: SQLPlace) -> Set[Any]:
 
 
 def keys_of_redis(place: RedisPlace) -> Set[Any]:
-    """The keys that are of no broker's house-keeping, but for those that have a time to live."""
+    """Return the keys without a TTL that are not internal to the broker."""
     lasting = {
         key.decode().removeprefix(place.prefix) for key in place.all_keys() if place.client.ttl(key) == -1
     }
-    return {key for key in lasting if not f":{key}".startswith(OF_THE_BROKER)} | {("held", place.count())}
+    return {key for key in lasting if not f":{key}".startswith(BROKER_KEYS)} | {("held", place.count())}
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mysql", "redis celery", "redis shared", "rabbitmq"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     with ExitStack() as ends:
-        yield (house := made(request.param, tmp_path, ends))
-        house.app.close()
+        yield (env := made(request.param, tmp_path, ends))
+        env.app.close()
 
 
-def made(kind: str, directory: Path, ends: ExitStack) -> House:
+def made(kind: str, directory: Path, ends: ExitStack) -> Env:
     if kind == "sqlite":
         url = f"sqlite:///{directory}/queue.db"
-        return House(url, url, lambda: rows_of_sqlite(directory / "queue.db"), FakeClock())
+        return Env(url, url, lambda: rows_of_sqlite(directory / "queue.db"), FakeClock())
     if kind in SERVERS:
         server = SERVERS[kind](directory)
         ends.callback(server.clear)
-        return House(server.url, f"db+{server.url}", lambda: rows_of_server(server), FakeClock())
+        return Env(server.url, f"db+{server.url}", lambda: rows_of_server(server), FakeClock())
     redis = RedisPlace(directory)
     ends.callback(redis.clear)
     named: dict[str, Any] = {"result_backend_transport_options": {"global_keyprefix": redis.prefix}}
     if kind != "rabbitmq":
         named["broker_transport_options"] = named["result_backend_transport_options"]
         named["canvas_format"] = kind.partition(" ")[2]
-        return House(redis.url, redis.url, lambda: keys_of_redis(redis), SYSTEM_CLOCK, **named)
+        return Env(redis.url, redis.url, lambda: keys_of_redis(redis), SYSTEM_CLOCK, **named)
     rabbitmq = AMQPPlace(directory)
     ends.callback(rabbitmq.clear)
     named["task_default_queue"] = "q"
-    return House(
+    return Env(
         rabbitmq.open(),
         redis.url,
         lambda: keys_of_redis(redis) | {("ready", rabbitmq.count())},
@@ -147,38 +147,38 @@ def made(kind: str, directory: Path, ends: ExitStack) -> House:
 
 @pytest.mark.parametrize("kind", ["chain", "chord", "nested", "graph"])
 @pytest.mark.parametrize("when", ["before", "running"])
-def test_a_whole_workflow_is_cancelled(house: House, kind: str, when: str) -> None:
-    with StepWorker(house.app) as worker:
-        house.app.signature("run").delay()
+def test_revoke_cancels_the_whole_workflow(env: Env, kind: str, when: str) -> None:
+    with StepWorker(env.app) as worker:
+        env.app.signature("run").delay()
         worker.run()
-        house.before = house.left()
-        flow = house.flow(kind, "run" if when == "before" else "stop")
-        house.result = result = flow()
+        env.before = env.left()
+        flow = env.flow(kind, "run" if when == "before" else "stop")
+        env.result = result = flow()
         if when == "before":
             result.revoke()
-        house.ran.clear()
+        env.ran.clear()
         worker.run()
-        if when == "before":  # else some members were in the worker's hands already
-            assert house.ran == []
+        if when == "before":  # otherwise the worker already has some members
+            assert env.ran == []
         singles = [single for each in line(result) for single in each._singles()]
         ended = {each.state for each in singles}
         assert ended <= {"REVOKED", "FAILURE", "SUCCESS"}
         assert ended & {"REVOKED", "FAILURE"}
         with pytest.raises((TaskRevokedError, ChordError), match="revoked"):
             result.get(timeout=5)
-        house.expire(worker)
-        assert house.new() == set()
+        env.expire(worker)
+        assert env.new() == set()
 
 
-def test_what_has_ended_is_not_revoked_again(tmp_path: Path) -> None:
+def test_finished_members_are_not_revoked(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/queue.db"
-    house = House(url, url, set, FakeClock())
-    with StepWorker(house.app) as worker:
-        result = house.flow("chord")()
+    env = Env(url, url, set, FakeClock())
+    with StepWorker(env.app) as worker:
+        result = env.flow("chord")()
         worker.run()
         assert result.get(timeout=5) == 1
         assert [each.get(timeout=5) for each in line(result)]
         result.revoke()
     with closing(sqlite3.connect(tmp_path / "queue.db")) as connection:
         assert connection.execute("SELECT count(*) FROM revoked").fetchone() == (0,)
-    house.app.close()
+    env.app.close()

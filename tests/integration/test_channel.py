@@ -1,4 +1,4 @@
-"""Our kombu transport, used as anybody uses kombu: nothing here knows that there is SQLite behind it."""
+"""The kombu transport, used like any kombu transport."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def connect(url: str) -> Iterator[Connect]:
-    """Opens a connection of its own; all are closed at the end."""
+    """Return a function that opens connections, which are closed at the end."""
     opened: list[Connection] = []
 
     def open_one(**options: Any) -> Connection:
@@ -62,7 +62,7 @@ def connect(url: str) -> Iterator[Connect]:
 
 @pytest.fixture
 def store(url: str) -> Iterator[SQLiteBroker]:
-    """The same file as qworker sees it."""
+    """The same file as a qworker broker."""
     store = SQLiteBroker(url)
     store.consumer.register("w@test", ["q"], 1)
     yield store
@@ -80,7 +80,7 @@ def publish(connection: Connection, *bodies: Any, to: str = "q", **options: Any)
 
 
 class Inbox(list[Any]):
-    """Consumes; holds the messages. With settle="ack" they are acked as they come."""
+    """A list of consumed messages. With settle="ack" they are acknowledged on arrival."""
 
     def __init__(
         self, connection: Connection, *queues: Queue, settle: str = "", prefetch: int = 0, **options: Any
@@ -106,7 +106,7 @@ class Inbox(list[Any]):
         return self.bodies
 
     def drain_all(self) -> list[Any]:
-        """Take what there is now; return all bodies."""
+        """Receive all available messages; return all bodies."""
         try:
             while True:
                 self.connection.drain_events(timeout=0)
@@ -121,7 +121,7 @@ class Inbox(list[Any]):
 # -- connecting --
 
 
-def test_the_connection_knows_its_transport(connect: Connect, url: str, tmp_path: Path) -> None:
+def test_connection_reports_its_transport(connect: Connect, url: str, tmp_path: Path) -> None:
     with connect() as connection:
         connection.ensure_connection(max_retries=1)
         assert connection.connected
@@ -137,7 +137,7 @@ def test_the_connection_knows_its_transport(connect: Connect, url: str, tmp_path
     connection.release()
 
 
-def test_it_is_loaded_only_when_used() -> None:
+def test_register_does_not_import_kombu_virtual() -> None:
     script = (
         "import sys; from qworker.transports import register; register(); "
         "sys.exit('kombu.transport.virtual' in sys.modules)"
@@ -145,7 +145,7 @@ def test_it_is_loaded_only_when_used() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY).returncode == 0
 
 
-def test_a_relative_path_is_beside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for url, path in (("sqlite:///a.db", "a.db"), ("sqlite://", ".qworker/qworker.db")):
         with Connection(url) as connection:
@@ -153,7 +153,7 @@ def test_a_relative_path_is_beside_the_project(tmp_path: Path, monkeypatch: pyte
             assert (tmp_path / path).exists()
 
 
-def test_what_is_wrong_with_the_file_is_said_at_once(tmp_path: Path) -> None:
+def test_damaged_file_raises_on_connect(tmp_path: Path) -> None:
     (tmp_path / "q.db").write_bytes(b"no database" * 100)
     with (
         Connection(f"sqlite:///{tmp_path}/q.db") as connection,
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_the_file_is_said_at_once(tmp_path: Path) -> None:
         connection.connect()
 
 
-def test_another_broker_takes_over_and_back(tmp_path: Path) -> None:
+def test_failover_between_two_urls(tmp_path: Path) -> None:
     first, second = f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db"
     with Connection(f"{first};{second}") as connection:
         publish(connection, "to the first")
@@ -174,7 +174,7 @@ def test_another_broker_takes_over_and_back(tmp_path: Path) -> None:
             assert [leased.body for leased in store.consumer.lease(["q"], 10).messages] == [body]
 
 
-def test_a_locked_file_is_an_operational_error(connect: Connect, tmp_path: Path) -> None:
+def test_locked_file_raises_operational_error(connect: Connect, tmp_path: Path) -> None:
     with connect() as connection:
         publish(connection, "a")
         with closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=None)) as other:
@@ -188,7 +188,7 @@ def test_a_locked_file_is_an_operational_error(connect: Connect, tmp_path: Path)
 # -- publishing and consuming --
 
 
-def test_a_message_comes_as_it_was_sent(connect: Connect) -> None:
+def test_message_is_delivered_unchanged(connect: Connect) -> None:
     with connect() as sender, connect() as receiver:
         publish(
             sender,
@@ -221,13 +221,13 @@ def test_a_message_comes_as_it_was_sent(connect: Connect) -> None:
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_every_serializer_goes_through(connect: Connect, serializer: str, compression: str | None) -> None:
+def test_every_serializer_works(connect: Connect, serializer: str, compression: str | None) -> None:
     with connect() as connection:
         publish(connection, {"x": "é" * 100}, serializer=serializer, compression=compression)
         assert Inbox(connection, queue(), accept=[serializer]).drain(1) == [{"x": "é" * 100}]
 
 
-def test_raw_bytes_go_through(connect: Connect) -> None:
+def test_raw_bytes_are_delivered(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, bytes(range(256)), content_type="application/data", content_encoding="binary")
         inbox = Inbox(connection, queue(), accept=["application/data"])
@@ -235,28 +235,28 @@ def test_raw_bytes_go_through(connect: Connect) -> None:
         assert inbox[0].body == bytes(range(256))
 
 
-def test_the_most_urgent_come_first(connect: Connect) -> None:
+def test_messages_are_ordered_by_priority(connect: Connect) -> None:
     with connect() as connection:
         for priority in (0, 9, 4, 9):
             publish(connection, priority, priority=priority)
         assert Inbox(connection, queue()).drain(4) == [9, 9, 4, 0]
 
 
-def test_an_odd_priority_is_bounded(connect: Connect) -> None:
+def test_invalid_priority_is_clamped(connect: Connect) -> None:
     with connect() as connection:
         for priority in (-5, 99, None):
             publish(connection, priority, priority=priority)
         assert Inbox(connection, queue()).drain(3) == [99, -5, None]
 
 
-def test_what_cannot_be_stored_is_refused(connect: Connect) -> None:
+def test_unserialisable_headers_are_refused(connect: Connect) -> None:
     with connect() as connection:
         with pytest.raises(Exception, match="headers of the envelope are not JSON"):
             publish(connection, "x", headers={"bad": object()})
         assert connection.SimpleQueue("q").qsize() == 0
 
 
-def test_a_simple_queue_works(connect: Connect) -> None:
+def test_simple_queue(connect: Connect) -> None:
     with connect() as connection, connection.SimpleQueue("simple") as simple:
         assert simple.qsize() == 0
         with pytest.raises(Empty):
@@ -276,7 +276,7 @@ def test_a_simple_queue_works(connect: Connect) -> None:
         assert simple.qsize() == 0
 
 
-def test_a_buffer_keeps_nothing_for_acks(connect: Connect) -> None:
+def test_simple_buffer_needs_no_acks(connect: Connect) -> None:
     with connect() as connection, connection.SimpleBuffer("buffer") as buffer:
         buffer.put("a")
         buffer.put("b")
@@ -286,7 +286,7 @@ def test_a_buffer_keeps_nothing_for_acks(connect: Connect) -> None:
         assert connection.SimpleQueue("buffer").qsize() == 0
 
 
-def test_draining_in_vain_ends_in_time(connect: Connect) -> None:
+def test_drain_events_times_out(connect: Connect) -> None:
     with connect() as connection:
         Inbox(connection, queue())
         started = time.monotonic()
@@ -295,7 +295,7 @@ def test_draining_in_vain_ends_in_time(connect: Connect) -> None:
         assert 0.04 < time.monotonic() - started < 10
 
 
-def test_a_publisher_elsewhere_wakes_the_consumer(connect: Connect) -> None:
+def test_publisher_on_another_connection_wakes_the_consumer(connect: Connect) -> None:
     with connect() as receiver, connect() as sender:
         inbox = Inbox(receiver, queue())
         inbox.drain_all()
@@ -305,7 +305,7 @@ def test_a_publisher_elsewhere_wakes_the_consumer(connect: Connect) -> None:
         late.join()
 
 
-def test_many_queues_and_channels_are_served(connect: Connect) -> None:
+def test_several_queues_and_channels_are_served(connect: Connect) -> None:
     with connect() as connection:
         first = Inbox(connection, queue("a"), queue("b"))
         second = Inbox(connection, queue("c"))
@@ -320,7 +320,7 @@ def test_many_queues_and_channels_are_served(connect: Connect) -> None:
 # -- settling --
 
 
-def test_an_acked_message_is_gone(connect: Connect) -> None:
+def test_acked_message_is_deleted(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         assert Inbox(connection, queue(), settle="ack").drain(2) == ["a", "b"]
@@ -328,14 +328,14 @@ def test_an_acked_message_is_gone(connect: Connect) -> None:
         assert not connection.SimpleQueue("q").qsize()
 
 
-def test_without_ack_a_message_is_gone_as_it_comes(connect: Connect, store: SQLiteBroker) -> None:
+def test_no_ack_deletes_messages_on_delivery(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         assert Inbox(connection, queue(), no_ack=True).drain(1) == ["a"]
     assert [leased.body for leased in store.consumer.lease(["q"], 10).messages] == [b"b"]
 
 
-def test_an_unacked_message_comes_back_when_its_channel_closes(connect: Connect) -> None:
+def test_closing_a_channel_requeues_unacked_messages(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         inbox = Inbox(connection, queue())
@@ -348,9 +348,7 @@ def test_an_unacked_message_comes_back_when_its_channel_closes(connect: Connect)
         assert [message.delivery_info["redelivered"] for message in again] == [True, True]
 
 
-def test_an_unacked_message_comes_back_when_its_connection_closes(
-    connect: Connect, store: SQLiteBroker
-) -> None:
+def test_closing_a_connection_requeues_unacked_messages(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     publish(connection, "a")
     Inbox(connection, queue()).drain(1)
@@ -360,7 +358,7 @@ def test_an_unacked_message_comes_back_when_its_connection_closes(
     assert (leased.redelivered, leased.deliveries) == (True, 0)
 
 
-def test_a_requeued_message_comes_again_in_its_place(connect: Connect) -> None:
+def test_requeued_message_keeps_its_position(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         inbox = Inbox(connection, queue(), prefetch=1)
@@ -371,7 +369,7 @@ def test_a_requeued_message_comes_again_in_its_place(connect: Connect) -> None:
         assert inbox[1].delivery_info["redelivered"] is True
 
 
-def test_a_rejected_message_is_a_dead_letter(connect: Connect, store: SQLiteBroker) -> None:
+def test_rejected_message_becomes_a_dead_letter(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, "a")
         Inbox(connection, queue(), settle="reject").drain(1)
@@ -379,7 +377,7 @@ def test_a_rejected_message_is_a_dead_letter(connect: Connect, store: SQLiteBrok
     assert (dead.body, dead.reason) == (b"a", "rejected by its consumer")
 
 
-def test_recovering_a_channel_brings_all_back(connect: Connect) -> None:
+def test_recover_redelivers_unacked_messages(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         inbox = Inbox(connection, queue())
@@ -388,7 +386,7 @@ def test_recovering_a_channel_brings_all_back(connect: Connect) -> None:
         assert inbox.drain(4) == ["a", "b", "a", "b"]
 
 
-def test_many_are_acked_at_once(connect: Connect, store: SQLiteBroker) -> None:
+def test_ack_multiple(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, *range(4))
         inbox = Inbox(connection, queue(), prefetch=3)
@@ -399,15 +397,15 @@ def test_many_are_acked_at_once(connect: Connect, store: SQLiteBroker) -> None:
         deadline = time.monotonic() + 30
         while (
             info := store.admin.queues()[0]
-        ).leased > 2:  # the second ack may follow what the first made room for
+        ).leased > 2:  # the second ack may be settled after a further delivery
             assert time.monotonic() < deadline
         assert (info.ready, info.leased) == (0, 2)
         inbox[3].ack(multiple=True)
     assert store.admin.queues() == []
 
 
-def test_channels_of_one_connection_share_a_queue(connect: Connect, store: SQLiteBroker) -> None:
-    """Each settles what it was given, and one that ends leaves the other its own."""
+def test_two_channels_can_consume_one_queue(connect: Connect, store: SQLiteBroker) -> None:
+    """Each settles its own messages, and cancelling one does not affect the other."""
     with connect() as connection:
         inboxes = [Inbox(connection, queue(), prefetch=1, settle="ack") for _ in range(2)]
         publish(connection, *range(20))
@@ -420,7 +418,7 @@ def test_channels_of_one_connection_share_a_queue(connect: Connect, store: SQLit
     assert store.admin.queues() == []
 
 
-def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLiteBroker) -> None:
+def test_prefetch_count_limits_unacked_messages(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, *range(5))
         inbox = Inbox(connection, queue(), prefetch=2)
@@ -430,7 +428,7 @@ def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLite
         assert inbox.drain_all() == [0, 1, 2]
 
 
-def test_an_ack_in_another_thread_makes_room_at_once(connect: Connect) -> None:
+def test_ack_in_another_thread_frees_prefetch(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         inbox = Inbox(connection, queue(), prefetch=1)
@@ -441,7 +439,7 @@ def test_an_ack_in_another_thread_makes_room_at_once(connect: Connect) -> None:
         late.join()
 
 
-def test_a_consumer_that_was_killed_leaves_all_to_the_next(connect: Connect, url: str) -> None:
+def test_messages_of_a_killed_consumer_are_redelivered(connect: Connect, url: str) -> None:
     script = f"""
 import time
 from kombu import Connection, Consumer, Queue
@@ -472,7 +470,7 @@ with Consumer(connection, [Queue("q")], callbacks=[receive]):
 
 
 @pytest.mark.parametrize("published", [0, 1])
-def test_who_dies_is_told_of_when_it_held_something(
+def test_death_of_a_consumer_with_messages_is_logged_as_warning(
     connect: Connect, url: str, caplog: pytest.LogCaptureFixture, published: int
 ) -> None:
     script = f"""
@@ -497,8 +495,8 @@ os._exit(1)
     assert len(inbox.drain(published)) == published
 
 
-def test_a_death_is_counted_of_what_a_consumer_had(connect: Connect, url: str, store: SQLiteBroker) -> None:
-    """Not of what it had settled, or had yet to be given; and what it had too often is given up."""
+def test_death_is_counted_for_delivered_messages(connect: Connect, url: str, store: SQLiteBroker) -> None:
+    """Not for settled or undelivered ones; a message with too many deaths becomes a dead letter."""
     script = f"""
 import os, signal, sys
 from kombu import Connection, Consumer, Queue
@@ -526,7 +524,7 @@ with Consumer(connection, [Queue("q")], callbacks=[lambda body, message: got.app
         )
         counts.append(victim.stdout.strip())
         store.consumer.reclaim()
-    # a is done, and b had; b is done, and c had; c is done, and d had.
+    # a is done, b delivered; b is done, c delivered; c is done, d delivered.
     assert counts == ["[0, 0]", "[1, 0]", "[1, 0]"]
     with connect(max_deliveries=1) as connection:
         assert Inbox(connection, queue(), settle="ack").drain(3) == ["e", "f", "g"]
@@ -534,7 +532,7 @@ with Consumer(connection, [Queue("q")], callbacks=[lambda body, message: got.app
     assert (dead.body, dead.reason, dead.deliveries) == (b"d", "delivered 1 times without success", 1)
 
 
-def test_a_consumer_may_take_as_long_as_it_likes(connect: Connect, store: SQLiteBroker) -> None:
+def test_lease_is_renewed_while_a_consumer_is_busy(connect: Connect, store: SQLiteBroker) -> None:
     with connect(lease_seconds=1) as connection:
         publish(connection, "a")
         inbox = Inbox(connection, queue())
@@ -547,18 +545,18 @@ def test_a_consumer_may_take_as_long_as_it_likes(connect: Connect, store: SQLite
     assert store.admin.queues() == []
 
 
-def test_a_dead_workers_messages_reach_a_kombu_consumer(
+def test_kombu_consumer_gets_messages_of_a_dead_worker(
     connect: Connect, url: str, store: SQLiteBroker
 ) -> None:
     with connect() as connection:
         publish(connection, "a")
         store.consumer.lease(["q"], 1)
-        store.consumer._files.let_go()  # as the kernel does for a process that is killed
+        store.consumer._files.let_go()  # like the kernel for a killed process
         inbox = Inbox(connection, queue())
         assert inbox.drain(1) == ["a"]
 
 
-def test_what_cannot_be_read_stops_nobody(
+def test_undecodable_messages_become_dead_letters(
     connect: Connect, store: SQLiteBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.sender.push(
@@ -571,7 +569,7 @@ def test_what_cannot_be_read_stops_nobody(
     assert "cannot be read: headers" in caplog.text
 
 
-def test_settling_what_another_has_is_only_said(
+def test_settling_an_unowned_message_is_only_logged(
     connect: Connect, store: SQLiteBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect() as connection:
@@ -586,7 +584,7 @@ def test_settling_what_another_has_is_only_said(
     assert "could not be settled" in caplog.text
 
 
-def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
+def test_lost_lease_raises_a_connection_error(connect: Connect, url: str) -> None:
     later = SQLiteBroker(url, uptime=lambda: time.monotonic() + 10_000_000)
     with closing(later), connect() as connection, connect() as other:
         publish(connection, "a")
@@ -594,7 +592,7 @@ def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
         inbox.drain(1)
         later.consumer.register("later", ["q"], 1)
         assert [dead.returned for dead in later.consumer.reclaim()] == [1]
-        connection.transport.consumer_thread._extend_at = 0.0  # as in some seconds
+        connection.transport.consumer_thread._extend_at = 0.0  # as if some seconds had passed
         with pytest.raises(connection.connection_errors, match="data was deleted or replaced"):
             connection.drain_events(timeout=30)
         with pytest.raises(LeaseLost, match="has gone back"):
@@ -604,7 +602,7 @@ def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
         assert again[0].delivery_info["redelivered"] is True
 
 
-def test_it_counts_how_often_a_message_came_in_vain(connect: Connect, store: SQLiteBroker) -> None:
+def test_requeues_are_counted_up_to_max_deliveries(connect: Connect, store: SQLiteBroker) -> None:
     with connect(max_deliveries=2) as connection:
         publish(connection, "a")
         inbox = Inbox(connection, queue(), prefetch=1)
@@ -621,7 +619,7 @@ def test_it_counts_how_often_a_message_came_in_vain(connect: Connect, store: SQL
     assert "x-delivery-count" not in dead.headers
 
 
-def test_a_message_that_is_sent_on_begins_to_count_anew(connect: Connect) -> None:
+def test_forwarded_message_starts_with_zero_deliveries(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", headers={"x-delivery-count": 3, "redelivered": True, "mine": 1})
         inbox = Inbox(connection, queue())
@@ -629,7 +627,7 @@ def test_a_message_that_is_sent_on_begins_to_count_anew(connect: Connect) -> Non
         assert inbox[0].headers == {"mine": 1}
 
 
-def test_whatever_is_settled_together_goes_in_one_step(connect: Connect) -> None:
+def test_acks_are_settled_in_one_batch(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, *range(50))
         inbox = Inbox(connection, queue(), prefetch=50)
@@ -642,16 +640,14 @@ def test_whatever_is_settled_together_goes_in_one_step(connect: Connect) -> None
             return settle(generation, settlements)
 
         consumer_thread._consumer.settle = counted
-        with consumer_thread.shared_state.changed:  # it is somewhere else meanwhile
+        with consumer_thread.shared_state.changed:  # blocks the consumer thread
             for message in inbox:
                 message.ack()
         consumer_thread.shared_state.ask(lambda: None)
         assert steps == [50]
 
 
-def test_who_consumes_no_more_is_no_consumer_any_more(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumer_thread_ends_without_consumers(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qworker.transports.as_kombu.consumer_thread.IDLE_SECONDS", 0.05)
     with connect() as connection:
         publish(connection, "a", "b")
@@ -669,7 +665,7 @@ def test_who_consumes_no_more_is_no_consumer_any_more(
 # -- exchanges --
 
 
-def test_a_direct_exchange_delivers_by_its_key_across_connections(connect: Connect) -> None:
+def test_direct_exchange_routes_by_key(connect: Connect) -> None:
     exchange = Exchange("orders", type="direct")
     with connect() as receiver, connect() as sender:
         inbox = Inbox(
@@ -686,7 +682,7 @@ def test_a_direct_exchange_delivers_by_its_key_across_connections(connect: Conne
         }
 
 
-def test_a_topic_exchange_delivers_by_pattern(connect: Connect) -> None:
+def test_topic_exchange_routes_by_pattern(connect: Connect) -> None:
     exchange = Exchange("news", type="topic")
     with connect() as receiver, connect() as sender:
         boxes = {
@@ -703,7 +699,7 @@ def test_a_topic_exchange_delivers_by_pattern(connect: Connect) -> None:
         assert boxes["*.late"].bodies == ["sport.late", "politics.late"]
 
 
-def test_a_fanout_reaches_every_subscriber(connect: Connect) -> None:
+def test_fanout_exchange_delivers_to_every_queue(connect: Connect) -> None:
     exchange = Exchange("all", type="fanout")
     with connect() as first, connect() as second, connect() as sender:
         inboxes = [Inbox(first, Queue("one", exchange)), Inbox(second, Queue("two", exchange))]
@@ -719,10 +715,10 @@ def test_a_fanout_reaches_every_subscriber(connect: Connect) -> None:
         ("direct", "a", ["a", "b", "a"], ["a", "a"]),
     ],
 )
-def test_who_publishes_need_not_know_the_kind_of_exchange(
+def test_publisher_need_not_declare_the_exchange(
     connect: Connect, kind: str, bound: str, sent: list[str], arrive: list[str]
 ) -> None:
-    """As Celery publishes to a Broadcast, which it does not declare."""
+    """Celery publishes to a Broadcast without declaring it."""
     sender = Producer(connect())
     sender.publish("nobody", exchange="news", routing_key="a")
     inbox = Inbox(connect(), Queue("mine", Exchange("news", type=kind), routing_key=bound))
@@ -732,7 +728,7 @@ def test_who_publishes_need_not_know_the_kind_of_exchange(
     assert inbox.drain_all() == arrive
 
 
-def test_an_unbound_queue_gets_nothing_more(connect: Connect) -> None:
+def test_unbound_queue_gets_no_messages(connect: Connect) -> None:
     exchange = Exchange("all", type="fanout")
     with connect() as connection:
         bound = Queue("one", exchange)(connection.default_channel)
@@ -745,7 +741,7 @@ def test_an_unbound_queue_gets_nothing_more(connect: Connect) -> None:
         assert bound.queue_declare(passive=True).message_count == 1
 
 
-def test_a_deleted_exchange_delivers_nothing(connect: Connect) -> None:
+def test_deleted_exchange_delivers_nothing(connect: Connect) -> None:
     exchange = Exchange("all", type="fanout")
     with connect() as connection:
         inbox = Inbox(connection, Queue("one", exchange))
@@ -763,10 +759,10 @@ def test_bindings_can_be_listed(connect: Connect) -> None:
         assert ("q", "news", "a.*") in found
 
 
-# -- queues that come and go --
+# -- declaring and deleting queues --
 
 
-def test_a_queue_exists_from_its_declaration_to_its_deletion(connect: Connect) -> None:
+def test_queue_exists_between_declaration_and_deletion(connect: Connect) -> None:
     with connect() as connection, connect() as other:
         declared = queue("d")(connection.default_channel)
         elsewhere = queue("d")(other.default_channel)
@@ -782,7 +778,7 @@ def test_a_queue_exists_from_its_declaration_to_its_deletion(connect: Connect) -
             elsewhere.queue_declare(passive=True)
 
 
-def test_a_nameless_queue_is_given_a_name(connect: Connect) -> None:
+def test_queue_without_name_gets_a_generated_one(connect: Connect) -> None:
     with connect() as connection:
         name = connection.default_channel.queue_declare(exclusive=True).queue
         assert name.startswith("amq.gen-")
@@ -803,7 +799,9 @@ def queue_names(store: SQLiteBroker) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close channel", "close connection"])
-def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteBroker, how: str) -> None:
+def test_auto_delete_queue_is_deleted_with_its_consumer(
+    connect: Connect, store: SQLiteBroker, how: str
+) -> None:
     connection = connect()
     inbox = Inbox(connection, subscriber("mine"))
     sender = connect()
@@ -818,7 +816,9 @@ def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteBroker,
     assert queue_names(store) == set()
 
 
-def test_a_dead_subscribers_queue_goes_too(connect: Connect, store: SQLiteBroker, url: str) -> None:
+def test_auto_delete_queue_of_a_dead_consumer_is_deleted(
+    connect: Connect, store: SQLiteBroker, url: str
+) -> None:
     script = f"""
 import time
 from kombu import Connection, Consumer, Exchange, Queue
@@ -848,19 +848,19 @@ with Consumer(connection, [queue], callbacks=[print]):
     assert queue_names(store) == set()
 
 
-def test_what_reaches_a_queue_that_is_gone_goes_too(connect: Connect, store: SQLiteBroker) -> None:
+def test_messages_to_a_deleted_queue_are_purged(connect: Connect, store: SQLiteBroker) -> None:
     sender, connection = connect(), connect()
     Inbox(connection, subscriber("mine"))
     Producer(sender, EVENTS).publish("event")
     connection.release()
-    Producer(sender, EVENTS).publish("event")  # it may believe for a moment that the queue is there
+    Producer(sender, EVENTS).publish("event")  # it may have cached that the queue exists
     soon = Exchanges(store.registry, clock=lambda: time.time() + 2 * KNOWN_SECONDS)
     assert soon.tidy(store.admin.purge) == ["mine"]
     assert queue_names(store) == set()
     assert store.registry.entries() == {}
 
 
-def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQLiteBroker) -> None:
+def test_shared_queue_is_kept_for_remaining_consumers(connect: Connect, store: SQLiteBroker) -> None:
     first, second = connect(), connect()
     Inbox(first, Queue("shared", EVENTS, exclusive=True))
     left = Inbox(second, Queue("shared", EVENTS, exclusive=True))
@@ -872,7 +872,7 @@ def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQ
 
 
 @pytest.mark.parametrize("how", ["close channel", "close connection"])
-def test_what_comes_before_the_first_consumer_is_kept(
+def test_auto_delete_queue_keeps_messages_before_its_first_consumer(
     connect: Connect, store: SQLiteBroker, how: str
 ) -> None:
     sender, mine = connect(), Queue("mine", Exchange("mine"), routing_key="k", auto_delete=True)
@@ -888,7 +888,7 @@ def test_what_comes_before_the_first_consumer_is_kept(
     assert queue_names(store) == set()
 
 
-def test_a_queue_stays_for_the_other_channels_of_a_connection(connect: Connect, store: SQLiteBroker) -> None:
+def test_queue_is_kept_for_other_channels_of_the_connection(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     first, second = (Inbox(connection, subscriber("mine"), settle="ack") for _ in range(2))
     first.consumer.cancel()
@@ -898,7 +898,7 @@ def test_a_queue_stays_for_the_other_channels_of_a_connection(connect: Connect, 
     assert queue_names(store) == set()
 
 
-def test_a_consumer_that_comes_later_keeps_the_bindings(connect: Connect, store: SQLiteBroker) -> None:
+def test_second_consumer_keeps_the_bindings(connect: Connect, store: SQLiteBroker) -> None:
     first, second = (Inbox(connect(), subscriber("mine"), settle="ack") for _ in range(2))
     first.consumer.cancel()
     Producer(connect(), EVENTS).publish("event")
@@ -907,7 +907,7 @@ def test_a_consumer_that_comes_later_keeps_the_bindings(connect: Connect, store:
     assert queue_names(store) == set()
 
 
-def test_who_only_sends_keeps_no_queue(connect: Connect, store: SQLiteBroker) -> None:
+def test_publisher_does_not_keep_an_auto_delete_queue(connect: Connect, store: SQLiteBroker) -> None:
     inbox = Inbox(connect(), subscriber("mine"), settle="ack")
     Producer(connect(), EVENTS).publish("event", declare=[subscriber("mine")])
     assert inbox.drain(1) == ["event"]
@@ -915,7 +915,7 @@ def test_who_only_sends_keeps_no_queue(connect: Connect, store: SQLiteBroker) ->
     assert queue_names(store) == set()
 
 
-def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, store: SQLiteBroker) -> None:
+def test_exclusive_queue_is_deleted_with_its_connection(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     with connection.channel() as channel:
         Producer(channel).publish("x", routing_key="mine", declare=[queue("mine", exclusive=True)])
@@ -924,7 +924,7 @@ def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, store: SQ
     assert queue_names(store) == set()
 
 
-def test_a_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQLiteBroker) -> None:
+def test_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         declared = queue()(connection.default_channel)
         declared.declare()
@@ -937,7 +937,7 @@ def test_a_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQL
         assert info.delayed == 0
 
 
-def test_a_durable_queue_stays(connect: Connect, store: SQLiteBroker) -> None:
+def test_durable_queue_is_kept(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     Inbox(connection, queue())
     publish(connection, "a")
@@ -945,10 +945,10 @@ def test_a_durable_queue_stays(connect: Connect, store: SQLiteBroker) -> None:
     assert queue_names(store) == {"q"}
 
 
-# -- with Celery's own machinery of kombu --
+# -- kombu features that Celery uses --
 
 
-def test_a_mailbox_asks_and_is_answered(connect: Connect, url: str) -> None:
+def test_mailbox_request_and_reply(connect: Connect, url: str) -> None:
     box = Mailbox("proj", type="fanout")
     node = box(connect()).Node("worker@test", state=None)
     node.channel = node.mailbox.connection.channel()
@@ -968,7 +968,7 @@ def test_a_mailbox_asks_and_is_answered(connect: Connect, url: str) -> None:
     assert asking.call(["nobody@test"], "ping", timeout=0.01) in (None, [])
 
 
-def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteBroker) -> None:
+def test_qworker_message_can_be_consumed(connect: Connect, store: SQLiteBroker) -> None:
     store.sender.push([Envelope("q", '{"task":"t","id":"i"}', None, b"[[],{},{}]", 7)])
     with connect() as connection:
         inbox = Inbox(connection, queue())
@@ -986,20 +986,20 @@ def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteBr
     [
         ("2999-01-01T00:00:00+00:00", True),
         ("2000-01-01T00:00:00+00:00", False),
-        ("2999-01-01T00:00:00", False),  # whose time this is, its consumer knows
+        ("2999-01-01T00:00:00", False),  # only the consumer knows the time zone
         ("nonsense", False),
         (5, False),
         (None, False),
     ],
 )
-def test_an_eta_waits_in_the_store(connect: Connect, store: SQLiteBroker, eta: Any, waits: bool) -> None:
+def test_message_with_eta_is_delayed(connect: Connect, store: SQLiteBroker, eta: Any, waits: bool) -> None:
     with connect() as connection:
         publish(connection, [[], {}, {}], headers={"task": "t", "id": "i", "eta": eta})
         assert [(info.delayed, info.ready) for info in store.admin.queues()] == [(1, 0) if waits else (0, 1)]
         assert len(Inbox(connection, queue()).drain_all()) == (not waits)
 
 
-def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store: SQLiteBroker) -> None:
+def test_delayed_message_is_delivered_when_due(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         inbox = Inbox(connection, queue())
         due = time.time() + 0.1
@@ -1011,25 +1011,27 @@ def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store:
 # -- forks and threads --
 
 
-def test_a_channel_that_cannot_say_goodbye_holds_nothing(connect: Connect, store: SQLiteBroker) -> None:
-    """Its own queue cannot be deleted now; what it had of another goes back all the same."""
+def test_channel_closed_while_unavailable_releases_its_messages(
+    connect: Connect, store: SQLiteBroker
+) -> None:
+    """Its auto-delete queue cannot be deleted, but unacked messages of other queues are released."""
     with connect() as connection:
         publish(connection, "a")
         inbox = Inbox(connection, queue(), subscriber("mine"))
         inbox.drain(1)
         ask = connection.transport.consumer_thread.shared_state.ask
 
-        def away(work: Any) -> Any:
+        def raise_unavailable(work: Any) -> Any:
             raise BrokerUnavailable("it is away")
 
-        connection.transport.consumer_thread.shared_state.ask = away
+        connection.transport.consumer_thread.shared_state.ask = raise_unavailable
         inbox.channel.close()
         connection.transport.consumer_thread.shared_state.ask = ask
         assert Inbox(connection, queue()).drain(1) == ["a"]
         assert inbox.channel not in connection.transport.channels
 
 
-def test_a_child_of_a_consumer_takes_nothing_with_it(connect: Connect, url: str, store: SQLiteBroker) -> None:
+def test_forked_child_does_not_affect_the_consumer(connect: Connect, url: str, store: SQLiteBroker) -> None:
     script = f"""
 import gc, os
 from kombu import Connection, Consumer, Queue
@@ -1062,7 +1064,7 @@ print("done", flush=True)
     assert store.consumer.reclaim() == []
 
 
-def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteBroker) -> None:
+def test_producer_pool_with_many_threads(connect: Connect, store: SQLiteBroker) -> None:
     pool = connect().Pool(limit=3)
 
     def send(number: int) -> None:
@@ -1077,10 +1079,10 @@ def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteB
         thread.join()
     pool.force_close_all()
     assert len({leased.body for leased in store.consumer.lease(["q"], 1000).messages}) == 60
-    assert store.consumer.reclaim() == []  # who only publishes is no holder
+    assert store.consumer.reclaim() == []  # publishers hold no leases
 
 
-def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
+def test_connections_close_their_files(connect: Connect, url: str) -> None:
     def open_files() -> int:
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
@@ -1097,7 +1099,7 @@ def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
     assert open_files() == before
 
 
-def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQLiteBroker) -> None:
+def test_dead_letter_of_kombu_can_be_retried(connect: Connect, store: SQLiteBroker) -> None:
     generation = store.consumer.register("w@test", ["q"], 1)
     with connect() as connection:
         publish(connection, "a")

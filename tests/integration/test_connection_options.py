@@ -1,4 +1,4 @@
-"""Options of URLs as real servers see them."""
+"""Options of database URLs on real servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def link_to(kind: str, query: str) -> Any:
     return connector(f"{url}{'&' if '?' in url else '?'}{query}", 3.0, {})(False)
 
 
-def test_a_role_of_postgresql_and_how_statements_are_prepared() -> None:
+def test_postgresql_role_and_prepare_threshold() -> None:
     link = link_to("postgresql", f"prepare_threshold=none&options={quote('-c role=pg_monitor')}")
     try:
         assert link.ask("SELECT current_user::text")[0][0] == "pg_monitor"
@@ -27,7 +27,7 @@ def test_a_role_of_postgresql_and_how_statements_are_prepared() -> None:
         link.close()
 
 
-def test_a_first_command_of_mysql_leaves_our_mode_as_it_is() -> None:
+def test_mysql_init_command_keeps_strict_mode() -> None:
     link = link_to("mysql", f"init_command={quote(FIRST)}")
     try:
         ((mode, first),) = link.ask("SELECT @@sql_mode, @first")
@@ -37,7 +37,7 @@ def test_a_first_command_of_mysql_leaves_our_mode_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mode", ["PREFERRED", "DISABLED"])
-def test_a_mode_of_tls_that_does_not_insist(mode: str) -> None:
+def test_mysql_optional_tls_modes(mode: str) -> None:
     link = link_to("mysql", f"ssl_mode={mode}")
     try:
         ((_, cipher),) = link.ask("SHOW STATUS LIKE 'Ssl_cipher'")

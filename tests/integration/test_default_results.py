@@ -1,4 +1,4 @@
-"""Results where nothing says where they are kept: on each broker, as for one who has just changed the URL."""
+"""The default result backend of each broker, without any settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.servers import require
 pytestmark = pytest.mark.integration
 
 SERVERS = ("redis", "postgresql", "mysql", "mongodb", "rabbitmq")
-"""What keeps results, or sends them."""
+"""Brokers that store or send results."""
 QUEUE = f"default-results-{uuid.uuid4().hex[:8]}"
 
 
-def made(url: str) -> QWorker:
+def make_app(url: str) -> QWorker:
     prefixed = {"global_keyprefix": f"{QUEUE}:"} if url.startswith("redis") else {}
     app = QWorker(
         "proj",
@@ -36,14 +36,14 @@ def made(url: str) -> QWorker:
 
 @pytest.fixture(params=SERVERS)
 def apps(request: pytest.FixtureRequest) -> Iterator[tuple[QWorker, QWorker]]:
-    """One that calls, and one that runs."""
+    """Return an app that calls, and an app that runs."""
     url = require(request.param)
-    with made(url) as caller, made(url) as runner:
+    with make_app(url) as caller, make_app(url) as runner:
         yield caller, runner
         caller.broker.admin.purge(QUEUE)
 
 
-def test_a_result_is_there_with_nothing_set(apps: tuple[QWorker, QWorker]) -> None:
+def test_results_work_without_settings(apps: tuple[QWorker, QWorker]) -> None:
     caller, runner = apps
     double = caller.tasks["double"]
     results = [double.delay(4), double.apply_async((5,), priority=3), *double.apply_many([(6,), (7,)])]
@@ -53,7 +53,7 @@ def test_a_result_is_there_with_nothing_set(apps: tuple[QWorker, QWorker]) -> No
     assert [result.get(timeout=30) for result in results] == [8, 10, 12, 14]
 
 
-def test_results_are_stored_with_the_ack_where_the_broker_keeps_them(apps: tuple[QWorker, QWorker]) -> None:
+def test_broker_that_stores_results_stores_them_with_the_ack(apps: tuple[QWorker, QWorker]) -> None:
     caller, _ = apps
     sent = caller.broker.url.startswith("amqp")
     assert caller.stores.sends_results is sent
@@ -66,7 +66,7 @@ def test_results_are_stored_with_the_ack_where_the_broker_keeps_them(apps: tuple
     "url",
     ["sqs://", "nats://h", "ironmq://h", "disque://h", "spool:///tmp/spool", "amqp://a;amqp://b"],
 )
-def test_what_keeps_none_says_so(url: str) -> None:
+def test_broker_without_results_raises_not_supported(url: str) -> None:
     with QWorker("proj", broker=url, set_as_current=False) as app:
         assert app.backend.why_none
         for ask in (lambda: app.AsyncResult("x").get(), lambda: app.AsyncResult("x").state):

@@ -1,4 +1,4 @@
-"""What is Disque's own: jobs of strangers, refusals, several nodes, and how often it is called."""
+"""The Disque broker: foreign jobs, refusals, several nodes, and the number of calls."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def got(store: HeldBroker, count: int, limit: int = 100, seconds: float = 10.0) 
     return found
 
 
-def test_calls_for_each_task(server: DisqueServer, store: HeldBroker) -> None:
-    """A worker at load asks for many jobs, says that it has them, and ends them, each in one exchange."""
+def test_number_of_calls_for_each_task(server: DisqueServer, store: HeldBroker) -> None:
+    """A busy worker fetches, keeps and acknowledges many jobs in one exchange each."""
     before = server.trips()
     for _ in range(10):
         store.sender.push([message(f"m{number}", "q") for number in range(100)])
@@ -66,13 +66,13 @@ def test_calls_for_each_task(server: DisqueServer, store: HeldBroker) -> None:
         assert store.consumer.settle(generation, [Ack(one.tag) for one in batch]) == set()
         ended += len(batch)
     assert server.calls("getjob", "ackjob", "nack") / 1000 < 0.1
-    assert server.calls("working") < 1100, "once for each, many in one exchange"
+    assert server.calls("working") < 1100, "once for each job, many in one exchange"
     trips = (server.trips() - before) / 1000
     assert trips < 0.2
 
 
-def test_a_strangers_job_is_kept(server: DisqueServer, store: HeldBroker) -> None:
-    """Nobody says when it is queued again but WORKING, which is asked at once."""
+def test_foreign_job_is_kept(server: DisqueServer, store: HeldBroker) -> None:
+    """Only WORKING tells when it is queued again, so it is called at once."""
     generation = store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "not ours", "0", "RETRY", "2")
     (job,) = got(store, 1)
@@ -85,10 +85,10 @@ def test_a_strangers_job_is_kept(server: DisqueServer, store: HeldBroker) -> Non
     assert server.ask("JSCAN")[1] == []
 
 
-def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, store: HeldBroker) -> None:
-    """Its retry has run since it was queued: a second worker must not get it while the first lives."""
+def test_job_that_waited_longer_than_its_retry_is_kept(server: DisqueServer, store: HeldBroker) -> None:
+    """Its retry time runs from queueing: a second worker must not get it while the first is alive."""
     store.sender.push([message(f"m{number}", "q") for number in range(8)])
-    time.sleep(3.4)  # of two times 2 s
+    time.sleep(3.4)  # of 2 × 2 s
     generation = store.consumer.register("w@test", ["q"], 2)
     jobs = got(store, 8)
     with closing(opened(server.url)) as other:
@@ -103,8 +103,8 @@ def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, sto
     assert server.ask("JSCAN")[1] == []
 
 
-def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: HeldBroker) -> None:
-    """One is too old when it comes, and the other becomes so; Disque would have forgotten both at the end."""
+def test_job_too_old_to_be_kept_is_replaced(server: DisqueServer, store: HeldBroker) -> None:
+    """One is too old on arrival, and the other becomes so; Disque would have deleted both."""
     generation = store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "old", "0", "RETRY", "2", "TTL", "3")
     time.sleep(1.7)
@@ -122,8 +122,8 @@ def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: Hel
     assert server.ask("JSCAN")[1] == []
 
 
-def test_a_dead_letter_lasts_for_its_ttl_from_when_it_was_last_looked_at(server: DisqueServer) -> None:
-    """If it was half as old by then: Disque lets nobody hold it any more, and a new job takes its place."""
+def test_reading_a_dead_letter_renews_its_ttl(server: DisqueServer) -> None:
+    """From half its TTL on: Disque no longer allows WORKING then, and a new job replaces it."""
     with closing(opened(server.url, retry=1, ttl=5)) as store:
         generation = store.consumer.register("w@test", ["q"], 2)
         store.sender.push([message("m", "q")])
@@ -136,10 +136,8 @@ def test_a_dead_letter_lasts_for_its_ttl_from_when_it_was_last_looked_at(server:
         assert store.admin.dead_discard() == 1
 
 
-def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
-    server: DisqueServer, store: HeldBroker
-) -> None:
-    """A worker that is gone may merely have held it: no death is laid at its door."""
+def test_job_not_kept_in_time_is_redelivered_uncounted(server: DisqueServer, store: HeldBroker) -> None:
+    """The dead worker may only have held it, so it does not count as a death."""
     store.sender.push([message("m", "q")])
     store.consumer.register("w@test", ["q"], 2)
     (first,) = got(store, 1)
@@ -150,7 +148,7 @@ def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
         assert second.deliveries == first.deliveries == 0
 
 
-def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, store: HeldBroker) -> None:
+def test_deregistering_returns_jobs_without_retry(server: DisqueServer, store: HeldBroker) -> None:
     store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "once", "0", "RETRY", "0")
     assert len(got(store, 1)) == 1
@@ -158,13 +156,13 @@ def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, st
     assert server.ask("QLEN", "q") == 1
 
 
-def test_what_may_have_been_given_back_is_not_given_back_again(server: DisqueServer) -> None:
-    """It would be queued for a third while somebody runs it."""
+def test_uncertain_release_is_not_repeated(server: DisqueServer) -> None:
+    """It would be queued for a third worker while the second runs it."""
     with closing(opened(server.url, retry=60)) as store, closing(opened(server.url, retry=60)) as other:
         own = store.consumer.register("w@test", ["q"], 1)
         store.sender.push([message("m", "q")])
         (taken,) = got(store, 1)
-        store.consumer._polls.close()  # so that it does not ask for it itself
+        store.consumer._polls.close()  # so that it does not fetch it itself
         server.fault(drop=1)
         with pytest.raises(BrokerUnavailable):
             store.consumer.settle(own, [Release(taken.tag)])
@@ -175,8 +173,8 @@ def test_what_may_have_been_given_back_is_not_given_back_again(server: DisqueSer
         assert [info.ready for info in other.admin.queues()] == [0]
 
 
-def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: HeldBroker) -> None:
-    """depths() asks for the length of each queue, and queues() for all jobs, once."""
+def test_depths_does_not_scan_jobs(server: DisqueServer, store: HeldBroker) -> None:
+    """depths() calls QLEN for each queue; queues() scans all jobs once."""
     store.sender.push([message("m", "q"), message("n", "q"), message("o", "r")])
     store.consumer.register("w@test", ["q"], 2)
     got(store, 1, limit=1)
@@ -188,9 +186,9 @@ def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: HeldBr
     assert server.calls("jscan") == 1
 
 
-def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: HeldBroker) -> None:
+def test_delayed_job_waits_in_disque(server: DisqueServer, store: HeldBroker) -> None:
     store.sender.push([message("m", "q", due=time.time() + 3.0)])
-    with closing(opened(server.url)) as other:  # which has never heard of the queue
+    with closing(opened(server.url)) as other:  # it does not know the queue yet
         (info,) = other.admin.queues()
     assert (info.queue, info.ready, info.delayed, info.leased) == ("q", 0, 1, 0)
 
@@ -203,7 +201,7 @@ def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: HeldBrok
         ("ERR something is wrong with it", PublishError),
     ],
 )
-def test_what_is_refused_is_said(
+def test_refusal_is_raised(
     server: DisqueServer, store: HeldBroker, refusal: str, error: type[Exception]
 ) -> None:
     server.fault(refuse=5, text=refusal)
@@ -211,32 +209,32 @@ def test_what_is_refused_is_said(
         store.sender.push([message("m", "q")])
 
 
-def test_of_many_only_what_was_refused_is_added_again(server: DisqueServer, store: HeldBroker) -> None:
-    """As where a node fills up in the midst of them."""
+def test_only_refused_jobs_are_added_again(server: DisqueServer, store: HeldBroker) -> None:
+    """For example, if a node becomes full in the middle."""
     store.sender.push([message("first", "q")])
     server.fault(refuse=2, text="PAUSED Queue paused in input, try later")
     store.sender.push([message(str(number), "q") for number in range(5)])
     assert [info.ready for info in store.admin.queues()] == [1 + 5]
 
 
-def test_a_full_queue_takes_no_more(server: DisqueServer) -> None:
+def test_full_queue_raises_broker_unavailable(server: DisqueServer) -> None:
     with closing(opened(server.url, maxlen=2)) as store:
         store.sender.push([message("m", "q"), message("n", "q")])
         with pytest.raises(BrokerUnavailable, match="MAXLEN"):
             store.sender.push([message("o", "q")])
 
 
-def test_the_end_waits_for_nothing(server: DisqueServer) -> None:
+def test_deregistering_does_not_wait_for_a_poll(server: DisqueServer) -> None:
     with closing(opened(server.url, wait_time_seconds=10)) as store:
         store.consumer.register("w@test", ["q"], 2)
         store.consumer.lease(["q"], 1)
-        time.sleep(0.2)  # the question is under way
+        time.sleep(0.2)  # a poll is in progress
         began = time.monotonic()
         store.consumer.deregister()
         assert time.monotonic() - began < 0.8
 
 
-def test_a_worker_goes_where_its_jobs_are_made() -> None:
+def test_worker_connects_to_the_node_with_its_jobs() -> None:
     with closing(DisqueServer(3)) as server:
         last = server.nodes[2]
         with closing(opened(f"disque://127.0.0.1:{server.nodes[0].port}", replicate=1)) as store:
@@ -251,7 +249,7 @@ def test_a_worker_goes_where_its_jobs_are_made() -> None:
             assert last.commands["getjob"] > 0
 
 
-def test_a_node_that_leaves_is_left() -> None:
+def test_leaving_node_is_avoided() -> None:
     with closing(DisqueServer(2)) as server, closing(opened(server.url)) as store:
         store.sender.push([message("m", "q")])
         for node in (0, 1):
@@ -269,8 +267,8 @@ HELLO = b"*2\r\n:1\r\n$3\r\nabc\r\n"
     [b"$1400000000\r\n", b"*1000000000\r\n", b"*4294967295\r\n", b"$many\r\n", b"*1\r\n" * 100_000, b"+"],
     ids=["bytes", "elements", "more elements", "no number", "nested", "no end"],
 )
-def test_replies_that_are_longer_than_any_are_not_read(reply: bytes) -> None:
-    """Whoever answers in the server's place would fill the memory."""
+def test_oversized_replies_are_not_read(reply: bytes) -> None:
+    """A malicious server could fill the memory."""
     most, sent = 2**20, 0
 
     def answer() -> None:

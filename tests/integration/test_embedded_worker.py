@@ -1,4 +1,4 @@
-"""A worker inside a program: the tests' process is the program."""
+"""Embedded workers: the test process is the program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 class Broker(MemoryStore):
-    """Memory that can be away, or be broken."""
+    """A broker in memory that can be unavailable, or fail."""
 
     away = broken = False
 
@@ -41,7 +41,7 @@ class Broker(MemoryStore):
 
 
 class Program:
-    """An app with a task that says where it runs, and one that runs until it is let go."""
+    """An app with a task that returns where it runs, and a task that runs until released."""
 
     def __init__(self, name: str = "program") -> None:
         self.broker = Broker()
@@ -67,12 +67,12 @@ def program() -> Iterator[Program]:
 
 
 def watchers() -> list[threading.Thread]:
-    """The threads of workers that this process has."""
+    """Return the threads of workers in this process."""
     return [thread for thread in threading.enumerate() if thread.name in ("worker watch", "listener")]
 
 
 def test_tasks_run_in_threads_of_the_program(program: Program) -> None:
-    assert program.app.conf.worker_pool == "prefork"  # for workers that are programs of their own
+    assert program.app.conf.worker_pool == "prefork"  # for separate worker programs
     with program.app.Worker(concurrency=2, queues=["celery", "mail"]) as worker:
         assert worker.running
         process, thread = program.where.apply_async(queue="mail").get(timeout=PATIENCE)
@@ -83,13 +83,13 @@ def test_tasks_run_in_threads_of_the_program(program: Program) -> None:
     until(lambda: not watchers())
 
 
-def test_the_pool_is_what_the_settings_say_if_it_is_in_this_process(program: Program) -> None:
+def test_worker_pool_setting_is_used_if_it_is_in_process(program: Program) -> None:
     program.app.conf.worker_pool = "solo"
     with program.app.Worker(concurrency=4):
         assert program.where.delay().get(timeout=PATIENCE)[1] == "solo 0"
 
 
-def test_the_end_waits_for_what_runs_and_gives_back_the_rest(program: Program) -> None:
+def test_leaving_the_block_drains_running_tasks(program: Program) -> None:
     def let_go(*sender: Any, how: str, **given: Any) -> None:
         assert how == "draining"
         program.let_go.set()
@@ -106,7 +106,7 @@ def test_the_end_waits_for_what_runs_and_gives_back_the_rest(program: Program) -
     assert (left.ready, left.leased) == (1, 0)
 
 
-def test_an_error_of_the_block_ends_the_worker_and_passes(program: Program) -> None:
+def test_exception_in_the_block_stops_the_worker(program: Program) -> None:
     worker = program.app.Worker()
 
     def block() -> None:
@@ -120,7 +120,7 @@ def test_an_error_of_the_block_ends_the_worker_and_passes(program: Program) -> N
     until(lambda: not watchers())
 
 
-def test_start_and_stop_may_be_called_twice_and_begin_anew(program: Program) -> None:
+def test_start_and_stop_can_be_repeated(program: Program) -> None:
     worker = program.app.Worker(concurrency=1)
     worker.stop()
     for _ in range(2):
@@ -141,16 +141,14 @@ def test_start_and_stop_may_be_called_twice_and_begin_anew(program: Program) -> 
         ({"hostname": "a b"}, "is not a node name"),
     ],
 )
-def test_wrong_options_are_said_at_the_start_and_forgotten(
-    program: Program, options: Any, wrong: str
-) -> None:
+def test_invalid_options_raise_at_start(program: Program, options: Any, wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         program.app.Worker(**options).start()
     with program.app.Worker():
         assert program.runs_tasks()
 
 
-def test_what_fails_at_the_start_is_raised_there(program: Program) -> None:
+def test_error_at_start_is_raised(program: Program) -> None:
     program.app.conf.broker_connection_retry_on_startup = False
     program.broker.away = True
     worker = program.app.Worker()
@@ -164,21 +162,21 @@ def test_what_fails_at_the_start_is_raised_there(program: Program) -> None:
         assert program.runs_tasks()
 
 
-def test_an_app_has_one_worker_in_a_program(program: Program) -> None:
+def test_second_worker_of_an_app_is_refused(program: Program) -> None:
     with program.app.Worker():
         with pytest.raises(QWorkerError, match="already has a worker in this program"):
             program.app.Worker().start()
         assert program.runs_tasks()
 
 
-def test_several_apps_have_one_each(program: Program) -> None:
+def test_several_apps_can_have_a_worker_each(program: Program) -> None:
     other = Program("other")
     with program.app.Worker(), other.app.Worker():
         assert program.runs_tasks()
         assert other.runs_tasks()
 
 
-def test_signals_of_the_program_are_left_alone(program: Program) -> None:
+def test_signal_handlers_are_not_changed(program: Program) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with program.app.Worker():
         assert [signal.getsignal(number) for number in SIGNALS] == before
@@ -189,7 +187,7 @@ def test_signals_of_the_program_are_left_alone(program: Program) -> None:
     [(None, QWorkerError, "listener failed: RuntimeError"), (KeyError("own"), KeyError, "own")],
     ids=["none", "an error of its own"],
 )
-def test_a_worker_that_fails_ends_itself_and_the_block_raises_it(
+def test_failed_worker_stops_and_the_block_raises(
     program: Program, own: Exception | None, raised: type[Exception], says: str
 ) -> None:
     def block() -> None:
@@ -198,7 +196,7 @@ def test_a_worker_that_fails_ends_itself_and_the_block_raises_it(
             program.broker.broken = True
             program.where.delay()
             until(lambda: worker.error)
-            until(lambda: not watchers())  # it has ended itself, though nobody asked
+            until(lambda: not watchers())  # it has stopped by itself
             assert not worker.running
             if own is not None:
                 raise own
@@ -207,7 +205,7 @@ def test_a_worker_that_fails_ends_itself_and_the_block_raises_it(
         block()
 
 
-def test_stop_in_a_receiver_does_not_wait_for_itself(program: Program) -> None:
+def test_stop_in_a_signal_receiver_does_not_deadlock(program: Program) -> None:
     worker = program.app.Worker()
 
     def stop(*sender: Any, **given: Any) -> None:
@@ -220,7 +218,9 @@ def test_stop_in_a_receiver_does_not_wait_for_itself(program: Program) -> None:
     assert not worker.running
 
 
-def test_who_interrupts_the_end_wants_it_at_once(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+def test_keyboard_interrupt_during_stop_stops_at_once(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
     program.app.conf.worker_shutdown_timeout = 5
 
     def interrupt(*sender: Any, **given: Any) -> None:
@@ -232,15 +232,15 @@ def test_who_interrupts_the_end_wants_it_at_once(program: Program, caplog: pytes
     assert program.begun.acquire(timeout=PATIENCE)
     signals.worker_shutting_down.connect(interrupt, weak=False)
     with pytest.raises(KeyboardInterrupt):
-        worker.stop()  # else it would wait for the task, which holds on
+        worker.stop()  # otherwise it would wait for the task
     signals.worker_shutting_down.disconnect(interrupt)
     until(lambda: not watchers())
     assert "stopping at once: 1 running tasks are interrupted" in caplog.messages
-    assert program.broker.messages == 1, "the task's message has gone back"
+    assert program.broker.messages == 1, "the task's message is requeued"
 
 
 @pytest.mark.parametrize("thread", ["another", "ours"])
-def test_no_process_is_forked_beside_threads(program: Program, thread: str) -> None:
+def test_prefork_is_refused_with_other_threads(program: Program, thread: str) -> None:
     worker = program.app.Worker(pool="prefork")
     if thread == "ours":
 
@@ -259,7 +259,7 @@ def test_no_process_is_forked_beside_threads(program: Program, thread: str) -> N
     other.join()
 
 
-def test_in_a_coroutine(program: Program) -> None:
+def test_worker_as_async_context_manager(program: Program) -> None:
     async def serve() -> None:
         async with program.app.Worker(concurrency=1) as worker:
             assert worker.running
@@ -270,12 +270,12 @@ def test_in_a_coroutine(program: Program) -> None:
     until(lambda: not watchers())
 
 
-def test_a_coroutine_that_is_cancelled_at_the_start_leaves_no_worker(program: Program) -> None:
+def test_cancelling_the_start_leaves_no_worker(program: Program) -> None:
     program.broker.away = True
 
     async def serve() -> None:
         async with program.app.Worker():
-            raise AssertionError("nobody has answered")
+            raise AssertionError("the worker should not start")
 
     async def impatient() -> None:
         serving = asyncio.create_task(serve())
@@ -301,7 +301,7 @@ def process():
 
 
 def run(directory: Path, program: str) -> list[str]:
-    """What *program* prints, which has the shop's app."""
+    """Run *program* with the app of SHOP; return what it prints."""
     (directory / "shop.py").write_text(SHOP)
     done = subprocess.run(
         [
@@ -321,7 +321,7 @@ def run(directory: Path, program: str) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["zygote", "spawn"])
-def test_a_program_without_threads_may_have_processes(tmp_path: Path, method: str) -> None:
+def test_prefork_in_a_program_without_threads(tmp_path: Path, method: str) -> None:
     program = f"""
 with app.Worker(concurrency=1, pool="prefork", start_method="{method}"):
     print(process.delay().get(timeout=20), os.getpid())
@@ -330,8 +330,8 @@ with app.Worker(concurrency=1, pool="prefork", start_method="{method}"):
     assert task != ours
 
 
-def test_a_copy_of_the_program_has_no_worker_and_ends_none(tmp_path: Path) -> None:
-    """As gunicorn's master forks, and as any program may."""
+def test_forked_copy_has_no_worker_and_stops_none(tmp_path: Path) -> None:
+    """gunicorn's master process forks, for example."""
     program = """
 with app.Worker(concurrency=1) as worker:
     copy = os.fork()
@@ -342,7 +342,7 @@ with app.Worker(concurrency=1) as worker:
     assert run(tmp_path, program) == ["0", "True", "True"]
 
 
-def test_a_worker_that_was_made_before_a_fork_starts_after_it(tmp_path: Path) -> None:
+def test_worker_created_before_a_fork_can_start_after_it(tmp_path: Path) -> None:
     program = """
 worker = app.Worker(concurrency=1)
 with worker:

@@ -1,4 +1,4 @@
-"""Tasks that fail for good: what is kept of them, and what becomes of those that are sent again."""
+"""Failed tasks: what is kept of them, and retrying them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.integration
 
 fine: set[int] = set()
-"""Numbers that halve() does not fail for any more."""
+"""Numbers for which halve() no longer fails."""
 
 
 def make(broker: str | MemoryStore, **settings: object) -> QWorker:
@@ -80,7 +80,7 @@ def make(broker: str | MemoryStore, **settings: object) -> QWorker:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_fine() -> None:
+def clear_fine() -> None:
     fine.clear()
 
 
@@ -95,7 +95,7 @@ def run(app: QWorker) -> None:
         worker.run()
 
 
-def test_what_failed_is_shown_and_sent_again(app: QWorker) -> None:
+def test_failed_task_is_listed_and_retried(app: QWorker) -> None:
     result = app.tasks["halve"].apply_async((3,), {"secret": "s3cret"}, kwargsrepr="{'secret': '***'}")
     run(app)
     assert result.failed()
@@ -114,7 +114,7 @@ def test_what_failed_is_shown_and_sent_again(app: QWorker) -> None:
     assert app.failed.list() == []
 
 
-def test_others_are_left_and_arguments_can_be_changed(app: QWorker) -> None:
+def test_retry_selects_tasks_and_changes_arguments(app: QWorker) -> None:
     halve = app.tasks["halve"]
     first, second = halve.delay(3, secret="kept"), halve.delay(5)
     app.tasks["again"].delay(7)
@@ -134,25 +134,25 @@ def test_others_are_left_and_arguments_can_be_changed(app: QWorker) -> None:
     assert app.AsyncResult(second.id).failed()
     assert app.failed.retry(task="again").number == 1
     run(app)
-    assert app.failed.list(task="again")[0].attempts == 3, "all its retries were before it"
+    assert app.failed.list(task="again")[0].attempts == 3, "its previous retries count, too"
     assert app.failed.discard(error="odd") == 1
     assert app.failed.discard() == 1
     assert list(app.failed) == []
 
 
-def test_a_chain_goes_on_from_where_it_failed(app: QWorker) -> None:
+def test_retried_chain_continues_at_the_failed_step(app: QWorker) -> None:
     halve, add = app.tasks["halve"], app.tasks["add"]
     result = (halve.s(3) | add.s(10)).apply_async()
     run(app)
     assert app.AsyncResult(result.id).failed()
-    assert [found.task for found in app.failed.list()] == ["halve"], "what never ran has not failed here"
+    assert [found.task for found in app.failed.list()] == ["halve"], "steps that did not run are not kept"
     fine.add(3)
     app.failed.retry()
     run(app)
     assert app.AsyncResult(result.id).get(timeout=1) == 11.5
 
 
-def test_what_has_not_failed_is_not_kept(app: QWorker) -> None:
+def test_only_failures_are_kept(app: QWorker) -> None:
     for name in ("expected", "off", "early", "ignores", "rejects"):
         app.tasks[name].delay()
     app.tasks["halve"].apply_async((3,), expires="2020-01-01T00:00:00Z")
@@ -163,14 +163,14 @@ def test_what_has_not_failed_is_not_kept(app: QWorker) -> None:
     assert [letter.reason.partition(":")[0] for letter in app.broker.admin.dead()] == ["rejected"]
 
 
-def test_nothing_is_kept_where_a_word_turns_it_off(tmp_path: Path) -> None:
+def test_task_keep_failed_false_keeps_nothing(tmp_path: Path) -> None:
     with make(f"sqlite:///{tmp_path}/q.db", task_keep_failed=False) as app:
         app.tasks["halve"].delay(3)
         run(app)
         assert app.failed.list() == []
 
 
-def test_a_broker_without_a_place_says_so() -> None:
+def test_broker_without_failed_tasks_raises_not_supported() -> None:
     clock = FakeClock()
     with make(MemoryStore(clock), backend="cache+memory://", clock=clock) as app:
         result = app.tasks["halve"].delay(3)
@@ -181,7 +181,7 @@ def test_a_broker_without_a_place_says_so() -> None:
             app.failed.list()
 
 
-def test_results_in_a_store_of_their_own_are_forgotten_too() -> None:
+def test_retry_deletes_the_failure_in_a_separate_result_store() -> None:
     clock = FakeClock()
     broker = MemoryStore(clock, keeps_failed=True)
     with make(broker, backend="cache+memory://", clock=clock) as app:
@@ -192,7 +192,7 @@ def test_results_in_a_store_of_their_own_are_forgotten_too() -> None:
         assert app.AsyncResult(result.id).state == "PENDING"
 
 
-def test_one_that_was_signed_is_signed_anew_and_no_other(tmp_path: Path) -> None:
+def test_retried_signed_task_is_signed_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url, security_key="k" * 32) as app:
         result = app.tasks["halve"].delay(3)
@@ -204,8 +204,8 @@ def test_one_that_was_signed_is_signed_anew_and_no_other(tmp_path: Path) -> None
         assert app.AsyncResult(result.id).get(timeout=1) == 2.0
 
 
-def test_without_the_key_a_signed_one_stays(tmp_path: Path) -> None:
-    """It would be sent without a signature, and become a dead letter of the workers that have the key."""
+def test_signed_task_cannot_be_retried_without_the_key(tmp_path: Path) -> None:
+    """Without a signature, it would become a dead letter at workers with the key."""
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url, security_key="k" * 32) as app:
         app.tasks["halve"].delay(3)
@@ -221,15 +221,15 @@ def test_without_the_key_a_signed_one_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["body", "unsigned", "another key", "membership"])
-def test_with_a_key_nothing_is_read_that_is_not_signed(tmp_path: Path, change: str) -> None:
-    """Who can write to the store, and has no key, neither runs code in the process of who retries, nor has
-    another call signed."""
+def test_forged_failed_task_is_refused_and_not_unpickled(tmp_path: Path, change: str) -> None:
+    """Write access to the store without the key does not allow running code in a retrying process, or getting
+    other calls signed."""
     url, opened = f"sqlite:///{tmp_path}/q.db", tmp_path / "opened"
     with make(url, security_key="k" * 32, accept_content=["json", "pickle"]) as app:
         result = app.tasks["halve"].delay(3)
-        honest = app.tasks["halve"].delay(5)
+        valid = app.tasks["halve"].delay(5)
         run(app)
-        (honest_one,) = app.failed.list(error="5 is")
+        (valid_one,) = app.failed.list(error="5 is")
         (found,) = app.failed.list(error="3 is")
         body = pickle.dumps(((_Opens(str(opened)),), {}, {"chain": [_Opens(str(opened))]}))
         with closing(sqlite3.connect(tmp_path / "q.db")) as file, file:
@@ -242,7 +242,7 @@ def test_with_a_key_nothing_is_read_that_is_not_signed(tmp_path: Path, change: s
                 headers["signature"] = Signer(["x" * 32]).sign(parse_headers(json.dumps(own)), body)
             elif change == "membership":
                 headers[FAILED] = "a member has failed"
-                headers[MEMBERS] = {"ids": [honest.id], "given": True}
+                headers[MEMBERS] = {"ids": [valid.id], "given": True}
             properties = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
             if change != "membership":
                 file.execute(
@@ -257,16 +257,16 @@ def test_with_a_key_nothing_is_read_that_is_not_signed(tmp_path: Path, change: s
                 app.failed.retry([found.tag], **given)  # type: ignore[arg-type]
         fine.update((4, 5))
         number, refused = app.failed.retry()
-        assert (number, refused.keys()) == (1, {found.tag}), "the honest one is sent"
+        assert (number, refused.keys()) == (1, {found.tag}), "the valid one is sent"
         assert "is refused, and its body is not read" in refused[found.tag]
         run(app)
         assert not opened.exists()
         assert [each.tag for each in app.failed.list()] == [found.tag]
-        assert app.AsyncResult(result.id).failed(), "its failure is not forgotten"
-        assert app.AsyncResult(honest_one.id).get(timeout=1) == 2.5
+        assert app.AsyncResult(result.id).failed(), "its failure is kept"
+        assert app.AsyncResult(valid_one.id).get(timeout=1) == 2.5
 
 
-def test_how_old_a_failed_task_is_does_not_matter(tmp_path: Path) -> None:
+def test_security_max_age_does_not_apply_to_failed_tasks(tmp_path: Path) -> None:
     clock = FakeClock()
     broker = MemoryStore(clock, keeps_failed=True)
     settings = {"security_key": "k" * 32, "security_max_age": 3600, "clock": clock}
@@ -281,7 +281,7 @@ def test_how_old_a_failed_task_is_does_not_matter(tmp_path: Path) -> None:
 
 
 class _Opens:
-    """Opens a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -290,7 +290,7 @@ class _Opens:
         return open, (self.path, "w")
 
 
-def test_a_task_that_nobody_knows_any_more_can_be_looked_at_and_changed(tmp_path: Path) -> None:
+def test_unregistered_task_can_be_listed_and_retried(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url) as app:
         app.tasks["halve"].delay(3)
@@ -303,7 +303,7 @@ def test_a_task_that_nobody_knows_any_more_can_be_looked_at_and_changed(tmp_path
             other.failed.get(found.tag)
 
 
-def test_arguments_that_cannot_be_read_are_not_changed_and_nothing_is_sent(tmp_path: Path) -> None:
+def test_undecodable_arguments_cannot_be_changed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url, task_serializer="yaml", accept_content=["json", "yaml"]) as app:
         app.tasks["halve"].delay(3)
@@ -315,7 +315,7 @@ def test_arguments_that_cannot_be_read_are_not_changed_and_nothing_is_sent(tmp_p
         assert [each.tag for each in app.failed.list()] == [found.tag]
 
 
-def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
+def test_invalid_tags_and_limits_are_refused(app: QWorker) -> None:
     for tags in (1, "1", ["1"]):
         with pytest.raises(TypeError, match=r"is not valid: give a list of numbers"):
             app.failed.retry(tags)  # type: ignore[arg-type]
@@ -324,31 +324,30 @@ def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
             app.failed.list(limit=limit)
 
 
-# -- what cannot be sent --
+# -- unsendable messages --
 
 
-class Narrow(MemoryStore):
-    """A broker that takes no message with *unfit* in its body. What is before it in a call is sent, as with a
-    server that is told of one after another."""
+class PickyStore(MemoryStore):
+    """A broker that refuses messages with *unsendable* in the body, after sending the others before it."""
 
     error: type[Exception] = PublishError
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.letters = {kind: NarrowLetters(kind, self) for kind in self.letters}
+        self.letters = {kind: PickyLetters(kind, self) for kind in self.letters}
 
 
-class NarrowLetters(MemoryLetters):
-    unfit = b"unfit"
+class PickyLetters(MemoryLetters):
+    unsendable = b"unsendable"
 
-    def __init__(self, kind: Kind, store: Narrow) -> None:
+    def __init__(self, kind: Kind, store: PickyStore) -> None:
         super().__init__(kind, store)
         self._error = store.error
 
     def send_again(self, calls: Sequence[Again]) -> int:
         count = 0
         for call in calls:
-            if self.unfit in call.body:
+            if self.unsendable in call.body:
                 raise self._error("too much for it")
             count += super().send_again([call])
         return count
@@ -357,26 +356,26 @@ class NarrowLetters(MemoryLetters):
         count = 0
         for letter in reversed(list(self.newest())):
             if tags is None or letter.tag in tags:
-                if self.unfit in letter.body:
+                if self.unsendable in letter.body:
                     raise self._error("too much for it")
                 count += super().retry([letter.tag])
         return count
 
 
-def apart(tmp_path: Path, kind: str) -> dict[str, str]:
+def separate_backend(tmp_path: Path, kind: str) -> dict[str, str]:
     return {"backend": {"memory": "cache+memory://", "sql": f"db+sqlite:///{tmp_path}/results.db"}[kind]}
 
 
 @pytest.mark.parametrize("kind", ["memory", "sql"])
 @pytest.mark.parametrize("which", [[0], [2], [5], [0, 1, 4], range(6)])
-def test_one_that_the_broker_does_not_take_stays_alone_and_failed(
+def test_refused_messages_stay_failed_and_others_are_retried(
     tmp_path: Path, kind: str, which: Sequence[int]
 ) -> None:
     clock = FakeClock()
-    with make(Narrow(clock, keeps_failed=True), clock=clock, **apart(tmp_path, kind)) as app:
+    with make(PickyStore(clock, keeps_failed=True), clock=clock, **separate_backend(tmp_path, kind)) as app:
         results = []
         for number in range(6):
-            secret = "unfit" if number in which else "fit"
+            secret = "unsendable" if number in which else "fit"
             results.append(app.tasks["halve"].delay(2 * number + 1, secret=secret))
             run(app)
             clock.advance(1)
@@ -400,19 +399,19 @@ def test_one_that_the_broker_does_not_take_stays_alone_and_failed(
         )
 
 
-def test_a_broker_that_is_away_leaves_all_failed(tmp_path: Path) -> None:
-    class Away(Narrow):
+def test_unavailable_broker_keeps_failed_tasks(tmp_path: Path) -> None:
+    class UnavailableStore(PickyStore):
         error = BrokerUnavailable
 
-    with make(Away(keeps_failed=True), backend="cache+memory://") as app:
-        result = app.tasks["halve"].delay(3, secret="unfit")
+    with make(UnavailableStore(keeps_failed=True), backend="cache+memory://") as app:
+        result = app.tasks["halve"].delay(3, secret="unsendable")
         run(app)
         with pytest.raises(BrokerUnavailable):
             app.failed.retry()
         assert app.AsyncResult(result.id).failed()
 
 
-def test_one_over_message_max_bytes_is_refused_before_any_is_sent(tmp_path: Path) -> None:
+def test_retry_over_message_max_bytes_is_refused_before_sending(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url) as app:
         small, large = app.tasks["halve"].delay(3), app.tasks["halve"].delay(5, secret="x" * 3000)
@@ -436,7 +435,7 @@ def test_one_over_message_max_bytes_is_refused_before_any_is_sent(tmp_path: Path
         ]
 
 
-def test_one_that_cannot_be_read_does_not_keep_others_from_being_sent(tmp_path: Path) -> None:
+def test_undecodable_failed_task_does_not_affect_others(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with make(url) as app:
         app.tasks["halve"].delay(3)
@@ -450,7 +449,7 @@ def test_one_that_cannot_be_read_does_not_keep_others_from_being_sent(tmp_path: 
         assert app.AsyncResult(broken.id).failed()
 
 
-def test_one_over_the_largest_message_of_nats_stays_alone(tmp_path: Path) -> None:
+def test_retry_over_the_max_payload_of_nats_stays_failed(tmp_path: Path) -> None:
     place = NatsPlace(tmp_path)
     options = {"stream": place.layout.stream}
     settings = {"broker_transport_options": options, "backend": "cache+memory://", "message_max_bytes": 2**22}
@@ -476,31 +475,40 @@ def test_one_over_the_largest_message_of_nats_stays_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["dead", "failed"])
-@pytest.mark.parametrize(("is_apart", "unfit"), [(False, False), (True, False), (True, True)])
-def test_messages_of_protocol_1_are_as_others(tmp_path: Path, is_apart: bool, unfit: bool, kind: str) -> None:
-    """Their ids are in their bodies: the old failure stayed, and who waited got it, and not the new end."""
+@pytest.mark.parametrize(("separate_results", "unsendable"), [(False, False), (True, False), (True, True)])
+def test_protocol_1_messages_can_be_retried(
+    tmp_path: Path, separate_results: bool, unsendable: bool, kind: str
+) -> None:
+    """Their ids are in their bodies: the old failure was kept, and waiting callers got it."""
     is_dead = kind == "dead"
-    settings = {"backend": "cache+memory://"} if is_apart else {}
-    broker = Narrow(keeps_failed=not is_dead) if is_apart else f"sqlite:///{tmp_path}/q.db"
+    settings = {"backend": "cache+memory://"} if separate_results else {}
+    broker = PickyStore(keeps_failed=not is_dead) if separate_results else f"sqlite:///{tmp_path}/q.db"
     with make(broker, task_acks_on_failure_or_timeout=not is_dead, **settings) as app:
-        call = {"task": "halve", "id": "old", "args": [3, "unfit" if unfit else "fit"], "kwargs": {}}
+        call = {
+            "task": "halve",
+            "id": "old",
+            "args": [3, "unsendable" if unsendable else "fit"],
+            "kwargs": {},
+        }
         content = {"content_type": "application/json", "content_encoding": "utf-8"}
         body = json.dumps(call).encode()
         app.broker.sender.push([Envelope("celery", "{}", json.dumps(content), body)])
         run(app)
         assert app.AsyncResult("old").failed()
         done = dead_letters.retry(app) if is_dead else app.failed.retry()
-        assert (done.number, list(done.refused.values())) == ((0, ["too much for it"]) if unfit else (1, []))
-        assert app.AsyncResult("old").state == ("FAILURE" if unfit else "PENDING")
+        assert (done.number, list(done.refused.values())) == (
+            (0, ["too much for it"]) if unsendable else (1, [])
+        )
+        assert app.AsyncResult("old").state == ("FAILURE" if unsendable else "PENDING")
         fine.add(3)
         run(app)
-        assert app.AsyncResult("old").state == ("FAILURE" if unfit else "SUCCESS")
+        assert app.AsyncResult("old").state == ("FAILURE" if unsendable else "SUCCESS")
 
 
-def test_a_dead_letter_that_the_broker_does_not_take_stays_alone() -> None:
+def test_refused_dead_letter_is_kept_and_others_are_retried() -> None:
     settings = {"backend": "cache+memory://", "task_acks_on_failure_or_timeout": False}
-    with make(Narrow(), **settings) as app:
-        results = [app.tasks["halve"].delay(3, secret=secret) for secret in ("fit", "unfit", "also fit")]
+    with make(PickyStore(), **settings) as app:
+        results = [app.tasks["halve"].delay(3, secret=secret) for secret in ("fit", "unsendable", "also fit")]
         run(app)
         letters = {json.loads(letter.headers)["id"]: letter.tag for letter in app.broker.admin.dead()}
         assert dead_letters.retry(app) == (2, {letters[results[1].id]: "too much for it"})
@@ -510,18 +518,18 @@ def test_a_dead_letter_that_the_broker_does_not_take_stays_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dead", "failed"])
-def test_a_letter_that_nobody_would_find_is_not_sent(tmp_path: Path, kind: Kind) -> None:
-    """As where something else than a worker has put a message among the letters."""
+def test_letter_without_queue_is_not_sent(tmp_path: Path, kind: Kind) -> None:
+    """Another program may have put a message among the letters."""
     with make(f"sqlite:///{tmp_path}/q.db") as app:
         letters = app.broker.letters[kind]
         letters.push([Dead(0, "", "not written by qworker", 1.0, 0, "{}", None, b"")])
-        (stranger,) = letters.newest()
+        (foreign,) = letters.newest()
         done = dead_letters.retry(app) if kind == "dead" else app.failed.retry()
-        assert done == (0, {stranger.tag: "the message does not say to which queue it belongs"})
-        assert list(letters.newest()) == [stranger]
+        assert done == (0, {foreign.tag: "the message does not say to which queue it belongs"})
+        assert list(letters.newest()) == [foreign]
 
 
-def test_the_oldest_dead_letter_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_dead_letter_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(f"sqlite:///{tmp_path}/q.db") as app:
         letters, sent = app.broker.letters["dead"], list[int]()
         letters.push([Dead(0, "q", "why", number, 0, "{}", None, b"") for number in (1.0, 2.0, 3.0)])

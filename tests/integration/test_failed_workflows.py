@@ -1,5 +1,4 @@
-"""Chords, groups and chains of which a member has failed, and is sent again from the failed tasks: on each
-kind of broker that keeps them."""
+"""Retrying failed members of chords, groups and chains, on each kind of broker that keeps failed tasks."""
 
 from __future__ import annotations
 
@@ -47,17 +46,17 @@ def mysql(directory: Path) -> tuple[Any, dict[str, Any]]:
     return place, {"broker": place.url}
 
 
-def results_apart(directory: Path) -> tuple[Any, dict[str, Any]]:
+def separate_results(directory: Path) -> tuple[Any, dict[str, Any]]:
     place, settings = sqlite(directory)
     return place, {**settings, "result_backend": f"db+sqlite:///{directory}/results.db"}
 
 
 fine: set[int] = set()
-"""Numbers that half() does not fail for."""
+"""Numbers for which half() does not fail."""
 
 
-KEEP_BODIES = [sqlite, results_apart, postgresql, mysql]
-"""Where chords are ours. In Redis they are Celery's: a body that fails has no message."""
+KEEP_BODIES = [sqlite, separate_results, postgresql, mysql]
+"""Stores with qworker's format of chords. Redis uses Celery's, in which a failed body has no message."""
 
 
 @pytest.fixture(params=[*KEEP_BODIES, redis], ids=lambda each: each.__name__)
@@ -92,17 +91,17 @@ with_bodies = pytest.mark.parametrize("app", KEEP_BODIES, indirect=True, ids=lam
 
 
 def run(app: QWorker) -> None:
-    """Until nothing is left in the queues."""
+    """Run a worker until the queues are empty."""
     with StepWorker(app) as worker:
         until(lambda: worker.run() == 0 and not app.queues())
 
 
 def failed(app: QWorker) -> dict[str, int]:
-    """The tags of the failed tasks, by the names of their tasks."""
+    """Return the tags of the failed tasks, by task name."""
     return {each.task: each.tag for each in app.failed.list()}
 
 
-def half_failed(app: QWorker, body: Any) -> Any:
+def run_failing_chord(app: QWorker, body: Any) -> Any:
     fine.update({2, 4})
     half = app.tasks["half"]
     result = chord([half.s(2), half.s(3), half.s(4)], body).apply_async()
@@ -111,9 +110,9 @@ def half_failed(app: QWorker, body: Any) -> Any:
 
 
 @with_bodies
-def test_the_body_of_a_chord_runs_once_its_member_has_been_repaired(app: QWorker) -> None:
+def test_chord_body_can_be_retried_after_its_member(app: QWorker) -> None:
     tasks = app.tasks
-    result = half_failed(app, tasks["total"].s(more=1) | tasks["add"].s(100))
+    result = run_failing_chord(app, tasks["total"].s(more=1) | tasks["add"].s(100))
     assert app.AsyncResult(result.id).state == "FAILURE"
     tags = failed(app)
     assert tags.keys() == {"half", "total"}
@@ -125,15 +124,15 @@ def test_the_body_of_a_chord_runs_once_its_member_has_been_repaired(app: QWorker
     run(app)
     assert failed(app).keys() == {"total"}
     assert app.failed.retry().number == 1
-    assert app.AsyncResult(result.id).state == "PENDING", "of the chain after the body, too"
+    assert app.AsyncResult(result.id).state == "PENDING", "also for the chain after the body"
     run(app)
     assert app.AsyncResult(result.id).get(timeout=5) == 1 + 1.5 + 2 + 1 + 100
     assert failed(app) == {}
 
 
 @pytest.mark.parametrize("app", [redis], indirect=True)
-def test_a_member_of_a_chord_of_celerys_runs_and_its_chord_stays_failed(app: QWorker) -> None:
-    result = half_failed(app, app.tasks["total"].s())
+def test_retried_member_of_a_celery_chord_does_not_run_the_body(app: QWorker) -> None:
+    result = run_failing_chord(app, app.tasks["total"].s())
     assert failed(app).keys() == {"half"}
     (member,) = app.failed.list()
     fine.add(3)
@@ -144,8 +143,8 @@ def test_a_member_of_a_chord_of_celerys_runs_and_its_chord_stays_failed(app: QWo
 
 
 @with_bodies
-def test_a_body_that_takes_no_values_gets_none(app: QWorker) -> None:
-    result = half_failed(app, app.tasks["said"].si())
+def test_immutable_body_is_retried_without_values(app: QWorker) -> None:
+    result = run_failing_chord(app, app.tasks["said"].si())
     fine.add(3)
     app.failed.retry(task="half")
     run(app)
@@ -155,8 +154,8 @@ def test_a_body_that_takes_no_values_gets_none(app: QWorker) -> None:
 
 
 @with_bodies
-def test_a_member_that_fails_again_leaves_the_body_where_it_is(app: QWorker) -> None:
-    half_failed(app, app.tasks["total"].s())
+def test_body_is_not_retried_if_its_member_fails_again(app: QWorker) -> None:
+    run_failing_chord(app, app.tasks["total"].s())
     assert app.failed.retry().number == 1
     run(app)
     assert failed(app).keys() == {"half", "total"}
@@ -164,17 +163,17 @@ def test_a_member_that_fails_again_leaves_the_body_where_it_is(app: QWorker) -> 
 
 
 @with_bodies
-def test_a_body_can_be_given_other_arguments(app: QWorker) -> None:
-    result = half_failed(app, app.tasks["total"].s(more=1))
+def test_body_can_be_retried_with_other_arguments(app: QWorker) -> None:
+    result = run_failing_chord(app, app.tasks["total"].s(more=1))
     assert app.failed.retry([failed(app)["total"]], args=[[20, 30]]).number == 1
     run(app)
     assert app.AsyncResult(result.id).get(timeout=5) == 51
 
 
 @with_bodies
-def test_the_members_of_a_body_that_is_a_group_are_not_known(app: QWorker) -> None:
+def test_group_as_body_cannot_be_retried_with_values(app: QWorker) -> None:
     total = app.tasks["total"]
-    half_failed(app, group(total.s(), total.s(more=1)))
+    run_failing_chord(app, group(total.s(), total.s(more=1)))
     fine.add(3)
     app.failed.retry(task="half")
     run(app)
@@ -183,7 +182,7 @@ def test_the_members_of_a_body_that_is_a_group_are_not_known(app: QWorker) -> No
             app.failed.retry([each.tag])
 
 
-def test_members_of_a_group_are_repaired_one_by_one(app: QWorker) -> None:
+def test_group_members_can_be_retried(app: QWorker) -> None:
     fine.add(2)
     result = group(app.tasks["half"].s(2), app.tasks["half"].s(3)).apply_async()
     run(app)
@@ -193,7 +192,7 @@ def test_members_of_a_group_are_repaired_one_by_one(app: QWorker) -> None:
     assert [app.AsyncResult(each.id).get(timeout=5) for each in result.results] == [1, 1.5]
 
 
-def test_who_waits_for_the_end_of_a_chain_sees_the_new_one(app: QWorker) -> None:
+def test_retry_resets_the_results_of_a_chain(app: QWorker) -> None:
     result = (app.tasks["half"].s(3) | app.tasks["add"].s(1) | app.tasks["add"].s(2)).apply_async()
     run(app)
     assert app.AsyncResult(result.id).state == "FAILURE"
@@ -205,7 +204,7 @@ def test_who_waits_for_the_end_of_a_chain_sees_the_new_one(app: QWorker) -> None
     assert app.AsyncResult(result.id).get(timeout=5) == 4.5
 
 
-def test_signals_tell_of_a_body_that_fails_with_its_chord() -> None:
+def test_signals_are_sent_for_a_body_that_fails_with_its_chord() -> None:
     seen: list[tuple[str, str]] = []
     app = QWorker("signals", broker=MemoryStore(), backend="cache+memory://", set_as_current=False)
 
@@ -214,9 +213,9 @@ def test_signals_tell_of_a_body_that_fails_with_its_chord() -> None:
         raise LookupError
 
     body = app.task(name="body")(lambda values: None)
-    told = {name: getattr(signals, f"task_{name}") for name in ("prerun", "success", "failure", "postrun")}
-    receivers = {name: lambda sender, name=name, **_: seen.append((name, sender.name)) for name in told}
-    for name, signal in told.items():
+    watched = {name: getattr(signals, f"task_{name}") for name in ("prerun", "success", "failure", "postrun")}
+    receivers = {name: lambda sender, name=name, **_: seen.append((name, sender.name)) for name in watched}
+    for name, signal in watched.items():
         signal.connect(receivers[name])
     try:
         with StepWorker(app) as worker:
@@ -224,7 +223,7 @@ def test_signals_tell_of_a_body_that_fails_with_its_chord() -> None:
             worker.run()
             assert isinstance(result.get(propagate=False), ChordError)
     finally:
-        for name, signal in told.items():
+        for name, signal in watched.items():
             signal.disconnect(receivers[name])
     ends = ["prerun", "failure", "postrun"]
     assert seen == [(name, task) for task in ("fails", "body") for name in ends]

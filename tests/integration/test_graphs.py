@@ -1,4 +1,4 @@
-"""Graphs in a worker that is stepped: their values and failures, also beside an oracle in plain Python."""
+"""Graphs on a StepWorker: values and failures, also compared with an oracle in plain Python."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.servers import prefix_of, require
 pytestmark = pytest.mark.integration
 
 
-class House:
-    """An app whose messages are in memory, or at *broker*. ran: the nodes that were called, in order.
-    told: the ids of failed calls whose errback was called."""
+class Env:
+    """An app with *broker*, by default in memory. ran: the nodes that were called, in order. notified: the
+    ids of failed calls whose errback was called."""
 
     def __init__(self, broker: str | None = None, results: str = "cache+memory://", **conf: Any) -> None:
-        # Redis has a clock of its own.
+        # Redis has its own clock.
         self.clock = SYSTEM_CLOCK if results.startswith("redis") else FakeClock()
         self.app = QWorker(
             "graphs",
@@ -41,7 +41,7 @@ class House:
             **conf,
         )
         self.ran: list[str] = []
-        self.told: list[str] = []
+        self.notified: list[str] = []
         task = self.app.task
 
         @task(name="node")
@@ -66,9 +66,9 @@ class House:
         def forgotten(**values: Any) -> None:
             pass
 
-        @task(name="told", bind=True)
-        def told(this: Any, failed: str) -> None:
-            self.told.append(failed)
+        @task(name="notified", bind=True)
+        def notified(this: Any, failed: str) -> None:
+            self.notified.append(failed)
 
         @task(name="replaced", bind=True)
         def replaced(this: Any) -> Any:
@@ -85,7 +85,7 @@ class House:
         return self.s("node", name)
 
     def diamond(self, always: Any = (), **nodes: Any) -> Any:
-        """Four nodes, of which the last waits for both in the middle."""
+        """Return a graph of four nodes; the last waits for both in the middle."""
         return graph(
             {name: nodes.get(name) or self.node(name) for name in ("top", "left", "right", "low")},
             after={"left": ["top"], "right": {"upper": "top"}, "low": ["left", "right"]},
@@ -93,8 +93,8 @@ class House:
             app=self.app,
         )
 
-    def ended(self, flow: Any) -> Any:
-        """The result of *flow*, after a worker has run all that there is."""
+    def result_of(self, flow: Any) -> Any:
+        """Call *flow* and run all tasks; return the result."""
         with StepWorker(self.app) as worker:
             result = flow()
             worker.run()
@@ -107,14 +107,14 @@ DIAMOND = {"top": TOP, "left": LEFT, "right": RIGHT, "low": ["low", {"left": LEF
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.app.close()
+def env() -> Iterator[Env]:
+    env = Env()
+    yield env
+    env.app.close()
 
 
 @pytest.fixture(params=["sqlite", "sql", "redis", "files", "memory"])
-def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+def any_env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     (tmp_path / "results").mkdir()
     broker, results = {
         "sqlite": lambda: (f"sqlite:///{tmp_path}/queue.db", f"sqlite:///{tmp_path}/queue.db"),
@@ -125,26 +125,26 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     }[request.param]()
     options = {"global_keyprefix": prefix_of(tmp_path)} if request.param == "redis" else {}
     conf = {"broker_transport_options": options, "result_backend_transport_options": options}
-    house = House(broker, results, **conf)
-    yield house
-    house.app.close()
+    env = Env(broker, results, **conf)
+    yield env
+    env.app.close()
 
 
 # -- values --
 
 
-def test_a_node_gets_the_values_of_those_that_it_waits_for_by_name(anywhere: House) -> None:
-    result = anywhere.ended(anywhere.diamond())
+def test_node_gets_values_as_keyword_arguments(any_env: Env) -> None:
+    result = any_env.result_of(any_env.diamond())
     assert isinstance(result, GraphResult)
     assert result.get(timeout=5) == DIAMOND
     assert result["low"].get(timeout=5) == DIAMOND["low"]
-    assert sorted(anywhere.ran) == ["left", "low", "right", "top"]
-    assert anywhere.app.backend.joins.count() == 0
+    assert sorted(any_env.ran) == ["left", "low", "right", "top"]
+    assert any_env.app.backend.joins.count() == 0
 
 
 @pytest.mark.parametrize("kind", ["chain", "group", "chord", "graph"])
-def test_a_node_may_be_any_workflow(anywhere: House, kind: str) -> None:
-    one, two, more = anywhere.node("left"), anywhere.s("node", "two"), anywhere.s("more")
+def test_node_can_be_any_workflow(any_env: Env, kind: str) -> None:
+    one, two, more = any_env.node("left"), any_env.s("node", "two"), any_env.s("more")
     left, value = {
         "chain": (one | more, [LEFT]),
         "group": (group(one, two), [LEFT, ["two", {"top": TOP}]]),
@@ -154,7 +154,7 @@ def test_a_node_may_be_any_workflow(anywhere: House, kind: str) -> None:
             {"left": LEFT, "two": ["two", {"left": LEFT}]},
         ),
     }[kind]
-    result = anywhere.ended(anywhere.diamond(left=left))
+    result = any_env.result_of(any_env.diamond(left=left))
     assert result.get(timeout=5) == {
         **DIAMOND,
         "left": value,
@@ -162,72 +162,72 @@ def test_a_node_may_be_any_workflow(anywhere: House, kind: str) -> None:
     }
 
 
-def test_a_graph_is_one_step_of_a_chain_a_chord_and_a_group(anywhere: House) -> None:
-    more, inner = anywhere.s("more"), graph({"p": anywhere.node("p"), "q": anywhere.node("q")}, {"q": ["p"]})
+def test_graph_can_be_part_of_chains_chords_and_groups(any_env: Env) -> None:
+    more, inner = any_env.s("more"), graph({"p": any_env.node("p"), "q": any_env.node("q")}, {"q": ["p"]})
     value = {"p": ["p", {}], "q": ["q", {"p": ["p", {}]}]}
-    assert anywhere.ended(inner | more | more).get(timeout=5) == [[value]]
-    assert anywhere.ended(chord([inner, anywhere.s("more", 1)], more)).get(timeout=5) == [[value, [1]]]
-    several = anywhere.ended(group(inner, anywhere.s("more", 2)))
+    assert any_env.result_of(inner | more | more).get(timeout=5) == [[value]]
+    assert any_env.result_of(chord([inner, any_env.s("more", 1)], more)).get(timeout=5) == [[value, [1]]]
+    several = any_env.result_of(group(inner, any_env.s("more", 2)))
     assert several[0].get(timeout=5) == value
     assert several.get(timeout=5) == several.get(timeout=5, propagate=False) == [value, [2]]
     assert (several.ready(), several.successful(), several.completed_count()) == (True, True, 2)
-    last = graph({"p": anywhere.s("more"), "q": anywhere.node("q")}, {"q": ["p"]})
-    result = anywhere.ended(anywhere.s("more", 7) | last)
+    last = graph({"p": any_env.s("more"), "q": any_env.node("q")}, {"q": ["p"]})
+    result = any_env.result_of(any_env.s("more", 7) | last)
     assert result.get(timeout=5) == {"p": [[7]], "q": ["q", {"p": [[7]]}]}
     assert result.parent.get(timeout=5) == [7]
-    assert anywhere.ended(chord([anywhere.s("more", 7)], last)).get(timeout=5)["p"] == [[[7]]]
-    assert anywhere.app.backend.joins.count() == 0
+    assert any_env.result_of(chord([any_env.s("more", 7)], last)).get(timeout=5)["p"] == [[[7]]]
+    assert any_env.app.backend.joins.count() == 0
 
 
-def test_arguments_of_the_call_are_for_the_nodes_that_wait_for_nothing(house: House) -> None:
-    first = graph({"a": house.node("a"), "b": house.s("more"), "c": house.node("c")}, {"c": ["b"]})
-    with StepWorker(house.app) as worker:
+def test_call_arguments_go_to_nodes_without_dependencies(env: Env) -> None:
+    first = graph({"a": env.node("a"), "b": env.s("more"), "c": env.node("c")}, {"c": ["b"]})
+    with StepWorker(env.app) as worker:
         result = first.delay("x")
         worker.run()
     assert result.get(timeout=5) == {"a": ["x", "a", {}], "b": ["x"], "c": ["c", {"b": ["x"]}]}
 
 
-def test_an_immutable_node_waits_and_gets_no_value(house: House) -> None:
-    last = house.app.signature("node", ("low",), immutable=True)
-    ignored = house.s("forgotten")
-    flow = graph({"a": house.node("a"), "b": ignored, "low": last}, {"low": ["a", "b"]})
-    assert house.ended(flow)["low"].get(timeout=5) == ["low", {}]
-    assert house.ran == ["a", "low"]
+def test_immutable_node_waits_and_gets_no_values(env: Env) -> None:
+    last = env.app.signature("node", ("low",), immutable=True)
+    ignored = env.s("forgotten")
+    flow = graph({"a": env.node("a"), "b": ignored, "low": last}, {"low": ["a", "b"]})
+    assert env.result_of(flow)["low"].get(timeout=5) == ["low", {}]
+    assert env.ran == ["a", "low"]
 
 
-def test_a_graph_may_be_called_from_a_task_and_described_by_a_dict(house: House) -> None:
-    identity = house.ended(house.s("caller").delay).get(timeout=5)
+def test_graph_can_be_called_in_a_task_and_made_from_a_dict(env: Env) -> None:
+    identity = env.result_of(env.s("caller").delay).get(timeout=5)
     assert isinstance(identity, str)
-    assert len(house.ran) == 4
-    fields = json.loads(json.dumps(house.diamond()))
-    assert house.ended(signature(fields, app=house.app)).get(timeout=5) == DIAMOND
+    assert len(env.ran) == 4
+    fields = json.loads(json.dumps(env.diamond()))
+    assert env.result_of(signature(fields, app=env.app)).get(timeout=5) == DIAMOND
 
 
-def test_options_are_those_of_every_node(house: House) -> None:
-    with StepWorker(house.app, queues=["far"]) as worker:
-        result = house.diamond().apply_async(queue="far", headers={"mine": 1})
+def test_call_options_apply_to_every_node(env: Env) -> None:
+    with StepWorker(env.app, queues=["far"]) as worker:
+        result = env.diamond().apply_async(queue="far", headers={"mine": 1})
         worker.run()
     assert result.get(timeout=5) == DIAMOND
 
 
-def test_eager_mode_has_the_same_values(house: House) -> None:
-    house.app.conf.task_always_eager = True
-    assert house.diamond()().get() == DIAMOND
-    flow = house.diamond(left=house.s("fail", "left"), always="low")
+def test_eager_mode_gives_the_same_values(env: Env) -> None:
+    env.app.conf.task_always_eager = True
+    assert env.diamond()().get() == DIAMOND
+    flow = env.diamond(left=env.s("fail", "left"), always="low")
     result = flow()
     assert result["low"].get() == ["low", {"left": None, "right": RIGHT}]
     assert str(result.get(propagate=False)["left"]) == "left"
-    assert (house.s("more", 7) | graph({"p": house.s("more")}) | house.s("more"))().get() == [{"p": [[7]]}]
-    assert house.s("replaced").delay().get() == DIAMOND
-    assert (house.s("replaced") | house.s("more"))().get() == [DIAMOND]
-    call = house.s("replaced")
-    call.link(house.s("told"))
+    assert (env.s("more", 7) | graph({"p": env.s("more")}) | env.s("more"))().get() == [{"p": [[7]]}]
+    assert env.s("replaced").delay().get() == DIAMOND
+    assert (env.s("replaced") | env.s("more"))().get() == [DIAMOND]
+    call = env.s("replaced")
+    call.link(env.s("notified"))
     assert call.delay().get() == DIAMOND
-    assert house.told == [DIAMOND]
+    assert env.notified == [DIAMOND]
 
 
-def test_a_result_can_be_awaited_by_name_and_as_a_whole(house: House) -> None:
-    result = house.ended(house.diamond())
+def test_graph_result_and_nodes_can_be_awaited(env: Env) -> None:
+    result = env.result_of(env.diamond())
 
     async def main() -> None:
         assert await result["top"] == TOP
@@ -236,8 +236,8 @@ def test_a_result_can_be_awaited_by_name_and_as_a_whole(house: House) -> None:
     asyncio.run(main())
 
 
-def test_what_a_result_tells(house: House) -> None:
-    result = house.ended(house.diamond(right=house.s("fail", "right")))
+def test_graph_result_methods(env: Env) -> None:
+    result = env.result_of(env.diamond(right=env.s("fail", "right")))
     assert list(result) == ["top", "left", "right", "low"]
     assert len(result) == 4
     assert "low" in result
@@ -256,60 +256,58 @@ def test_what_a_result_tells(house: House) -> None:
 
 
 @pytest.mark.parametrize("how", ["fail", "revoked", "expired", "ignore"])
-def test_what_waits_for_a_node_that_fails_fails_along_and_the_error_is_told_once(
-    anywhere: House, how: str
-) -> None:
-    left = anywhere.s("fail", "left") if how == "fail" else anywhere.node("left")
+def test_dependants_of_a_failed_node_fail_and_errback_runs_once(any_env: Env, how: str) -> None:
+    left = any_env.s("fail", "left") if how == "fail" else any_env.node("left")
     if how == "revoked":
         left.set(task_id="bad")
-        anywhere.app.control.revoke("bad")
+        any_env.app.control.revoke("bad")
     if how == "expired":
         left.set(expires="2001-01-01T00:00:00Z")
     if how == "ignore":
-        left = anywhere.s("ignore")
-    flow = anywhere.diamond(left=left)
-    flow.link_error(anywhere.s("told"))
-    result = anywhere.ended(flow)
+        left = any_env.s("ignore")
+    flow = any_env.diamond(left=left)
+    flow.link_error(any_env.s("notified"))
+    result = any_env.result_of(flow)
     assert [each.state for _, each in result.items()][::3] == ["SUCCESS", "FAILURE"]
     with pytest.raises({"fail": ValueError, "ignore": ChordError}.get(how, TaskRevokedError)):
         result["low"].get(timeout=5)
-    assert "low" not in anywhere.ran
-    assert anywhere.told == ([result["left"].id] if how == "fail" else [])
-    assert anywhere.app.backend.joins.count() == 0
+    assert "low" not in any_env.ran
+    assert any_env.notified == ([result["left"].id] if how == "fail" else [])
+    assert any_env.app.backend.joins.count() == 0
 
 
-def test_a_node_may_run_although_one_that_it_waits_for_has_failed(anywhere: House) -> None:
-    result = anywhere.ended(anywhere.diamond(["low"], left=anywhere.s("fail", "left")))
+def test_always_node_runs_after_a_failed_dependency(any_env: Env) -> None:
+    result = any_env.result_of(any_env.diamond(["low"], left=any_env.s("fail", "left")))
     assert result["low"].get(timeout=5) == ["low", {"left": None, "right": RIGHT}]
     with pytest.raises(ValueError, match="left"):
         result.get(timeout=5)
 
 
-def test_a_node_that_fails_ends_what_follows_the_graph(anywhere: House) -> None:
-    more = anywhere.s("more")
-    result = anywhere.ended(anywhere.diamond(top=anywhere.s("fail", "top")) | more | more)
+def test_failed_node_fails_what_follows_the_graph(any_env: Env) -> None:
+    more = any_env.s("more")
+    result = any_env.result_of(any_env.diamond(top=any_env.s("fail", "top")) | more | more)
     for each in (result, result.parent):
         with pytest.raises(ValueError, match="top"):
             each.get(timeout=5, follow_parents=False)
-    assert anywhere.app.backend.joins.count() == 0
+    assert any_env.app.backend.joins.count() == 0
 
 
-def test_a_node_that_does_not_take_the_values_fails(house: House) -> None:
-    result = house.ended(house.diamond(low=house.s("more")))
+def test_node_that_does_not_accept_the_values_fails(env: Env) -> None:
+    result = env.result_of(env.diamond(low=env.s("more")))
     with pytest.raises(ChordError, match="unexpected keyword argument"):
         result["low"].get(timeout=5)
 
 
-def test_a_value_that_nobody_keeps_is_refused_where_the_graph_is_called(house: House) -> None:
+def test_dependency_with_ignored_result_is_refused(env: Env) -> None:
     with pytest.raises(PublishError, match=r"result of forgotten is ignored.*graph"):
-        house.diamond(top=house.s("forgotten"))()
+        env.diamond(top=env.s("forgotten"))()
 
 
-def test_without_joins_a_graph_is_refused_in_a_sentence() -> None:
-    house = House(results="disabled://")
+def test_graph_without_a_store_for_joins_is_refused() -> None:
+    env = Env(results="disabled://")
     with pytest.raises(NotSupported):
-        house.diamond()()
-    house.app.close()
+        env.diamond()()
+    env.app.close()
 
 
 # -- refused --
@@ -354,7 +352,7 @@ LINE = {f"n{number}": S for number in range(10_000)}
         ({"nodes": LINE, "after": {"n1": ["m1"]}}, "there is no such node"),
     ],
 )  # fmt: skip
-def test_a_dict_that_is_no_graph_is_refused_in_one_message(kwargs: Any, why: str) -> None:
+def test_invalid_graph_is_refused(kwargs: Any, why: str) -> None:
     fields = {"task": "qworker.graph", "kwargs": kwargs, "subtask_type": "graph"}
     with pytest.raises(PublishError, match=why) as raised:
         plan(fields, shared=True)
@@ -364,7 +362,7 @@ def test_a_dict_that_is_no_graph_is_refused_in_one_message(kwargs: Any, why: str
             graph(**kwargs)
 
 
-def test_graphs_in_each_other_without_end_are_refused() -> None:
+def test_deeply_nested_graphs_are_refused() -> None:
     fields: Any = S
     for _ in range(10_000):
         fields = {"task": "qworker.graph", "kwargs": {"nodes": {"a": fields}}, "subtask_type": "graph"}
@@ -372,18 +370,18 @@ def test_graphs_in_each_other_without_end_are_refused() -> None:
         plan(fields, shared=True)
 
 
-def test_a_message_whose_chain_has_no_graph_costs_no_worker(house: House) -> None:
+def test_invalid_graph_in_a_chain_does_not_stop_the_worker(env: Env) -> None:
     bad = {"task": "qworker.graph", "kwargs": {"nodes": 7}, "subtask_type": "graph"}
-    with StepWorker(house.app) as worker:
-        result = house.app.send_task("more", (1,), chain=[bad])
+    with StepWorker(env.app) as worker:
+        result = env.app.send_task("more", (1,), chain=[bad])
         worker.run()
         assert result.state == "FAILURE"
-        other = house.app.send_task("more", (1,))
+        other = env.app.send_task("more", (1,))
         worker.run()
         assert other.get(timeout=5) == [1]
 
 
-def test_a_graph_of_ten_thousand_nodes_in_a_row_and_beside_each_other_is_planned() -> None:
+def test_large_graphs_can_be_planned() -> None:
     row = graph(LINE, after={f"n{number}": [f"n{number - 1}"] for number in range(1, 10_000)})
     made = plan(row, shared=True)
     assert (len(made.joins), len(made.calls), made.joins[-1].terms) == (9999, 1, 9999)
@@ -391,11 +389,11 @@ def test_a_graph_of_ten_thousand_nodes_in_a_row_and_beside_each_other_is_planned
     assert len(plan(wide, shared=True).calls) == 10_000 - MAX_DEPENDANTS
 
 
-# -- beside an oracle --
+# -- compared with an oracle --
 
 
 class Drawn:
-    """A graph as it was drawn: kinds, edges and choices, by node."""
+    """A random graph: kinds and edges of nodes, and the nodes that always run."""
 
     def __init__(self, kinds: list[str], edges: list[set[int]], always: set[int]) -> None:
         self.kinds = kinds
@@ -405,9 +403,9 @@ class Drawn:
     def __repr__(self) -> str:
         return f"Drawn({self.kinds}, {self.edges}, {self.always})"
 
-    def made(self, house: House) -> Any:
+    def made(self, env: Env) -> Any:
         return graph(
-            {f"n{number}": self._node(house, number) for number in range(len(self.kinds))},
+            {f"n{number}": self._node(env, number) for number in range(len(self.kinds))},
             after={
                 f"n{number}": [f"n{each}" for each in sorted(edges)]
                 for number, edges in enumerate(self.edges)
@@ -415,21 +413,21 @@ class Drawn:
             always=[f"n{number}" for number in sorted(self.always)],
         )
 
-    def _node(self, house: House, number: int) -> Any:
+    def _node(self, env: Env, number: int) -> Any:
         name, kind = f"n{number}", self.kinds[number]
         if kind == "fail":
-            return house.s("fail", name)
-        one = house.node(name)
+            return env.s("fail", name)
+        one = env.node(name)
         if kind == "chain":
-            return one | house.s("more")
+            return one | env.s("more")
         if kind == "group":
-            return group(one, house.s("more", name).set(immutable=True))
+            return group(one, env.s("more", name).set(immutable=True))
         if kind == "chord":
-            return group(one) | house.s("more") if number % 2 else chord([one], house.s("more"))
+            return group(one) | env.s("more") if number % 2 else chord([one], env.s("more"))
         return one.set(immutable=True) if kind == "immutable" else one
 
     def expected(self) -> tuple[dict[str, Any], set[str]]:
-        """The value of each node, None of one that fails or does not run; and which run."""
+        """Return the value of each node (None if it fails or does not run), and the nodes that run."""
         values: dict[str, Any] = {}
         ran: set[str] = set()
         failed: set[str] = set()
@@ -469,18 +467,18 @@ def drawn(draw: Any) -> Drawn:
 
 @given(drawn(), st.booleans())
 @settings(max_examples=40)
-def test_random_graphs_have_the_values_of_the_oracle(wanted: Drawn, eager: bool) -> None:
-    house = House(task_always_eager=eager)
-    result = house.ended(wanted.made(house))
+def test_random_graphs_match_the_oracle(wanted: Drawn, eager: bool) -> None:
+    env = Env(task_always_eager=eager)
+    result = env.result_of(wanted.made(env))
     values, ran = wanted.expected()
     found = result.get(timeout=5, propagate=False)
     assert {name: None if isinstance(each, Exception) else each for name, each in found.items()} == values
-    assert Counter(house.ran) == Counter(ran)
-    place = {name: number for number, name in enumerate(house.ran)}
+    assert Counter(env.ran) == Counter(ran)
+    place = {name: number for number, name in enumerate(env.ran)}
     for number, edges in enumerate(wanted.edges):
         for each in edges:
             if f"n{number}" in ran and f"n{each}" in ran:
                 assert place[f"n{each}"] < place[f"n{number}"]
     if not eager:
-        assert house.app.backend.joins.count() == 0
-    house.app.close()
+        assert env.app.backend.joins.count() == 0
+    env.app.close()

@@ -1,4 +1,4 @@
-"""The status port of a whole worker: probes, metrics as Prometheus reads them, and clients that mean ill."""
+"""The HTTP status port of a worker: probes, Prometheus metrics, and malicious clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Watched:
             connection.close()
 
     def metrics(self) -> dict[str, Any]:
-        """Sample name and labels → value, as Prometheus's own parser reads the page."""
+        """Return the values by sample name and labels, from Prometheus's own parser."""
         status, text = self.get("/metrics")
         assert status == 200
         return {
@@ -73,7 +73,7 @@ def watched() -> Iterator[Watched]:
     watched.worker.stop()
 
 
-def test_a_worker_that_consumes_is_alive_and_ready(watched: Watched) -> None:
+def test_consuming_worker_is_alive_and_ready(watched: Watched) -> None:
     assert watched.get("/healthz")[0] == 200
     status, text = watched.get("/readyz?verbose=1")
     assert status == 200
@@ -89,7 +89,7 @@ def test_a_worker_that_consumes_is_alive_and_ready(watched: Watched) -> None:
     assert watched.get("/readyz", "POST")[0] == 501
 
 
-def test_while_the_broker_is_away_it_lives_and_is_not_ready_and_says_why(watched: Watched) -> None:
+def test_worker_is_not_ready_while_the_broker_is_unavailable(watched: Watched) -> None:
     watched.store.away = True
     until(lambda: watched.get("/readyz")[0] == 503)
     assert "the broker has not answered" in json.loads(watched.get("/readyz")[1])["reasons"][0]
@@ -104,7 +104,7 @@ def test_while_the_broker_is_away_it_lives_and_is_not_ready_and_says_why(watched
     assert metrics[("qworker_broker_failures_total",)] >= 1
 
 
-def test_the_metrics_count_what_ended_and_prometheus_can_read_them(watched: Watched) -> None:
+def test_metrics_count_finished_tasks(watched: Watched) -> None:
     name = ("task", 'odd "name"\\')
     for number in (1, 1, 1, 0):
         watched.odd.delay(number)
@@ -121,7 +121,7 @@ def test_the_metrics_count_what_ended_and_prometheus_can_read_them(watched: Watc
     assert 0 <= metrics[("qworker_broker_silence_seconds",)] < 5
 
 
-def test_the_metrics_tell_how_the_queues_stand(watched: Watched) -> None:
+def test_metrics_report_queues(watched: Watched) -> None:
     queue = ("queue", "celery")
     watched.odd.apply_async((1,), countdown=3600)
     watched.store.sender.push([Envelope("celery", "no headers", None, b"")])
@@ -134,14 +134,14 @@ def test_the_metrics_tell_how_the_queues_stand(watched: Watched) -> None:
     assert metrics[("qworker_queue_oldest_message_seconds", queue)] == 0
 
 
-def test_of_queues_that_a_broker_does_not_tell_nothing_is_made_up(watched: Watched) -> None:
+def test_queue_metrics_are_missing_while_unavailable(watched: Watched) -> None:
     watched.store.away = True
     metrics = watched.metrics()
     assert metrics[("qworker_queues_known",)] == 0
     assert not [name for name, *_ in metrics if name.startswith("qworker_queue_")]
 
 
-def test_a_broker_that_counts_only_what_is_ready_tells_of_no_more() -> None:
+def test_broker_without_counts_reports_only_ready_messages() -> None:
     watched = Watched(lacks={"counts"})
     try:
         names = {name for name, *_ in watched.metrics() if name.startswith("qworker_queue_")}
@@ -150,29 +150,29 @@ def test_a_broker_that_counts_only_what_is_ready_tells_of_no_more() -> None:
         watched.worker.stop()
 
 
-def test_clients_that_say_nothing_keep_nobody_out(watched: Watched) -> None:
+def test_silent_clients_do_not_block_others(watched: Watched) -> None:
     slow = [socket.create_connection(("127.0.0.1", watched.port)) for _ in range(3 * MAX_CONNECTIONS)]
     slow[-1].sendall(b"GET /heal")
     try:
         assert watched.get("/readyz")[0] == 200
         slow[0].settimeout(10)
-        assert slow[0].recv(1) == b""  # the oldest had to go
+        assert slow[0].recv(1) == b""  # the oldest connection was closed
     finally:
         for one in slow:
             one.close()
 
 
 @pytest.mark.parametrize("junk", [b"\x00\xff" * 5000 + b"\r\n\r\n", b"GET\r\n\r\n", b"G" * 100_000, b""])
-def test_nonsense_harms_nobody(watched: Watched, junk: bytes) -> None:
+def test_invalid_requests_are_harmless(watched: Watched, junk: bytes) -> None:
     with socket.create_connection(("127.0.0.1", watched.port), timeout=10) as client:
         try:
             client.sendall(junk)
         except ConnectionError:
-            pass  # it has heard enough
+            pass  # it has closed the connection
     assert watched.get("/healthz")[0] == 200
 
 
-def test_a_port_that_is_taken_is_told_in_one_sentence(watched: Watched) -> None:
+def test_port_in_use_raises_configuration_error(watched: Watched) -> None:
     app = QWorker(
         "second",
         broker=MemoryStore(),
@@ -187,7 +187,7 @@ def test_a_port_that_is_taken_is_told_in_one_sentence(watched: Watched) -> None:
     worker.stop()
 
 
-def test_when_the_worker_has_stopped_nobody_answers(watched: Watched) -> None:
+def test_port_is_closed_when_the_worker_stops(watched: Watched) -> None:
     watched.worker.stop()
     watched.worker.stop()
     with pytest.raises(ConnectionRefusedError):

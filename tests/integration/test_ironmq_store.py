@@ -1,4 +1,4 @@
-"""IronMQ, as our stand-in plays it, for one process. (tests/acceptance/test_ironmq.py has workers.)"""
+"""The IronMQ broker with a fake server, in one process. (tests/acceptance/test_ironmq.py has workers.)"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Open = Callable[..., HeldBroker]
 MESSAGES = {"messages": [{"body": "a"}, {"body": "b", "delay": 9}]}
 
 
-class Time:
+class ServerClock:
     """The clock of the server."""
 
     ahead = 0.0
@@ -49,12 +49,12 @@ class Time:
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
+def clock() -> ServerClock:
+    return ServerClock()
 
 
 @pytest.fixture
-def server(clock: Time) -> Iterator[IronMQ]:
+def server(clock: ServerClock) -> Iterator[IronMQ]:
     with closing(IronMQ(clock=clock)) as server:
         yield server
 
@@ -77,8 +77,10 @@ def open_(server: IronMQ) -> Iterator[Open]:
         store.close()
 
 
-def told(server: IronMQ, method: str, path: str, given: Any = None, token: str = TOKEN) -> tuple[int, Any]:
-    """What the server answers to anybody."""
+def raw_request(
+    server: IronMQ, method: str, path: str, given: Any = None, token: str = TOKEN
+) -> tuple[int, Any]:
+    """Send a request to the server; return status and reply."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5.0)) as connection:
         headers = {"Authorization": f"OAuth {token}"}
         connection.request(method, f"/3/projects/project/queues{path}", json.dumps(given or {}), headers)
@@ -86,51 +88,55 @@ def told(server: IronMQ, method: str, path: str, given: Any = None, token: str =
         return answer.status, json.loads(answer.read())
 
 
-# -- the stand-in keeps IronMQ's rules --
+# -- the fake server --
 
 
-def test_the_stand_in_refuses_what_ironmq_refuses(server: IronMQ, clock: Time) -> None:
-    assert told(server, "GET", "", token="wrong")[0] == 401
-    assert told(server, "POST", "/q/reservations") == (404, {"msg": "Queue not found"})
-    status, made = told(
+def test_fake_server_refuses_what_ironmq_refuses(server: IronMQ, clock: ServerClock) -> None:
+    assert raw_request(server, "GET", "", token="wrong")[0] == 401
+    assert raw_request(server, "POST", "/q/reservations") == (404, {"msg": "Queue not found"})
+    status, made = raw_request(
         server, "POST", "/q/messages", {"messages": [{"body": "a"}, {"body": "b", "delay": 9}]}
     )
     assert (status, len(made["ids"])) == (201, 2)
     for wrong in ({"n": 101}, {"n": 0}, {"wait": 31}, {"timeout": 29}, {"timeout": 86_401}):
-        assert told(server, "POST", "/q/reservations", wrong)[0] == 400, wrong
-    assert told(server, "POST", "/q/messages", {"messages": [{"body": "a", "delay": 604_801}]})[0] == 400
-    _, answer = told(server, "POST", "/q/reservations", {"n": 100})
+        assert raw_request(server, "POST", "/q/reservations", wrong)[0] == 400, wrong
+    assert (
+        raw_request(server, "POST", "/q/messages", {"messages": [{"body": "a", "delay": 604_801}]})[0] == 400
+    )
+    _, answer = raw_request(server, "POST", "/q/reservations", {"n": 100})
     (one,) = answer["messages"]
     assert (one["id"], one["reserved_count"]) == (made["ids"][0], 1)
     path = f"/q/messages/{one['id']}"
-    assert told(server, "DELETE", path)[0] == 403
-    _, touched = told(server, "POST", f"{path}/touch", {"reservation_id": one["reservation_id"]})
+    assert raw_request(server, "DELETE", path)[0] == 403
+    _, touched = raw_request(server, "POST", f"{path}/touch", {"reservation_id": one["reservation_id"]})
     assert touched["reservation_id"] != one["reservation_id"]
-    assert told(server, "DELETE", path, {"reservation_id": one["reservation_id"]})[0] == 403
+    assert raw_request(server, "DELETE", path, {"reservation_id": one["reservation_id"]})[0] == 403
     clock.ahead = 100.0
-    assert told(server, "DELETE", path, {"reservation_id": touched["reservation_id"]})[1] == {
+    assert raw_request(server, "DELETE", path, {"reservation_id": touched["reservation_id"]})[1] == {
         "msg": "Reservation timed out"
     }
-    _, answer = told(server, "POST", "/q/reservations", {"n": 2})
+    _, answer = raw_request(server, "POST", "/q/reservations", {"n": 2})
     assert [message["reserved_count"] for message in answer["messages"]] in ([3, 1], [1, 3])
-    assert told(server, "DELETE", "/q/messages", {"ids": [{"id": "1"}] * 101})[0] == 400
-    assert told(server, "GET", "/q")[1]["queue"]["size"] == 2
+    assert raw_request(server, "DELETE", "/q/messages", {"ids": [{"id": "1"}] * 101})[0] == 400
+    assert raw_request(server, "GET", "/q")[1]["queue"]["size"] == 2
 
 
-def test_the_stand_in_moves_what_was_reserved_too_often(server: IronMQ) -> None:
-    told(server, "PUT", "/q", {"queue": {"dead_letter": {"queue_name": "dead", "max_reservations": 1}}})
-    told(server, "POST", "/q/messages", {"messages": [{"body": "a"}]})
-    assert len(told(server, "POST", "/q/reservations")[1]["messages"]) == 1
+def test_fake_server_moves_messages_reserved_too_often(server: IronMQ) -> None:
+    raw_request(
+        server, "PUT", "/q", {"queue": {"dead_letter": {"queue_name": "dead", "max_reservations": 1}}}
+    )
+    raw_request(server, "POST", "/q/messages", {"messages": [{"body": "a"}]})
+    assert len(raw_request(server, "POST", "/q/reservations")[1]["messages"]) == 1
     server.expire()
-    assert told(server, "POST", "/q/reservations")[1] == {"messages": []}
-    (moved,) = told(server, "POST", "/dead/reservations")[1]["messages"]
+    assert raw_request(server, "POST", "/q/reservations")[1] == {"messages": []}
+    (moved,) = raw_request(server, "POST", "/dead/reservations")[1]["messages"]
     assert moved["reserved_count"] == 2
 
 
 # -- messages --
 
 
-def test_anybody_may_send_anything(open_: Open, server: IronMQ) -> None:
+def test_foreign_messages_are_received(open_: Open, server: IronMQ) -> None:
     store = open_()
     own = store.consumer.register("w", ["q/ü"], 1)
     bodies = [
@@ -140,15 +146,15 @@ def test_anybody_may_send_anything(open_: Open, server: IronMQ) -> None:
         '{"properties": 5}',
         '{"body": "?", "properties": {"body_encoding": "base64"}}',
     ]
-    told(server, "POST", "/q%2F%C3%BC/messages", {"messages": [{"body": body} for body in bodies]})
+    raw_request(server, "POST", "/q%2F%C3%BC/messages", {"messages": [{"body": body} for body in bodies]})
     found = receive(store, len(bodies), "q/ü")
     assert sorted(message.body.decode() for message in found) == sorted(bodies)
     store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
     assert sorted(letter.body.decode() for letter in store.admin.dead()) == sorted(bodies)
 
 
-def test_what_is_due_later_is_given_back_until_then(open_: Open, server: IronMQ, clock: Time) -> None:
-    """IronMQ keeps it for a week at most, and is not sent it anew."""
+def test_delayed_message_is_released_until_it_is_due(open_: Open, server: IronMQ, clock: ServerClock) -> None:
+    """IronMQ delays it by a week at most; it is not republished."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     now = SYSTEM_CLOCK.now()
@@ -158,7 +164,7 @@ def test_what_is_due_later_is_given_back_until_then(open_: Open, server: IronMQ,
     posts, week = server.calls["POST messages"], 7 * 86_400.0
     clock.ahead = week + 1.0
     server.expire()
-    for _ in range(3):  # it comes, and goes back
+    for _ in range(3):  # it is delivered and released
         assert store.consumer.lease(["q"], 10).messages == []
         store.consumer.wait(1.0)
     assert store.consumer._holdings.everything() == []
@@ -166,7 +172,7 @@ def test_what_is_due_later_is_given_back_until_then(open_: Open, server: IronMQ,
     assert server.calls["POST messages one"] >= 1
 
 
-def test_a_release_may_be_for_later(open_: Open, server: IronMQ, clock: Time) -> None:
+def test_release_with_due_time_delays_the_message(open_: Open, server: IronMQ, clock: ServerClock) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
@@ -177,10 +183,10 @@ def test_a_release_may_be_for_later(open_: Open, server: IronMQ, clock: Time) ->
     clock.ahead = 601.0
     (again,) = receive(store, 1, "q")
     assert (again.tag, again.redelivered, again.due) == (message.tag, True, None)
-    assert server.calls["POST messages"] == posts, "it was not sent anew"
+    assert server.calls["POST messages"] == posts, "it was not republished"
 
 
-def test_a_touch_replaces_the_reservation(open_: Open, server: IronMQ) -> None:
+def test_touch_replaces_the_reservation(open_: Open, server: IronMQ) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q"), envelope("b", "q")])
@@ -197,7 +203,7 @@ def test_a_touch_replaces_the_reservation(open_: Open, server: IronMQ) -> None:
     assert ids(receive(store, 1, "q")) == ids([second])
 
 
-def test_what_others_have_is_ours_no_more(open_: Open, server: IronMQ) -> None:
+def test_expired_reservation_cannot_settle(open_: Open, server: IronMQ) -> None:
     slow, quick = open_(), open_()
     own, theirs = slow.consumer.register("slow", ["q"], 1), quick.consumer.register("quick", ["q"], 1)
     slow.sender.push([envelope("a", "q"), envelope("b", "q")])
@@ -214,7 +220,7 @@ def test_what_others_have_is_ours_no_more(open_: Open, server: IronMQ) -> None:
     assert slow.consumer.settle(own, [Ack(lost.tag)]) == {lost.tag}
 
 
-def test_calls_are_few(open_: Open, server: IronMQ) -> None:
+def test_number_of_calls_per_message(open_: Open, server: IronMQ) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     server.calls.clear()
@@ -229,8 +235,8 @@ def test_calls_are_few(open_: Open, server: IronMQ) -> None:
 # -- faults --
 
 
-def test_a_request_is_one_write() -> None:
-    """The server has all of it by its first read."""
+def test_request_is_one_write() -> None:
+    """The server gets all of it with its first read."""
     listening = socket.create_server(("127.0.0.1", 0))
     got: list[bytes] = []
 
@@ -251,21 +257,21 @@ def test_a_request_is_one_write() -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", "429"])
-def test_a_busy_server_is_asked_again(open_: Open, server: IronMQ, fault: str) -> None:
+def test_busy_server_is_retried(open_: Open, server: IronMQ, fault: str) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     server.fail(fault)
     began = time.monotonic()
     store.sender.push([envelope("a", "q")])
-    assert fault == "503" or time.monotonic() - began >= 1.0, "it said when"
+    assert fault == "503" or time.monotonic() - began >= 1.0, "the reply has a retry time"
     (message,) = receive(store, 1, "q")
     server.fail(fault)
     store.consumer.settle(own, [Ack(message.tag)])
     assert server.size("project", "q") == 0
 
 
-def test_what_was_deleted_before_it_failed_is_not_taken_for_lost(open_: Open, server: IronMQ) -> None:
-    """One of many is not ours any more, so that each is deleted by itself, and not all are at once."""
+def test_messages_deleted_before_a_failure_are_not_reported_lost(open_: Open, server: IronMQ) -> None:
+    """One reservation has expired, so messages are deleted one by one instead of in bulk."""
     store, other = open_(), open_()
     own, theirs = store.consumer.register("w", ["q"], 1), other.consumer.register("x", ["q"], 1)
     store.sender.push([envelope(str(number), "q") for number in range(5)])
@@ -274,7 +280,7 @@ def test_what_was_deleted_before_it_failed_is_not_taken_for_lost(open_: Open, se
     assert [again.tag for again in receive(other, 1, "q")] == [first.tag]
     messages = [first, *receive(store, 4, "q")]
     other.consumer.settle(theirs, [Ack(first.tag)])
-    store.consumer._holdings.leased[first.tag].message.expires = 0.0  # as its server's clock has it
+    store.consumer._holdings.leased[first.tag].message.expires = 0.0  # by the server's clock
     server.fail("drop", method="DELETE", after=3)  # the bulk, and two of the five
     with pytest.raises(BrokerUnavailable):
         store.consumer.settle(own, [Ack(message.tag) for message in messages])
@@ -284,16 +290,16 @@ def test_what_was_deleted_before_it_failed_is_not_taken_for_lost(open_: Open, se
 
 
 @pytest.mark.parametrize("fault", ["half", "drop", "nonsense"])
-def test_an_answer_that_is_none(open_: Open, server: IronMQ, fault: str) -> None:
-    """It is not known what the server did. Nothing is lost, and no secret is told."""
+def test_invalid_reply_raises_broker_unavailable(open_: Open, server: IronMQ, fault: str) -> None:
+    """The effect is unknown. Nothing is lost, and the error does not contain the token."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
     (message,) = receive(store, 1, "q")
     server.fail(fault)
-    with pytest.raises(BrokerUnavailable) as told_us:
+    with pytest.raises(BrokerUnavailable) as caught:
         store.consumer.settle(own, [Ack(message.tag)])
-    assert TOKEN not in str(told_us.value)
+    assert TOKEN not in str(caught.value)
     assert store.consumer.settle(own, [Ack(message.tag)]) == set()
     assert server.size("project", "q") == 0
     server.fail(fault)
@@ -302,7 +308,7 @@ def test_an_answer_that_is_none(open_: Open, server: IronMQ, fault: str) -> None
     store.sender.push([envelope("c", "q")])
 
 
-def test_what_is_too_busy_for_long(open_: Open, server: IronMQ) -> None:
+def test_server_busy_for_too_long_raises_broker_unavailable(open_: Open, server: IronMQ) -> None:
     store = open_()
     store.sender.push([envelope("a", "q")])
     server.fail("503", 10)
@@ -310,7 +316,7 @@ def test_what_is_too_busy_for_long(open_: Open, server: IronMQ) -> None:
         store.sender.push([envelope("b", "q")])
 
 
-def test_a_queue_that_was_deleted(open_: Open, server: IronMQ) -> None:
+def test_deleted_queue_raises_lease_lost(open_: Open, server: IronMQ) -> None:
     store = open_(wait_time_seconds=0)
     store.consumer.register("w", ["q"], 1)
     server.projects.clear()
@@ -327,13 +333,13 @@ def test_a_queue_that_was_deleted(open_: Open, server: IronMQ) -> None:
     assert ids(receive(store, 1, "q")) == ["a"]
 
 
-def test_a_large_message_is_refused(open_: Open) -> None:
+def test_large_message_is_refused(open_: Open) -> None:
     store = open_()
     with pytest.raises(PublishError, match="too large"):
         store.sender.push([envelope("large", "q", body=b"x" * 300_000)])
 
 
-def test_who_is_not_let_in(open_: Open, server: IronMQ) -> None:
+def test_refused_login_raises_configuration_error(open_: Open, server: IronMQ) -> None:
     with pytest.raises(ConfigurationError, match=r"401.*token") as refused:
         open_(server.url(token="s3cret")).consumer.register("w", ["q"], 1)
     assert "s3cret" not in str(refused.value)
@@ -341,8 +347,8 @@ def test_who_is_not_let_in(open_: Open, server: IronMQ) -> None:
         open_(f"{server.url()}/nowhere").consumer.register("w", ["q"], 1)
 
 
-def test_a_server_that_is_away_is_not_taken_for_back(open_: Open, server: IronMQ) -> None:
-    """A poll is under way again, and nobody knows yet what it will find."""
+def test_unavailable_server_raises_until_it_is_back(open_: Open, server: IronMQ) -> None:
+    """A new poll is in progress, but has no reply yet."""
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.consumer.lease(["q"], 1)
@@ -350,22 +356,22 @@ def test_a_server_that_is_away_is_not_taken_for_back(open_: Open, server: IronMQ
     server.close()
     store.consumer._connection.release()
 
-    def look_until_it_fails() -> None:
+    def lease_until_it_fails() -> None:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             store.consumer.lease(["q"], 1)
             store.consumer.wait(0.05)
 
     with pytest.raises(BrokerUnavailable):
-        look_until_it_fails()
+        lease_until_it_fails()
     for _ in range(6):
         with pytest.raises(BrokerUnavailable):
             store.consumer.lease(["q"], 1)
-    with closing(IronMQ(port)), pytest.raises(LeaseLost, match="deleted"):  # which knows no queue
+    with closing(IronMQ(port)), pytest.raises(LeaseLost, match="deleted"):  # it has no queues
         store.consumer.lease(["q"], 1)
 
 
-def test_a_server_that_is_away(open_: Open, server: IronMQ) -> None:
+def test_unavailable_server_raises_broker_unavailable(open_: Open, server: IronMQ) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
@@ -381,10 +387,8 @@ def test_a_server_that_is_away(open_: Open, server: IronMQ) -> None:
         store.sender.push([envelope("b", "q")])
 
 
-def test_what_the_stand_in_had_is_there_when_it_starts_again(
-    open_: Open, tmp_path: Path, clock: Time
-) -> None:
-    """Also what is reserved, under its reservation, and what is due later."""
+def test_fake_server_keeps_its_data_over_a_restart(open_: Open, tmp_path: Path, clock: ServerClock) -> None:
+    """Including reservations and delays."""
     file = tmp_path / "ironmq.jsonl"
     with closing(IronMQ(clock=clock, file=file)) as first:
         store = open_(first.url())
@@ -403,9 +407,9 @@ def test_what_the_stand_in_had_is_there_when_it_starts_again(
         assert again.tag == back.tag
         assert store.consumer.settle(own, [Ack(again.tag)]) == set()
         store.consumer.deregister()
-        assert told(second, "POST", "/q/reservations")[1] == {"messages": []}
+        assert raw_request(second, "POST", "/q/reservations")[1] == {"messages": []}
         clock.ahead = 61.0
-        assert len(told(second, "POST", "/q/reservations")[1]["messages"]) == 1
+        assert len(raw_request(second, "POST", "/q/reservations")[1]["messages"]) == 1
 
 
 # -- TLS --
@@ -418,7 +422,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture
 def secure(certificates: Certificates) -> Iterator[IronMQ]:
-    """One behind TLS, with a certificate for ``localhost``."""
+    """A server with TLS, and a certificate for ``localhost``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificates.server)
     with closing(IronMQ(tls=context)) as server:
@@ -437,12 +441,10 @@ def opened(url: str, use_ssl: Any = None) -> Broker:
     return open_broker(url, conf)
 
 
-@pytest.mark.parametrize("said_in", ["url", "setting"])
-def test_https_with_an_authority_of_ones_own(
-    secure: IronMQ, certificates: Certificates, said_in: str
-) -> None:
+@pytest.mark.parametrize("where", ["url", "setting"])
+def test_https_with_a_custom_authority(secure: IronMQ, certificates: Certificates, where: str) -> None:
     trusted = {"ssl_ca_certs": str(certificates.authority)}
-    if said_in == "url":
+    if where == "url":
         store = opened(https(secure, parameters=f"?{urlencode(trusted)}"))
     else:
         store = opened(https(secure), trusted)
@@ -454,18 +456,18 @@ def test_https_with_an_authority_of_ones_own(
     assert secure.size("project", "q") == 0
 
 
-STRANGE = "its certificate is not signed by a known authority: .* ssl_ca_certs"
+UNKNOWN_AUTHORITY = "its certificate is not signed by a known authority: .* ssl_ca_certs"
 
 
 @pytest.mark.parametrize(
     ("host", "trusted", "said"),
     [
-        ("localhost", "stranger", STRANGE),
-        ("localhost", None, STRANGE),
+        ("localhost", "stranger", UNKNOWN_AUTHORITY),
+        ("localhost", None, UNKNOWN_AUTHORITY),
         ("127.0.0.1", "authority", "its certificate is for another name"),
     ],
 )
-def test_who_is_not_trusted_is_one_clear_line(
+def test_untrusted_certificate_raises_one_line(
     secure: IronMQ, certificates: Certificates, host: str, trusted: str | None, said: str
 ) -> None:
     use_ssl = {"ca_certs": str(getattr(certificates, trusted))} if trusted else None
@@ -478,7 +480,7 @@ def test_who_is_not_trusted_is_one_clear_line(
     assert TOKEN not in str(error.value)
 
 
-def test_tls_where_there_is_none(server: IronMQ) -> None:
+def test_tls_to_a_plain_port_is_reported(server: IronMQ) -> None:
     with (
         closing(opened(https(server))) as store,
         pytest.raises(BrokerUnavailable, match="it does not use TLS on that port"),
@@ -495,7 +497,7 @@ def test_tls_where_there_is_none(server: IronMQ) -> None:
         ("ironmq+http://p:t@h", {"ca_certs": "x"}, "does not use TLS"),
     ],
 )
-def test_wrong_options_of_tls(url: str, use_ssl: Any, said: str) -> None:
+def test_invalid_tls_options_are_refused(url: str, use_ssl: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         opened(url, use_ssl)
 
@@ -516,21 +518,21 @@ def test_wrong_options_of_tls(url: str, use_ssl: Any, said: str) -> None:
         ),
     ],
 )
-def test_an_address(url: str, environment: dict[str, str], base: str) -> None:
+def test_valid_addresses(url: str, environment: dict[str, str], base: str) -> None:
     assert address_of(url, environment) == (base, "p", "t")
 
 
 @pytest.mark.parametrize("url", ["ironmq://", "ironmq://p@h", "ironmq://p:t@h:x", "ironmq://:t@h"])
-def test_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="broker_url"):
         address_of(url, {})
 
 
-def test_settings_of_a_queue_stay(server: IronMQ) -> None:
-    told(server, "PUT", "/q", {"queue": {"message_expiration": 3600}})
+def test_existing_queue_settings_are_kept(server: IronMQ) -> None:
+    raw_request(server, "PUT", "/q", {"queue": {"message_expiration": 3600}})
     client = Client(address_of(server.url(), {}), 1.0)
     IronQueue(client, "q", 30)
-    assert told(server, "GET", "/q")[1]["queue"]["message_expiration"] == 3600
+    assert raw_request(server, "GET", "/q")[1]["queue"]["message_expiration"] == 3600
     client.release()
 
 
@@ -539,8 +541,8 @@ def test_settings_of_a_queue_stay(server: IronMQ) -> None:
     [b"Content-Length: 1400000000", b"Content-Length: many", b"Transfer-Encoding: chunked", b"Server: x"],
     ids=["announced", "no number", "chunked", "until the end"],
 )
-def test_an_answer_that_is_longer_than_any_is_not_read(head: bytes) -> None:
-    """Whoever answers in the server's place would fill the memory."""
+def test_oversized_reply_is_not_read(head: bytes) -> None:
+    """A malicious server could fill the memory."""
     sent = 0
 
     def answer() -> None:

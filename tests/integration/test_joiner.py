@@ -1,4 +1,4 @@
-"""The joiner in a worker that is stepped: what follows the members of a join, and when it fails."""
+"""The joiner in a StepWorker: bodies of joins, and their failures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.support.stores import KeepingStore, read
 pytestmark = pytest.mark.integration
 
 
-class House:
-    """An app on a SQLite file. results: where they are kept; None: beside the messages."""
+class Env:
+    """An app on an SQLite file. results: URL of the result store; None: in the broker."""
 
     def __init__(self, directory: Path, results: str | None = None) -> None:
         self.clock = FakeClock()
@@ -42,10 +42,10 @@ class House:
             clock=self.clock,
             set_as_current=False,
         )
-        self.told: list[Any] = []
+        self.notified: list[Any] = []
         self.ran: list[Any] = []
         self.opened = ""
-        """The join that was opened last."""
+        """The last opened join."""
         task = self.app.task
 
         @task(name="give")
@@ -82,9 +82,9 @@ class House:
         def parent(this: Any, values: list[Any]) -> Any:
             return this.request.parent_id
 
-        @task(name="told", bind=True)
-        def told(this: Any, failed: str) -> None:
-            self.told.append(failed)
+        @task(name="notified", bind=True)
+        def notified(this: Any, failed: str) -> None:
+            self.notified.append(failed)
 
     def join(
         self,
@@ -93,7 +93,7 @@ class House:
         size: int | None = None,
         expires: float | None = None,
     ) -> AsyncResult[Any]:
-        """Open a join and call its members; the result of its body."""
+        """Open a join and call its members; return the result of its body."""
         name, identity = task_id(), task_id()
         self.opened = name
         if isinstance(body, JoinBody):
@@ -110,21 +110,21 @@ class House:
 
 
 @pytest.fixture(params=["with the messages", "elsewhere"])
-def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
+def env(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Env]:
     results = None if request.param == "with the messages" else f"sqlite:///{tmp_path}/results.db"
-    house = House(tmp_path, results)
-    yield house
-    house.app.close()
+    env = Env(tmp_path, results)
+    yield env
+    env.app.close()
 
 
-def test_the_body_is_called_once_with_the_values_in_the_order_of_the_members(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", number) for number in (3, 1, 2)], house.s("gather"))
+def test_body_is_called_once_with_the_values_in_order(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", number) for number in (3, 1, 2)], env.s("gather"))
         worker.run()
         assert result.get(timeout=5) == [3, 1, 2]
-        worker.advance(house.app.conf.worker_lease_seconds + 1)
-    assert house.ran == [[3, 1, 2]]
-    assert house.app.backend.joins.count() == 0
+        worker.advance(env.app.conf.worker_lease_seconds + 1)
+    assert env.ran == [[3, 1, 2]]
+    assert env.app.backend.joins.count() == 0
 
 
 BAD_OPTIONS: dict[str, Any] = {
@@ -133,213 +133,216 @@ BAD_OPTIONS: dict[str, Any] = {
     "root_id": 7, "parent_id": 3, "stamped_headers": 5, "stamps": 3, "argsrepr": 5,
     "replaced_task_nesting": "x", "retry_policy": 5, "group_index": "x", "headers": {"id": 5},
 }  # fmt: skip
-"""What a stranger may have written into the body of a join."""
+"""Invalid options in the body of a join."""
 
 
 @pytest.mark.parametrize("option", BAD_OPTIONS)
-def test_a_body_that_cannot_be_sent_ends_and_its_errbacks_are_called(house: House, option: str) -> None:
-    with StepWorker(house.app) as worker:
-        options = {option: BAD_OPTIONS[option], "link_error": [house.s("told"), house.s("told", expires="x")]}
-        result = house.join([house.s("give", 1), house.s("give", 2)], house.s("gather", **options))
+def test_unsendable_body_fails_and_calls_its_errbacks(env: Env, option: str) -> None:
+    with StepWorker(env.app) as worker:
+        options = {
+            option: BAD_OPTIONS[option],
+            "link_error": [env.s("notified"), env.s("notified", expires="x")],
+        }
+        result = env.join([env.s("give", 1), env.s("give", 2)], env.s("gather", **options))
         worker.run()
         with pytest.raises(ChordError):
             result.get(timeout=0)
-    assert house.told == [result.id]
-    assert house.ran == []
-    assert house.app.backend.joins.count() == 0
+    assert env.notified == [result.id]
+    assert env.ran == []
+    assert env.app.backend.joins.count() == 0
 
 
 @pytest.mark.parametrize("options", [{"weird": 1}, {"priority": 255}, {"priority": -3}], ids=str)
 @pytest.mark.parametrize("inner", [False, True])
-def test_what_celery_writes_into_a_body_is_passed_over(
-    house: House, options: dict[str, Any], inner: bool
+def test_options_that_celery_writes_into_a_body_are_ignored(
+    env: Env, options: dict[str, Any], inner: bool
 ) -> None:
-    body: Any = house.s("gather", **options)
+    body: Any = env.s("gather", **options)
     if inner:
-        body = chain(body, house.s("give", **options))
+        body = chain(body, env.s("give", **options))
         body = body.frozen("b").step
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", 1)], body)
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", 1)], body)
         worker.run()
-        assert house.app.AsyncResult("b" if inner else result.id).get(timeout=0) == [1]
+        assert env.app.AsyncResult("b" if inner else result.id).get(timeout=0) == [1]
 
 
 @pytest.mark.parametrize("option", sorted(BAD_OPTIONS.keys() - {"root_id", "group_index"}))
-def test_what_could_not_be_sent_later_is_refused_at_the_call(house: House, option: str) -> None:
-    """Those that are left out are settled anew where a call stands in a workflow."""
+def test_unsendable_parts_are_refused_at_the_call(env: Env, option: str) -> None:
+    """The excluded options are replaced in workflows."""
     bad = {option: BAD_OPTIONS[option]}
-    give, gather = house.s("give", 1), house.s("gather")
+    give, gather = env.s("give", 1), env.s("gather")
     for work in (
-        chord([give], house.s("gather", **bad)),
-        chord([give], chain(gather, house.s("gather", **bad))),
-        chain(give, house.s("give", **bad)),
-        chain(give, chord([house.s("give", **bad)], gather)),
-        graph({"a": give, "b": house.s("named", **bad)}, after={"b": ["a"]}),
-        chord([give], gather.clone(link_error=[house.s("told", **bad)])),
-        chain(give, house.s("give").clone(link=[house.s("give", **bad)])),
+        chord([give], env.s("gather", **bad)),
+        chord([give], chain(gather, env.s("gather", **bad))),
+        chain(give, env.s("give", **bad)),
+        chain(give, chord([env.s("give", **bad)], gather)),
+        graph({"a": give, "b": env.s("named", **bad)}, after={"b": ["a"]}),
+        chord([give], gather.clone(link_error=[env.s("notified", **bad)])),
+        chain(give, env.s("give").clone(link=[env.s("give", **bad)])),
     ):
         with pytest.raises((PublishError, TypeError, ConfigurationError)):
             work.apply_async()
-    assert house.app.backend.joins.count() == 0
-    assert not any(queue.ready for queue in house.app.broker.admin.queues())
+    assert env.app.backend.joins.count() == 0
+    assert not any(queue.ready for queue in env.app.broker.admin.queues())
 
 
-def test_the_only_member_may_give_its_bare_value(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", 7)], JoinBody(house.s("gather"), one=True))
+def test_single_member_can_pass_its_bare_value(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", 7)], JoinBody(env.s("gather"), one=True))
         worker.run()
         assert result.get(timeout=5) == 7
 
 
-def test_members_may_give_their_values_as_keyword_arguments(house: House) -> None:
-    members = [house.s("give", number) for number in range(3)]
-    with StepWorker(house.app) as worker:
-        result = house.join(members, JoinBody(house.s("named"), ["a", None, "c"]))
+def test_values_can_be_passed_as_keyword_arguments(env: Env) -> None:
+    members = [env.s("give", number) for number in range(3)]
+    with StepWorker(env.app) as worker:
+        result = env.join(members, JoinBody(env.s("named"), ["a", None, "c"]))
         worker.run()
         assert result.get(timeout=5) == {"a": 0, "c": 2}
 
 
-def test_a_value_that_is_not_given_need_not_be_there(house: House) -> None:
-    members = [house.s("give", 1), house.s("give", 2, ignore_result=True)]
-    with StepWorker(house.app) as worker:
-        result = house.join(members, JoinBody(house.s("named"), ["a", None]))
+def test_value_that_is_not_passed_may_be_missing(env: Env) -> None:
+    members = [env.s("give", 1), env.s("give", 2, ignore_result=True)]
+    with StepWorker(env.app) as worker:
+        result = env.join(members, JoinBody(env.s("named"), ["a", None]))
         worker.run()
         assert result.get(timeout=5) == {"a": 1}
 
 
-def test_what_always_runs_gets_none_of_a_member_that_failed(house: House) -> None:
-    members = [house.s("give", 1), house.s("fail")]
-    with StepWorker(house.app) as worker:
-        result = house.join(members, JoinBody(house.s("named"), ["a", "b"], always=True))
+def test_always_body_gets_none_for_a_failed_member(env: Env) -> None:
+    members = [env.s("give", 1), env.s("fail")]
+    with StepWorker(env.app) as worker:
+        result = env.join(members, JoinBody(env.s("named"), ["a", "b"], always=True))
         worker.run()
         assert result.get(timeout=5) == {"a": 1, "b": None}
 
 
-def test_what_is_no_chord_fails_along_with_the_error_of_the_member(house: House) -> None:
-    call = house.s("named").set(link_error=[house.s("told")])
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", 1), house.s("fail")], JoinBody(call, ["a", "b"]))
+def test_body_outside_of_a_chord_fails_with_the_members_error(env: Env) -> None:
+    call = env.s("named").set(link_error=[env.s("notified")])
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", 1), env.s("fail")], JoinBody(call, ["a", "b"]))
         worker.run()
         with pytest.raises(ValueError, match=r"^no$"):
             result.get(timeout=5)
         assert result.traceback
-    assert (house.ran, house.told) == ([], [])
+    assert (env.ran, env.notified) == ([], [])
 
 
 @pytest.mark.parametrize(
     "values", [None, "two", 1, [1], ["a"], ["a", "b", "c"], {"a": 1}, ["not a name", "a"], ["self", "app"]]
 )
-def test_values_that_do_not_fit_end_the_join(house: House, values: Any) -> None:
-    with StepWorker(house.app) as worker:
-        call = dict(house.s("nothing"))
+def test_invalid_values_end_the_join(env: Env, values: Any) -> None:
+    with StepWorker(env.app) as worker:
+        call = dict(env.s("nothing"))
         body = json.dumps({"call": call, "values": values}).encode()
-        house.join([house.s("give", 1), house.s("give", 2)], body)
+        env.join([env.s("give", 1), env.s("give", 2)], body)
         worker.run()
-        assert house.app.backend.joins.count() == 0
-        assert house.join([house.s("give", 1)], house.s("gather")).id
+        assert env.app.backend.joins.count() == 0
+        assert env.join([env.s("give", 1)], env.s("gather")).id
         worker.run()
-    assert house.ran == [[1]]
+    assert env.ran == [[1]]
 
 
 @pytest.mark.parametrize("how", ["fail", "reject", "revoked", "expired", "unknown"])
-def test_a_member_that_does_not_succeed_fails_the_body_which_is_told_once(house: House, how: str) -> None:
-    bad = house.s(how) if how in ("fail", "reject") else house.s("give", 1, task_id="bad")
+def test_unsuccessful_member_fails_the_body_and_errback_runs_once(env: Env, how: str) -> None:
+    bad = env.s(how) if how in ("fail", "reject") else env.s("give", 1, task_id="bad")
     if how == "expired":
         bad.set(expires=0.5)
     if how == "unknown":
-        house.app.conf.task_unknown_delays = ()
-        bad = house.s("nobody.knows")
-    body = house.s("gather").set(link_error=[house.s("told")])
-    result = house.join([house.s("give", 1), bad], body)
+        env.app.conf.task_unknown_delays = ()
+        bad = env.s("nobody.knows")
+    body = env.s("gather").set(link_error=[env.s("notified")])
+    result = env.join([env.s("give", 1), bad], body)
     if how == "revoked":
-        house.app.control.revoke("bad")
+        env.app.control.revoke("bad")
     if how == "expired":
-        house.clock.advance(1)
-    with StepWorker(house.app) as worker:
+        env.clock.advance(1)
+    with StepWorker(env.app) as worker:
         worker.run()
         with pytest.raises(ChordError, match=r"^Dependency .* raised "):
             result.get(timeout=5)
-        worker.advance(house.app.conf.worker_lease_seconds + 1)
-    assert (house.ran, house.told) == ([], [result.id])
-    assert house.app.backend.joins.count() == 0
+        worker.advance(env.app.conf.worker_lease_seconds + 1)
+    assert (env.ran, env.notified) == ([], [result.id])
+    assert env.app.backend.joins.count() == 0
 
 
-def test_a_body_that_fails_is_a_failed_part_of_its_own_join(house: House) -> None:
+def test_failed_body_is_a_failed_part_of_its_outer_join(env: Env) -> None:
     outer = task_id()
-    last = house.s("gather").set(task_id=task_id())
-    house.app.backend.joins.open([Join(outer, 1, json.dumps(last).encode())])
-    inner = house.s("gather").set(headers={JOINS: [[outer, 0]]})
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("fail")], inner)
+    last = env.s("gather").set(task_id=task_id())
+    env.app.backend.joins.open([Join(outer, 1, json.dumps(last).encode())])
+    inner = env.s("gather").set(headers={JOINS: [[outer, 0]]})
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("fail")], inner)
         worker.run()
-        assert result.state == house.app.AsyncResult(last.id or "").state == "FAILURE"
-    assert (house.ran, house.app.backend.joins.count()) == ([], 0)
+        assert result.state == env.app.AsyncResult(last.id or "").state == "FAILURE"
+    assert (env.ran, env.app.backend.joins.count()) == ([], 0)
 
 
-def test_the_rest_of_a_chain_fails_along_and_the_join_hears_of_its_last(house: House) -> None:
-    join, body = task_id(), house.s("gather").set(task_id=task_id())
-    house.app.backend.joins.open([Join(join, 1, json.dumps(body).encode())])
-    second = house.s("give").set(task_id="second")
-    last = house.s("give").set(task_id="last", headers={JOINS: [[join, 0]]})
-    house.s("fail").apply_async(chain=[dict(last), dict(second)])
-    with StepWorker(house.app) as worker:
+def test_failed_chain_in_a_header_fails_the_join(env: Env) -> None:
+    join, body = task_id(), env.s("gather").set(task_id=task_id())
+    env.app.backend.joins.open([Join(join, 1, json.dumps(body).encode())])
+    second = env.s("give").set(task_id="second")
+    last = env.s("give").set(task_id="last", headers={JOINS: [[join, 0]]})
+    env.s("fail").apply_async(chain=[dict(last), dict(second)])
+    with StepWorker(env.app) as worker:
         worker.run()
         for name in ("second", "last"):
             with pytest.raises(ValueError, match=r"^no$"):
-                house.app.AsyncResult(name).get(timeout=5)
-        assert house.app.AsyncResult(body.id or "").state == "FAILURE"
-    assert (house.ran, house.app.backend.joins.count()) == ([], 0)
+                env.app.AsyncResult(name).get(timeout=5)
+        assert env.app.AsyncResult(body.id or "").state == "FAILURE"
+    assert (env.ran, env.app.backend.joins.count()) == ([], 0)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"[]", b"7", b"{}", b"[" * 20_000, b'{"task": 7}', b'{"call": 7, "values": "one"}']
 )
-def test_a_damaged_body_ends_with_its_join_and_not_with_the_worker(
-    house: House, body: bytes, caplog: pytest.LogCaptureFixture
+def test_damaged_body_ends_its_join_and_not_the_worker(
+    env: Env, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with StepWorker(house.app) as worker:
-        house.join([house.s("give", 1)], body)
+    with StepWorker(env.app) as worker:
+        env.join([env.s("give", 1)], body)
         worker.run()
         assert "join-failed" in logged(caplog)
-        assert house.app.backend.joins.count() == 0
-        assert house.join([house.s("give", 1)], house.s("gather")).id
+        assert env.app.backend.joins.count() == 0
+        assert env.join([env.s("give", 1)], env.s("gather")).id
         worker.run()
-    assert house.ran == [[1]]
+    assert env.ran == [[1]]
 
 
-def test_a_body_that_does_not_take_the_values_fails(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", 1)], house.s("nothing"))
+def test_body_that_does_not_accept_the_values_fails(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", 1)], env.s("nothing"))
         worker.run()
         with pytest.raises(ChordError, match="takes 0 positional arguments but 1 was given"):
             result.get(timeout=5)
-    assert house.ran == []
+    assert env.ran == []
 
 
-def test_values_that_are_gone_fail_the_body(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        result = house.join([house.s("give", 1, task_id="first")], house.s("gather"), size=2)
+def test_missing_values_fail_the_body(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        result = env.join([env.s("give", 1, task_id="first")], env.s("gather"), size=2)
         worker.run()
-        house.app.backend.forget("first")
-        house.s("give", 2).set(headers={JOINS: [[house.opened, 1]]}).apply_async()
+        env.app.backend.forget("first")
+        env.s("give", 2).set(headers={JOINS: [[env.opened, 1]]}).apply_async()
         worker.run()
         with pytest.raises(ChordError, match="the result of member first is missing"):
             result.get(timeout=5)
 
 
-def test_the_parent_of_a_body_is_a_member(house: House) -> None:
-    """As in Celery."""
-    with StepWorker(house.app) as worker:
-        members = [house.s("give", 1, task_id="first"), house.s("give", 2, task_id="last")]
-        result = house.join(members, house.s("parent"))
+def test_parent_of_a_body_is_a_member(env: Env) -> None:
+    """Like in Celery."""
+    with StepWorker(env.app) as worker:
+        members = [env.s("give", 1, task_id="first"), env.s("give", 2, task_id="last")]
+        result = env.join(members, env.s("parent"))
         worker.run()
         assert result.get(timeout=5) == "last"
 
 
-def test_what_is_overdue_fails(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        until = house.clock.now() + 100
-        result = house.join([house.s("give", 1)], house.s("gather"), size=2, expires=until)
+def test_overdue_body_fails(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        until = env.clock.now() + 100
+        result = env.join([env.s("give", 1)], env.s("gather"), size=2, expires=until)
         worker.advance(50)
         assert result.state == "PENDING"
         worker.advance(51)
@@ -347,29 +350,29 @@ def test_what_is_overdue_fails(house: House) -> None:
             result.get(timeout=5)
 
 
-def test_an_overdue_body_is_not_retried_with_the_members_that_had_ended(house: House) -> None:
-    """Not all are known, so the values would be too few."""
-    with StepWorker(house.app) as worker:
-        house.join([house.s("give", 1)], house.s("gather"), size=2, expires=house.clock.now() + 100)
+def test_overdue_body_cannot_be_retried_with_values(env: Env) -> None:
+    """Not all members are known, so there would be too few values."""
+    with StepWorker(env.app) as worker:
+        env.join([env.s("give", 1)], env.s("gather"), size=2, expires=env.clock.now() + 100)
         worker.advance(101)
-        (failed,) = house.app.failed.list()
+        (failed,) = env.app.failed.list()
         with pytest.raises(ChordError, match="whose members are not known any more"):
-            house.app.failed.retry([failed.tag])
-    assert house.ran == []
+            env.app.failed.retry([failed.tag])
+    assert env.ran == []
 
 
-def test_a_group_fails_with_the_error_of_the_member_unless_that_is_very_long(house: House) -> None:
+def test_group_body_fails_with_the_members_error_unless_very_long(env: Env) -> None:
     """Each of its messages carries the error."""
-    with StepWorker(house.app) as worker:
+    with StepWorker(env.app) as worker:
         for words, error in ((1, ValueError), (7, ChordError)):
-            body = group([house.s("give"), house.s("give")], app=house.app)
-            result = chord([house.s("shout", words)], body, app=house.app).delay()
+            body = group([env.s("give"), env.s("give")], app=env.app)
+            result = chord([env.s("shout", words)], body, app=env.app).delay()
             worker.run()
             assert [type(each) for each in result.get(timeout=5, propagate=False)] == [error, error]
 
 
 class Faulty(Joins):
-    """Joins of which one is finished, in a store that says *error* at first."""
+    """A store with one complete join, which raises *error* at first."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -408,52 +411,50 @@ class Faulty(Joins):
         return 1
 
 
-def test_the_store_is_asked_only_when_the_broker_has_seen_a_join(tmp_path: Path) -> None:
-    joins, house = Faulty(), House(tmp_path)
+def test_joins_are_claimed_only_if_the_broker_reports_some(tmp_path: Path) -> None:
+    joins, env = Faulty(), Env(tmp_path)
     seen, opened = [False, True], []
 
     def open_joins() -> Joins:
         opened.append(joins)
         return joins
 
-    joiner = Joiner(house.app, lambda name, error: None, open_joins, lambda now: seen.pop(0))
+    joiner = Joiner(env.app, lambda name, error: None, open_joins, lambda now: seen.pop(0))
     joiner.step(0.0)
     assert (joins.claims, opened) == (0, [])
     joiner.step(0.0)
     assert [join.id for join in joins.finished] == ["join"]
-    house.app.close()
+    env.app.close()
 
 
-def test_a_store_that_is_the_brokers_is_not_opened_at_the_start(
+def test_result_store_of_the_broker_is_not_opened_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(tmp_path)
-    assert house.app.results_with_broker
+    env = Env(tmp_path)
+    assert env.app.results_with_broker
 
     def refuse(store: object) -> Joins:
-        raise AssertionError("the joins were asked for")
+        raise AssertionError("the joins were accessed")
 
-    monkeypatch.setattr(type(house.app.backend), "joins", property(refuse))
-    assert StepWorker(house.app).parts.joiner is not None
-    house.app.close()
+    monkeypatch.setattr(type(env.app.backend), "joins", property(refuse))
+    assert StepWorker(env.app).parts.joiner is not None
+    env.app.close()
 
 
 @pytest.mark.parametrize("error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights")])
-def test_a_store_that_says_no_is_asked_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
-) -> None:
-    joins, house = Faulty(error), House(tmp_path)
-    joiner = Joiner(house.app, lambda name, error: None, lambda: joins)
+def test_failing_store_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    joins, env = Faulty(error), Env(tmp_path)
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
     assert joiner.step(0.0) == RETRY_SECONDS
     assert logged(caplog) == ["joins-wait"]
     joins.error = None
     assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
     assert [join.id for join in joins.finished] == ["join"]
-    house.app.close()
+    env.app.close()
 
 
-class Away(MemoryBackend):
-    """away: while True, nothing can be read."""
+class UnavailableBackend(MemoryBackend):
+    """away: while True, reading raises BackendError."""
 
     away = False
 
@@ -471,10 +472,10 @@ class Away(MemoryBackend):
 
 
 @pytest.mark.parametrize("key", [None, ["k" * 32]], ids=["", "signed"])
-def test_a_join_waits_for_a_store_that_is_away_while_it_is_read(key: list[str] | None) -> None:
-    """Without a key the values are read; with one, who was added to the join is read before."""
+def test_join_waits_if_the_store_becomes_unavailable(key: list[str] | None) -> None:
+    """Without a key the values are read; with a key, first the added members."""
     plain = QWorker("joins", broker=KeepingStore(), set_as_current=False, security_key=key)
-    backend = Away("cache+memory://", plain.conf, FakeClock())
+    backend = UnavailableBackend("cache+memory://", plain.conf, FakeClock())
     app = QWorker("joins", broker=KeepingStore(), backend=backend, set_as_current=False, security_key=key)
     call = Signature("gather", options={"task_id": "body"}, app=app)
     body = bodies.written(app, PlannedJoin("join", ("a",), JoinBody(call)))

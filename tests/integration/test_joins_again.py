@@ -1,4 +1,4 @@
-"""What a worker that died leaves to another: what opens, records or finishes a join a second time changes
+"""Steps that are repeated after the death of a worker: opening, recording or finishing a join twice changes
 nothing."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.integration
 TABLES = ("task", "group", "keyvalue", "join", "part")
 
 
-class House:
-    """An app. ran: the arguments with which the bodies ran."""
+class Env:
+    """An app. ran: the arguments of the bodies that ran."""
 
     def __init__(self, app: QWorker) -> None:
         self.app = app
         self.ran: list[Any] = []
-        self.told: list[str] = []
+        self.notified: list[str] = []
 
         @app.task(name="give")
         def give(value: Any) -> Any:
@@ -43,22 +43,22 @@ class House:
             self.ran.append(values)
             return values
 
-        @app.task(name="told", bind=True)
-        def told(this: Any, failed: str) -> None:
-            self.told.append(failed)
+        @app.task(name="notified", bind=True)
+        def notified(this: Any, failed: str) -> None:
+            self.notified.append(failed)
 
     def s(self, name: str, *args: Any) -> Any:
         return self.app.tasks[name].s(*args)
 
 
-def made(directory: Path, kind: str) -> House:
+def made(directory: Path, kind: str) -> Env:
     options: dict[str, Any] = {"broker": f"sqlite:///{directory}/queue.db", "clock": FakeClock()}
-    if kind == "apart":
+    if kind == "separate":
         options["backend"] = f"sqlite:///{directory}/results.db"
     elif kind in ("postgresql", "mysql"):
         tables = {name: f"{name}_{directory.name}" for name in TABLES}
         options.update(backend=f"db+{require(kind)}", database_table_names=tables)
-    elif kind != "together":
+    elif kind != "same":
         server = {"global_keyprefix": prefix_of(directory)}
         options = {
             "broker": require("redis"),
@@ -67,35 +67,35 @@ def made(directory: Path, kind: str) -> House:
             "result_backend_transport_options": server,
             "canvas_format": kind.partition(" ")[2],
         }
-        if kind == "redis apart":
+        if kind == "redis separate":
             options.update(broker=f"sqlite:///{directory}/queue.db", canvas_format="celery")
-    return House(QWorker("again", set_as_current=False, **options))
+    return Env(QWorker("again", set_as_current=False, **options))
 
 
-@pytest.fixture(params=["together", "apart", "redis celery", "redis shared", "redis apart"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    house = made(tmp_path, request.param)
-    yield house
-    house.app.close()
+@pytest.fixture(params=["same", "separate", "redis celery", "redis shared", "redis separate"])
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    env = made(tmp_path, request.param)
+    yield env
+    env.app.close()
 
 
 FLOWS: dict[str, tuple[Any, list[Any]]] = {
     "chain, chord": (
-        lambda house: chain(house.s("give", 1), group(house.s("give") for _ in range(3)), house.s("gather")),
+        lambda env: chain(env.s("give", 1), group(env.s("give") for _ in range(3)), env.s("gather")),
         [[1, 1, 1]],
     ),
     "chord of chords": (
-        lambda house: chord(
-            [chord([house.s("give", n), house.s("give", 7)], house.s("gather")) for n in range(2)],
-            house.s("gather"),
-            app=house.app,
+        lambda env: chord(
+            [chord([env.s("give", n), env.s("give", 7)], env.s("gather")) for n in range(2)],
+            env.s("gather"),
+            app=env.app,
         ),
         [[0, 7], [1, 7], [[0, 7], [1, 7]]],
     ),
     "chord whose body is one": (
-        lambda house: chord(
-            [house.s("give", 1), house.s("give", 2)],
-            chord([house.s("give"), house.s("give")], house.s("gather")),
+        lambda env: chord(
+            [env.s("give", 1), env.s("give", 2)],
+            chord([env.s("give"), env.s("give")], env.s("gather")),
         ),
         [[[1, 2], [1, 2]]],
     ),
@@ -104,110 +104,110 @@ FLOWS: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.mark.parametrize("name", FLOWS)
 @pytest.mark.parametrize("again", ["before", "after"])
-def test_a_workflow_that_is_begun_again_runs_each_body_once(house: House, name: str, again: str) -> None:
-    """As by a task that is delivered again once it has sent what follows it."""
+def test_workflow_started_again_runs_each_body_once(env: Env, name: str, again: str) -> None:
+    """Like by a redelivered task that has already sent its successors."""
     make, expected = FLOWS[name]
-    work = make(house)
+    work = make(env)
     work.freeze()
-    with StepWorker(house.app) as worker:
-        made = planned(house.app, work, run="")
-        result = start(house.app, made)
+    with StepWorker(env.app) as worker:
+        made = planned(env.app, work, run="")
+        result = start(env.app, made)
         if again == "after":
             worker.run()
-            assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
-        start(house.app, planned(house.app, work, run=""))
+            assert sorted(map(repr, env.ran)) == sorted(map(repr, expected))
+        start(env.app, planned(env.app, work, run=""))
         worker.run()
-    assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
+    assert sorted(map(repr, env.ran)) == sorted(map(repr, expected))
     assert result.get(timeout=5) == expected[-1]
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_frozen_workflow_that_is_called_again_runs_again(house: House, name: str) -> None:
+def test_frozen_workflow_called_again_runs_again(env: Env, name: str) -> None:
     make, expected = FLOWS[name]
-    work = make(house)
+    work = make(env)
     work.freeze()
-    with StepWorker(house.app) as worker:
+    with StepWorker(env.app) as worker:
         for _ in range(3):
-            house.ran.clear()
+            env.ran.clear()
             assert work.apply_async().id == work.freeze().id
             worker.run()
-            assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
+            assert sorted(map(repr, env.ran)) == sorted(map(repr, expected))
 
 
 @pytest.mark.parametrize("where", ["member", "step", "last step of a member"])
-def test_a_task_that_nobody_knows_ends_its_workflow(house: House, where: str) -> None:
-    """Its message is a dead letter; what waits for it fails, and its errback is told once."""
-    house.app.conf.task_unknown_delays = ()
-    stranger = Signature("nobody.knows", app=house.app)
-    give, told = house.s("give", 1), house.s("told")
+def test_unknown_task_fails_its_workflow(env: Env, where: str) -> None:
+    """Its message becomes a dead letter; its dependants fail, and the errback runs once."""
+    env.app.conf.task_unknown_delays = ()
+    unknown = Signature("nobody.knows", app=env.app)
+    give, notified = env.s("give", 1), env.s("notified")
     if where == "member":
-        work = chord([give, stranger], house.s("gather").on_error(told))
+        work = chord([give, unknown], env.s("gather").on_error(notified))
     elif where == "step":
-        work = chain(stranger, house.s("give"), group(house.s("give"), house.s("give")), house.s("gather"))
-        work.tasks[0].link_error(told)
+        work = chain(unknown, env.s("give"), group(env.s("give"), env.s("give")), env.s("gather"))
+        work.tasks[0].link_error(notified)
     else:
-        work = chord([give, chain(stranger, house.s("give"))], house.s("gather").on_error(told))
-    with StepWorker(house.app) as worker:
+        work = chord([give, chain(unknown, env.s("give"))], env.s("gather").on_error(notified))
+    with StepWorker(env.app) as worker:
         result = work.apply_async()
         worker.run()
         assert result.state == "FAILURE"
-    assert (house.ran, len(house.told)) == ([], 1)
-    (dead,) = house.app.broker.admin.dead()
+    assert (env.ran, len(env.notified)) == ([], 1)
+    (dead,) = env.app.broker.admin.dead()
     assert "nobody.knows" in dead.reason
-    assert house.app.backend.joins.count() == 0
+    assert env.app.backend.joins.count() == 0
 
 
-def publish(house: House) -> Any:
-    """Do as a joiner that dies when it has published a body in another store."""
-    (join,) = house.app.backend.joins.claim(16, 10.0)
+def publish(env: Env) -> Any:
+    """Act like a joiner that dies after publishing a body in another store."""
+    (join,) = env.app.backend.joins.claim(16, 10.0)
     if join.parts and join.parts[0].value:
-        values = [house.app.backend.joins.read_chord_part(part) for part in join.parts]
+        values = [env.app.backend.joins.read_chord_part(part) for part in join.parts]
     else:
-        values = [house.app.backend.get(part.task_id)["result"] for part in join.parts]  # type: ignore[index]
-    made = body_messages.messages_of(house.app, bodies.read_body(house.app, join)[0], values)
-    assert house.app.backend.joins.claim(16, 10.0) == []
-    house.app.broker.sender.push(made)
+        values = [env.app.backend.get(part.task_id)["result"] for part in join.parts]  # type: ignore[index]
+    made = body_messages.messages_of(env.app, bodies.read_body(env.app, join)[0], values)
+    assert env.app.backend.joins.claim(16, 10.0) == []
+    env.app.broker.sender.push(made)
     return made
 
 
-@pytest.mark.parametrize("kind", ["apart"])
+@pytest.mark.parametrize("kind", ["separate"])
 @pytest.mark.parametrize("body", ["gather", "chain", "group", "chord"])
 @pytest.mark.parametrize("ran", [False, True], ids=["both wait", "one ran"])
-def test_a_body_that_was_published_twice_runs_once(tmp_path: Path, kind: str, body: str, ran: bool) -> None:
-    house = made(tmp_path, kind)
-    follows: Any = house.s("gather")
+def test_body_published_twice_runs_once(tmp_path: Path, kind: str, body: str, ran: bool) -> None:
+    env = made(tmp_path, kind)
+    follows: Any = env.s("gather")
     if body == "chain":
-        follows = chain(house.s("gather"), house.s("gather"))
+        follows = chain(env.s("gather"), env.s("gather"))
     elif body == "group":
-        follows = group(house.s("gather"), house.s("gather"))
+        follows = group(env.s("gather"), env.s("gather"))
     elif body == "chord":
-        follows = chord([house.s("gather"), house.s("give")], house.s("gather"))
-    with StepWorker(house.app) as worker:
+        follows = chord([env.s("gather"), env.s("give")], env.s("gather"))
+    with StepWorker(env.app) as worker:
         parts = worker.parts
-        chord([house.s("give", 1)], follows)()
+        chord([env.s("give", 1)], follows)()
         joiner, parts.joiner = parts.joiner, None  # type: ignore[assignment]
         worker.run()
-        publish(house)
+        publish(env)
         if ran:
             worker.run()
         parts.joiner = joiner
         worker.advance(11)
         worker.run()
     count = {"gather": 1, "chain": 2, "group": 2, "chord": 2}[body]
-    assert len(house.ran) == count
-    assert house.app.backend.joins.count() == 0
-    house.app.close()
+    assert len(env.ran) == count
+    assert env.app.backend.joins.count() == 0
+    env.app.close()
 
 
-def test_the_parent_of_a_body_is_a_member(house: House) -> None:
+def test_parent_of_a_body_is_a_member(env: Env) -> None:
     parents: list[Any] = []
 
-    @house.app.task(name="whose", bind=True)
+    @env.app.task(name="whose", bind=True)
     def whose(this: Any, values: Any) -> None:
         parents.append(this.request.parent_id)
 
-    with StepWorker(house.app) as worker:
-        result = chord([house.s("give", 1), house.s("give", 2)], house.s("whose"), app=house.app)()
+    with StepWorker(env.app) as worker:
+        result = chord([env.s("give", 1), env.s("give", 2)], env.s("whose"), app=env.app)()
         worker.run()
     assert len(parents) == 1
     assert parents[0] in {member.id for member in result.parent.results}

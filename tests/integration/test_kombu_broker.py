@@ -1,4 +1,4 @@
-"""The brokers of kombu that we have no store for, by the example of memory and files."""
+"""Brokers used through kombu, with memory and files as examples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def queue() -> str:
-    """A name of its own: kombu keeps what is in memory for the whole process."""
+    """Return a new name: kombu's memory transport is global to the process."""
     return f"q{uuid.uuid4().hex[:8]}"
 
 
@@ -64,7 +64,7 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
         store.close()
 
 
-def test_messages_come_as_they_were_sent(open_: Open, queue: str) -> None:
+def test_messages_are_delivered_unchanged(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     body = bytes(range(256))
@@ -85,7 +85,7 @@ def test_messages_come_as_they_were_sent(open_: Open, queue: str) -> None:
     assert [info for info in store.admin.queues() if info.queue == queue] == []
 
 
-def test_headers_that_begin_with_x_arrive(open_: Open, queue: str) -> None:
+def test_headers_with_x_prefix_are_delivered(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     given = {"id": "a", "x-tenant": "acme", "x-none": None}
@@ -98,7 +98,7 @@ def test_headers_that_begin_with_x_arrive(open_: Open, queue: str) -> None:
         store.consumer.settle(own, [Release(leased.tag, counted=True)])
 
 
-def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> None:
+def test_lease_respects_the_limit_for_each_queue(open_: Open, queue: str) -> None:
     store = open_()
     store.consumer.register("w", [queue, queue + "r"], 1)
     store.sender.push([envelope(str(number), name) for number in range(10) for name in (queue, queue + "r")])
@@ -107,7 +107,7 @@ def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> Non
     assert Counter(leased.queue for leased in taken[0] + taken[1]) == {queue: 5, queue + "r": 5}
 
 
-def test_a_release_comes_back_with_its_counts(open_: Open, queue: str) -> None:
+def test_released_message_keeps_its_counts(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope("a", queue)])
@@ -122,7 +122,7 @@ def test_a_release_comes_back_with_its_counts(open_: Open, queue: str) -> None:
     assert (leased.deliveries, leased.requeued, leased.redelivered) == (1, 1, True)
 
 
-def test_delays_are_kept_by_the_worker(open_: Open, queue: str, clock: FakeClock) -> None:
+def test_delayed_messages_wait_in_the_worker(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     now = clock.now()
@@ -145,7 +145,7 @@ def test_delays_are_kept_by_the_worker(open_: Open, queue: str, clock: FakeClock
     assert ids(store.consumer.lease([queue], 10).messages) == ["later"]
 
 
-def test_too_many_delays_go_back_to_their_queue(open_: Open, queue: str, clock: FakeClock) -> None:
+def test_messages_over_the_eta_limit_are_requeued(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_(eta_limit=2)
     store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(str(number), queue, due=clock.now() + 60) for number in range(3)])
@@ -159,7 +159,7 @@ def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     store.admin.dead_discard()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(name, queue) for name in "abc"])
-    taken = store.consumer.lease([queue], 3).messages  # files come in no order
+    taken = store.consumer.lease([queue], 3).messages  # files have no order
     for leased in taken:
         clock.advance(1)
         store.consumer.settle(own, [DeadLetter(leased.tag, f"why {ids([leased])[0]}", counted=True)])
@@ -176,7 +176,7 @@ def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     assert store.admin.dead_discard() == 1
 
 
-def test_a_look_at_dead_letters_waits_for_another_that_has_them(open_: Open, queue: str) -> None:
+def test_reading_dead_letters_waits_for_another_reader(open_: Open, queue: str) -> None:
     store = open_()
     store.admin.dead_discard()
     own = store.consumer.register("w", [queue], 1)
@@ -185,31 +185,31 @@ def test_a_look_at_dead_letters_waits_for_another_that_has_them(open_: Open, que
     store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
     with ThreadPoolExecutor(1) as other:
         with store.admin._dead_letters.taken():
-            look = other.submit(store.admin.dead)
+            reading = other.submit(store.admin.dead)
             with pytest.raises(TimeoutError):
-                look.result(0.1)
-        assert [letter.reason for letter in look.result()] == ["why"]
+                reading.result(0.1)
+        assert [letter.reason for letter in reading.result()] == ["why"]
 
 
-def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: Open, queue: str) -> None:
-    """And what was sent by then is not sent again."""
+def test_refused_settlement_leaves_its_batch_consistent(open_: Open, queue: str) -> None:
+    """Messages that were already sent are not sent again."""
     store = open_()
     store.admin.dead_discard()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(name, queue) for name in "abcd"])
-    ran, bad, counted, odd = (leased.tag for leased in store.consumer.lease([queue], 4).messages)
-    batch = [Ack(ran), DeadLetter(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
+    ran, bad, counted, invalid = (leased.tag for leased in store.consumer.lease([queue], 4).messages)
+    batch = [Ack(ran), DeadLetter(bad, "why"), Release(counted, counted=True), Release(invalid, "late")]  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(TypeError):
             store.consumer.settle(own, batch)
     assert store.consumer.settle(own, batch[:2]) == set()
-    assert store.consumer.settle(own, [*batch[2:3], Release(odd), Ack(bad)]) == {bad}
+    assert store.consumer.settle(own, [*batch[2:3], Release(invalid), Ack(bad)]) == {bad}
     assert len(store.admin.dead()) == 1
     again = store.consumer.lease([queue], 4).messages
     assert sorted(leased.deliveries for leased in again) == [0, 1]
 
 
-def test_what_an_epoch_held_goes_back_at_its_end(open_: Open, queue: str) -> None:
+def test_new_generation_releases_messages_of_the_old_one(open_: Open, queue: str) -> None:
     store = open_()
     old = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope("a", queue)])
@@ -225,7 +225,7 @@ def test_what_an_epoch_held_goes_back_at_its_end(open_: Open, queue: str) -> Non
         store.consumer.lease([queue], 1)
 
 
-def test_waiting_ends_by_a_push_or_a_call(open_: Open, queue: str) -> None:
+def test_wait_ends_with_a_push_or_wake(open_: Open, queue: str) -> None:
     store = open_(poll=20.0)
     store.consumer.register("w", [queue], 1)
     started = time.monotonic()
@@ -237,7 +237,7 @@ def test_waiting_ends_by_a_push_or_a_call(open_: Open, queue: str) -> None:
     assert time.monotonic() - started < 10
 
 
-def test_what_it_cannot_do_is_said(open_: Open) -> None:
+def test_missing_capabilities_are_declared(open_: Open) -> None:
     store = open_()
     assert {"fanout", "workers", "eta"} <= store.lacks
     assert (store.presence, store.revocations, store.peeking, store.delayed) == (None,) * 4
@@ -245,7 +245,7 @@ def test_what_it_cannot_do_is_said(open_: Open) -> None:
         QWorker(broker=store, set_as_current=False).control.revoke("a")
 
 
-def test_every_scheme_of_kombus_is_a_broker() -> None:
+def test_every_scheme_of_kombu_is_supported() -> None:
     conf = Settings()
     assert isinstance(open_broker("memory://", conf), HeldBroker)
     assert isinstance(open_broker("sqla+sqlite:///x", conf), HeldBroker)
@@ -253,7 +253,7 @@ def test_every_scheme_of_kombus_is_a_broker() -> None:
         open_broker("amqpx://", conf)
 
 
-def test_a_library_that_is_missing_is_told_before_anything_is_connected_to(
+def test_missing_library_is_reported_before_connecting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     conf = Settings()
@@ -281,7 +281,7 @@ def test_a_library_that_is_missing_is_told_before_anything_is_connected_to(
         ("sqla+nosuch://localhost/broker", "nosuch", r".*URL is invalid.*nosuch"),
     ],
 )
-def test_so_is_one_that_kombu_misses_only_when_it_is_used(
+def test_library_that_kombu_imports_late_is_reported_before_connecting(
     url: str, missing: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
@@ -289,7 +289,7 @@ def test_so_is_one_that_kombu_misses_only_when_it_is_used(
         open_broker(url, Settings())
 
 
-def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
+def test_task_is_published_through_kombu(queue: str) -> None:
     app = QWorker("plain", broker_url="memory://", task_default_queue=queue)
 
     @app.task
@@ -305,15 +305,15 @@ def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
     app.broker.close()
 
 
-def test_depths_tell_what_is_ready(open_: Open, queue: str) -> None:
+def test_depths_report_ready_messages(open_: Open, queue: str) -> None:
     store = open_()
     store.sender.push([envelope("a", queue), envelope("b", queue)])
     assert [(info.queue, info.ready) for info in store.admin.depths([queue])] == [(queue, 2)]
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
-def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str, compression: str) -> None:
-    """kombu opens it otherwise, before its signature is looked at."""
+def test_compressed_body_is_delivered_unchanged(open_: Open, queue: str, compression: str) -> None:
+    """Otherwise kombu would decompress it before its signature is verified."""
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     text = json.dumps({"id": "a", "compression": compression})
@@ -333,7 +333,7 @@ def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str, compr
         if isinstance(transport, str) and scheme not in SCHEMES
     ),
 )
-def test_a_transport_of_kombu_that_cannot_be_used_here_is_said_in_a_sentence(scheme: str) -> None:
-    """Without their libraries some of them end in a NameError, or in errors that are none."""
+def test_unusable_kombu_transport_raises_a_clear_error(scheme: str) -> None:
+    """Without their libraries, some of them raise NameError, or objects that are not exceptions."""
     with suppress(ConfigurationError, BrokerUnavailable):
         open_broker(f"{scheme}://127.0.0.1:1/x", Settings({})).consumer.register("w@test", ["q"], 1)

@@ -1,5 +1,5 @@
-"""Data that looks like markup, in every place where data goes: it comes back as it was, or is refused when it
-is made; nobody finds out later that it cannot be read."""
+"""Data that looks like internal markup, in every place for user data: it is delivered unchanged, or refused
+when it is sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SERIALIZERS = ("json", "yaml", "msgpack", "pickle")
 
 
 class Rig:
-    """An app, and a worker of it that takes a step when it is told to."""
+    """An app with a StepWorker."""
 
     def __init__(self, serializer: str) -> None:
         clock = FakeClock()
@@ -80,7 +80,7 @@ class Rig:
         return result.get(timeout=0)
 
     def noted(self, call: Any, **options: Any) -> tuple[Any, ...]:
-        """What the one call of note() has seen. Raises EncodeError when one before it could not be stored."""
+        """Return what note() got. Raises EncodeError if an earlier result cannot be stored."""
         self.seen.clear()
         result = call.apply_async(**options)
         self.worker.run()
@@ -99,7 +99,7 @@ def _stored(rig: Rig, value: Any) -> Any:
 
 
 def _after(rig: Rig, value: Any) -> Any:
-    """What a task gets of the one before it."""
+    """Return what a task gets from the previous step of a chain."""
     rig.value = value
     return rig.noted(chain(rig.stored.s(1), rig.note.s()))[0][0]
 
@@ -135,7 +135,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
 
 
 def exactly(one: Any, other: Any) -> bool:
-    """Whether both are equal and of the same types: 1 is neither 1.0 nor True. YAML sorts keys."""
+    """Return whether both are equal, with equal types: 1 is neither 1.0 nor True. YAML sorts keys."""
     return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -143,7 +143,7 @@ def check(rig: Rig, place: str, value: Any) -> None:
     try:
         found = PLACES[place](rig, value)
     except EncodeError:
-        assert "__type__" in repr(value) or rig.app.conf.task_serializer != "json", "it is no tag"
+        assert "__type__" in repr(value) or rig.app.conf.task_serializer != "json", "it is not a tag"
         rig.worker.run()
     else:
         assert exactly(found, value)
@@ -152,19 +152,19 @@ def check(rig: Rig, place: str, value: Any) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES)
-def test_it_comes_back_or_is_refused(rig: Rig, place: str, value: Any) -> None:
+def test_random_value_is_unchanged_or_refused(rig: Rig, place: str, value: Any) -> None:
     check(rig, place, value)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_each_kind_of_markup(rig: Rig, place: str) -> None:
+def test_markup_is_unchanged_or_refused(rig: Rig, place: str) -> None:
     for value in MARKUP:
         check(rig, place, value)
 
 
 @given(VALUES)
 @example(TAG)
-def test_in_an_entry_of_a_schedule_store(value: Any) -> None:
+def test_value_in_a_schedule_entry_is_unchanged_or_refused(value: Any) -> None:
     try:
         text = to_json({"args": [value], "kwargs": {"x": value}})
     except InvalidSchedule:
@@ -174,16 +174,16 @@ def test_in_an_entry_of_a_schedule_store(value: Any) -> None:
 
 
 @given(VALUES)
-def test_in_the_arguments_of_a_spool_file(value: Any) -> None:
+def test_value_in_a_spool_file_is_unchanged(value: Any) -> None:
     try:
         pairs = write_arguments((value,), {"x": value})
     except SpoolError:
-        raise AssertionError("plain data is written") from None
+        raise AssertionError("plain data should be accepted") from None
     assert read_arguments({key.decode(): text for key, text in pairs.items()}) == ((value,), {"x": value})
 
 
-def test_what_another_has_stored_is_told_as_damaged() -> None:
-    """Celery stores it, and cannot read it either."""
+def test_undecodable_result_of_celery_raises_damaged_result() -> None:
+    """Celery stores it, but cannot read it either."""
     rig = Rig("json")
     backend = rig.app.backend
     meta = backend.encode(backend.meta("x", "SUCCESS", "hole")).replace(

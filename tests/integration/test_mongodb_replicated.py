@@ -1,4 +1,4 @@
-"""What MongoDB has only as a replica set: change streams that tell an idle worker, and transactions."""
+"""MongoDB as a replica set: change streams that notify idle workers, and transactions."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def server() -> Iterator[str]:
 def place(server: str, tmp_path: Path) -> Iterator[MongoPlace]:
     place = MongoPlace(tmp_path, server)
     yield place
-    if server == require("mongodb"):  # else it ends with its process
+    if server == require("mongodb"):  # otherwise it ends with its process
         place.clear()
 
 
 class Idle:
-    """A consumer that has nothing to do, and another broker of the same place. calls: of the consumer's."""
+    """An idle consumer, and another broker of the same place. calls: the commands of the consumer."""
 
     def __init__(self, url: str) -> None:
         self.calls = Calls()
@@ -54,21 +54,21 @@ class Idle:
         self.settle_down()
 
     def settle_down(self) -> None:
-        """Wait until the server tells of news, and nobody has told of any."""
+        """Wait until the change stream is open, and there are no notifications."""
         consumer = self.broker.consumer
         while self.broker.consumer.lease(["q"], 10).messages:
             pass
         until(lambda: not consumer.wait(0.05) and not self.broker.consumer._looking.is_due)
         self.calls.names.clear()
 
-    def is_told_of(self, news: Callable[[], object]) -> None:
-        """*news* happens while it waits, and it looks for nothing before that."""
-        thread = threading.Thread(target=news)
+    def is_notified_of(self, change: Callable[[], object]) -> None:
+        """Check that *change* notifies the waiting consumer, which does not poll before."""
+        thread = threading.Thread(target=change)
         thread.start()
         assert self.broker.consumer.wait(PATIENCE)
         thread.join()
-        assert self.calls.names.count("find") <= 3, f"more than one look: {self.calls.names}"
-        assert "killCursors" in self.calls.names, "it would hear of all that comes while it is busy"
+        assert self.calls.names.count("find") <= 3, f"more than one poll: {self.calls.names}"
+        assert "killCursors" in self.calls.names, "the stream should be closed while the consumer is busy"
 
     def close(self) -> None:
         self.broker.close()
@@ -82,57 +82,57 @@ def idle(place: MongoPlace) -> Iterator[Idle]:
     idle.close()
 
 
-def test_nothing_is_asked_while_nothing_happens(idle: Idle) -> None:
+def test_idle_consumer_does_not_poll(idle: Idle) -> None:
     assert not idle.broker.consumer.wait(0.6)
     assert set(idle.calls.names) <= {"getMore", "update"}, "update: it renews its lease"
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_idle_consumer_is_told_of_messages(idle: Idle, count: int) -> None:
-    idle.is_told_of(lambda: idle.other.sender.push([message(str(number)) for number in range(count)]))
+def test_idle_consumer_is_notified_of_messages(idle: Idle, count: int) -> None:
+    idle.is_notified_of(lambda: idle.other.sender.push([message(str(number)) for number in range(count)]))
     until(
         lambda: len(idle.broker.consumer.lease(["q"], 10).messages) == count or idle.broker.consumer.wait(1)
     )
 
 
-def test_an_idle_consumer_is_told_of_what_falls_due_later(idle: Idle) -> None:
+def test_idle_consumer_is_notified_of_delayed_messages(idle: Idle) -> None:
     due = time.time() + 300
-    idle.is_told_of(lambda: idle.other.sender.push([message("later", due=due)]))
+    idle.is_notified_of(lambda: idle.other.sender.push([message("later", due=due)]))
     assert idle.broker.consumer.lease(["q"], 10).next_due == due
 
 
-def test_an_idle_consumer_is_told_of_revocations(idle: Idle) -> None:
-    idle.is_told_of(lambda: idle.other.sender.revoke(["id"]))
+def test_idle_consumer_is_notified_of_revocations(idle: Idle) -> None:
+    idle.is_notified_of(lambda: idle.other.sender.revoke(["id"]))
     assert [each.task_id for each in idle.broker.consumer.revoked_since(0)[1]] == ["id"]
 
 
-def test_an_idle_consumer_is_told_of_what_comes_back(idle: Idle) -> None:
+def test_idle_consumer_is_notified_of_releases(idle: Idle) -> None:
     other = idle.other.consumer
     own = other.register("other@test", ["q"], 1)
     idle.other.sender.push([message("a")])
     (leased,) = other.lease(["q"], 1).messages
     idle.settle_down()
-    idle.is_told_of(lambda: other.settle(own, [Release(leased.tag)]))
+    idle.is_notified_of(lambda: other.settle(own, [Release(leased.tag)]))
     assert names(idle.broker.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_other_queues_wake_nobody_for_long(idle: Idle) -> None:
+def test_messages_in_other_queues_do_not_wake_the_consumer(idle: Idle) -> None:
     idle.other.sender.push([message("a", queue="another")])
     assert not idle.broker.consumer.wait(0.3)
     assert idle.calls.names.count("find") == 0
 
 
-def test_a_consumer_that_ends_waits_for_no_stream(idle: Idle) -> None:
+def test_close_does_not_wait_for_the_change_stream(idle: Idle) -> None:
     began = time.monotonic()
     idle.broker.close()
-    assert time.monotonic() - began < 3.0, "a stream's question is kept for longer"
+    assert time.monotonic() - began < 3.0, "a getMore waits longer"
     idle.other.sender.push([message("a")])
     idle.broker.consumer.register("again@test", ["q"], 1)
-    assert idle.broker.consumer.wait(PATIENCE), "it looks for what was there before"
+    assert idle.broker.consumer.wait(PATIENCE), "it polls for earlier messages"
 
 
-def test_a_server_that_becomes_a_replica_set_is_asked_for_streams(tmp_path: Path) -> None:
-    """And when that goes away, nobody waits for a stream that says nothing."""
+def test_change_streams_are_used_when_a_replica_set_starts(tmp_path: Path) -> None:
+    """And polling resumes when the replica set is unavailable."""
     require("mongodb")
     file = ["--file", str(tmp_path / "mongo.db")]
     process, url = start_mongodb(*file)
@@ -176,7 +176,7 @@ def raising(error: Exception) -> Callable[[], object]:
     return act
 
 
-def test_results_and_dead_letters_are_stored_in_the_transaction_of_the_ack(place: MongoPlace) -> None:
+def test_results_and_dead_letters_are_in_the_acks_transaction(place: MongoPlace) -> None:
     calls = Calls()
     store = MongoBroker(place.url, options={"event_listeners": [calls]})
     own = store.consumer.register("w@test", ["q"], 1)
@@ -192,14 +192,14 @@ def test_results_and_dead_letters_are_stored_in_the_transaction_of_the_ack(place
     store.close()
 
 
-def test_few_calls_for_each_task(place: MongoPlace) -> None:
-    """Of batches of 16: a look, a claim, our record; then messages and results in one transaction."""
+def test_number_of_calls_for_each_task(place: MongoPlace) -> None:
+    """Of 16: a query, a claim, the owner's record; then one transaction with messages and results."""
     calls = ["aggregate", "update", "find", "delete", "update", "commitTransaction"]
     assert calls_of_a_batch(place.url) == calls
 
 
-def test_an_ack_that_others_have_meanwhile_is_lost_alone(place: MongoPlace) -> None:
-    """The transaction that acknowledges all at once is undone."""
+def test_ack_of_a_lost_message_does_not_affect_others(place: MongoPlace) -> None:
+    """The transaction for all acks is rolled back."""
     store = MongoBroker(place.url)
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a"), message("b")])
@@ -217,7 +217,7 @@ def test_an_ack_that_others_have_meanwhile_is_lost_alone(place: MongoPlace) -> N
     [("SUCCESS", "FAILURE", True), ("FAILURE", "SUCCESS", False), ("FAILURE", "STARTED", True),
     ("STARTED", "SUCCESS", False)],
 )  # fmt: skip
-def test_a_result_in_the_transaction_of_the_ack_gives_way_as_elsewhere(
+def test_final_result_is_not_overwritten_in_a_transaction(
     place: MongoPlace, there: str, comes: str, stays: bool
 ) -> None:
     store = MongoBroker(place.url)
@@ -231,7 +231,7 @@ def test_a_result_in_the_transaction_of_the_ack_gives_way_as_elsewhere(
     store.close()
 
 
-def test_a_settlement_that_is_cut_short_has_done_nothing(place: MongoPlace) -> None:
+def test_interrupted_settlement_is_rolled_back(place: MongoPlace) -> None:
     store = MongoBroker(place.url)
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a")])
@@ -255,7 +255,7 @@ def test_a_settlement_that_is_cut_short_has_done_nothing(place: MongoPlace) -> N
     store.close()
 
 
-def test_dead_letters_that_are_retried_move_in_one_transaction(place: MongoPlace) -> None:
+def test_dead_letters_are_retried_in_one_transaction(place: MongoPlace) -> None:
     calls = Calls()
     store = MongoBroker(place.url, options={"event_listeners": [calls]})
     own = store.consumer.register("w@test", ["q"], 1)

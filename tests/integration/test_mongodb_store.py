@@ -1,4 +1,4 @@
-"""What is particular to MongoDB: pushes that are cut short, calls per task, errors, and Celery's results."""
+"""The MongoDB broker: interrupted pushes, calls per task, errors, and Celery's results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(place: MongoPlace) -> Iterator[MongoBroker]:
 
 
 def arriving(batch: str, *headers: str) -> list[dict[str, Any]]:
-    """Messages that are stored, and not yet published."""
+    """Return messages that are stored, but not published yet."""
     fields = {"q": "q", "s": 3, "to": 0, "batch": batch, "u": 0, "due": None, "n": 0, "r": False, "p": 0}
     fields |= {"sent": 0.0, "properties": None, "body": b""}
     return [
@@ -54,7 +54,7 @@ def arriving(batch: str, *headers: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_push_that_was_cut_short_is_published_by_its_batch_or_not_at_all(
+def test_interrupted_push_is_published_completely_or_not_at_all(
     store: MongoBroker, place: MongoPlace
 ) -> None:
     place.database.qworker_message.insert_many(arriving("published", "a", "b") + arriving("never", "c", "d"))
@@ -63,21 +63,21 @@ def test_a_push_that_was_cut_short_is_published_by_its_batch_or_not_at_all(
     assert store.consumer.reclaim() == []
     assert names(store.consumer.lease(["q"], 10).messages) == ["a", "b"]
     assert place.database.qworker_batch.count_documents({}) == 0
-    assert store.consumer.sweep("dead", 1e9, 1000) == 2, "what has no batch after an hour"
+    assert store.consumer.sweep("dead", 1e9, 1000) == 2, "messages without a batch after an hour"
 
 
-def test_what_a_dead_generation_took_at_the_last_moment_comes_back(
+def test_messages_leased_by_a_reclaimed_generation_are_released(
     store: MongoBroker, place: MongoPlace
 ) -> None:
-    """Its record was gone, and it died before it could see that."""
+    """Its record was deleted, and it died before noticing."""
     store.sender.push([message("a")])
     place.database.qworker_message.update_many({}, {"$set": {"s": 2, "owner": 12345}})
     store.consumer.reclaim()
     assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_an_idle_consumer_hears_of_what_falls_due_later(store: MongoBroker, place: MongoPlace) -> None:
-    """Though another process publishes it, and none of it is ready."""
+def test_idle_consumer_is_notified_of_delayed_messages(store: MongoBroker, place: MongoPlace) -> None:
+    """Even if another process publishes them, and none is ready."""
     other = MongoBroker(place.url)
     now = time.time()
     for due in (now + 300, now + 200):
@@ -86,7 +86,7 @@ def test_an_idle_consumer_hears_of_what_falls_due_later(store: MongoBroker, plac
         assert store.consumer.wait(PATIENCE)
         assert store.consumer.lease(["q"], 10).next_due == due
     other.sender.push([message("later", due=now + 400)])
-    assert not store.consumer.wait(0.0), "what it waits for comes first"
+    assert not store.consumer.wait(0.0), "an earlier message is already known"
     other.close()
 
 
@@ -102,11 +102,10 @@ def test_an_idle_consumer_hears_of_what_falls_due_later(store: MongoBroker, plac
     ids=["counted", "put-back", "redelivered", "given-up", "ended"],
 )
 @pytest.mark.parametrize("early", [False, True], ids=["ready", "early"])
-def test_what_another_had_meanwhile_is_not_taken_as_it_was(
+def test_message_changed_since_the_query_is_not_claimed(
     store: MongoBroker, place: MongoPlace, ending: Callable[[int], Settlement], early: bool
 ) -> None:
-    """Between the look at it and the claim it was another's, and came back or ended. What nobody had is taken
-    all the same."""
+    """Another consumer leased and settled it after the query. The other message is claimed."""
     other = MongoBroker(place.url)
     own = other.consumer.register("other@test", ["q"], 1)
     until = time.time() + 60
@@ -135,17 +134,17 @@ def test_what_another_had_meanwhile_is_not_taken_as_it_was(
         {"s": LEASED, "owner": {"$exists": True}},
     ],
 )
-def test_what_waits_is_found_by_an_index_of_its_own(
+def test_waiting_messages_are_found_by_an_index(
     store: MongoBroker, place: MongoPlace, where: dict[str, Any]
 ) -> None:
-    """Though no index has all messages, which would have to be written for each change of one."""
+    """Partial indexes are used, because a full index would be written on each change of a message."""
     store.sender.push([message("a")])
     plan = place.database.qworker_message.find({"q": "q", **where}).explain()
-    assert any(word in str(plan) for word in ("IXSCAN", "usableVirtualIndexes")), plan  # mongoeco's word
+    assert any(word in str(plan) for word in ("IXSCAN", "usableVirtualIndexes")), plan  # mongoeco's term
 
 
-def test_a_claim_names_the_documents_that_it_updates(place: MongoPlace) -> None:
-    """So that the server need not look for them, be they as they were at first or not."""
+def test_claim_updates_by_id(place: MongoPlace) -> None:
+    """So that the server need not search for them, whether their counts have changed or not."""
     calls = Calls()
     store = MongoBroker(place.url, options={"event_listeners": [calls]})
     generation = store.consumer.register("w@test", ["q"], 1)
@@ -162,7 +161,7 @@ def test_a_claim_names_the_documents_that_it_updates(place: MongoPlace) -> None:
     store.close()
 
 
-def test_what_another_has_put_off_meanwhile_is_taken_with_its_new_time(store: MongoBroker) -> None:
+def test_message_postponed_since_the_query_has_its_new_time(store: MongoBroker) -> None:
     until = time.time() + 60
     store.sender.push([message("a", due=until - 30)])
 
@@ -174,24 +173,23 @@ def test_what_another_has_put_off_meanwhile_is_taken_with_its_new_time(store: Mo
     assert [each["due"] for each in store._server.run(claim)] == [until + 300]
 
 
-def test_few_calls_for_each_task(place: MongoPlace) -> None:
-    """Of batches of 16, with their results: a look, a claim, our record; then what is ours, the results, and
-    the messages."""
+def test_number_of_calls_for_each_task(place: MongoPlace) -> None:
+    """Of 16 with results: a query, a claim, the owner's record; then a check, results and messages."""
     assert calls_of_a_batch(place.url) == ["aggregate", "update", "find", "find", "update", "delete"]
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
-    """The URL, without a name, of a server that lets in nobody but "me", with the password "right"."""
+    """Return the URL, without a user, of a server that accepts only "me" with the password "right"."""
     require("mongodb")
     process, url = start_mongodb("--user", "me:right")
-    yield f"{url}&authSource=admin&authMechanism=SCRAM-SHA-256"  # the only one that mongoeco gets right
+    yield f"{url}&authSource=admin&authMechanism=SCRAM-SHA-256"  # the only one that mongoeco supports
     process.kill()
     process.wait()
 
 
 @pytest.mark.parametrize("who", ["me:hunter2@", "you:hunter2@"])
-def test_wrong_credentials_are_one_error_without_the_password(guarded: str, who: str) -> None:
+def test_wrong_credentials_raise_an_error_without_the_password(guarded: str, who: str) -> None:
     url = guarded.replace("://", f"://{who}")
     broker = MongoBroker(url)
     with pytest.raises(ConfigurationError, match="password") as caught:
@@ -207,7 +205,7 @@ def test_wrong_credentials_are_one_error_without_the_password(guarded: str, who:
     backend.close()
 
 
-def test_good_credentials_in_the_url_and_in_the_settings(guarded: str) -> None:
+def test_credentials_in_the_url_and_in_the_settings(guarded: str) -> None:
     broker = MongoBroker(guarded.replace("://", "://me:right@"))
     broker.consumer.register("w@test", ["q"], 1)
     broker.sender.push([message("a")])
@@ -222,7 +220,7 @@ def test_good_credentials_in_the_url_and_in_the_settings(guarded: str) -> None:
     backend.close()
 
 
-def test_the_settings_of_celerys_store_are_those_of_ours(place: MongoPlace, tmp_path: Path) -> None:
+def test_settings_of_celerys_mongodb_backend_are_supported(place: MongoPlace, tmp_path: Path) -> None:
     from celery import Celery
 
     other = f"{place.database.name}_other"
@@ -251,7 +249,7 @@ def test_the_settings_of_celerys_store_are_those_of_ours(place: MongoPlace, tmp_
     "url",
     ["mongodb://me:hunter2@127.0.0.1:1/x", "mongodb://me:hunter2@127.0.0.1:1/x?serverSelectionTimeoutMS=50"],
 )
-def test_nobody_answers(url: str) -> None:
+def test_unreachable_server_raises_without_the_password(url: str) -> None:
     store = MongoBroker(url, connect_timeout=0.1)
     with pytest.raises(BrokerUnavailable) as caught:
         store.sender.push([message("a")], timeout=1.0)
@@ -262,14 +260,14 @@ def test_nobody_answers(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["mongodb://", "mongodb://me:hunt@er2@host/x", "mongodb://host:port/x", "mongodb://host/a b"]
 )
-def test_a_url_that_is_none(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     store = MongoBroker(url, connect_timeout=0.1)
     with pytest.raises(ConfigurationError, match="broker_url") as caught:
         store.sender.push([message("a")])
     assert "er2" not in str(caught.value)
 
 
-def test_celery_reads_our_results_and_we_read_its(place: MongoPlace, tmp_path: Path) -> None:
+def test_results_are_compatible_with_celery(place: MongoPlace, tmp_path: Path) -> None:
     from celery import Celery
 
     theirs = Celery("proj", broker="memory://", backend=place.url, set_as_current=False)
@@ -293,7 +291,7 @@ def test_celery_reads_our_results_and_we_read_its(place: MongoPlace, tmp_path: P
     theirs.backend._get_connection().close()
 
 
-def test_a_write_is_for_the_majority_unless_the_url_says_otherwise() -> None:
+def test_default_write_concern_is_majority() -> None:
     for query, expected in (("", ("majority", True)), ("?w=1&journal=false", (1, False))):
         store = MongoBroker(f"mongodb://127.0.0.1:1/x{query}")
         client = pymongo.MongoClient(store.url, **store._server._settings(), connect=False)

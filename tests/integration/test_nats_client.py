@@ -1,4 +1,4 @@
-"""The connection to NATS: what a server may say, and when it goes."""
+"""The NATS client: replies of servers, and lost connections."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 Talk = Callable[[Any, str], None]
-"""What a server does with the file of a connection, and the subject on which it is to answer."""
+"""What a server does, given the file of a connection and the subject for its replies."""
 POSTS = [Post("s", b"one", {"Nats-Msg-Id": "1"}), Post("s", b"two", answered=False), Post("s", b"")]
 
 
 class Scripted:
-    """A server that greets each client, reads three messages, and goes on as the next of *talks* says."""
+    """A server that greets each client, reads three messages, and then calls the next of *talks*."""
 
     def __init__(self, *talks: Talk) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.gone = threading.Semaphore(0)
         """Released when a connection is closed."""
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -49,16 +49,16 @@ class Scripted:
             connection, _ = self._listening.accept()
             with connection, connection.makefile("rwb", buffering=0) as file:
                 file.write(b'INFO {"max_payload": 1000}\r\n')
-                self.heard += [file.readline(), file.readline()]
+                self.received += [file.readline(), file.readline()]
                 file.write(b"PONG\r\n")
-                self.heard.append(file.readline())
+                self.received.append(file.readline())
                 talk(file, self.messages(file))
             self.gone.release()
 
     def messages(self, file: Any) -> str:
-        """Read three; return the subject without the number of the answer."""
+        """Read three messages; return the reply subject without the number."""
         first = file.readline()
-        self.heard += [first, *(file.readline() for _ in range(8))]
+        self.received += [first, *(file.readline() for _ in range(8))]
         return str(first.split()[2].decode().rpartition(".")[0])
 
     def close(self) -> None:
@@ -89,21 +89,21 @@ def in_pieces(file: Any, data: bytes) -> None:
         file.write(bytes([code]))
 
 
-def test_what_is_published_and_what_answers_it(scripted: Open) -> None:
-    """In whatever order and pieces that comes, and with whatever the server says of itself between."""
+def test_exchange_publishes_and_receives_replies(scripted: Open) -> None:
+    """In any order and pieces, and with other protocol messages in between."""
 
     def talk(file: Any, subject: str) -> None:
         refusal = b"NATS/1.0 503\r\nWhy: nobody\r\n\r\n"
-        told = f"PING\r\nINFO {{}}\r\n+OK\r\nMSG {subject}.1 1 3\r\nsec\r\nMSG _INBOX.old.1.0 1 1\r\nx\r\n"
-        told += f"HMSG {subject}.0 1 {len(refusal)} {len(refusal) + 4}\r\n"
-        in_pieces(file, told.encode() + refusal + b"fir\n\r\n")
+        reply = f"PING\r\nINFO {{}}\r\n+OK\r\nMSG {subject}.1 1 3\r\nsec\r\nMSG _INBOX.old.1.0 1 1\r\nx\r\n"
+        reply += f"HMSG {subject}.0 1 {len(refusal)} {len(refusal) + 4}\r\n"
+        in_pieces(file, reply.encode() + refusal + b"fir\n\r\n")
         assert file.readline() == b"PONG\r\n"
 
     server, connection = scripted(talk)
     first, second = connection.exchange(POSTS)
     assert (first.headers, first.data) == ({"Status": "503", "Why": "nobody"}, b"fir\n")
     assert (second.headers, second.data) == (None, b"sec")
-    connect, ping, _, *sent = server.heard
+    connect, ping, _, *sent = server.received
     assert (json.loads(connect[8:])["user"], json.loads(connect[8:])["pass"]) == ("me", "secret")
     assert ping == b"PING\r\n"
     head = b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"
@@ -115,8 +115,8 @@ def test_what_is_published_and_what_answers_it(scripted: Open) -> None:
     assert connection.max_payload == 1000
 
 
-def test_a_server_that_went_while_nothing_was_said(scripted: Open) -> None:
-    """As one does to whom nobody answers its pings."""
+def test_idle_connection_closed_by_the_server_is_replaced(scripted: Open) -> None:
+    """Like a server whose pings are not answered."""
 
     def answer(file: Any, subject: str) -> None:
         file.write(f"MSG {subject}.0 1 1\r\na\r\nMSG {subject}.1 1 1\r\nb\r\n".encode())
@@ -127,7 +127,7 @@ def test_a_server_that_went_while_nothing_was_said(scripted: Open) -> None:
         assert server.gone.acquire(timeout=PATIENCE)
 
 
-def test_an_error_ends_the_connection_and_the_next_exchange_has_another(scripted: Open) -> None:
+def test_error_closes_the_connection_and_the_next_exchange_reconnects(scripted: Open) -> None:
     def refuse(file: Any, subject: str) -> None:
         file.write(f"-ERR 'Maximum Payload Violation'\r\nMSG {subject}.0 1 1\r\na\r\n".encode())
 
@@ -140,7 +140,7 @@ def test_an_error_ends_the_connection_and_the_next_exchange_has_another(scripted
     assert [each.data for each in connection.exchange(POSTS)] == [b"c", b"d"]
 
 
-def test_an_answer_that_does_not_come(scripted: Open) -> None:
+def test_missing_reply_times_out(scripted: Open) -> None:
     over = threading.Event()
 
     def be_silent(file: Any, subject: str) -> None:
@@ -152,7 +152,7 @@ def test_an_answer_that_does_not_come(scripted: Open) -> None:
     over.set()
 
 
-def test_what_is_no_nats(scripted: Open) -> None:
+def test_invalid_protocol_raises_connection_error(scripted: Open) -> None:
     def nonsense(file: Any, subject: str) -> None:
         file.write(f"MSG {subject}.0 1 one\r\n".encode())
 
@@ -161,7 +161,7 @@ def test_what_is_no_nats(scripted: Open) -> None:
         connection.exchange(POSTS)
 
 
-def test_what_never_ends_its_line(scripted: Open) -> None:
+def test_endless_line_raises_connection_error(scripted: Open) -> None:
     def stream(file: Any, subject: str) -> None:
         with suppress(OSError):
             for _ in range(400):
@@ -182,8 +182,8 @@ def test_what_never_ends_its_line(scripted: Open) -> None:
         b"HMSG {subject}.0 1 -1 3",
     ],
 )
-def test_a_size_that_no_message_has_is_not_waited_for(scripted: Open, line: bytes) -> None:
-    """1.4 GB would be read into memory, before anybody looks at them."""
+def test_invalid_message_size_raises_connection_error(scripted: Open, line: bytes) -> None:
+    """Otherwise 1.4 GB would be read into memory."""
 
     def talk(file: Any, subject: str) -> None:
         file.write(line.replace(b"{subject}", subject.encode()) + b"\r\n" + b"x" * 2000)
@@ -193,8 +193,8 @@ def test_a_size_that_no_message_has_is_not_waited_for(scripted: Open, line: byte
         connection.exchange(POSTS)
 
 
-def test_what_comes_before_tls_is_not_taken_for_what_came_under_it() -> None:
-    """Who is between could answer in the server's place."""
+def test_data_before_the_tls_handshake_is_refused() -> None:
+    """A man in the middle could inject replies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -212,7 +212,7 @@ def test_what_comes_before_tls_is_not_taken_for_what_came_under_it() -> None:
 
 
 class Secure(Nats):
-    """By TLS alone."""
+    """A server with TLS only."""
 
     certificates: Certificates
 
@@ -221,7 +221,7 @@ class Secure(Nats):
         return [*super().command(), "--tls", "--tlskey", key, "--tlscert", certificate]
 
 
-def test_by_tls(tmp_path: Path) -> None:
+def test_tls(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     kind = type("Secure", (Secure,), {"certificates": certificates})
     with serving("nats", kind) as server:
@@ -234,7 +234,7 @@ def test_by_tls(tmp_path: Path) -> None:
             assert (info.queue, info.ready) == ("q", 2)
             own = broker.consumer.register("w", ["q"], 1)
             broker.sender.push([envelope(str(number), "q", body=b"x" * 5000) for number in range(300)])
-            for _ in range(3):  # large messages come while others are settled
+            for _ in range(3):  # large messages arrive while others are settled
                 found = receive(broker, 100, "q")
                 assert broker.consumer.settle(own, [Ack(message.tag) for message in found]) == set()
             assert broker.consumer._connection.reconnects == 0
@@ -249,34 +249,34 @@ def test_by_tls(tmp_path: Path) -> None:
                     ask()
 
 
-def test_what_is_to_be_encrypted_goes_to_nobody_unencrypted() -> None:
-    """Who went by what the server says would tell it the password."""
-    heard: list[bytes] = []
+def test_tls_url_sends_nothing_unencrypted() -> None:
+    """A client that relied on the server's INFO would send it the password."""
+    received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        answering = threading.Thread(target=_without_tls, args=(listening, heard), daemon=True)
+        answering = threading.Thread(target=_without_tls, args=(listening, received), daemon=True)
         answering.start()
         url = f"tls://qworker:s3cr3t@127.0.0.1:{port}"
         with closing(open_broker(url, Settings({}))) as broker:
             for ask in (broker.admin.queues, lambda: broker.sender.push([envelope("a", "q")])):
                 with pytest.raises(BrokerUnavailable, match="it does not use TLS on that port"):
                     ask()
-    assert heard
-    assert not [words for words in heard if b"CONNECT" in words or b"s3cr3t" in words]
+    assert received
+    assert not [words for words in received if b"CONNECT" in words or b"s3cr3t" in words]
 
 
-def _without_tls(listening: socket.socket, heard: list[bytes]) -> None:
-    """Greet each client as a server without TLS, and take what it says."""
+def _without_tls(listening: socket.socket, received: list[bytes]) -> None:
+    """Greet each client like a server without TLS, and record what it sends."""
     with suppress(OSError):
         while True:
             connection, _ = listening.accept()
             with connection:
                 connection.sendall(b'INFO {"server_id":"s","version":"2.9.0","max_payload":1048576}\r\n')
-                heard.append(connection.recv(65536))
+                received.append(connection.recv(65536))
                 connection.sendall(b"-ERR 'Unknown Protocol Operation'\r\n")
 
 
-def test_who_is_not_let_in(tmp_path: Path) -> None:
+def test_refused_login_raises_configuration_error(tmp_path: Path) -> None:
     with serving("nats", Nats) as server:
         url = server.url.replace("s3cr3t", "wrong")
         with closing(open_broker(url, Settings({}))) as broker, pytest.raises(ConfigurationError) as refused:
@@ -285,7 +285,7 @@ def test_who_is_not_let_in(tmp_path: Path) -> None:
     assert "wrong" not in str(refused.value)
 
 
-def test_jetstreams_refusals_are_read() -> None:
+def test_jetstream_errors_are_raised() -> None:
     with serving("nats", Nats) as server, closing(open_broker(server.url, Settings({}))) as broker:
         broker.sender.push([envelope("a", "q")])
         with pytest.raises(Refused, match="not found"):
@@ -296,7 +296,7 @@ def test_jetstreams_refusals_are_read() -> None:
 
 
 class Echo:
-    """A server that answers each message with itself. info: what it says of itself."""
+    """A server that echoes each message. info: fields of its INFO."""
 
     def __init__(self, **info: Any) -> None:
         self.info = {"max_payload": 1000, **info}
@@ -355,19 +355,19 @@ def shared(echo: Echo) -> Iterator[Client]:
     client.release()
 
 
-def test_each_thread_has_the_answers_to_what_it_asked(shared: Client) -> None:
+def test_each_thread_gets_its_own_replies(shared: Client) -> None:
     def ask(number: int) -> bool:
         texts = [b"%d.%d" % (number, place) for place in range(20)]
-        return [told.data for told in shared.exchange([Post("s", text) for text in texts])] == texts
+        return [reply.data for reply in shared.exchange([Post("s", text) for text in texts])] == texts
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, range(200)))
 
 
-def test_who_waits_when_the_connection_is_lost_is_told_so(echo: Echo, shared: Client) -> None:
-    """And what is listened to is so again by the next connection."""
-    heard: list[Any] = []
-    shared.subscribe("news", heard.append)
+def test_lost_connection_raises_for_waiting_threads(echo: Echo, shared: Client) -> None:
+    """And subscriptions are restored on the next connection."""
+    received: list[Any] = []
+    shared.subscribe("news", received.append)
     echo.mute = True
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(shared.exchange, [Post("s", b"a")])
@@ -376,44 +376,44 @@ def test_who_waits_when_the_connection_is_lost_is_told_so(echo: Echo, shared: Cl
         echo.cut()
         with pytest.raises(Unanswered, match="was lost"):
             asked.result(PATIENCE)
-    assert [told.data for told in shared.exchange([Post("s", b"b")])] == [b"b"]
+    assert [reply.data for reply in shared.exchange([Post("s", b"b")])] == [b"b"]
     assert shared.reconnects == 1
     assert echo.subscribed.count(b"news") == 2
 
 
-def test_nothing_is_sent_while_there_is_no_connection(echo: Echo, shared: Client) -> None:
+def test_exchange_without_connection_raises(echo: Echo, shared: Client) -> None:
     echo.close()
     until(lambda: not shared.is_connected)
     with pytest.raises(ConnectionError, match="is lost"):
         shared.exchange([Post("s", b"a")], timeout=0.1)
 
 
-def test_a_server_that_is_only_told_of_is_gone_to(echo: Echo) -> None:
+def test_client_connects_to_advertised_servers(echo: Echo) -> None:
     other = Echo(connect_urls=[f"127.0.0.1:{echo.port}", "nonsense:"])
     client = Client(read_url(f"nats://127.0.0.1:{other.port}"), PATIENCE)
     client.share()
     other.close()
     until(lambda: client.reconnects > 0)
-    assert [told.data for told in client.exchange([Post("s", b"a")])] == [b"a"]
+    assert [reply.data for reply in client.exchange([Post("s", b"a")])] == [b"a"]
     client.release()
 
 
-def test_a_server_that_does_not_greet_leaves_time_for_the_others(echo: Echo) -> None:
+def test_silent_server_leaves_time_for_other_servers(echo: Echo) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = read_url(f"nats://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{echo.port}")
         for _ in range(8):  # either may be the first
             Client(place, 1.0).release()
 
 
-def test_what_one_may_not_do_does_not_end_the_connection_of_others(shared: Client) -> None:
+def test_permission_error_does_not_close_the_connection(shared: Client) -> None:
     words = 'Permissions Violation for Publish to "s"'
     with pytest.raises(ConnectionError, match="Permissions Violation"):
         shared.exchange([Post("s", f"-ERR '{words}'".encode())])
-    assert [told.data for told in shared.exchange([Post("s", b"a")])] == [b"a"]
+    assert [reply.data for reply in shared.exchange([Post("s", b"a")])] == [b"a"]
     assert shared.reconnects == 0
 
 
-def test_a_refusal_that_comes_before_its_sender_waits(
+def test_error_that_arrives_before_the_wait_is_raised(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = threading.Event()
@@ -433,17 +433,17 @@ def test_a_refusal_that_comes_before_its_sender_waits(
         shared.exchange([Post("s", b"-ERR 'Permissions Violation for Publish to \"s\"'")], timeout=1.0)
 
 
-def test_a_server_that_says_nothing_any_more_is_left(echo: Echo) -> None:
+def test_unresponsive_server_is_replaced(echo: Echo) -> None:
     client = Client(read_url(f"nats://127.0.0.1:{echo.port}"), PATIENCE, ping_seconds=0.1)
     client.share()
     echo.mute = True
     until(lambda: not client.is_connected)
     echo.mute = False
-    assert [told.data for told in client.exchange([Post("s", b"a")])] == [b"a"]
+    assert [reply.data for reply in client.exchange([Post("s", b"a")])] == [b"a"]
     client.release()
 
 
-def test_its_thread_ends_with_it(echo: Echo) -> None:
+def test_release_ends_the_thread(echo: Echo) -> None:
     before = {thread for thread in threading.enumerate() if thread.name == "nats"}
     client = Client(read_url(f"nats://127.0.0.1:{echo.port}"), PATIENCE)
     client.share()

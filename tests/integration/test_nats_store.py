@@ -1,4 +1,4 @@
-"""NATS JetStream, for one process: its clock, its limits, strangers, and what is deleted or not answered.
+"""The NATS JetStream broker in one process: server clock, limits, foreign messages, deletions, lost replies.
 (tests/acceptance/test_nats.py has workers.)"""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def open_(place: NatsPlace) -> Iterator[Open]:
 
 
 @pytest.fixture
-def anybody(place: NatsPlace) -> Iterator[Client]:
-    """A connection of somebody else's."""
+def foreign(place: NatsPlace) -> Iterator[Client]:
+    """A connection of another client."""
     connection = place.server().connect()
     yield connection
     connection.release()
@@ -83,37 +83,37 @@ def at(url: str, port: int) -> str:
 # -- messages --
 
 
-def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Client) -> None:
+def test_foreign_messages_are_received(open_: Open, place: NatsPlace, foreign: Client) -> None:
     store = open_()
     own = store.consumer.register("w", ["q/ü >.*"], 1)
     encoded = b'{"body": "?", "properties": {"body_encoding": "rot13"}}'
     bodies = [b"words", b"[]", b"", b'{"properties": 5}', encoded]
-    anybody.exchange([Post(place.layout.subject("q/ü >.*"), body) for body in bodies])
+    foreign.exchange([Post(place.layout.subject("q/ü >.*"), body) for body in bodies])
     found = receive(store, len(bodies), "q/ü >.*")
     assert sorted(message.body for message in found) == sorted(bodies)
     store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
     assert sorted(letter.body for letter in store.admin.dead()) == sorted(bodies)
 
 
-def test_a_message_of_no_text_at_all(open_: Open, place: NatsPlace, anybody: Client) -> None:
+def test_binary_foreign_message_is_received(open_: Open, place: NatsPlace, foreign: Client) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
-    anybody.exchange([Post(place.layout.subject("q"), b"\xff\x00\xfe")])
+    foreign.exchange([Post(place.layout.subject("q"), b"\xff\x00\xfe")])
     (message,) = receive(store, 1, "q")
     assert store.consumer.settle(own, [DeadLetter(message.tag, "nonsense")]) == set()
     assert len(store.admin.dead()) == 1
     assert place.count() == 0
 
 
-def test_what_is_too_large_is_refused_by_name(open_: Open, place: NatsPlace) -> None:
+def test_message_over_max_payload_is_refused(open_: Open, place: NatsPlace) -> None:
     store = open_()
     with pytest.raises(PublishError, match="max_payload"):
         store.sender.push([envelope("large", "q", body=b"x" * 1_100_000)])
     assert place.count() == 0
 
 
-def test_a_message_with_its_headers_is_as_large_as_the_server_takes(open_: Open, place: NatsPlace) -> None:
-    """To one that is larger the server says so, and disconnects."""
+def test_headers_count_for_max_payload(open_: Open, place: NatsPlace) -> None:
+    """The server disconnects clients that send larger messages."""
     broker = open_()
     broker.sender.push([envelope("a", "q")])
     connection = broker.sender._connection
@@ -126,7 +126,7 @@ def test_a_message_with_its_headers_is_as_large_as_the_server_takes(open_: Open,
     publish(connection, layout.stream, [Post(subject, b"x" * largest)], [id])
 
 
-def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
+def test_number_of_calls_per_message(open_: Open, place: NatsPlace) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("first", "q")])
@@ -142,28 +142,26 @@ def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
     assert (sum(connection.exchanges for connection in connections) - before) / 1000 < 0.4
 
 
-def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
-    open_: Open, place: NatsPlace, anybody: Client
-) -> None:
-    """JetStream may answer that there is nothing for a millisecond more."""
-    told: list[str] = []
+def test_patient_consumer_waits_for_stored_messages(open_: Open, place: NatsPlace, foreign: Client) -> None:
+    """JetStream may still report no messages for a millisecond."""
+    asked: list[str] = []
 
     def on_its_way(queue: ServerQueue) -> bool:
-        told.append(queue.name)
-        if len(told) == 1:
-            anybody.exchange([Post(place.layout.subject("q"), b"late")])
-        return len(told) == 1
+        asked.append(queue.name)
+        if len(asked) == 1:
+            foreign.exchange([Post(place.layout.subject("q"), b"late")])
+        return len(asked) == 1
 
     store = patient(open_(), on_its_way)
     store.consumer.register("w", ["q"], 1)
     assert [message.body for message in store.consumer.lease(["q"], 9).messages] == [b"late"]
-    assert told == ["q", "q"]
+    assert asked == ["q", "q"]
 
 
 # -- the server's clock --
 
 
-def test_what_is_due_later_is_given_back_until_then(open_: Open, place: NatsPlace) -> None:
+def test_delayed_message_is_released_until_it_is_due(open_: Open, place: NatsPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("month", "q", due=SYSTEM_CLOCK.now() + 2_600_000.0), envelope("now", "q")])
@@ -172,8 +170,8 @@ def test_what_is_due_later_is_given_back_until_then(open_: Open, place: NatsPlac
     assert place.count() == 2
 
 
-def test_a_release_may_be_for_later(open_: Open, place: NatsPlace) -> None:
-    """Beyond the seconds for which a worker keeps it; the server does, and is not sent it anew."""
+def test_release_with_due_time_delays_the_message(open_: Open, place: NatsPlace) -> None:
+    """Longer delays than a worker keeps are kept by the server, without republishing."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
@@ -194,7 +192,7 @@ def test_a_release_may_be_for_later(open_: Open, place: NatsPlace) -> None:
     assert again.redelivered
 
 
-def test_what_is_renewed_stays_ours(open_: Open, place: NatsPlace) -> None:
+def test_extend_keeps_the_lease(open_: Open, place: NatsPlace) -> None:
     store, other = open_(lease=3.0), open_(lease=3.0)
     own = store.consumer.register("w", ["q"], 1)
     other.consumer.register("other", ["q"], 1)
@@ -227,10 +225,10 @@ while True:
 """
 
 
-def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
-    open_: Open, place: NatsPlace, anybody: Client
+def test_frozen_consumer_does_not_run_messages_with_expired_leases(
+    open_: Open, place: NatsPlace, foreign: Client
 ) -> None:
-    """It lay in its socket for longer than the lease, and another has it by then."""
+    """The message was in its socket for longer than the lease, and another consumer has it by then."""
     lease, frozen_seconds = 2.0, 6.0
     command = [sys.executable, "-c", FROZEN, place.url, place.layout.stream, str(lease)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
@@ -238,7 +236,7 @@ def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
         other = open_(lease=lease)
         try:
             assert frozen.stdout.readline() == "registered\n"
-            queue = place.server().declare(anybody, "q")
+            queue = place.server().declare(foreign, "q")
             until(lambda: _waits(queue))
             os.kill(frozen.pid, signal.SIGSTOP)
             end = time.monotonic() + frozen_seconds
@@ -257,10 +255,8 @@ def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
             frozen.kill()
 
 
-def test_a_lease_is_reckoned_from_the_request_that_a_message_was_given_to(
-    open_: Open, place: NatsPlace
-) -> None:
-    """And not from when it comes, with a later one: it was on its way, and is hidden all that time."""
+def test_lease_starts_at_the_request(open_: Open, place: NatsPlace) -> None:
+    """Not at the arrival with a later request: the lease runs while the message is in transit."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         server = place.server(at(place.url, proxy.port), timeout=1.0)
         connection = server.connect()
@@ -274,16 +270,16 @@ def test_a_lease_is_reckoned_from_the_request_that_a_message_was_given_to(
             queue.take(1, 0.0)
         asked_again = time.monotonic()
         proxy.heal()
-        (late,) = poll(lambda: queue.take(1, 0.0))
+        (late,) = retry_until_received(lambda: queue.take(1, 0.0))
         assert before <= late.expires - late.lease_seconds < asked_again
         open_().sender.push([envelope("new", "q")])
         now = time.monotonic()
-        (new,) = poll(lambda: queue.take(1, 0.0))
+        (new,) = retry_until_received(lambda: queue.take(1, 0.0))
         assert new.expires - new.lease_seconds >= now
         connection.release()
 
 
-def poll(receive: Callable[[], list[Any]]) -> list[Any]:
+def retry_until_received(receive: Callable[[], list[Any]]) -> list[Any]:
     found: list[Any] = []
 
     def has_come() -> bool:
@@ -296,21 +292,21 @@ def poll(receive: Callable[[], list[Any]]) -> list[Any]:
 
 
 def _waits(queue: ServerQueue) -> bool:
-    """Whether somebody waits for a message of *queue*."""
+    """Return whether a client waits for a message of *queue*."""
     assert isinstance(queue, NatsQueue)
     found = queue._connection.ask(f"CONSUMER.INFO.{queue._stream}.{queue._consumer}")
     return int(found["num_waiting"]) > 0
 
 
-# -- when the server errs --
+# -- server faults --
 
 
-def test_what_was_not_answered_is_sent_again_and_stored_once(open_: Open, place: NatsPlace) -> None:
+def test_unconfirmed_message_is_resent_and_stored_once(open_: Open, place: NatsPlace) -> None:
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store = open_(at(place.url, proxy.port))
-        store.sender.push([envelope("first", "q")])  # it is connected
+        store.sender.push([envelope("first", "q")])  # connects
         before = proxy.up.count
-        # The answer to the first try is lost, and that to the second, half the timeout later, is not.
+        # The reply to the first attempt is lost, that to the second, half the timeout later, is not.
         end = time.monotonic() + 0.8
         proxy.down.lose_when(lambda: time.monotonic() < end)
         store.sender.push([envelope("second", "q")])
@@ -318,8 +314,8 @@ def test_what_was_not_answered_is_sent_again_and_stored_once(open_: Open, place:
         assert place.count() == 2
 
 
-def test_a_portion_that_is_sent_again_is_stored_once(open_: Open, place: NatsPlace) -> None:
-    """Both tries of it were not answered. What is sent with it had been taken, so that it is tried again."""
+def test_resent_portion_is_stored_once(open_: Open, place: NatsPlace) -> None:
+    """Both attempts get no reply. Earlier portions were stored, so it is tried again."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store = open_(at(place.url, proxy.port), timeout=1.0)
         store.sender.push([envelope("first", "q")])
@@ -328,7 +324,7 @@ def test_a_portion_that_is_sent_again_is_stored_once(open_: Open, place: NatsPla
 
         def unanswered() -> bool:
             nonlocal end
-            if not end and place.count() > before + BATCH:  # the second portion is there
+            if not end and place.count() > before + BATCH:  # the second portion is stored
                 end = time.monotonic() + 1.2
             return time.monotonic() < end
 
@@ -338,8 +334,8 @@ def test_a_portion_that_is_sent_again_is_stored_once(open_: Open, place: NatsPla
         assert place.count() == before + 2 * BATCH
 
 
-def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
-    """What was held is still ours when it answers again, and settled by the same words."""
+def test_settlement_is_repeated_after_an_unresponsive_server(open_: Open, place: NatsPlace) -> None:
+    """The messages are still leased when it answers again, and the same settlement works."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store = open_(at(place.url, proxy.port), timeout=1.0)
         own = store.consumer.register("w", ["q"], 1)
@@ -353,8 +349,8 @@ def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
         assert place.count() == 0
 
 
-def test_what_may_have_been_given_back_is_not_given_back_again(open_: Open, place: NatsPlace) -> None:
-    """JetStream would take it from who has it by now, and a third would run it, too."""
+def test_uncertain_release_is_not_repeated(open_: Open, place: NatsPlace) -> None:
+    """JetStream would take it from the new holder, and a third worker would run it, too."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store, other, third = open_(at(place.url, proxy.port), timeout=1.0), open_(), open_()
         own = store.consumer.register("w", ["q"], 1)
@@ -377,7 +373,7 @@ def test_what_may_have_been_given_back_is_not_given_back_again(open_: Open, plac
         assert other.consumer.settle(theirs, [Ack(again.tag)]) == set()
 
 
-def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open, place: NatsPlace) -> None:
+def test_failed_release_is_repeated_after_reconnecting(open_: Open, place: NatsPlace) -> None:
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store, other = open_(at(place.url, proxy.port), timeout=1.0, lease=60.0), open_(lease=60.0)
         own = store.consumer.register("w", ["q"], 1)
@@ -400,12 +396,12 @@ def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open,
         assert [one.tag for one in receive(other, 1, "q")] == [message.tag]
 
 
-def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Client) -> None:
-    """Somebody has limited it, and its first messages were in the way of the last."""
+def test_full_stream_refuses_messages_and_loses_none(open_: Open, place: NatsPlace, foreign: Client) -> None:
+    """Another client has created it with a limit, and with discarding of old messages."""
     stream = place.layout.stream
     subjects = place.layout.subject("x").rpartition(".")[0] + ".*"
     old = {"name": stream, "subjects": [subjects], "retention": "workqueue", "discard": "old"}
-    anybody.ask(f"STREAM.CREATE.{stream}", {**old, "storage": "file", "max_bytes": 3000})
+    foreign.ask(f"STREAM.CREATE.{stream}", {**old, "storage": "file", "max_bytes": 3000})
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     sent = 0
@@ -425,8 +421,8 @@ def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Cli
     assert ids(receive(store, 1, "q")) == ["room"]
 
 
-def test_what_a_slow_server_has_is_not_taken_for_nothing(open_: Open, place: NatsPlace) -> None:
-    """Revocations, of which nobody would hear later, and letters."""
+def test_slow_server_is_waited_for(open_: Open, place: NatsPlace) -> None:
+    """Otherwise revocations would be missed, and dead letters not found."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
         store = open_(at(place.url, proxy.port), timeout=10.0)
         own = store.consumer.register("w", ["q"], 1)
@@ -441,7 +437,7 @@ def test_what_a_slow_server_has_is_not_taken_for_nothing(open_: Open, place: Nat
         assert store.admin.dead() == []
 
 
-def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
+def test_deleted_stream_raises_lease_lost(open_: Open, place: NatsPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     place.clear()
@@ -452,20 +448,20 @@ def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
             store.consumer.wait(0.2)
 
     with pytest.raises(LeaseLost, match="deleted"):
-        ask()  # though the server itself lives, and answers nothing to who asks what is not there
+        ask()  # the server is alive, but does not reply to requests for missing consumers
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
     assert ids(receive(store, 1, "q")) == ["a"]
 
 
 class Plain(Nats):
-    """One without JetStream."""
+    """A server without JetStream."""
 
     def command(self) -> list[str]:
         return [word for word in super().command() if word != "-js"]
 
 
-def test_a_server_without_jetstream(open_: Open) -> None:
+def test_server_without_jetstream_raises_configuration_error(open_: Open) -> None:
     with serving("nats", Plain) as server, pytest.raises(ConfigurationError, match="-js") as refused:
         open_(server.url).consumer.register("w", ["q"], 1)
     assert "s3cr3t" not in str(refused.value)
@@ -474,7 +470,7 @@ def test_a_server_without_jetstream(open_: Open) -> None:
 # -- administration --
 
 
-def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
+def test_server_applies_the_limits_of_failed_tasks(open_: Open) -> None:
     store = open_(failed_task_max=2, failed_task_expires=1.0)
     own = store.consumer.register("w", ["q", "r"], 1)
     store.sender.push([envelope(name, "r" if name == "d" else "q") for name in "abcd"])
@@ -489,8 +485,8 @@ def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
         time.sleep(0.1)
 
 
-def test_the_command_purges_what_is_delayed_too(open_: Open, place: NatsPlace, tmp_path: Path) -> None:
-    """Which counts as leased here, and which was all that there was."""
+def test_purge_command_deletes_delayed_messages(open_: Open, place: NatsPlace, tmp_path: Path) -> None:
+    """They count as leased on NATS, and here they are the only messages."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])

@@ -1,5 +1,4 @@
-"""What a task's own class puts in the place of ours is what runs: in a worker, eagerly, for every way to call
-it."""
+"""Methods that task classes override are used: in a worker, eagerly, and for every kind of call."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ seen: list[Any] = []
 
 
 class InContext(Task[..., Any]):
-    """As Flask's documentation has it."""
+    """Like in Flask's documentation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         token = inside.set("app")
@@ -34,7 +33,7 @@ class InContext(Task[..., Any]):
 
 
 class InContextBySuper(Task[..., Any]):
-    """As Flask's older documentation has it."""
+    """Like in Flask's older documentation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         token = inside.set("app")
@@ -70,7 +69,7 @@ CONTEXTS = pytest.mark.parametrize(
 
 
 class Tenant(Task[..., Any]):
-    """Puts a header on every call."""
+    """Adds a header to every call."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # type: ignore[override]
         seen.append((self.name, tuple(args or ())))
@@ -78,12 +77,12 @@ class Tenant(Task[..., Any]):
         return super().apply_async(args, kwargs, **options)
 
 
-class House:
+class Env:
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
         self.app = QWorker(
-            "house",
+            "env",
             broker=self.store,
             backend="cache+memory://",
             clock=self.clock,
@@ -106,45 +105,45 @@ def _clean() -> Iterator[None]:
     assert inside.get() is None
 
 
-def asking(is_async: bool) -> Callable[..., Any]:
-    """A function that tells where it runs; bound, so that it can tell what it sees of its request."""
+def report_context(is_async: bool) -> Callable[..., Any]:
+    """Return a bound task function that returns its context and request."""
 
-    def told(task: Any, *args: Any) -> list[Any]:
+    def report(task: Any, *args: Any) -> list[Any]:
         return [inside.get(), task.request.id, task.request.called_directly, *args]
 
-    async def told_async(task: Any, *args: Any) -> list[Any]:
-        return told(task, *args)
+    async def report_async(task: Any, *args: Any) -> list[Any]:
+        return report(task, *args)
 
-    return told_async if is_async else told
+    return report_async if is_async else report
 
 
 # -- __call__ --
 
 
 @CONTEXTS
-def test_a_worker_calls_the_task_and_not_its_function(base: type[Task[..., Any]]) -> None:
-    house = House()
-    task = house.app.task(name="work", base=base, bind=True)(asking(base.__name__.startswith("Async")))  # type: ignore[call-overload]
+def test_worker_uses_an_overridden_call_method(base: type[Task[..., Any]]) -> None:
+    env = Env()
+    task = env.app.task(name="work", base=base, bind=True)(report_context(base.__name__.startswith("Async")))  # type: ignore[call-overload]
     result = task.delay(1)
-    house.run()
+    env.run()
     assert result.get() == ["app", result.id, False, 1]
 
 
 @CONTEXTS
-def test_so_does_an_eager_run(base: type[Task[..., Any]]) -> None:
-    house = House()
-    task = house.app.task(name="work", base=base, bind=True)(asking(base.__name__.startswith("Async")))  # type: ignore[call-overload]
+def test_eager_run_uses_an_overridden_call_method(base: type[Task[..., Any]]) -> None:
+    env = Env()
+    task = env.app.task(name="work", base=base, bind=True)(report_context(base.__name__.startswith("Async")))  # type: ignore[call-overload]
     result = task.apply((1,))
     assert result.get() == ["app", result.id, False, 1]
-    house.app.conf.task_always_eager = True
+    env.app.conf.task_always_eager = True
     result = task.delay(2)
     assert result.get() == ["app", result.id, False, 2]
 
 
 @CONTEXTS
-def test_called_as_a_function_it_is_called_directly(base: type[Task[..., Any]]) -> None:
-    house = House()
-    task = house.app.task(name="work", base=base, bind=True)(asking(base.__name__.startswith("Async")))  # type: ignore[call-overload]
+def test_direct_call_sets_called_directly(base: type[Task[..., Any]]) -> None:
+    env = Env()
+    task = env.app.task(name="work", base=base, bind=True)(report_context(base.__name__.startswith("Async")))  # type: ignore[call-overload]
     answer = task(1)
     if base.__name__.startswith("Async"):
         import asyncio
@@ -153,20 +152,20 @@ def test_called_as_a_function_it_is_called_directly(base: type[Task[..., Any]]) 
     assert answer == ["app", None, True, 1]
 
 
-def test_a_task_that_calls_itself_is_called_directly_within() -> None:
-    house = House()
+def test_recursive_call_sets_called_directly() -> None:
+    env = Env()
 
-    @house.app.task(name="work", base=InContextBySuper, bind=True)
+    @env.app.task(name="work", base=InContextBySuper, bind=True)
     def work(self: Any, depth: int) -> list[Any]:
         own = [[self.request.id, self.request.args]]
         return own + (self(depth - 1) if depth else [])
 
     result = work.delay(2)
-    house.run()
+    env.run()
     assert result.get() == [[result.id, [2]], [None, [1]], [None, [0]]]
 
 
-def test_middleware_stands_around_it() -> None:
+def test_middleware_wraps_an_overridden_call_method() -> None:
     from qworker import Middleware
 
     class Around(Middleware):
@@ -174,14 +173,14 @@ def test_middleware_stands_around_it() -> None:
             seen.append(inside.get())
             return call_next(context)
 
-    house = House(middleware=[Around()])
-    task = house.app.task(name="work", base=InContext)(lambda: inside.get())
+    env = Env(middleware=[Around()])
+    task = env.app.task(name="work", base=InContext)(lambda: inside.get())
     result = task.delay()
-    house.run()
+    env.run()
     assert (result.get(), seen) == ("app", [None])
 
 
-def test_flask_as_its_documentation_has_it() -> None:
+def test_flask_task_class_of_its_documentation() -> None:
     flask = pytest.importorskip("flask", reason="pip install flask")
     web = flask.Flask("web")
     web.config["GREETING"] = "hello"
@@ -191,22 +190,22 @@ def test_flask_as_its_documentation_has_it() -> None:
             with web.app_context():
                 return self.run(*args, **kwargs)
 
-    house = House(task_cls=FlaskTask)
+    env = Env(task_cls=FlaskTask)
 
-    @house.app.task(name="greet")
+    @env.app.task(name="greet")
     def greet(name: str) -> str:
         return f"{flask.current_app.config['GREETING']} {name}"
 
     result = greet.delay("you")
-    house.run()
+    env.run()
     assert result.get() == "hello you"
 
 
 @pytest.mark.parametrize("base", [InContext, AsyncInContext])
-def test_a_call_that_does_not_suit_the_function_is_refused(base: type[Task[..., Any]]) -> None:
-    house = House()
+def test_sync_and_async_mismatch_is_refused(base: type[Task[..., Any]]) -> None:
+    env = Env()
     with pytest.raises(ConfigurationError, match=r"task work is an async def|the class of the task work"):
-        house.app.task(name="work", base=base)(asking(base is InContext))
+        env.app.task(name="work", base=base)(report_context(base is InContext))
 
 
 # -- apply_async --
@@ -226,32 +225,32 @@ def calls(task: Task[..., Any], app: QWorker) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("how", list(calls(None, None)))  # type: ignore[arg-type]
-def test_every_call_goes_through_apply_async(how: str) -> None:
-    house = House()
-    task = house.app.task(name="work", base=Tenant)(lambda x: x)
-    results = calls(task, house.app)[how]()
+def test_every_call_uses_an_overridden_apply_async(how: str) -> None:
+    env = Env()
+    task = env.app.task(name="work", base=Tenant)(lambda x: x)
+    results = calls(task, env.app)[how]()
     count = len(results) if isinstance(results, list) else 1
     assert len(seen) == count
-    house.store.consumer.register("here", ["celery"], 1)
-    found = house.headers()
+    env.store.consumer.register("here", ["celery"], 1)
+    found = env.headers()
     assert [one["tenant"] for one in found] == ["acme"] * count
     ids = [each.id for each in results] if isinstance(results, list) else [results.id]
     assert [one["id"] for one in found] == ids
 
 
-def test_link_and_link_error_go_through_it() -> None:
-    house = House()
-    task = house.app.task(name="work", base=Tenant)(lambda x: x)
-    plain = house.app.task(name="plain")(lambda x: 1 / x)
+def test_callbacks_and_errbacks_use_an_overridden_apply_async() -> None:
+    env = Env()
+    task = env.app.task(name="work", base=Tenant)(lambda x: x)
+    plain = env.app.task(name="plain")(lambda x: 1 / x)
     plain.apply_async((1,), link=task.s())
     plain.apply_async((0,), link_error=task.s())
-    house.run()
+    env.run()
     assert [(name, len(args)) for name, args in seen] == [("work", 1)] * 2
 
 
 @ASYNC
-def test_a_retry_goes_through_it_and_stays_the_same_call(kind: str) -> None:
-    house = House()
+def test_retry_uses_an_overridden_apply_async(kind: str) -> None:
+    env = Env()
 
     def attempt(self: Any, x: int) -> Any:
         if self.request.retries < 2:
@@ -262,17 +261,17 @@ def test_a_retry_goes_through_it_and_stays_the_same_call(kind: str) -> None:
         return attempt(self, x)
 
     function = attempt if kind == "sync" else attempt_async
-    task = house.app.task(name="work", base=Tenant, bind=True)(function)  # type: ignore[call-overload]
+    task = env.app.task(name="work", base=Tenant, bind=True)(function)  # type: ignore[call-overload]
     result = task.delay(5)
-    house.run(5)
+    env.run(5)
     assert result.get() == [result.id, {"tenant": "acme", "try": 1}, 2, 5]
     assert seen == [("work", (5,))] * 3
 
 
-def test_an_automatic_retry_goes_through_it() -> None:
-    house = House()
+def test_automatic_retry_uses_an_overridden_apply_async() -> None:
+    env = Env()
 
-    @house.app.task(
+    @env.app.task(
         name="work", base=Tenant, bind=True, autoretry_for=(KeyError,), retry_kwargs={"countdown": 1}
     )
     def work(self: Any) -> int:
@@ -281,19 +280,19 @@ def test_an_automatic_retry_goes_through_it() -> None:
         return int(self.request.retries)
 
     result = work.delay()
-    house.run(2)
+    env.run(2)
     assert (result.get(), len(seen)) == (1, 2)
 
 
-def test_retries_cannot_be_made_up() -> None:
-    house = House()
-    task = house.app.task(name="work")(lambda: None)
+def test_retries_option_is_refused_outside_of_retries() -> None:
+    env = Env()
+    task = env.app.task(name="work")(lambda: None)
     with pytest.raises(PublishError, match=r"retries of the next attempt"):
         task.apply_async(retries=3)
 
 
-def test_who_sends_nothing_sends_nothing() -> None:
-    """As celery-once does: a call that is running already is answered and not made."""
+def test_apply_async_may_return_without_sending() -> None:
+    """Like celery-once, which does not send calls that are already running."""
 
     class Once(Task[..., Any]):
         def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # type: ignore[override]
@@ -302,28 +301,28 @@ def test_who_sends_nothing_sends_nothing() -> None:
             seen.append(args)
             return super().apply_async(args, kwargs, **options)
 
-    house = House()
-    task = house.app.task(name="work", base=Once)(lambda x: x)
+    env = Env()
+    task = env.app.task(name="work", base=Once)(lambda x: x)
     results = task.apply_many([(1,), (1,), (2,)])
     assert [result is None for result in results] == [False, True, False]
-    assert house.store.admin.queues()[0].ready == 2
+    assert env.store.admin.queues()[0].ready == 2
 
 
-def test_many_calls_are_stored_together_or_not_at_all() -> None:
-    house = House()
-    task = house.app.task(name="work", base=Tenant)(lambda x: x)
-    plain = house.app.task(name="plain")(lambda x: x)
+def test_send_many_is_atomic() -> None:
+    env = Env()
+    task = env.app.task(name="work", base=Tenant)(lambda x: x)
+    plain = env.app.task(name="plain")(lambda x: x)
     with pytest.raises(TypeError):
-        house.app.send_many([task.s(1), plain.s(1), task.s(1, 2)])
-    assert house.store.admin.queues() == []
-    sent = house.app.send_many([task.s(1), plain.s(2), task.s(3)])
-    house.run()
+        env.app.send_many([task.s(1), plain.s(1), task.s(1, 2)])
+    assert env.store.admin.queues() == []
+    sent = env.app.send_many([task.s(1), plain.s(2), task.s(3)])
+    env.run()
     assert [result.get() for result in sent] == [1, 2, 3]
 
 
-def test_an_eager_call_goes_through_it_too() -> None:
-    house = House(task_always_eager=True)
-    task = house.app.task(name="work", base=Tenant, bind=True)(lambda self: self.request.headers)
+def test_eager_call_uses_an_overridden_apply_async() -> None:
+    env = Env(task_always_eager=True)
+    task = env.app.task(name="work", base=Tenant, bind=True)(lambda self: self.request.headers)
     assert (task.delay().get(), len(seen)) == ({"tenant": "acme"}, 1)
 
 
@@ -338,83 +337,83 @@ class Audited(Task[..., Any]):
         seen.append((self.name, self.db))
 
 
-def by_argument() -> House:
-    return House(task_cls=Audited)
+def by_argument() -> Env:
+    return Env(task_cls=Audited)
 
 
-def by_name() -> House:
-    return House(task_cls=f"{__name__}:Audited")
+def by_name() -> Env:
+    return Env(task_cls=f"{__name__}:Audited")
 
 
-def by_attribute() -> House:
-    house = House()
-    house.app.Task = Audited
-    return house
+def by_attribute() -> Env:
+    env = Env()
+    env.app.Task = Audited
+    return env
 
 
 @pytest.mark.parametrize("make", [by_argument, by_name, by_attribute])
-def test_an_app_has_a_class_of_tasks(make: Callable[[], House]) -> None:
-    house = make()
-    assert house.app.Task is Audited
-    one = house.app.task(name="one")(lambda: 1)
-    other = house.app.task(name="other", base=InContext, max_retries=2)(lambda: 2)
-    strict = house.app.task(name="strict", max_retries=1, db="main")(lambda: 3)
+def test_task_class_of_an_app(make: Callable[[], Env]) -> None:
+    env = make()
+    assert env.app.Task is Audited
+    one = env.app.task(name="one")(lambda: 1)
+    other = env.app.task(name="other", base=InContext, max_retries=2)(lambda: 2)
+    strict = env.app.task(name="strict", max_retries=1, db="main")(lambda: 3)
     for task in (one, other, strict):
         task.delay()
-    house.run()
+    env.run()
     assert seen == [("one", None), ("strict", "main")]
     assert (one.max_retries, other.max_retries, strict.max_retries) == (9, 2, 1)
 
 
-def test_a_subclass_of_the_app_may_name_it() -> None:
+def test_app_subclass_can_set_task_cls() -> None:
     class App(QWorker):
         task_cls = Audited
 
     assert isinstance(App("own", set_as_current=False).task(name="one")(lambda: 1), Audited)
 
 
-def test_tasks_that_were_made_before_get_it() -> None:
-    """Flask's factory: the app's class is known only once the web application is."""
-    house = House()
-    one = house.app.task(name="one", max_retries=1)(lambda: 1)
+def test_existing_tasks_get_the_task_class() -> None:
+    """Flask's application factory sets the class after tasks were created."""
+    env = Env()
+    one = env.app.task(name="one", max_retries=1)(lambda: 1)
 
     async def two() -> int:
         return 2
 
-    second = house.app.task(name="two")(two)
-    hooked = house.app.task(name="hooked", on_success=lambda self, *rest: seen.append("hook"))(lambda: 3)
-    house.app.Task = Audited
+    second = env.app.task(name="two")(two)
+    hooked = env.app.task(name="hooked", on_success=lambda self, *rest: seen.append("hook"))(lambda: 3)
+    env.app.Task = Audited
     results = [task.delay() for task in (one, second, hooked)]
-    house.run()
+    env.run()
     assert [result.get() for result in results] == [1, 2, 3]
     assert sorted(map(str, seen)) == ["('one', None)", "('two', None)", "hook"]
     assert (one.max_retries, second.max_retries) == (1, 9)
 
 
-def test_shared_tasks_get_it() -> None:
+def test_shared_tasks_get_the_task_class() -> None:
     from qworker.tasks import registry
 
     before = list(registry.shared)
     try:
         shared_task(name="shared")(lambda: 1)
-        house = House(task_cls=Audited)
-        assert isinstance(house.app.tasks["shared"], Audited)
+        env = Env(task_cls=Audited)
+        assert isinstance(env.app.tasks["shared"], Audited)
     finally:
         registry.shared[:] = before
 
 
-def test_too_late_and_not_a_class_are_said() -> None:
-    house = House()
-    house.app.finalize()
+def test_invalid_or_late_task_class_is_refused() -> None:
+    env = Env()
+    env.app.finalize()
     with pytest.raises(ConfigurationError, match=r"app\.Task is set too late"):
-        house.app.Task = Audited
+        env.app.Task = Audited
     with pytest.raises(ConfigurationError, match=r"must be a subclass of qworker.Task"):
-        House(task_cls=dict)
+        Env(task_cls=dict)
     with pytest.raises(ConfigurationError, match=r"task_cls=.*must be a subclass"):
-        House().app.Task = dict  # type: ignore[assignment]
+        Env().app.Task = dict  # type: ignore[assignment]
 
 
-def test_a_class_based_task_may_be_given_as_its_class() -> None:
+def test_class_based_task_can_be_registered_as_a_class() -> None:
     class Double(Task[..., Any]):
         """Twice as much."""
 
@@ -424,10 +423,10 @@ def test_a_class_based_task_may_be_given_as_its_class() -> None:
         async def run(self, x: int) -> int:
             return 2 * x
 
-    house = House()
-    task = house.app.register_task(Double)
+    env = Env()
+    task = env.app.register_task(Double)
     result = task.delay(4)
-    house.run()
+    env.run()
     assert (result.get(), task.rate_limit, task.__doc__, task.origin()[1]) == (
         8,
         "10/s",
@@ -436,17 +435,17 @@ def test_a_class_based_task_may_be_given_as_its_class() -> None:
     )
 
 
-def test_on_bound_is_told_of_the_app() -> None:
+def test_on_bound_gets_the_app() -> None:
     class Bound(Task[..., Any]):
         @classmethod
         def on_bound(cls, app: QWorker) -> None:
             seen.append(app)
 
-    house = House(task_cls=Bound)
-    house.app.task(name="one")(lambda: 1)
-    house.app.finalize()
+    env = Env(task_cls=Bound)
+    env.app.task(name="one")(lambda: 1)
+    env.app.finalize()
     assert seen
-    assert all(app is house.app for app in seen)
+    assert all(app is env.app for app in seen)
 
 
 # -- annotations --
@@ -461,7 +460,7 @@ def began(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
 
 
 class Annotate:
-    """Celery's own example."""
+    """Celery's example."""
 
     def annotate(self, task: Task[..., Any]) -> dict[str, Any] | None:
         return {"rate_limit": "10/s"} if task.name.startswith("tasks.") else None
@@ -481,30 +480,30 @@ ANNOTATED: Any = Annotate()
         [{"x": {}}, {"*": {"on_failure": failed}}],
     ],
 )
-def test_annotations_may_be_hooks(annotations: Any) -> None:
-    house = House(task_annotations=annotations)
-    house.app.task(name="boom")(lambda: 1 / 0).delay()
-    house.run()
+def test_annotations_can_set_hooks(annotations: Any) -> None:
+    env = Env(task_annotations=annotations)
+    env.app.task(name="boom")(lambda: 1 / 0).delay()
+    env.run()
     assert seen == [("boom", "ZeroDivisionError('division by zero')")]
 
 
-def test_several_hooks_and_a_call_from_annotations() -> None:
+def test_annotations_can_set_several_hooks_and_call() -> None:
     def call(self: Any, *args: Any) -> Any:
         return ["called", self.run(*args)]
 
-    house = House(task_annotations={"*": {"before_start": began, "__call__": call}})
-    result = house.app.task(name="one")(lambda x: x).delay(3)
-    house.run()
+    env = Env(task_annotations={"*": {"before_start": began, "__call__": call}})
+    result = env.app.task(name="one")(lambda x: x).delay(3)
+    env.run()
     assert (result.get(), seen) == (["called", 3], [("one", (3,))])
 
 
 @pytest.mark.parametrize(
     "annotations", [ANNOTATED, [ANNOTATED, {"other": {}}], f"{__name__}:Annotate", [Annotate]]
 )
-def test_annotations_may_be_objects(annotations: Any) -> None:
-    house = House(task_annotations=annotations)
-    one, other = (house.app.task(name=name)(lambda: 1) for name in ("tasks.one", "other"))
-    house.app.finalize()
+def test_annotations_can_be_objects(annotations: Any) -> None:
+    env = Env(task_annotations=annotations)
+    one, other = (env.app.task(name=name)(lambda: 1) for name in ("tasks.one", "other"))
+    env.app.finalize()
     assert (one.rate_limit, one.max_retries, other.rate_limit, other.max_retries) == ("10/s", 4, None, 4)
 
 
@@ -519,25 +518,25 @@ def test_annotations_may_be_objects(annotations: Any) -> None:
         ("nowhere.to.be.found", "nowhere"),
     ],
 )
-def test_what_is_no_annotation(annotations: Any, words: str) -> None:
-    house = House(task_annotations=annotations)
-    house.app.task(name="one")(lambda: 1)
+def test_invalid_annotations_are_refused(annotations: Any, words: str) -> None:
+    env = Env(task_annotations=annotations)
+    env.app.task(name="one")(lambda: 1)
     with pytest.raises(ConfigurationError, match=words):
-        house.app.finalize()
+        env.app.finalize()
 
 
-def test_hooks_may_be_given_to_the_decorator() -> None:
-    house = House()
-    house.app.task(name="one", before_start=began)(lambda x: x).delay(5)
-    house.run()
+def test_hooks_can_be_given_to_the_decorator() -> None:
+    env = Env()
+    env.app.task(name="one", before_start=began)(lambda x: x).delay(5)
+    env.run()
     assert seen == [("one", (5,))]
     assert current_context() is None
 
 
-def test_a_name_for_the_log_may_be_given_to_the_decorator() -> None:
+def test_shadow_name_can_be_given_to_the_decorator() -> None:
     """Celery's documentation of shadow_name."""
-    house = House()
-    named = house.app.task(name="map", shadow_name=lambda task, args, kwargs, options: args[0])(lambda *x: x)
+    env = Env()
+    named = env.app.task(name="map", shadow_name=lambda task, args, kwargs, options: args[0])(lambda *x: x)
     named.delay("what it maps")
-    house.store.consumer.register("here", ["celery"], 1)
-    assert house.headers()[0]["shadow"] == "what it maps"
+    env.store.consumer.register("here", ["celery"], 1)
+    assert env.headers()[0]["shadow"] == "what it maps"

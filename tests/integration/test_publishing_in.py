@@ -1,4 +1,4 @@
-"""Tasks published within the caller's own transaction: there exactly if it is committed."""
+"""Tasks published within the caller's transaction: sent if and only if it is committed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def orders(engine: sa.Engine) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM orders").scalar_one())
 
 
-def test_a_rollback_takes_the_task_along(app: QWorker, engine: sa.Engine) -> None:
+def test_rollback_discards_the_task(app: QWorker, engine: sa.Engine) -> None:
     bill = app.tasks["bill"]
     with Session(engine) as session, contextlib.suppress(ZeroDivisionError), session.begin():
         session.execute(sa.text("INSERT INTO orders VALUES (1)"))
@@ -61,7 +61,7 @@ def test_a_rollback_takes_the_task_along(app: QWorker, engine: sa.Engine) -> Non
     assert (orders(engine), waiting(app)) == (0, 0)
 
 
-def test_a_commit_sends_it(app: QWorker, engine: sa.Engine) -> None:
+def test_commit_sends_the_task(app: QWorker, engine: sa.Engine) -> None:
     bill = app.tasks["bill"]
     with Session(engine) as session:
         session.execute(sa.text("INSERT INTO orders VALUES (1)"))
@@ -79,7 +79,7 @@ def test_a_commit_sends_it(app: QWorker, engine: sa.Engine) -> None:
     assert waiting(app) == 1203
 
 
-def test_a_connection_of_the_driver_will_do(app: QWorker, engine: sa.Engine) -> None:
+def test_driver_connection_is_accepted(app: QWorker, engine: sa.Engine) -> None:
     bill = app.tasks["bill"]
     with closing(engine.raw_connection().driver_connection) as connection:  # type: ignore[type-var]
         assert connection is not None
@@ -94,8 +94,8 @@ def test_a_connection_of_the_driver_will_do(app: QWorker, engine: sa.Engine) -> 
 
 @pytest.mark.parametrize(
     "place", [PostgreSQLPlace], ids=["postgresql"], indirect=True
-)  # MySQL tells of nothing
-def test_a_waiting_worker_hears_of_the_commit(app: QWorker, engine: sa.Engine) -> None:
+)  # MySQL has no notifications
+def test_commit_notifies_a_waiting_worker(app: QWorker, engine: sa.Engine) -> None:
     app.broker.consumer.register("w@test", ["celery"], 1)
     assert not app.broker.consumer.wait(0)
     with engine.begin() as connection:
@@ -106,9 +106,7 @@ def test_a_waiting_worker_hears_of_the_commit(app: QWorker, engine: sa.Engine) -
     assert len(app.broker.consumer.lease(["celery"], 10).messages) == 1
 
 
-def test_calls_of_another_app_and_after_the_block_go_their_own_way(
-    app: QWorker, engine: sa.Engine, tmp_path: Path
-) -> None:
+def test_other_apps_and_later_calls_are_sent_at_once(app: QWorker, engine: sa.Engine, tmp_path: Path) -> None:
     other = QWorker("other", broker=f"sqlite:///{tmp_path}/other.db", set_as_current=False)
     with Session(engine) as session:
         with app.publishing_in(session):
@@ -123,12 +121,12 @@ class NotAConnection:
 
 
 @pytest.mark.parametrize("wrong", [NotAConnection(), None, "postgresql://"])
-def test_what_is_no_connection_is_refused(app: QWorker, wrong: Any) -> None:
+def test_invalid_connection_is_refused(app: QWorker, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="Session or Connection"), app.publishing_in(wrong):
         raise AssertionError
 
 
-def test_another_kind_of_database_is_refused(app: QWorker) -> None:
+def test_connection_to_another_kind_of_database_is_refused(app: QWorker) -> None:
     engine = sa.create_engine("sqlite://")
     with (
         engine.connect() as connection,
@@ -139,7 +137,7 @@ def test_another_kind_of_database_is_refused(app: QWorker) -> None:
     engine.dispose()
 
 
-def test_a_broker_that_is_no_database_says_so(tmp_path: Path) -> None:
+def test_sqlite_broker_refuses_other_connections(tmp_path: Path) -> None:
     app = QWorker("x", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
     with pytest.raises(ConfigurationError, match="the SQLite file"), app.publishing_in(object()):
         raise AssertionError

@@ -1,6 +1,5 @@
-"""Workflows called within the caller's own transaction: whatever a call leaves anywhere is there exactly if
-that is committed, or ends without anybody being told. On each broker that is a database, with results in it
-and elsewhere."""
+"""Workflows called within the caller's transaction: everything that a call stores exists if and only if it is
+committed, or expires silently. On each broker that is a database, with results in it and elsewhere."""
 
 from __future__ import annotations
 
@@ -30,13 +29,13 @@ PLACES = {"postgresql": PostgreSQLPlace, "mysql": MySQLPlace}
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 
 
-class House:
-    """An app whose broker is a database. told: the ids of what has failed, as errbacks get them. beside:
-    results are kept in the same database."""
+class Env:
+    """An app whose broker is a database. notified: the ids that errbacks got. same: whether results are in
+    the same database."""
 
     def __init__(self, url: str, results: str, directory: Path) -> None:
-        self.clock = FakeClock(time.time())  # the broker goes by its own
-        self.beside = results == "beside"
+        self.clock = FakeClock(time.time())  # the broker uses its own
+        self.same = results == "same"
         options: dict[str, Any] = {}
         if results == "sqlite":
             options["backend"] = f"sqlite:///{directory}/results.db"
@@ -46,7 +45,7 @@ class House:
         self.app = QWorker(
             "shop", broker=url, clock=self.clock, result_expires=EXPIRES, set_as_current=False, **options
         )
-        self.told: list[str] = []
+        self.notified: list[str] = []
 
         @self.app.task(name="give")
         def give(*given: Any, **named: Any) -> Any:
@@ -54,7 +53,7 @@ class House:
 
         @self.app.task(name="tell")
         def tell(failed: str) -> None:
-            self.told.append(failed)
+            self.notified.append(failed)
 
     def s(self, *args: Any) -> Any:
         return self.app.tasks["give"].s(*args)
@@ -72,7 +71,7 @@ Connect = Callable[[], "contextlib.AbstractContextManager[Any]"]
 
 @pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Connect]]:
-    """The URL of a broker, and what opens a connection of the caller's to it."""
+    """Return the URL of a broker, and a function that opens a connection of the caller."""
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/queue.db"
         yield url, lambda: contextlib.closing(sqlite3.connect(tmp_path / "queue.db"))
@@ -84,122 +83,116 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     place.clear()
 
 
-@pytest.fixture(params=["beside", "sqlite", "redis"])
-def house(server: tuple[str, Connect], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    house = House(server[0], request.param, tmp_path)
-    house.app.broker.admin.queues()
-    with StepWorker(house.app):
-        pass  # the file and the tables are there
-    yield house
-    house.app.close()
+@pytest.fixture(params=["same", "sqlite", "redis"])
+def env(server: tuple[str, Connect], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    env = Env(server[0], request.param, tmp_path)
+    env.app.broker.admin.queues()
+    with StepWorker(env.app):
+        pass  # creates the file and the tables
+    yield env
+    env.app.close()
 
 
-def _chord(house: House) -> Any:
-    header = [house.s(number) for number in range(2)]
-    return chord(header, house.s().on_error(house.app.tasks["tell"].s())).apply_async()
+def _chord(env: Env) -> Any:
+    header = [env.s(number) for number in range(2)]
+    return chord(header, env.s().on_error(env.app.tasks["tell"].s())).apply_async()
 
 
-def _chain(house: House) -> Any:
-    steps = [house.s(number) for number in range(SEGMENT + 2)]
-    return chain(*steps).apply_async(link_error=house.app.tasks["tell"].s())
+def _chain(env: Env) -> Any:
+    steps = [env.s(number) for number in range(SEGMENT + 2)]
+    return chain(*steps).apply_async(link_error=env.app.tasks["tell"].s())
 
 
-def _graph(house: House) -> Any:
-    nodes = {"a": house.s(1), "b": house.s(2), "c": house.s().on_error(house.app.tasks["tell"].s())}
+def _graph(env: Env) -> Any:
+    nodes = {"a": env.s(1), "b": env.s(2), "c": env.s().on_error(env.app.tasks["tell"].s())}
     return graph(nodes, after={"c": {"x": "a", "y": "b"}}).apply_async()
 
 
-def _nested(house: House) -> Any:
-    inner = chord([house.s(1), house.s(2)], house.s())
-    return chord([inner, house.s(3)], house.s().on_error(house.app.tasks["tell"].s())).apply_async()
+def _nested(env: Env) -> Any:
+    inner = chord([env.s(1), env.s(2)], env.s())
+    return chord([inner, env.s(3)], env.s().on_error(env.app.tasks["tell"].s())).apply_async()
 
 
-def _many(house: House) -> Any:
-    body = house.s().on_error(house.app.tasks["tell"].s())
-    return house.app.send_many([chord([house.s(1), house.s(2)], body.clone()), house.s(1)])[0]
+def _many(env: Env) -> Any:
+    body = env.s().on_error(env.app.tasks["tell"].s())
+    return env.app.send_many([chord([env.s(1), env.s(2)], body.clone()), env.s(1)])[0]
 
 
-def _group(house: House) -> Any:
-    return group(house.s(1), house.s(2)).apply_async()
+def _group(env: Env) -> Any:
+    return group(env.s(1), env.s(2)).apply_async()
 
 
-def _plain(house: House) -> Any:
-    return house.app.tasks["give"].apply_many([(1,), (2,)])[0]
+def _plain(env: Env) -> Any:
+    return env.app.tasks["give"].apply_many([(1,), (2,)])[0]
 
 
 CALLS = [_chord, _chain, _graph, _nested, _many, _group, _plain]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_rolled_back_is_never_heard_of(
-    house: House, server: tuple[str, Connect], call: Callable[[House], Any]
+def test_rolled_back_workflow_leaves_nothing(
+    env: Env, server: tuple[str, Connect], call: Callable[[Env], Any]
 ) -> None:
     with server[1]() as connection:
-        with house.app.publishing_in(connection):
-            call(house)
+        with env.app.publishing_in(connection):
+            call(env)
         connection.rollback()
-    assert house.waiting() == 0
-    if house.beside:
-        assert house.app.backend.joins.count() == 0
-    house.work()
-    house.clock.advance(EXPIRES + 1)
-    for _ in range(4):  # what ends a join may be a part of another, and what waits longer expires later
-        house.work()
-        house.clock.advance(EXPIRES)
-    assert house.told == []
-    assert (house.waiting(), house.app.backend.joins.count()) == (0, 0)
+    assert env.waiting() == 0
+    if env.same:
+        assert env.app.backend.joins.count() == 0
+    env.work()
+    env.clock.advance(EXPIRES + 1)
+    for _ in range(4):  # a join may be a part of another, and then expires later
+        env.work()
+        env.clock.advance(EXPIRES)
+    assert env.notified == []
+    assert (env.waiting(), env.app.backend.joins.count()) == (0, 0)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_committed_runs(
-    house: House, server: tuple[str, Connect], call: Callable[[House], Any]
-) -> None:
+def test_committed_workflow_runs(env: Env, server: tuple[str, Connect], call: Callable[[Env], Any]) -> None:
     with server[1]() as connection:
-        with house.app.publishing_in(connection):
-            result = call(house)
-        assert house.waiting() == 0
-        if house.beside:
-            assert house.app.backend.joins.count() == 0
+        with env.app.publishing_in(connection):
+            result = call(env)
+        assert env.waiting() == 0
+        if env.same:
+            assert env.app.backend.joins.count() == 0
         connection.commit()
-    assert house.waiting() > 0
+    assert env.waiting() > 0
     for _ in range(3):
-        house.work()
+        env.work()
     assert result.get(timeout=0) is not None
-    assert (house.told, house.waiting(), house.app.backend.joins.count()) == ([], 0, 0)
+    assert (env.notified, env.waiting(), env.app.backend.joins.count()) == ([], 0, 0)
 
 
-def test_what_is_committed_and_lost_later_is_told_of(house: House, server: tuple[str, Connect]) -> None:
-    """A member that is never heard of is a failure all the same, once another was."""
+def test_lost_member_of_a_committed_chord_fails_it(env: Env, server: tuple[str, Connect]) -> None:
+    """A member that never ends is a failure, once another member has ended."""
     with server[1]() as connection:
-        with house.app.publishing_in(connection):
-            tell = house.app.tasks["tell"].s()
-            late = house.s(2).set(queue="of-nobody")
-            result = chord([house.s(1), late], house.s().on_error(tell)).apply_async()
+        with env.app.publishing_in(connection):
+            tell = env.app.tasks["tell"].s()
+            late = env.s(2).set(queue="of-nobody")
+            result = chord([env.s(1), late], env.s().on_error(tell)).apply_async()
         connection.commit()
-    house.work()
-    house.clock.advance(EXPIRES + 1)
+    env.work()
+    env.clock.advance(EXPIRES + 1)
     for _ in range(3):
-        house.work()
-    assert house.told == [result.id]
+        env.work()
+    assert env.notified == [result.id]
 
 
-def test_what_cannot_be_sent_leaves_no_join_to_a_caller_who_commits(
-    house: House, server: tuple[str, Connect]
-) -> None:
-    house.app.conf.message_max_bytes = house.app.conf.message_warn_bytes = 1024
+def test_unsendable_chord_leaves_no_join_after_commit(env: Env, server: tuple[str, Connect]) -> None:
+    env.app.conf.message_max_bytes = env.app.conf.message_warn_bytes = 1024
     with server[1]() as connection:
-        with house.app.publishing_in(connection), pytest.raises(PublishError, match="over the limit"):
-            chord([house.s(1), house.s("x" * 3000)], house.s()).apply_async()
+        with env.app.publishing_in(connection), pytest.raises(PublishError, match="over the limit"):
+            chord([env.s(1), env.s("x" * 3000)], env.s()).apply_async()
         connection.commit()
-    assert (house.waiting(), house.app.backend.joins.count()) == (0, 0)
+    assert (env.waiting(), env.app.backend.joins.count()) == (0, 0)
 
 
-@pytest.mark.parametrize("house", ["beside"], indirect=True)
-def test_what_is_dropped_and_existed_before_leaves_no_parts(
-    house: House, server: tuple[str, Connect]
-) -> None:
-    """SQLite numbers a later join like it, and a finished join is remembered."""
-    joins, sender, expires = house.app.backend.joins, house.app.broker.sender, time.time() + EXPIRES
+@pytest.mark.parametrize("env", ["same"], indirect=True)
+def test_dropping_existing_joins_deletes_their_parts(env: Env, server: tuple[str, Connect]) -> None:
+    """SQLite reuses its number for a later join, and a finished join is remembered."""
+    joins, sender, expires = env.app.backend.joins, env.app.broker.sender, time.time() + EXPIRES
     joins.open([Join("finished", 1, b"", expires), Join("open", 2, b"", expires)])
     joins.add([Part("finished", 0, "a", "SUCCESS"), Part("open", 0, "b", "SUCCESS")])
     (finished,) = joins.claim(2, EXPIRES)
@@ -215,34 +208,34 @@ def test_what_is_dropped_and_existed_before_leaves_no_parts(
         ["later", "c", "d"]
     ]
     with server[1]() as connection:
-        table = "part" if house.app.broker.url.startswith("sqlite") else "qworker_part"
+        table = "part" if env.app.broker.url.startswith("sqlite") else "qworker_part"
         execute = getattr(connection, "exec_driver_sql", None) or connection.execute
         assert sorted(execute(f"SELECT task_id FROM {table}")) == [("c",), ("d",)]
 
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("house", ["beside"], indirect=True)
-def test_the_connection_may_look_for_tables_elsewhere(house: House, server: tuple[str, Connect]) -> None:
+@pytest.mark.parametrize("env", ["same"], indirect=True)
+def test_connection_may_have_another_search_path(env: Env, server: tuple[str, Connect]) -> None:
     with server[1]() as connection:
         connection.exec_driver_sql("SET search_path TO pg_catalog")
-        with house.app.publishing_in(connection):
-            result = _chord(house)
+        with env.app.publishing_in(connection):
+            result = _chord(env)
         connection.commit()
-    house.work()
+    env.work()
     assert result.get(timeout=0) == [[[0], [1]]]
 
 
 @pytest.mark.parametrize("level", [None, "", "IMMEDIATE"])
 @pytest.mark.parametrize("call", [_chord, _plain])
-def test_who_ends_a_transaction_of_sqlites(tmp_path: Path, level: Any, call: Callable[[House], Any]) -> None:
-    """Where the driver begins one, the caller ends it; where each statement is committed, so is a call."""
-    house = House(f"sqlite:///{tmp_path}/queue.db", "beside", tmp_path)
-    with StepWorker(house.app):
+def test_sqlite_isolation_levels(tmp_path: Path, level: Any, call: Callable[[Env], Any]) -> None:
+    """If the driver begins a transaction, the caller ends it. In autocommit mode, calls are sent at once."""
+    env = Env(f"sqlite:///{tmp_path}/queue.db", "same", tmp_path)
+    with StepWorker(env.app):
         pass
     with contextlib.closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=level)) as connection:
-        with house.app.publishing_in(connection):
-            call(house)
+        with env.app.publishing_in(connection):
+            call(env)
         connection.rollback()
-    assert house.waiting() == (2 if level is None else 0)
-    assert house.app.backend.joins.count() == (1 if level is None and call is _chord else 0)
-    house.app.close()
+    assert env.waiting() == (2 if level is None else 0)
+    assert env.app.backend.joins.count() == (1 if level is None and call is _chord else 0)
+    env.app.close()

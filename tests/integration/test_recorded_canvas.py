@@ -1,6 +1,6 @@
-"""What Celery wrote to Redis for each case of its canvas, our worker runs to the end, with Celery's values.
+"""A worker runs the recorded messages of each case of Celery's canvas, with Celery's values.
 
-The file is made, and held beside the installed Celery, by ``tests/compat/canvas_recorder.py``.
+``tests/compat/canvas_recorder.py`` records the file, and compares it with the installed Celery.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_SECONDS = 3600
 
 
 class Place:
-    """One worker on Redis, for all cases; ran: task → how often."""
+    """One worker on Redis, for all cases."""
 
     def __init__(self, directory: Path) -> None:
         url, self.prefix = require("redis"), prefix_of(directory)
@@ -63,7 +63,7 @@ class Place:
         self.worker = StepWorker(app, queues=["celery", "far", "near"])
 
     def put(self, case: dict[str, Any]) -> None:
-        """Let Redis be as Celery had left it."""
+        """Restore the keys and messages that Celery wrote."""
         for key, value in case["keys"].items():
             self.redis.set(f"{self.prefix}{key}", value, ex=KEPT_SECONDS)
         for queue, messages in case["queues"].items():
@@ -91,7 +91,7 @@ def value_of(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_workflow_comes_to_celerys_value(place: Place, name: str) -> None:
+def test_recorded_workflow_has_celerys_value(place: Place, name: str) -> None:
     case = RECORDED[name]
     place.put(case)
     place.worker.run()

@@ -1,4 +1,4 @@
-"""A Redis that accepts values of up to so many bytes: what is larger is refused before it hangs up."""
+"""Redis with a maximum size of values: larger ones are refused before the server disconnects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def app(server: Redis) -> Iterator[QWorker]:
     app.backend.close()
 
 
-def test_a_message_that_is_too_large_is_refused_and_others_are_not(server: Redis) -> None:
+def test_oversized_message_is_refused(server: Redis) -> None:
     with closing(RedisBroker(server.url)) as store:
         with pytest.raises(PublishError, match="proto-max-bulk-len"):
             store.sender.push([message("large", body=b"x" * LIMIT)])
@@ -47,7 +47,7 @@ def test_a_message_that_is_too_large_is_refused_and_others_are_not(server: Redis
         store.admin.purge("q")
 
 
-def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app: QWorker) -> None:
+def test_oversized_result_becomes_a_failure(server: Redis, app: QWorker) -> None:
     with closing(RedisBroker(server.url)) as store:
         generation = store.consumer.register("w@test", ["q"], 2)
         store.sender.push([message(str(number)) for number in range(3)])
@@ -67,7 +67,7 @@ def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app
     assert "proto-max-bulk-len" in str(states["large"])
 
 
-def test_the_result_store_refuses_it(app: QWorker) -> None:
+def test_result_backend_refuses_an_oversized_result(app: QWorker) -> None:
     meta = app.backend.meta("other", "SUCCESS", "x" * LIMIT)
     with pytest.raises(EncodeError, match="proto-max-bulk-len"):
         app.backend.store("other", meta)
@@ -75,13 +75,11 @@ def test_the_result_store_refuses_it(app: QWorker) -> None:
 
 
 @pytest.mark.parametrize("canvas_format", ["celery", "shared"])
-def test_a_body_whose_values_are_too_large_together_fails_and_the_worker_goes_on(
-    server: Redis, canvas_format: str
-) -> None:
+def test_chord_body_with_oversized_values_fails(server: Redis, canvas_format: str) -> None:
     app = QWorker(
         "bodies", broker=server.url, backend=server.url, canvas_format=canvas_format, set_as_current=False
     )
-    told: list[str] = []
+    notified: list[str] = []
 
     @app.task(name="give")
     def give(size: int) -> str:
@@ -93,15 +91,15 @@ def test_a_body_whose_values_are_too_large_together_fails_and_the_worker_goes_on
 
     @app.task(name="tell")
     def tell(failed: str) -> None:
-        told.append(failed)
+        notified.append(failed)
 
     with closing(app), StepWorker(app) as worker:
         body = gather.s().on_error(tell.si("it failed"))
         too_large = chord([give.s(LIMIT // 3)] * 3, body)()
         fits = chord([give.s(10)] * 3, gather.s())()
-        until(lambda: worker.run() or (too_large.ready() and fits.ready() and bool(told)))
+        until(lambda: worker.run() or (too_large.ready() and fits.ready() and bool(notified)))
         assert fits.get(timeout=5) == 30
         with pytest.raises(ChordError, match="proto-max-bulk-len"):
             too_large.get(timeout=5, follow_parents=False)
-        assert told == ["it failed"]
+        assert notified == ["it failed"]
         assert app.backend.joins.count() == 0

@@ -1,5 +1,4 @@
-"""The Redis broker when its server refuses, forgets, fills up or goes away; and what it promises beyond the
-contract."""
+"""The Redis broker: server faults, full memory, damaged data, and features beyond the contract suite."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def open_(place: RedisPlace) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def server() -> Iterator[Callable[..., Redis]]:
-    """Starts a server of our own with lines of configuration."""
+    """Return a function that starts a server with configuration options."""
     started: list[Redis] = []
 
     def start(**options: object) -> Redis:
@@ -91,7 +90,7 @@ def opened(server: Redis, **options: Any) -> Iterator[RedisBroker]:
 # -- results --
 
 
-def test_results_expire_by_themselves(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_results_get_a_ttl(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
     now = time.time()
     rows = [("soon", "SUCCESS", b'{"status": "SUCCESS"}', now + 100), ("never", "SUCCESS", b"pickled", None)]
@@ -103,7 +102,7 @@ def test_results_expire_by_themselves(open_: Callable[..., Any], place: RedisPla
     assert not place.client.exists(f"{key}soon.status")
 
 
-def test_a_result_is_published_as_celery_does(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_result_is_published_like_celery(open_: Callable[..., Any], place: RedisPlace) -> None:
     listening = place.client.pubsub(ignore_subscribe_messages=True)
     channel = f"{place.prefix}celery-task-meta-one"
     listening.subscribe(channel)
@@ -118,7 +117,7 @@ def test_a_result_is_published_as_celery_does(open_: Callable[..., Any], place: 
     listening.close()
 
 
-def test_an_ack_stores_the_result_with_the_app(place: RedisPlace) -> None:
+def test_results_are_stored_with_the_ack(place: RedisPlace) -> None:
     options = {"global_keyprefix": place.prefix}
     app = QWorker(
         "proj", broker=place.url, result_backend=place.url, set_as_current=False,
@@ -128,10 +127,10 @@ def test_an_ack_stores_the_result_with_the_app(place: RedisPlace) -> None:
     app.close()
 
 
-# -- the other side of the line --
+# -- broken connections --
 
 
-def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_consumer_reconnects(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, publisher = open_(options={"client_name": f"{place.prefix}w"}), open_()
     own = store.consumer.register("w", ["q"], 1)
     publisher.sender.push([message("a")])
@@ -140,7 +139,7 @@ def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: Redis
     ids = [each["id"] for each in place.client.client_list() if each["name"] == f"{place.prefix}w"]
     for id in ids:
         place.client.client_kill_filter(_id=id)
-    assert store.consumer.wait(30) is True, "whatever was said meanwhile must be looked for"
+    assert store.consumer.wait(30) is True, "messages may have arrived meanwhile"
     with pytest.raises(BrokerUnavailable):
         store.consumer.lease(["q"], 1)
     assert store.consumer.settle(own, [Ack(held.tag)]) == set()
@@ -150,9 +149,7 @@ def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: Redis
     assert names(store.consumer.lease(["q"], 1).messages) == ["b"]
 
 
-def test_an_idle_publisher_survives_what_the_server_closed(
-    open_: Callable[..., Any], place: RedisPlace
-) -> None:
+def test_idle_publisher_reconnects(open_: Callable[..., Any], place: RedisPlace) -> None:
     publisher = open_(options={"client_name": f"{place.prefix}p"})
     publisher.sender.push([message("a")])
     (client,) = [each for each in place.client.client_list() if each["name"] == f"{place.prefix}p"]
@@ -161,8 +158,8 @@ def test_an_idle_publisher_survives_what_the_server_closed(
     assert place.count() == 2
 
 
-def test_what_a_claim_took_whose_answer_was_lost_comes_back(place: RedisPlace, tmp_path: Path) -> None:
-    """The server has given the messages to us, and we never heard of it."""
+def test_messages_of_a_claim_with_a_lost_reply_are_leased_again(place: RedisPlace, tmp_path: Path) -> None:
+    """The server has leased the messages to the consumer, which did not get the reply."""
     host, port = (
         place.client.connection_pool.connection_kwargs["host"],
         place.client.connection_pool.connection_kwargs["port"],
@@ -173,11 +170,11 @@ def test_what_a_claim_took_whose_answer_was_lost_comes_back(place: RedisPlace, t
     store = RedisBroker(f"redis://127.0.0.1:{gate.port}/{db}", options=options)
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([message("a"), message("b")])
-    gate.deaf = True
+    gate.dropping = True
     with pytest.raises(BrokerUnavailable):
         store.consumer.lease(["q"], 10)
     assert place.client.hlen(f"{place.prefix}unacked") == 2
-    gate.deaf = False
+    gate.dropping = False
     again = store.consumer.lease(["q"], 10).messages
     assert names(again) == ["a", "b"]
     assert {leased.deliveries for leased in again} == {0}
@@ -188,13 +185,13 @@ def test_what_a_claim_took_whose_answer_was_lost_comes_back(place: RedisPlace, t
 
 
 class Gate:
-    """Passes connections on to *target*; deaf: what the target answers is thrown away with the connection."""
+    """Forwards connections to *target*. dropping: discard replies of the target, and close the connection."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
-        self.deaf = False
+        self.dropping = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -210,7 +207,7 @@ class Gate:
     def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         try:
             while data := source.recv(65536):
-                if answers and self.deaf:
+                if answers and self.dropping:
                     break
                 target.sendall(data)
         except OSError:
@@ -225,10 +222,10 @@ class Gate:
         self._listening.close()
 
 
-# -- servers that are set up wrongly, or are full --
+# -- misconfigured and full servers --
 
 
-def test_a_server_that_evicts_is_refused(server: Callable[..., Redis]) -> None:
+def test_server_with_eviction_is_refused(server: Callable[..., Redis]) -> None:
     evicting = server(**{"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
     with opened(evicting) as store, pytest.raises(ConfigurationError, match="noeviction"):
         store.consumer.register("w", ["q"], 1)
@@ -236,7 +233,7 @@ def test_a_server_that_evicts_is_refused(server: Callable[..., Redis]) -> None:
         assert store.consumer.register("w", ["q"], 1)
 
 
-def test_when_memory_is_full_acks_and_results_still_go(server: Callable[..., Redis]) -> None:
+def test_acks_and_results_work_with_full_memory(server: Callable[..., Redis]) -> None:
     full = server()
     with opened(full) as store:
         own = store.consumer.register("w", ["q"], 1)
@@ -260,7 +257,7 @@ def test_when_memory_is_full_acks_and_results_still_go(server: Callable[..., Red
         store.sender.push([message("yes")])
 
 
-def test_a_replica_is_not_written_to(server: Callable[..., Redis]) -> None:
+def test_replica_raises_broker_unavailable(server: Callable[..., Redis]) -> None:
     replica = server()
     with opened(replica) as store:
         store.sender.push([message("a")])
@@ -271,7 +268,7 @@ def test_a_replica_is_not_written_to(server: Callable[..., Redis]) -> None:
         store.sender.push([message("c")])
 
 
-def test_a_wrong_password_is_named(server: Callable[..., Redis]) -> None:
+def test_wrong_password_is_reported(server: Callable[..., Redis]) -> None:
     private = server()
     private.do("CONFIG", "SET", "requirepass", "right")
     store = RedisBroker(private.url.replace("redis://", "redis://:wrong@"))
@@ -285,7 +282,7 @@ def test_a_wrong_password_is_named(server: Callable[..., Redis]) -> None:
     right.close()
 
 
-def test_a_missing_password_is_named_though_the_server_speaks_of_lengths(
+def test_missing_password_is_reported_for_large_commands(
     server: Callable[..., Redis],
 ) -> None:
     private = server()
@@ -321,7 +318,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
+def test_damaged_message_can_be_leased_and_settled(
     open_: Callable[..., Any], place: RedisPlace, name: str
 ) -> None:
     place.client.lpush(f"{place.prefix}q", DAMAGED[name])
@@ -333,7 +330,7 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
     assert first.consumer.settle(own, [Release(leased.tag, counted=True, requeued=True)]) == set()
     assert len(first.admin.peek("q", "ready", 10)) == 1
     (leased,) = first.consumer.lease(["q"], 10).messages
-    first.consumer.deregister()  # gives back what is held
+    first.consumer.deregister()  # releases its messages
     other = second.consumer.register("second", ["q"], 1)
     (leased,) = second.consumer.lease(["q"], 10).messages
     assert second.consumer.settle(other, [DeadLetter(leased.tag, "damaged")]) == set()
@@ -344,7 +341,7 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
     assert place.count() == 0
 
 
-def test_a_peek_leaves_bodies_in_the_server_and_shows_what_stock_consumers_hold(
+def test_peek_omits_bodies_and_includes_kombus_unacked_messages(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     store = open_()
@@ -364,9 +361,7 @@ def test_a_peek_leaves_bodies_in_the_server_and_shows_what_stock_consumers_hold(
 @pytest.mark.parametrize(
     "order", [b"", b"x", b"1 2", b"1 2 [", b"9e9 3 [1]", b"\xff \xff \xff", b'nan 4 ["a", 1, 2]']
 )
-def test_a_damaged_revocation_is_passed_over(
-    open_: Callable[..., Any], place: RedisPlace, order: bytes
-) -> None:
+def test_damaged_revocation_is_ignored(open_: Callable[..., Any], place: RedisPlace, order: bytes) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.revoke(["before"])
@@ -381,7 +376,7 @@ GARBAGE = [b"", b"x", b"-1", b"nan", b"inf", b"1e400", b"\xff\xfe", b"9" * 30, b
 
 
 @pytest.mark.parametrize("text", GARBAGE)
-def test_numbers_that_a_stranger_has_written_stop_no_worker(
+def test_invalid_numbers_do_not_stop_a_worker(
     open_: Callable[..., Any], place: RedisPlace, text: bytes
 ) -> None:
     keys = f"{place.prefix}qworker."
@@ -413,7 +408,7 @@ def test_numbers_that_a_stranger_has_written_stop_no_worker(
     assert second.admin.dead_retry() == 1
 
 
-def test_files_that_a_stranger_names_as_a_consumers_stay(
+def test_forged_owner_paths_are_not_deleted(
     open_: Callable[..., Any], place: RedisPlace, tmp_path: Path
 ) -> None:
     lock, marks = tmp_path / "lock", tmp_path / "marks"
@@ -428,7 +423,7 @@ def test_files_that_a_stranger_names_as_a_consumers_stay(
     assert (lock.read_text(), marks.read_text()) == ("kept", "kept")
 
 
-def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:
+def test_messages_survive_a_restart_of_the_server(server: Callable[..., Redis]) -> None:
     durable = server()
     with opened(durable) as store:
         own = store.consumer.register("w", ["q"], 1)
@@ -442,10 +437,10 @@ def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:
         assert [(info.ready, info.delayed, info.leased) for info in store.admin.queues()] == [(0, 1, 0)]
 
 
-# -- ways to a server --
+# -- kinds of connections --
 
 
-def test_a_unix_socket(server: Callable[..., Redis], tmp_path: Path) -> None:
+def test_unix_socket(server: Callable[..., Redis], tmp_path: Path) -> None:
     path = Path("/tmp", f"qworker-{hashlib.sha1(str(tmp_path).encode()).hexdigest()[:8]}.sock")
     server(unixsocket=str(path))
     store = RedisBroker(f"redis+socket://{path}?virtual_host=2")
@@ -488,7 +483,7 @@ def test_tls(server: Callable[..., Redis], tmp_path: Path) -> None:
     stranger.close()
 
 
-def test_a_sentinel_leads_to_the_master(server: Callable[..., Redis], tmp_path: Path) -> None:
+def test_sentinel_failover(server: Callable[..., Redis], tmp_path: Path) -> None:
     master, other = server(), server()
     other.do("REPLICAOF", "127.0.0.1", str(master.port))
     port = free_port()
@@ -540,7 +535,7 @@ def pushed(store: RedisBroker) -> bool:
 
 @pytest.fixture
 def idle(open_: Callable[..., Any]) -> Any:
-    """A store that has claimed everything, and expects up to four messages; Redis knows it."""
+    """Return an idle store that has registered a claim of up to four messages in the server."""
     store = open_()
     store.consumer.register("idle", ["q"], 1)
     assert store.consumer.lease(["q"], 10).messages == []
@@ -548,11 +543,11 @@ def idle(open_: Callable[..., Any]) -> Any:
     return store
 
 
-def test_a_message_that_finds_a_worker_idle_is_claimed_inside_the_server(
+def test_push_claims_messages_for_an_idle_worker(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     open_().sender.push([message("a"), message("b")])
-    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 2)  # and it has asked nothing
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 2)  # without a request of the worker
     assert idle.consumer.wait(30, 4) is True
     assert idle.consumer.prefetched
     assert names(idle.consumer.lease(["q"], 0).messages) == ["a", "b"]
@@ -560,7 +555,7 @@ def test_a_message_that_finds_a_worker_idle_is_claimed_inside_the_server(
     assert idle.consumer.lease(["q"], 10).messages == []
 
 
-def test_no_more_are_claimed_than_are_expected(
+def test_claim_in_the_server_respects_the_limit(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     open_().sender.push([message(str(number)) for number in range(9)])
@@ -571,7 +566,7 @@ def test_no_more_are_claimed_than_are_expected(
     assert names(idle.consumer.lease(["q"], 10).messages) == ["6", "7", "8"]
 
 
-def test_the_most_urgent_is_claimed_first(idle: Any, open_: Callable[..., Any]) -> None:
+def test_claim_in_the_server_respects_priority(idle: Any, open_: Callable[..., Any]) -> None:
     open_().sender.push([message("a"), message("urgent", priority=9)])
     found: list[str] = []
     until(
@@ -583,8 +578,8 @@ def test_the_most_urgent_is_claimed_first(idle: Any, open_: Callable[..., Any]) 
     assert found == ["urgent", "a"]
 
 
-def test_who_expects_nothing_any_more_leaves_messages_to_others(idle: Any, open_: Callable[..., Any]) -> None:
-    """A worker that begins to stop may have an hour to go."""
+def test_cancelled_claim_leaves_messages_to_others(idle: Any, open_: Callable[..., Any]) -> None:
+    """A stopping worker may still run for an hour."""
     idle.consumer.wait(0)
     publisher, other = open_(), open_()
     publisher.sender.push([message("a")])
@@ -594,12 +589,12 @@ def test_who_expects_nothing_any_more_leaves_messages_to_others(idle: Any, open_
     assert idle.consumer.lease(["q"], 0).messages == []
 
 
-def test_what_was_claimed_as_it_was_called_off_goes_back(
+def test_messages_claimed_while_cancelling_are_released(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     open_().sender.push([message("a")])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 1)
-    idle.consumer.wait(0)  # the answer is on its way, and is not read any more
+    idle.consumer.wait(0)  # the reply is in transit, and is not read
     assert idle.consumer.prefetched
     assert idle.consumer.lease(["q"], 0).messages == []
     assert place.client.hlen(f"{place.prefix}unacked") == 0
@@ -607,7 +602,7 @@ def test_what_was_claimed_as_it_was_called_off_goes_back(
     assert (leased.headers, leased.deliveries) == ("a", 0)
 
 
-def test_a_claim_whose_connection_was_cut_loses_nothing(
+def test_claim_with_a_broken_connection_loses_nothing(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     for client in place.client.client_list():
@@ -624,7 +619,7 @@ def test_a_claim_whose_connection_was_cut_loses_nothing(
     assert found == ["a"]
 
 
-def test_a_claim_of_which_the_server_has_forgotten_the_script_is_made_anew(
+def test_claim_works_after_script_flush(
     server: Callable[..., Redis],
 ) -> None:
     forgetful = server()
@@ -638,7 +633,7 @@ def test_a_claim_of_which_the_server_has_forgotten_the_script_is_made_anew(
         assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_a_claim_is_not_carried_out_for_who_has_deregistered(
+def test_claim_is_not_made_after_deregistering(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     idle.consumer.deregister()
@@ -648,7 +643,7 @@ def test_a_claim_is_not_carried_out_for_who_has_deregistered(
     assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_a_claim_inside_the_server_tells_the_last_revocation(
+def test_claim_in_the_server_reports_the_last_revocation(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     other = open_()
@@ -660,10 +655,10 @@ def test_a_claim_inside_the_server_tells_the_last_revocation(
     assert (names(claim.messages), claim.last_revocation) == (["a"], cursor)
 
 
-def test_what_is_announced_after_a_claim_inside_the_server_is_looked_for(
+def test_announcements_after_a_claim_in_the_server_are_fetched(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
-    """A claim saw neither the delayed message nor the revocation that came after it."""
+    """The claim does not include the delayed message and the revocation that follow it."""
     other = open_()
     other.sender.push([message("a")])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 1)
@@ -676,20 +671,18 @@ def test_what_is_announced_after_a_claim_inside_the_server_is_looked_for(
     assert claim.last_revocation == idle.consumer.revoked_since(0)[0]
 
 
-def test_a_claim_inside_the_server_is_given_out_without_another_question(
+def test_lease_returns_a_claim_without_a_request(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     open_().sender.push([message("a")])
     until(lambda: idle.consumer.wait(30, 4) and idle.consumer.prefetched)
-    place.client.delete(f"{place.prefix}qworker.owners")  # who asks again hears that its lease is lost
+    place.client.delete(f"{place.prefix}qworker.owners")  # another request raises LeaseLost
     assert names(idle.consumer.lease(["q"], 10).messages) == ["a"]
     with pytest.raises(LeaseLost):
         idle.consumer.lease(["q"], 10)
 
 
-def test_a_revocation_that_cannot_be_read_is_asked_for_once(
-    open_: Callable[..., Any], place: RedisPlace
-) -> None:
+def test_undecodable_revocation_is_fetched_once(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.revoke(["a"])
@@ -700,8 +693,8 @@ def test_a_revocation_that_cannot_be_read_is_asked_for_once(
     assert (found, store.consumer.lease(["q"], 1).last_revocation) == ([], cursor)
 
 
-def test_a_claim_of_many_queues_is_shared_among_them(open_: Callable[..., Any], place: RedisPlace) -> None:
-    """Together they take no more than there is room for."""
+def test_claim_limit_is_shared_among_queues(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """In total, they claim at most the limit."""
     store, queues = open_(), ["q", "r", "s"]
     store.consumer.register("idle", queues, 1)
     assert store.consumer.lease(queues, 10).messages == []
@@ -717,14 +710,12 @@ def test_a_claim_of_many_queues_is_shared_among_them(open_: Callable[..., Any], 
 
 
 def open_sockets() -> int:
-    """Of this process: the server counts the connections of others too."""
+    """Return the number of sockets of this process; the server also counts other connections."""
     files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     return sum(os.path.islink(file) and os.readlink(file).startswith("socket:") for file in files)
 
 
-def test_a_worker_of_very_many_queues_has_one_connection_for_each(
-    open_: Callable[..., Any], place: RedisPlace
-) -> None:
+def test_claims_use_one_connection_per_queue(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, queues = open_(), [f"q{number}" for number in range(20)]
     store.consumer.register("idle", queues, 1)
     assert store.consumer.lease(queues, 100).messages == []
@@ -736,10 +727,10 @@ def test_a_worker_of_very_many_queues_has_one_connection_for_each(
     assert names(store.consumer.lease(queues, 100).messages) == ["a"]
 
 
-# -- beside others --
+# -- other clients --
 
 
-def test_a_plain_lpush_of_another_ends_a_wait(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_lpush_of_another_client_ends_wait(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     assert store.consumer.lease(["q"], 10).messages == []
@@ -754,14 +745,12 @@ def test_a_plain_lpush_of_another_ends_a_wait(open_: Callable[..., Any], place: 
     assert names(store.consumer.lease(["q"], 10).messages) == ["with a priority"]
 
 
-def test_stock_tools_find_the_queue(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_queue_has_a_kombu_binding(open_: Callable[..., Any], place: RedisPlace) -> None:
     open_().sender.push([message("a", "mail")])
     assert place.client.smembers(f"{place.prefix}_kombu.binding.mail") == {b"mail\x06\x16\x06\x16mail"}
 
 
-def test_what_is_pushed_in_portions_is_there_in_order_or_not_at_all(
-    open_: Callable[..., Any], place: RedisPlace
-) -> None:
+def test_large_push_is_atomic_and_in_order(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, key = open_(), f"{place.prefix}q"
     many = [message(str(number), priority=9) for number in range(2 * PORTION + 1)]
     store.sender.push(many)
@@ -770,11 +759,11 @@ def test_what_is_pushed_in_portions_is_there_in_order_or_not_at_all(
     with pytest.raises(TypeError):
         store.sender.push([*many, message("x", priority=9, body="no bytes")])
     assert place.client.llen(key) == len(many)
-    store.sender.push([message("last", priority=9)])  # by a connection that is in no transaction
+    store.sender.push([message("last", priority=9)])  # the connection is not in a transaction
     assert place.client.llen(key) == len(many) + 1
 
 
-def test_flushing_hands_delayed_messages_to_the_lists(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_flush_delayed_moves_messages_to_the_lists(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
     store.sender.push([message(str(number), due=time.time() + 1000, priority=9) for number in range(1500)])
     assert store.admin.flush_delayed("q") == 1500
@@ -782,7 +771,7 @@ def test_flushing_hands_delayed_messages_to_the_lists(open_: Callable[..., Any],
     assert store.admin.flush_delayed("q") == 0
 
 
-def test_a_silent_worker_of_another_host_says_what_it_was_running(
+def test_running_marks_of_a_worker_on_another_host_are_counted(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     silent, well = open_(lease_seconds=0.3), open_()
@@ -807,8 +796,8 @@ def test_a_silent_worker_of_another_host_says_what_it_was_running(
     }
 
 
-def test_a_lease_holds_back_stock_consumers(open_: Callable[..., Any], place: RedisPlace) -> None:
-    """What is on lease is restored by them only when their time-out is over after the end of the lease."""
+def test_lease_prevents_restoring_by_kombu(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """kombu restores leased messages only when its visibility timeout has passed after the lease."""
     store = open_(lease_seconds=30.0)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([message("a")])
@@ -819,8 +808,8 @@ def test_a_lease_holds_back_stock_consumers(open_: Callable[..., Any], place: Re
     assert (exchange, routing_key, payload["headers"]) == ("", "q", "a")
 
 
-def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], place: RedisPlace) -> None:
-    """A stock consumer with a clock of its own took our message for lost, and put it back."""
+def test_copy_of_a_leased_message_is_settled_with_it(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """A kombu consumer with another clock considered the message lost, and restored it."""
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([message("a")])
@@ -835,9 +824,7 @@ def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], pl
     assert place.client.zcard(f"{place.prefix}unacked_index") == 0
 
 
-def test_consumers_that_were_silent_for_a_day_are_forgotten(
-    open_: Callable[..., Any], place: RedisPlace
-) -> None:
+def test_consumers_silent_for_a_day_are_deleted(open_: Callable[..., Any], place: RedisPlace) -> None:
     gone, well = open_(), open_()
     generation = gone.consumer.register("gone", ["q"], 1)
     well.consumer.register("well", ["q"], 1)
@@ -850,7 +837,7 @@ def test_consumers_that_were_silent_for_a_day_are_forgotten(
     assert place.client.zcard(owners) == 1
 
 
-def test_a_worker_without_a_place_for_files_is_known_by_its_lease(
+def test_worker_without_a_directory_for_files_uses_its_lease(
     open_: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a file"
@@ -869,9 +856,7 @@ def test_a_worker_without_a_place_for_files_is_known_by_its_lease(
     assert (name, returned, counted) == ("silent", 1, 0)
 
 
-def test_files_of_the_long_dead_are_deleted(
-    open_: Callable[..., Any], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_old_owner_files_are_deleted(open_: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     store = open_()
     store.consumer.register("w", ["q"], 1)
@@ -890,8 +875,8 @@ def test_files_of_the_long_dead_are_deleted(
     assert not {"old.lock", "4194304.old.running"} & left
 
 
-def test_without_blmove_a_worker_looks_for_others_messages(server: Callable[..., Redis]) -> None:
-    """As on servers before 6.2, which do not know it."""
+def test_without_blmove_the_worker_polls(server: Callable[..., Redis]) -> None:
+    """Like on servers before 6.2, which do not have it."""
     old = server()
     old.do("ACL", "SETUSER", "old", "on", ">pw", "~*", "&*", "+@all", "-blmove")
     store = RedisBroker(old.url.replace("redis://", "redis://old:pw@"))
@@ -904,8 +889,8 @@ def test_without_blmove_a_worker_looks_for_others_messages(server: Callable[...,
     store.close()
 
 
-def test_who_waits_rests_and_hears_all_once_the_server_is_back(server: Callable[..., Redis]) -> None:
-    """It has kept its data, so that the lease stands and nobody registers anew."""
+def test_wait_works_after_a_restart_of_the_server(server: Callable[..., Redis]) -> None:
+    """The server keeps its data, so the lease is still valid without registering again."""
     kept = server()
     store, publisher = RedisBroker(kept.url), RedisBroker(kept.url)
     with closing(store), closing(publisher):
@@ -919,22 +904,22 @@ def test_who_waits_rests_and_hears_all_once_the_server_is_back(server: Callable[
             with pytest.raises(BrokerUnavailable):
                 store.consumer.lease(["q"], 1)
         kept.start()
-        with suppress(BrokerUnavailable):  # by a connection of before
+        with suppress(BrokerUnavailable):  # on an old connection
             store.consumer.lease(["q"], 1)
         turns, began = 0, time.monotonic()
         while time.monotonic() - began < 0.5:
             assert store.consumer.lease(["q"], 1).messages == []
             store.consumer.wait(0.1)
             turns += 1
-        assert turns < 10, "it looks again and again instead of waiting"
+        assert turns < 10, "it polls instead of waiting"
         threading.Timer(0.1, publisher.sender.revoke, [["nobody"]]).start()
         began = time.monotonic()
-        assert store.consumer.wait(20) is True, "nobody told it that a task was called off"
+        assert store.consumer.wait(20) is True, "the revocation did not notify it"
         assert time.monotonic() - began < 10
 
 
-def test_who_may_use_our_channels_alone_is_told_of_any_queue(server: Callable[..., Redis]) -> None:
-    """Also of those that nobody has registered for, as by a consumer of kombu's channels."""
+def test_notifications_work_with_restricted_channels(server: Callable[..., Redis]) -> None:
+    """Also for queues without a registration, like those of kombu's channels."""
     strict = server()
     strict.do("ACL", "SETUSER", "few", "on", ">pw", "~*", "resetchannels", "&qworker*", "+@all")
     store = RedisBroker(strict.url.replace("redis://", "redis://few:pw@"))
@@ -951,8 +936,8 @@ def test_who_may_use_our_channels_alone_is_told_of_any_queue(server: Callable[..
             assert names(store.consumer.lease(queues, 1).messages) == ["x"]
 
 
-def test_what_comes_to_a_queue_that_is_no_longer_claimed_wakes_nobody(open_: Callable[..., Any]) -> None:
-    """Though it stays there: else who has cancelled a consumer would look again and again."""
+def test_messages_in_a_cancelled_queue_do_not_end_wait(open_: Callable[..., Any]) -> None:
+    """They stay in the queue; otherwise a client that has cancelled a consumer would poll repeatedly."""
     store, publisher = open_(), open_()
     store.consumer.register("kombu@here", (), 0)
     for queues in (["a", "b"], ["a"]):
@@ -965,9 +950,7 @@ def test_what_comes_to_a_queue_that_is_no_longer_claimed_wakes_nobody(open_: Cal
 
 
 @pytest.mark.parametrize(("scale", "order"), [("qworker", [9, 8, 4, 0]), ("celery", [0, 4, 8, 9])])
-def test_what_a_worker_has_fetched_runs_in_the_order_of_the_scale(
-    place: RedisPlace, scale: str, order: list[int]
-) -> None:
+def test_priority_scale_orders_prefetched_tasks(place: RedisPlace, scale: str, order: list[int]) -> None:
     options = {"global_keyprefix": place.prefix, "priority_scale": scale}
     app = QWorker(
         "proj", broker=place.url, result_backend="disabled://", set_as_current=False,

@@ -1,4 +1,4 @@
-"""Brokers of other packages, found by the entry points of what is installed."""
+"""Brokers of other packages, found through entry points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_broker(url, conf):
 
 
 def install(directory: Path, package: str, scheme: str, text: str) -> None:
-    """As pip would do it."""
+    """Install a package like pip."""
     (directory / f"{package}.py").write_text(text.replace("{scheme}", scheme))
     info = directory / f"{package}-1.dist-info"
     info.mkdir()
@@ -37,18 +37,18 @@ def install(directory: Path, package: str, scheme: str, text: str) -> None:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where packages are installed."""
+    """Return the directory for packages."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def test_the_broker_and_its_row_are_found(packages: Path) -> None:
+def test_registered_broker_and_capabilities_are_found(packages: Path) -> None:
     install(packages, "broker_good", "good", GOOD)
     assert isinstance(open_broker("good://here", Settings({})), MemoryStore)
     assert capabilities_of("good://here").name == "Mine"
 
 
-def test_a_broker_without_a_row_is_not_taken_for_one_of_kombus(packages: Path) -> None:
+def test_registered_broker_without_capabilities_is_unknown(packages: Path) -> None:
     install(packages, "broker_rowless", "rowless", GOOD.replace("CAPABILITIES =", "OTHERWISE ="))
     assert capabilities_of("rowless://here") is UNKNOWN
     assert capabilities_of("nobodys://here") is OTHER
@@ -66,7 +66,7 @@ class Bare(Broker):
     def close(self): ...
 open_broker = lambda url, conf: {opened}
 """
-"""Brokers that were written before there were letters, revocations and so on beside the three sides."""
+"""Brokers that were written for an older version, without letters, revocations and so on."""
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ open_broker = lambda url, conf: {opened}
     ],
     ids=["fields", "methods", "arguments", "more arguments", "modules"],
 )
-def test_one_for_an_older_promise_is_told_from_others(packages: Path, opened: str, said: str) -> None:
+def test_broker_for_an_older_version_is_reported(packages: Path, opened: str, said: str) -> None:
     name = f"old{len(opened)}"
     install(packages, f"broker_{name}", name, OLD.replace("{opened}", opened))
     with pytest.raises(ConfigurationError, match=said) as raised:
@@ -99,7 +99,9 @@ def test_one_for_an_older_promise_is_told_from_others(packages: Path, opened: st
         ("returns", "def open_broker(url, conf): return 7", "returned int, which is not a Broker"),
     ],
 )
-def test_what_is_wrong_is_one_error(packages: Path, name: str, text: str, said: str) -> None:
+def test_invalid_entry_point_raises_configuration_error(
+    packages: Path, name: str, text: str, said: str
+) -> None:
     install(packages, f"broker_{name}", name, text)
     with pytest.raises(ConfigurationError, match=said) as raised:
         open_broker(f"{name}://s3cr3t@here", Settings({}))
@@ -107,21 +109,21 @@ def test_what_is_wrong_is_one_error(packages: Path, name: str, text: str, said: 
     assert "s3cr3t" not in str(raised.value)
 
 
-def test_two_for_one_scheme(packages: Path) -> None:
+def test_two_brokers_for_one_scheme_are_refused(packages: Path) -> None:
     for package in ("broker_one", "broker_two"):
         install(packages, package, "twice", GOOD)
     with pytest.raises(ConfigurationError, match="broker_one:open_broker and as broker_two:open_broker"):
         open_broker("twice://here", Settings({}))
 
 
-def test_a_slip_in_the_scheme_finds_it(packages: Path) -> None:
+def test_typo_in_the_scheme_suggests_the_broker(packages: Path) -> None:
     install(packages, "broker_named", "pigeonpost", GOOD)
     with pytest.raises(ConfigurationError, match="did you mean pigeonpost://"):
         open_broker("pigenpost://here", Settings({}))
 
 
-def test_our_own_schemes_ask_nobody() -> None:
-    """Looking for entry points takes 20 ms, which no start of a worker is to wait for."""
+def test_builtin_schemes_do_not_read_entry_points() -> None:
+    """Reading entry points takes 20 ms, which would delay every start of a worker."""
     script = (
         "import sys\nfrom qworker.conf import Settings\nfrom qworker.transports import open_broker\n"
         "import qworker.transports as t\n"
@@ -130,7 +132,7 @@ def test_our_own_schemes_ask_nobody() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def test_nats_is_registered_as_others_are() -> None:
+def test_nats_is_found_through_its_entry_point() -> None:
     assert "nats" not in transports.SCHEMES
     point = registered("nats")
     assert point is not None
@@ -138,7 +140,7 @@ def test_nats_is_registered_as_others_are() -> None:
     assert capabilities_of("nats://h").name == "NATS JetStream"
 
 
-def test_a_module_of_ours_that_is_gone_is_told_from_others(packages: Path) -> None:
+def test_import_of_a_removed_qworker_module_is_reported(packages: Path) -> None:
     install(packages, "broker_moved", "moved", "import qworker.transports.of_old")
     with pytest.raises(ConfigurationError, match=r"lacks features that this version.*of_old"):
         open_broker("moved://here", Settings({}))

@@ -1,5 +1,5 @@
-"""Two workers' consumers on a server that errs at random: what is acknowledged never comes again, nobody gets
-what another holds, and nothing is lost. NATS behind a proxy, and the stand-ins of IronMQ and Disque."""
+"""Consumers on a server with random faults: acknowledged messages are not redelivered, leases are exclusive,
+and nothing is lost. NATS behind a proxy, and fake servers for IronMQ and Disque."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ STEPS = 60
 LEASE_SECONDS = 4.0
 TIMEOUT_SECONDS = 0.6
 SURE_SECONDS = 1.5
-"""More than a call takes that is answered in time."""
+"""Longer than a call with a timely reply."""
 
 
 class Server(NamedTuple):
-    """url: of a server that errs. options: of the broker. err: have it do so once more. heal: it does no
-    more. expire: what is held is shown to others from now on, if that can be told."""
+    """url: of a server with faults. options: of the broker. err: cause another fault. heal: end all faults.
+    expire: end all leases, if the server supports that."""
 
     url: str
     options: dict[str, object]
@@ -96,23 +96,23 @@ def disque(directory: Path) -> Iterator[Server]:
         yield Server(server.url, options, err, heal)
 
 
-class Day:
-    """What *brokers* did, and what must not be."""
+class Run:
+    """Random operations of *brokers*, and checks of their effects."""
 
     def __init__(self, brokers: list[Broker], chance: random.Random) -> None:
         self.brokers = brokers
         self.chance = chance
         self.sent: list[str] = []
         self.doubtful: set[str] = set()
-        """Of which it is not known whether they were sent: they may be there twice."""
+        """Messages that may have been sent twice."""
         self.held: list[dict[int, str]] = [{} for _ in brokers]
         self.ending: list[dict[int, Ack | Release]] = [{} for _ in brokers]
-        """Those that somebody is in the midst of settling."""
+        """Settlements in progress."""
         self.generations = [0 for _ in brokers]
         self.done: set[str] = set()
-        """Those that the server was told to delete; the answer may have been lost."""
+        """Messages with an ack that was sent; the reply may have been lost."""
         self.acked: set[str] = set()
-        """Those of them of which the server said so in time."""
+        """Messages with an ack that was confirmed in time."""
         self.runs: Counter[str] = Counter()
 
     def send(self) -> None:
@@ -123,7 +123,7 @@ class Day:
                 return self.brokers[0].sender.push([envelope(name, "q") for name in names], timeout=2.0)
             except BrokerUnavailable:
                 self.doubtful |= set(names)
-        raise AssertionError("it never takes a message")
+        raise AssertionError("it never accepts a message")
 
     def register(self, who: int) -> None:
         self.held[who].clear()
@@ -134,7 +134,7 @@ class Day:
                 return
             except BrokerUnavailable:
                 pass
-        raise AssertionError("it never lets anybody in")
+        raise AssertionError("it never accepts a registration")
 
     def lease(self, who: int) -> None:
         try:
@@ -153,14 +153,14 @@ class Day:
             for other, held in enumerate(self.held):
                 owner = [tag for tag, one in held.items() if one == name and tag not in self.ending[other]]
                 if who == other:
-                    owner = []  # it has told that this lease was over, and has another
+                    owner = []  # its old lease has ended, and it has a new one
                 assert not any(self._is_sure(other, tag) for tag in owner), (
-                    f"{name} is held by {other}, and given to {who}"
+                    f"{name} is leased by {other}, and delivered to {who}"
                 )
         self.held[who][message.tag] = name
 
     def settle(self, who: int) -> None:
-        """Begin a settlement, or try the one that has begun once more."""
+        """Begin a settlement, or repeat the one in progress."""
         held, ending = self.held[who], self.ending[who]
         if not ending:
             for tag in self.chance.sample(sorted(held), self.chance.randint(0, len(held))):
@@ -181,7 +181,7 @@ class Day:
                 self.acked.add(name)
 
     def _is_sure(self, who: int, tag: int) -> bool:
-        """Whether *who* takes its lease to stand for a while: what it knows to be over may run elsewhere."""
+        """Return whether *who* expects its lease to last a while; otherwise the message may run elsewhere."""
         consumer: Any = self.brokers[who].consumer
         held = consumer._holdings.leased.get(tag)
         return held is not None and time.monotonic() + SURE_SECONDS < min(
@@ -209,7 +209,7 @@ class Day:
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TEST_QWORKER_BAD_DAYS", "3"))))
 @pytest.mark.parametrize("kind", [nats, ironmq, disque], ids=["nats", "ironmq", "disque"])
-def test_each_once_or_told(
+def test_random_faults_lose_and_duplicate_nothing(
     kind: Callable[[Path], AbstractContextManager[Server]], seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
@@ -219,29 +219,29 @@ def test_each_once_or_told(
             "worker_lease_seconds": LEASE_SECONDS,
         })  # fmt: skip
         brokers = [open_broker(server.url, conf) for _ in range(3)]
-        day = Day(brokers, chance)
+        run = Run(brokers, chance)
         for who in range(len(brokers)):
-            day.register(who)
+            run.register(who)
         for _ in range(3):
-            day.send()
+            run.send()
         for _ in range(STEPS):
             if chance.random() < 0.3:
                 server.err(chance)
-            if len(day.sent) < MESSAGES and chance.random() < 0.3:
-                day.send()
-            day.step()
+            if len(run.sent) < MESSAGES and chance.random() < 0.3:
+                run.send()
+            run.step()
         server.heal()
         end, quiet_since = time.monotonic() + PATIENCE * 2, 0.0
         while not quiet_since or time.monotonic() < quiet_since + LEASE_SECONDS + 1.0:
-            if len(day.done) == len(day.sent) and not quiet_since:
-                quiet_since = time.monotonic()  # what was not deleted comes again now
-            assert time.monotonic() < end, f"lost: {sorted(set(day.sent) - day.done)}"
-            if not any(day.held):
+            if len(run.done) == len(run.sent) and not quiet_since:
+                quiet_since = time.monotonic()  # messages that were not deleted are redelivered now
+            assert time.monotonic() < end, f"lost: {sorted(set(run.sent) - run.done)}"
+            if not any(run.held):
                 server.expire()
-                day.doubtful |= set(day.sent)  # also what came here a moment ago
+                run.doubtful |= set(run.sent)  # including messages leased a moment ago
             for who in range(len(brokers)):
-                day.lease(who)
-                day.settle(who)
+                run.lease(who)
+                run.settle(who)
                 brokers[who].consumer.wait(0.05)
         for broker in brokers:
             broker.consumer.deregister()

@@ -1,5 +1,5 @@
-"""A task that is replaced, and one that adds to its chord, on a whole worker: on the embedded broker, with
-results in the same place and elsewhere, and on Redis in both formats of joins."""
+"""Task.replace() and Task.add_to_chord() on a worker: on the embedded broker, with results in the same place
+and elsewhere, and on Redis in both formats of joins."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ KINDS: dict[str, Callable[[QWorker, int], Any]] = {
     "a replaced task": lambda app, x: app.tasks["become"].s("a chain", x),
     "a task that is replaced twice more": lambda app, x: app.tasks["become"].s("a replaced task", x),
 }
-"""What each is replaced by gives x + 1."""
+"""Replacements, all of which return x + 1."""
 
 
 class Flow:
-    """An app with its worker; what ran."""
+    """An app. ran: how often each task ran. notified: values that callbacks got."""
 
     def __init__(self, **settings: Any) -> None:
         self.app = app = QWorker("replaced", set_as_current=False, **settings)
         self.ran: Counter[str] = Counter()
-        self.told: list[Any] = []
+        self.notified: list[Any] = []
 
         @app.task(name="add")
         def add(x: int, y: int = 0) -> int:
@@ -87,9 +87,9 @@ class Flow:
         def fail_instead(this: Any, *args: Any) -> Any:
             return this.replace(fail.si())
 
-        @app.task(name="told")
-        def told(value: Any) -> None:
-            self.told.append(value)
+        @app.task(name="notified")
+        def notified(value: Any) -> None:
+            self.notified.append(value)
 
         @app.task(name="grow", bind=True)
         def grow(this: Any, x: int, lazy: bool = False) -> Any:
@@ -134,20 +134,20 @@ def value(result: AsyncResult[Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_value_of_what_replaces_a_task_is_its_value(flow: Flow, kind: str) -> None:
+def test_replaced_task_has_the_value_of_its_replacement(flow: Flow, kind: str) -> None:
     result = flow.s("become", kind, 1).delay()
     assert (value(result), result.state) == (2, "SUCCESS")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_the_middle_of_a_chain(flow: Flow, kind: str) -> None:
+def test_replacement_in_the_middle_of_a_chain(flow: Flow, kind: str) -> None:
     result = chain(flow.s("lists", kind), flow.s("become", 4), flow.s("add", 10))()
     assert value(result) == 15
     assert value(result.parent) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_the_header_of_a_chord_and_in_its_body(flow: Flow, kind: str) -> None:
+def test_replacement_in_the_header_and_body_of_a_chord(flow: Flow, kind: str) -> None:
     header = [flow.s("add", 1, 0), flow.s("become", kind, 10), flow.s("add", 100, 0)]
     assert value(chord(header)(flow.s("lists"))) == [1, 11, 100]
     assert flow.ran["lists"] == 1
@@ -156,7 +156,7 @@ def test_in_the_header_of_a_chord_and_in_its_body(flow: Flow, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_a_body(flow: Flow, kind: str) -> None:
+def test_replacement_of_a_body(flow: Flow, kind: str) -> None:
     header = [flow.s("add", 1, 0), flow.s("add", 2, 0)]
     result = chord(header)(flow.app.tasks["become"].si(kind, 20))
     assert (value(result), flow.ran["become"] > 0) == (21, True)
@@ -164,7 +164,7 @@ def test_as_a_body(flow: Flow, kind: str) -> None:
     assert value(chord([inner, flow.s("become", kind, 40)])(flow.s("lists"))) == [31, 41]
 
 
-def test_a_body_is_replaced_by_what_has_many_values(flow: Flow) -> None:
+def test_body_can_be_replaced_by_groups_and_graphs(flow: Flow) -> None:
     header = [flow.s("add", 1, 0), flow.s("add", 2, 0)]
     assert value(chord(header)(flow.app.tasks["spread"].si(1))) == [1, 2]
     assert value(chord(header)(flow.app.tasks["branch"].si(1))) == {"a": 1, "b": 2}
@@ -172,7 +172,7 @@ def test_a_body_is_replaced_by_what_has_many_values(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_a_schedule_whose_call_is_published_twice(flow: Flow, kind: str) -> None:
+def test_replacement_of_a_scheduled_call_published_twice(flow: Flow, kind: str) -> None:
     entry = Entry(name="often", task="become", schedule=maybe_schedule(60), args=(kind, 50))
     for _ in range(2):
         flow.app.broker.sender.push(messages(flow.app, entry, 1.0, "due", True))
@@ -183,12 +183,12 @@ def test_as_a_schedule_whose_call_is_published_twice(flow: Flow, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_end_of_a_chain_in_a_header(flow: Flow, kind: str) -> None:
+def test_replacement_at_the_end_of_a_chain_in_a_header(flow: Flow, kind: str) -> None:
     header = [flow.s("lists", kind) | flow.s("become", 10), flow.s("add", 1, 0)]
     assert value(chord(header)(flow.s("lists"))) == [11, 1]
 
 
-def test_a_group_is_worth_its_list(flow: Flow) -> None:
+def test_replacement_by_a_group_returns_its_list(flow: Flow) -> None:
     assert value(flow.s("spread", 1).delay()) == [1, 2]
     assert value(flow.s("spread", 1, 0).delay()) == []
     assert value(flow.s("spread_last", 1).delay()) == [2, 3]
@@ -196,7 +196,7 @@ def test_a_group_is_worth_its_list(flow: Flow) -> None:
     assert value(chord([flow.s("spread", 1), flow.s("spread_last", 1)])(flow.s("lists"))) == [[1, 2], [2, 3]]
 
 
-def test_a_graph_is_worth_its_values_by_name(flow: Flow) -> None:
+def test_replacement_by_a_graph_returns_values_by_name(flow: Flow) -> None:
     values = {"a": 1, "b": 2}
     assert value(flow.s("branch", 1).delay()) == values
     assert value((flow.s("add", 1, 0) | flow.s("branch") | flow.s("lists")).delay()) == values
@@ -204,18 +204,18 @@ def test_a_graph_is_worth_its_values_by_name(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_callbacks_are_called_once_with_the_value(flow: Flow, kind: str) -> None:
-    value(flow.s("become", kind, 1).apply_async(link=flow.s("told")))
-    until(lambda: flow.told)
-    assert flow.told == [2]
+def test_callbacks_of_a_replaced_task_are_called_once(flow: Flow, kind: str) -> None:
+    value(flow.s("become", kind, 1).apply_async(link=flow.s("notified")))
+    until(lambda: flow.notified)
+    assert flow.notified == [2]
 
 
-def test_its_errbacks_are_called_and_its_chord_fails(flow: Flow) -> None:
-    failing = flow.s("fail_instead").apply_async(link_error=flow.s("told"))
+def test_failed_replacement_calls_errbacks_and_fails_its_chord(flow: Flow) -> None:
+    failing = flow.s("fail_instead").apply_async(link_error=flow.s("notified"))
     with pytest.raises(ValueError, match="no"):
         value(failing)
-    until(lambda: flow.told)
-    assert flow.told == [failing.id]
+    until(lambda: flow.notified)
+    assert flow.notified == [failing.id]
     result = chord([flow.s("add", 1, 1), flow.s("fail_instead")])(flow.s("total"))
     with pytest.raises((ChordError, ValueError)):
         value(result)
@@ -224,7 +224,7 @@ def test_its_errbacks_are_called_and_its_chord_fails(flow: Flow) -> None:
         value(result)
 
 
-def test_a_member_may_be_added_from_inside(flow: Flow) -> None:
+def test_add_to_chord_adds_members(flow: Flow) -> None:
     header = [flow.s("grow", 1), flow.s("add", 2, 0), flow.s("grow", 3, True)]
     got = value(chord(header)(flow.s("lists")))
     assert got[:3] == [1, 2, 3]
@@ -232,15 +232,15 @@ def test_a_member_may_be_added_from_inside(flow: Flow) -> None:
     assert flow.ran["lists"] == 1
 
 
-def test_there_must_be_a_chord_to_add_to(flow: Flow) -> None:
+def test_add_to_chord_outside_of_a_chord_raises(flow: Flow) -> None:
     for call in (flow.s("grow", 1), flow.s("grow", 1) | flow.s("add", 1), group([flow.s("grow", 1)])):
         result = call.delay()
         with pytest.raises(NotInChord, match="is not a member of a chord"):
             value(result)
 
 
-def test_the_replaced_run_stores_nothing_and_counts_nowhere(flow: Flow) -> None:
-    """It ends as ignored: nobody sees a success or a failure but that of what replaced it."""
+def test_replaced_run_ends_as_ignored(flow: Flow) -> None:
+    """Only the success or failure of the replacement is reported."""
     seen: list[tuple[str, str]] = []
 
     def note(sender: Any = None, state: Any = None, **more: Any) -> None:
@@ -255,8 +255,8 @@ def test_the_replaced_run_stores_nothing_and_counts_nowhere(flow: Flow) -> None:
     assert sorted(seen) == [("add", "SUCCESS"), ("become", "IGNORED")]
 
 
-def test_what_is_sent_belongs_where_the_task_belonged(flow: Flow) -> None:
-    """Its root, its parent, its group, its place; and one more nesting."""
+def test_replacement_inherits_root_parent_and_group(flow: Flow) -> None:
+    """And its nesting is increased by one."""
     requests: dict[str, list[Any]] = {}
 
     def note(task: Any = None, **more: Any) -> None:
@@ -278,7 +278,7 @@ def test_what_is_sent_belongs_where_the_task_belonged(flow: Flow) -> None:
     assert grouped == requests["lists"][0][3]
 
 
-def test_on_replace_sees_all_and_may_change_it(settings: dict[str, Any]) -> None:
+def test_on_replace_can_change_the_replacement(settings: dict[str, Any]) -> None:
     seen: list[Any] = []
 
     class Changing(Task[Any, Any]):
@@ -302,7 +302,7 @@ def test_on_replace_sees_all_and_may_change_it(settings: dict[str, Any]) -> None
     assert seen == [("changed", ["add", "add"])]
 
 
-def test_what_cannot_replace_a_task_fails_it(flow: Flow) -> None:
+def test_invalid_replacement_fails_the_task(flow: Flow) -> None:
     for name, sig in (
         ("in a chord", lambda: flow.s("add", 1, 1).set(chord=flow.s("total"))),
         ("an empty chain", lambda: chain()),
@@ -325,7 +325,7 @@ def test_what_cannot_replace_a_task_fails_it(flow: Flow) -> None:
         chord([flow.s("not kept")])(flow.s("total")).get(timeout=PATIENCE, follow_parents=False)
 
 
-def test_an_async_task_and_one_that_retries_everything_are_replaced(flow: Flow) -> None:
+def test_async_and_autoretry_tasks_can_be_replaced(flow: Flow) -> None:
     @flow.app.task(name="async_one", bind=True)
     async def async_one(this: Any, x: int) -> Any:
         return this.replace(flow.s("add", x, 1))
@@ -339,14 +339,14 @@ def test_an_async_task_and_one_that_retries_everything_are_replaced(flow: Flow) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_eagerly_it_gives_the_same(kind: str) -> None:
+def test_eager_replacement_gives_the_same_values(kind: str) -> None:
     flow = Flow(broker="memory://", task_always_eager=True)
     assert value(flow.s("become", kind, 1).delay()) == 2
     assert value(chain(flow.s("lists", kind), flow.s("become", 4), flow.s("add", 10))()) == 15
     header = [flow.s("add", 1, 0), flow.s("become", kind, 10), flow.s("add", 100, 0)]
     assert value(chord(header)(flow.s("lists"))) == [1, 11, 100]
-    result = flow.s("become", kind, 1).apply(link=flow.s("told"))
-    assert (result.get(), result.state, flow.told) == (2, "SUCCESS", [2])
+    result = flow.s("become", kind, 1).apply(link=flow.s("notified"))
+    assert (result.get(), result.state, flow.notified) == (2, "SUCCESS", [2])
     assert value(flow.s("spread", 1).delay()) == [1, 2]
     for failing in (flow.s("fail_instead"), flow.s("become", "a task", None)):
         result = failing.apply(throw=False)
@@ -356,7 +356,7 @@ def test_run_eagerly_it_gives_the_same(kind: str) -> None:
     assert failing.apply(throw=False).traceback
 
 
-def test_called_as_a_function_it_sends_as_celery_does(flow: Flow) -> None:
+def test_direct_call_of_a_replacing_task_sends_the_replacement(flow: Flow) -> None:
     with pytest.raises(Replaced) as raised:
         flow.app.tasks["become"]("a task", 1)
     assert isinstance(raised.value, Ignore)

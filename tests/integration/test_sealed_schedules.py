@@ -1,5 +1,5 @@
-"""Schedules of an app with a security_key: what somebody who can write to their store, and has no key, can
-have called, and that nothing honest is lost.
+"""Schedules of an app with a security_key: what write access to their store without the key allows, and that
+nothing valid is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def app(tmp_path: Path, clock: FakeClock) -> Iterator[QWorker]:
 
 @pytest.fixture
 def raw(app: QWorker) -> ScheduleStore:
-    """The store as somebody has it who has its password and no key."""
+    """Return the store as used by an attacker without the key."""
     store = app.schedules.store
     assert isinstance(store, SealedScheduleStore)
     return store.inner
@@ -75,8 +75,7 @@ def write(raw: ScheduleStore, name: str, edit: bytes | None) -> None:
 
 
 def called(app: QWorker, clock: FakeClock, seconds: float = 10.0) -> list[tuple[str, list[Any]]]:
-    """Have schedules looked after for *seconds*; return the entries and arguments of what was sent, all of
-    which is signed."""
+    """Run beat for *seconds*; return the entries and arguments of the calls, all of which must be signed."""
     broker = app.broker
     assert isinstance(broker, KeepingStore)
     before = len(broker.pushes)
@@ -100,10 +99,10 @@ def edit_of(*args: object, task: str = "t", **fields: Any) -> bytes:
     )
 
 
-# -- what somebody tries --
+# -- attacks --
 
 
-def test_an_entry_that_is_not_signed_is_not_called_and_all_others_are(
+def test_unsigned_entries_are_not_called(
     app: QWorker, raw: ScheduleStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.schedules.add("mine", "t", 1, args=["mine"])
@@ -126,7 +125,7 @@ def test_an_entry_that_is_not_signed_is_not_called_and_all_others_are(
     assert [each.name for each in app.schedules] == ["mine", "nightly"]
 
 
-def test_a_sealed_entry_can_be_neither_altered_nor_copied(
+def test_sealed_entry_cannot_be_altered_or_copied(
     app: QWorker, raw: ScheduleStore, clock: FakeClock, tmp_path: Path
 ) -> None:
     app.schedules.add("mine", "t", 1, args=["mine"])
@@ -160,10 +159,10 @@ def test_a_sealed_entry_can_be_neither_altered_nor_copied(
     assert {(name, *args) for name, args in called(app, clock)} == {("mine", "mine")}
 
 
-def test_an_older_edit_can_be_put_back_until_its_key_is_gone(
+def test_older_edit_can_be_restored_until_its_key_is_removed(
     app: QWorker, raw: ScheduleStore, clock: FakeClock, tmp_path: Path
 ) -> None:
-    """As the page on security says."""
+    """As documented on the page about security."""
     app.schedules.add("mine", "t", 1, args=["mine"])
     before = raw.row("mine")
     assert before is not None
@@ -181,7 +180,7 @@ def test_an_older_edit_can_be_put_back_until_its_key_is_gone(
         later.schedules.close()
 
 
-def test_whose_task_a_slot_is_nobody_else_says(
+def test_slots_with_forged_task_ids_are_ignored(
     app: QWorker, raw: ScheduleStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.schedules.add("mine", "t", 86400, args=["mine"])
@@ -197,7 +196,7 @@ def test_whose_task_a_slot_is_nobody_else_says(
 
 
 class _Pending:
-    """A store whose slots somebody has written."""
+    """A store with forged slots."""
 
     def __init__(self, inner: ScheduleStore, found: list[Slot]) -> None:
         self._inner, self._found = inner, found
@@ -212,13 +211,13 @@ class _Pending:
         return getattr(self._inner, name)
 
 
-def test_nobody_else_chooses_what_is_revoked(app: QWorker, raw: ScheduleStore, clock: FakeClock) -> None:
-    """The leader signs the order to revoke the call that a new one replaces."""
+def test_forged_task_id_is_not_revoked(app: QWorker, raw: ScheduleStore, clock: FakeClock) -> None:
+    """The leader signs revocations of calls that a new one replaces."""
     app.schedules.add("mine", "t", 1, overlap="replace")
     assert called(app, clock, 3)
     broker = app.broker
     assert isinstance(broker, KeepingStore)
-    assert broker.revoked, "what was replaced"
+    assert broker.revoked, "the replaced call"
     assert all(len(signal.split()) == 2 for _, _, signal in broker.revoked)
     broker.revoked.clear()
     row = raw.row("mine")
@@ -232,10 +231,10 @@ def test_nobody_else_chooses_what_is_revoked(app: QWorker, raw: ScheduleStore, c
     assert not any("a victim's id" in ids for ids, _, _ in broker.revoked)
 
 
-# -- what is honest --
+# -- valid entries --
 
 
-def test_edits_of_before_are_signed_by_who_has_looked_at_them(
+def test_unsigned_edits_can_be_signed_after_review(
     tmp_path: Path, clock: FakeClock, app: QWorker, raw: ScheduleStore
 ) -> None:
     with make(tmp_path, None, clock) as before:
@@ -249,7 +248,7 @@ def test_edits_of_before_are_signed_by_who_has_looked_at_them(
     refused = app.schedules.refused()
     assert [each.name for each in refused] == ["later evil", "nightly", "old"]
     assert [each.entry and each.entry.args for each in refused] == [("old",), (1,), ("old",)]
-    assert app.schedules.sign() == [], "what nobody has looked at"
+    assert app.schedules.sign() == [], "edits that were not reviewed"
     with pytest.raises(InvalidSchedule, match="not signed"):
         app.schedules.sign(["old"])
     write(raw, "later evil", edit_of("evil"))
@@ -258,7 +257,7 @@ def test_edits_of_before_are_signed_by_who_has_looked_at_them(
     assert [each.name for each in app.schedules.refused()] == ["later evil"]
 
 
-def test_keys_rotate(tmp_path: Path, clock: FakeClock) -> None:
+def test_keys_can_be_rotated(tmp_path: Path, clock: FakeClock) -> None:
     with make(tmp_path, [OLD], clock) as old:
         old.schedules.add("mine", "t", 1)
         old.schedules.close()
@@ -275,8 +274,8 @@ def test_keys_rotate(tmp_path: Path, clock: FakeClock) -> None:
         old.schedules.close()
 
 
-def test_a_process_without_a_key_reads_past_the_seal(tmp_path: Path, app: QWorker, clock: FakeClock) -> None:
-    """So do those of versions before this one, which are there during a rolling upgrade."""
+def test_process_without_a_key_ignores_the_seal(tmp_path: Path, app: QWorker, clock: FakeClock) -> None:
+    """Like older versions, which run during a rolling upgrade."""
     app.schedules.add("mine", "t", 1, args=["mine"])
     with make(tmp_path, None, clock) as other:
         assert other.schedules.entry("mine").args == ("mine",)

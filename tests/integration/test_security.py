@@ -1,7 +1,7 @@
-"""With a security_key: what a stranger who can write to the broker can and cannot do, and that nothing honest
-is refused.
+"""With a security_key: what write access to the broker without the key allows, and that nothing valid is
+refused.
 
-A worker is stepped, on a clock that stands still, on a broker in memory and on the embedded file.
+A StepWorker with a fake clock, on a broker in memory and on the embedded broker.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ KEY = "a key that is long enough for the tests"
 DAY = 86400.0
 
 
-class House:
-    """An app with a key, a stranger who has none, and a worker. ran: arguments of what ran."""
+class Env:
+    """An app with a key, and a worker. ran: the arguments of tasks that ran."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind, self.directory = kind, directory
@@ -49,7 +49,7 @@ class House:
             broker = first.another() if isinstance(first, MemoryStore) else MemoryStore(self.clock)
             backend = "cache+memory://"
         app = QWorker(
-            "house", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
+            "env", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
         )
         self.opened.insert(0, app)
 
@@ -83,9 +83,9 @@ class House:
         def boom(*args: Any) -> Any:
             raise ValueError("boom")
 
-        @app.task(name="told")
-        def told(*args: Any) -> None:
-            self.ran.append("told")
+        @app.task(name="notified")
+        def notified(*args: Any) -> None:
+            self.ran.append("notified")
 
         return app
 
@@ -100,7 +100,7 @@ class House:
             self.worker.run()
 
     def push(self, envelope: Envelope) -> None:
-        """As a stranger does it."""
+        """Publish *envelope* like an attacker."""
         self.app.broker.sender.push([envelope])
         self.worker.run()
 
@@ -108,7 +108,7 @@ class House:
         return list(self.app.broker.admin.dead())
 
     def sent(self, call: Callable[[], Any]) -> tuple[Any, Envelope]:
-        """What *call* returns, and the message that it sent."""
+        """Return what *call* returns, and the message that it sends."""
         seen: list[Envelope] = []
         push = self.app.broker.sender.push
         self.app.broker.sender.push = lambda envelopes, timeout=10.0: (
@@ -123,16 +123,16 @@ class House:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    made = House(request.param, tmp_path)
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    made = Env(request.param, tmp_path)
     yield made
     for opened in reversed(made.opened):
         opened.stop("cold") if isinstance(opened, StepWorker) else opened.close()
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
-    """Signals that tell how a task ended."""
+def received() -> Iterator[list[str]]:
+    """Collect the names of signals about tasks."""
     found: list[str] = []
     receivers = []
     for name in ("task_revoked", "task_unknown", "task_failure", "task_success", "task_received"):
@@ -155,7 +155,7 @@ def forged(id: str, task: str = "add", key: str | None = None, **fields: Any) ->
     return Envelope("celery", encoded.headers, encoded.properties, encoded.body, **own)
 
 
-# -- what a stranger tries --
+# -- attacks --
 
 
 @pytest.mark.parametrize("key", [None, "a key of the stranger's own, long enough"])
@@ -167,29 +167,29 @@ def forged(id: str, task: str = "add", key: str | None = None, **fields: Any) ->
         ("add", {"eta": "2033-01-01T00:00:00+00:00"}),
         ("no.such.task", {}),
         ("add", {"args": (), "kwargs": {"no": "such"}}),
-        ("boom", {"errbacks": [{"task": "told", "args": [], "kwargs": {}, "options": {}}]}),
-        ("add", {"callbacks": [{"task": "told", "args": [], "kwargs": {}, "options": {}}]}),
+        ("boom", {"errbacks": [{"task": "notified", "args": [], "kwargs": {}, "options": {}}]}),
+        ("add", {"callbacks": [{"task": "notified", "args": [], "kwargs": {}, "options": {}}]}),
     ],
 )
-def test_a_forged_message_decides_nothing(
-    house: House, heard: list[str], task: str, fields: dict[str, Any], key: str | None
+def test_forged_message_has_no_effect(
+    env: Env, received: list[str], task: str, fields: dict[str, Any], key: str | None
 ) -> None:
-    victim = house.app.send_task("add", (1, 2), countdown=60)
-    house.worker.run()
-    heard.clear()
-    house.push(forged(victim.id, task, key, **fields))
-    house.clock.advance(10)
-    house.worker.run()
+    victim = env.app.send_task("add", (1, 2), countdown=60)
+    env.worker.run()
+    received.clear()
+    env.push(forged(victim.id, task, key, **fields))
+    env.clock.advance(10)
+    env.worker.run()
     assert victim.state == "PENDING"
-    assert heard == []
-    assert house.ran == []
-    (letter,) = house.dead()
+    assert received == []
+    assert env.ran == []
+    (letter,) = env.dead()
     assert "SecurityError" in letter.reason
-    house.pass_time(60)
+    env.pass_time(60)
     assert victim.get(timeout=0) == 3
 
 
-def test_protocol_1_decides_nothing_either(house: House, heard: list[str]) -> None:
+def test_forged_protocol_1_message_has_no_effect(env: Env, received: list[str]) -> None:
     body = {
         "task": "add",
         "id": "victim",
@@ -197,24 +197,22 @@ def test_protocol_1_decides_nothing_either(house: House, heard: list[str]) -> No
         "kwargs": {},
         "expires": "2001-01-01T00:00:00+00:00",
     }
-    house.push(Envelope("celery", "{}", None, json.dumps(body).encode()))
-    assert (heard, house.ran) == ([], [])
-    assert house.app.AsyncResult("victim").state == "PENDING"
-    assert len(house.dead()) == 1
+    env.push(Envelope("celery", "{}", None, json.dumps(body).encode()))
+    assert (received, env.ran) == ([], [])
+    assert env.app.AsyncResult("victim").state == "PENDING"
+    assert len(env.dead()) == 1
 
 
-def test_a_revoked_id_is_not_told_of_by_a_forged_message(house: House, heard: list[str]) -> None:
-    house.app.control.revoke("victim")
-    house.worker.run()
-    house.push(forged("victim"))
-    assert (heard, house.app.AsyncResult("victim").state) == ([], "PENDING")
+def test_forged_message_with_a_revoked_id_has_no_effect(env: Env, received: list[str]) -> None:
+    env.app.control.revoke("victim")
+    env.worker.run()
+    env.push(forged("victim"))
+    assert (received, env.app.AsyncResult("victim").state) == ([], "PENDING")
 
 
 @pytest.mark.parametrize("change", ["tenant", "expires", "reply_to", "body"])
-def test_a_changed_message_is_refused(house: House, change: str) -> None:
-    _, envelope = house.sent(
-        lambda: house.app.send_task("add", (1, 2), headers={"tenant": "a"}, countdown=60)
-    )
+def test_changed_message_is_refused(env: Env, change: str) -> None:
+    _, envelope = env.sent(lambda: env.app.send_task("add", (1, 2), headers={"tenant": "a"}, countdown=60))
     headers, properties, body = (
         json.loads(envelope.headers),
         json.loads(envelope.properties or "{}"),
@@ -226,20 +224,20 @@ def test_a_changed_message_is_refused(house: House, change: str) -> None:
         properties["reply_to"] = "the stranger's"
     else:
         headers[change] = "2001-01-01T00:00:00+00:00"
-    house.push(
+    env.push(
         envelope._replace(headers=json.dumps(headers), properties=json.dumps(properties), body=body, due=None)
     )
-    assert house.ran == []
-    assert "does not match" in house.dead()[0].reason
+    assert env.ran == []
+    assert "does not match" in env.dead()[0].reason
 
 
-def test_a_forged_order_to_revoke_is_not_heard(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    victim = house.app.send_task("add", (1, 2), countdown=60)
-    other = house.app.send_task("add", (3, 4), countdown=60)
-    house.app.broker.sender.revoke([victim.id], terminate=True)
-    house.app.control.revoke(other.id)
+def test_forged_revocation_is_ignored(env: Env, caplog: pytest.LogCaptureFixture) -> None:
+    victim = env.app.send_task("add", (1, 2), countdown=60)
+    other = env.app.send_task("add", (3, 4), countdown=60)
+    env.app.broker.sender.revoke([victim.id], terminate=True)
+    env.app.control.revoke(other.id)
     with caplog.at_level(logging.WARNING):
-        house.pass_time(80)
+        env.pass_time(80)
     assert victim.get(timeout=0) == 3
     with pytest.raises(TaskRevoked):
         other.get(timeout=0)
@@ -249,197 +247,195 @@ def test_a_forged_order_to_revoke_is_not_heard(house: House, caplog: pytest.LogC
 # -- copies --
 
 
-def test_a_copy_of_what_has_run_is_not_run(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    result, envelope = house.sent(lambda: house.app.send_task("add", (1, 2)))
-    house.worker.run()
+def test_copy_of_a_finished_message_is_not_run(env: Env, caplog: pytest.LogCaptureFixture) -> None:
+    result, envelope = env.sent(lambda: env.app.send_task("add", (1, 2)))
+    env.worker.run()
     for _ in range(3):
-        house.push(envelope)
-    assert house.ran == [(1, 2)]
+        env.push(envelope)
+    assert env.ran == [(1, 2)]
     assert "it is a copy of a signed message" in caplog.text
-    assert [info.ready for info in house.app.broker.admin.queues()] in ([], [0])
+    assert [info.ready for info in env.app.broker.admin.queues()] in ([], [0])
     assert result.get(timeout=0) == 3
 
 
-def test_a_copy_of_what_waits_here_is_not_run(house: House) -> None:
-    _, envelope = house.sent(lambda: house.app.send_task("add", (1, 2)))
-    house.push(envelope)
-    house.push(envelope)
-    assert house.ran == [(1, 2)]
+def test_copy_of_a_waiting_message_is_not_run(env: Env) -> None:
+    _, envelope = env.sent(lambda: env.app.send_task("add", (1, 2)))
+    env.push(envelope)
+    env.push(envelope)
+    assert env.ran == [(1, 2)]
 
 
-def test_a_copy_of_what_expired_tells_nothing_again(house: House) -> None:
-    soon = isoformat(house.clock.now() + 5)
-    result, envelope = house.sent(lambda: house.app.send_task("add", (1, 2), expires=soon))
-    house.clock.advance(10)
-    house.worker.run()
+def test_copy_of_an_expired_message_has_no_effect(env: Env) -> None:
+    soon = isoformat(env.clock.now() + 5)
+    result, envelope = env.sent(lambda: env.app.send_task("add", (1, 2), expires=soon))
+    env.clock.advance(10)
+    env.worker.run()
     assert result.state == "REVOKED"
     result.forget()
-    house.push(envelope)
+    env.push(envelope)
     assert result.state == "PENDING"
 
 
-def test_beyond_what_a_worker_knows_the_age_bounds_a_copy(house: House) -> None:
-    """A worker that has not had the message runs a copy of it once. The page says so."""
-    _, envelope = house.sent(lambda: house.app.send_task("add", (1, 2)))
-    house.worker.run()
-    house.worker.stop("cold")
-    house.worker = house.make_worker()
-    house.push(envelope)
-    assert house.ran == [(1, 2)] * 2
-    house.worker.stop("cold")
-    house.worker = house.make_worker()
-    house.clock.advance(DAY + 1)
-    house.push(envelope)
-    assert house.ran == [(1, 2)] * 2
-    (letter,) = house.dead()
+def test_security_max_age_limits_copies(env: Env) -> None:
+    """A worker that has not received the message runs a copy of it once, as documented."""
+    _, envelope = env.sent(lambda: env.app.send_task("add", (1, 2)))
+    env.worker.run()
+    env.worker.stop("cold")
+    env.worker = env.make_worker()
+    env.push(envelope)
+    assert env.ran == [(1, 2)] * 2
+    env.worker.stop("cold")
+    env.worker = env.make_worker()
+    env.clock.advance(DAY + 1)
+    env.push(envelope)
+    assert env.ran == [(1, 2)] * 2
+    (letter,) = env.dead()
     assert "security_max_age is 86400 s" in letter.reason
 
 
-# -- what is honest --
+# -- valid messages --
 
 
-def test_the_same_call_twice_runs_twice(house: House) -> None:
+def test_two_calls_with_one_id_run_twice(env: Env) -> None:
     for _ in range(2):
-        house.app.send_task("add", (1, 2), task_id="chosen")
-    house.worker.run()
-    assert house.ran == [(1, 2)] * 2
+        env.app.send_task("add", (1, 2), task_id="chosen")
+    env.worker.run()
+    assert env.ran == [(1, 2)] * 2
 
 
-def test_an_eta_may_be_further_off_than_the_age(house: House) -> None:
-    result = house.app.send_task("add", (1, 2), countdown=5 * DAY)
-    house.pass_time(5 * DAY + 60)
+def test_eta_may_exceed_security_max_age(env: Env) -> None:
+    result = env.app.send_task("add", (1, 2), countdown=5 * DAY)
+    env.pass_time(5 * DAY + 60)
     assert result.get(timeout=0) == 3
 
 
-def test_retries_are_signed_anew(house: House) -> None:
-    result = house.app.send_task("again")
-    house.worker.run()
-    house.pass_time(5 * DAY)
-    assert house.ran == [0, 1, 2]
+def test_retries_are_signed_again(env: Env) -> None:
+    result = env.app.send_task("again")
+    env.worker.run()
+    env.pass_time(5 * DAY)
+    assert env.ran == [0, 1, 2]
     assert result.get(timeout=0) == "in the end"
 
 
-def test_what_is_requeued_runs_again(house: House) -> None:
-    result = house.app.send_task("requeue")
-    house.worker.run()
-    house.pass_time(120)
-    assert len(house.ran) == 3
+def test_requeued_message_runs_again(env: Env) -> None:
+    result = env.app.send_task("requeue")
+    env.worker.run()
+    env.pass_time(120)
+    assert len(env.ran) == 3
     assert result.get(timeout=0) == "in the end"
 
 
-def test_an_unknown_task_runs_once_it_is_known(house: House) -> None:
-    result = house.app.send_task("later.known", (1,))
-    house.worker.run()
+def test_unknown_task_runs_when_registered(env: Env) -> None:
+    result = env.app.send_task("later.known", (1,))
+    env.worker.run()
 
-    @house.app.task(name="later.known")
+    @env.app.task(name="later.known")
     def known(x: int) -> int:
         return x
 
-    house.pass_time(300)
+    env.pass_time(300)
     assert result.get(timeout=0) == 1
 
 
-def test_what_a_dead_worker_held_runs_again(house: House) -> None:
-    house.worker.stop("cold")
-    house.worker = house.make_worker(on_demand=True)
-    result = house.app.send_task("add", (1, 2))
-    house.worker.run()  # it is held, and not run
-    house.worker.stop("cold")  # gives it back
-    house.worker = house.make_worker()
-    house.worker.run()
+def test_message_of_a_stopped_worker_runs_again(env: Env) -> None:
+    env.worker.stop("cold")
+    env.worker = env.make_worker(on_demand=True)
+    result = env.app.send_task("add", (1, 2))
+    env.worker.run()  # it is held, but not run
+    env.worker.stop("cold")  # releases it
+    env.worker = env.make_worker()
+    env.worker.run()
     assert result.get(timeout=0) == 3
 
 
-def test_a_dead_letter_runs_again(house: House) -> None:
-    result = house.app.send_task("dead-letter")
-    house.worker.run()
-    assert dead_letters.retry(house.app) == (1, {})
-    house.worker.run()
-    assert house.ran == ["dead-letter", "dead-letter"]
+def test_retried_dead_letter_runs_again(env: Env) -> None:
+    result = env.app.send_task("dead-letter")
+    env.worker.run()
+    assert dead_letters.retry(env.app) == (1, {})
+    env.worker.run()
+    assert env.ran == ["dead-letter", "dead-letter"]
     assert result.get(timeout=0) == "in the end"
 
 
-def test_a_dead_letter_that_is_too_old_is_signed_anew(house: House) -> None:
-    house.worker.stop("cold")
-    old = house.app.send_task("add", (1, 2))
-    house.clock.advance(2 * DAY)
-    young = house.app.send_task("dead-letter")
-    house.app.broker.sender.push([forged("forged", "add")])
-    house.worker = house.make_worker()
-    house.worker.run()
+def test_old_dead_letter_is_signed_again(env: Env) -> None:
+    env.worker.stop("cold")
+    old = env.app.send_task("add", (1, 2))
+    env.clock.advance(2 * DAY)
+    young = env.app.send_task("dead-letter")
+    env.app.broker.sender.push([forged("forged", "add")])
+    env.worker = env.make_worker()
+    env.worker.run()
     assert old.state == "PENDING"
-    assert len(house.dead()) == 3
-    unsigned = next(letter for letter in house.dead() if "not signed" in letter.reason)
+    assert len(env.dead()) == 3
+    unsigned = next(letter for letter in env.dead() if "not signed" in letter.reason)
     why = {unsigned.tag: "the message is not signed, and this app has a security_key"}
-    assert dead_letters.retry(house.app) == (2, why)
-    house.worker.run()
+    assert dead_letters.retry(env.app) == (2, why)
+    env.worker.run()
     assert old.get(timeout=0) == 3
     assert young.get(timeout=0) == "in the end"
-    assert house.dead() == [unsigned]
-    assert dead_letters.retry(house.app, [unsigned.tag]) == (0, why)
-    assert dead_letters.retry(house.app, []) == (0, {})
-    assert house.dead() == [unsigned]
+    assert env.dead() == [unsigned]
+    assert dead_letters.retry(env.app, [unsigned.tag]) == (0, why)
+    assert dead_letters.retry(env.app, []) == (0, {})
+    assert env.dead() == [unsigned]
 
 
-def test_the_old_failure_of_a_dead_letter_that_is_signed_anew_is_forgotten(house: House) -> None:
-    house.app.conf.security_max_age = DAY / 4  # while results are kept for a day
-    task_id = house.app.send_task("dead-letter").id
-    house.worker.run()
-    house.worker.stop("cold")
-    house.clock.advance(DAY / 2)
-    assert house.app.AsyncResult(task_id).state == "FAILURE"
-    assert dead_letters.retry(house.app) == (1, {})
-    result = house.app.AsyncResult(task_id)
+def test_signing_a_dead_letter_again_deletes_its_failure(env: Env) -> None:
+    env.app.conf.security_max_age = DAY / 4  # while results are kept for a day
+    task_id = env.app.send_task("dead-letter").id
+    env.worker.run()
+    env.worker.stop("cold")
+    env.clock.advance(DAY / 2)
+    assert env.app.AsyncResult(task_id).state == "FAILURE"
+    assert dead_letters.retry(env.app) == (1, {})
+    result = env.app.AsyncResult(task_id)
     assert result.state == "PENDING"
-    house.worker = house.make_worker()
-    house.worker.run()
+    env.worker = env.make_worker()
+    env.worker.run()
     assert result.get(timeout=0) == "in the end"
 
 
-def test_a_dead_letter_that_is_not_signed_is_signed_when_that_is_asked_for(house: House) -> None:
+def test_unsigned_dead_letter_can_be_signed_explicitly(env: Env) -> None:
     unsigned, damaged = forged("forged", "add"), forged("damaged", "add")
-    house.app.broker.sender.push([unsigned, damaged._replace(headers="{}")])
-    house.worker.run()
-    assert house.ran == []
-    letters = {letter.headers: letter for letter in house.dead()}
-    assert dead_letters.retry(house.app).number == 0
-    assert [letter.tag for letter in dead_letters.unsigned(house.app)] == [letters[unsigned.headers].tag]
-    house.app.broker.sender.push([forged("late", "add")])  # while somebody looks at those
-    house.worker.run()
-    late = next(
-        letter for letter in house.dead() if letter.tag not in {each.tag for each in letters.values()}
-    )
-    assert dead_letters.retry(house.app, sign=[letters[unsigned.headers].tag]) == (
+    env.app.broker.sender.push([unsigned, damaged._replace(headers="{}")])
+    env.worker.run()
+    assert env.ran == []
+    letters = {letter.headers: letter for letter in env.dead()}
+    assert dead_letters.retry(env.app).number == 0
+    assert [letter.tag for letter in dead_letters.unsigned(env.app)] == [letters[unsigned.headers].tag]
+    env.app.broker.sender.push([forged("late", "add")])  # arrives during the review
+    env.worker.run()
+    late = next(letter for letter in env.dead() if letter.tag not in {each.tag for each in letters.values()})
+    assert dead_letters.retry(env.app, sign=[letters[unsigned.headers].tag]) == (
         1,
         {
             letters["{}"].tag: "header 'task' is missing",
             late.tag: "the message is not signed, and this app has a security_key",
         },
     )
-    house.worker.run()
-    assert house.ran == [()]
-    assert {letter.tag for letter in house.dead()} == {letters["{}"].tag, late.tag}
+    env.worker.run()
+    assert env.ran == [()]
+    assert {letter.tag for letter in env.dead()} == {letters["{}"].tag, late.tag}
 
 
-def test_what_follows_a_task_is_signed(house: House) -> None:
-    link = house.app.signature("told")
-    house.app.send_task("add", (1, 2), link=[link])
-    house.app.send_task("boom", link_error=[link])
-    house.worker.run()
-    assert house.ran == [(1, 2), "told", "told"]
-    assert house.dead() == []
+def test_callbacks_and_errbacks_are_signed(env: Env) -> None:
+    link = env.app.signature("notified")
+    env.app.send_task("add", (1, 2), link=[link])
+    env.app.send_task("boom", link_error=[link])
+    env.worker.run()
+    assert env.ran == [(1, 2), "notified", "notified"]
+    assert env.dead() == []
 
 
-def test_signatures_outlive_a_move(house: House, tmp_path: Path) -> None:
-    house.worker.stop("cold")
-    result = house.app.send_task("add", (1, 2), headers={"tenant": "a"})
-    other = MemoryStore(house.clock)
-    assert move(house.app.broker, other).moved == 1
+def test_signatures_survive_a_move(env: Env, tmp_path: Path) -> None:
+    env.worker.stop("cold")
+    result = env.app.send_task("add", (1, 2), headers={"tenant": "a"})
+    other = MemoryStore(env.clock)
+    assert move(env.app.broker, other).moved == 1
     app = QWorker(
-        "house",
+        "env",
         broker=other,
-        backend=house.app.backend,
-        clock=house.clock,
+        backend=env.app.backend,
+        clock=env.clock,
         set_as_current=False,
         security_key=[KEY],
     )
@@ -455,10 +451,8 @@ def test_signatures_outlive_a_move(house: House, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("some", [False, True])
-def test_who_waits_for_a_dead_letter_that_is_retried_sees_its_new_end(
-    tmp_path: Path, signed: bool, some: bool
-) -> None:
-    """Also where results have a store of their own, of which the broker knows nothing."""
+def test_retrying_a_dead_letter_resets_its_result(tmp_path: Path, signed: bool, some: bool) -> None:
+    """Also with a separate result store."""
     keys: dict[str, Any] = {"security_key": [KEY]} if signed else {}
     app = QWorker(
         "apart",

@@ -1,4 +1,4 @@
-"""Children that begin anew log as the worker does, and what their tasks print is logged."""
+"""Spawned children log like the worker, and log what their tasks print."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def speak():
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "zygote"])
-def test_a_child_logs_as_its_worker_does(tmp_path: Path, method: str) -> None:
+def test_child_logs_like_its_worker(tmp_path: Path, method: str) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "qworker"]

@@ -1,4 +1,4 @@
-"""The spool server on real sockets: uWSGI's exchanges byte for byte, our client, and who means ill."""
+"""The spool server on real sockets: uWSGI's exchanges byte for byte, the client, and malicious clients."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.timeout(120)
 EXCHANGES = json.loads((DATA / "net" / "exchanges.json").read_text(encoding="utf-8"))
 DEVIATIONS = {
     "malformed": (REFUSED, "uWSGI says that it is enqueued, and then drops it"),
-    "spooler": (REFUSED, "it names a directory of the capture, which is none of ours"),
+    "spooler": (REFUSED, "it names a directory of the capture, which does not exist here"),
 }
-"""What is answered otherwise, and why."""
+"""Exchanges with another response, and why."""
 OK = encode({"k": "v"})
 KEY = b"a key of the tests, not of anybody"
 
@@ -49,12 +49,14 @@ def named(exchange: dict[str, Any]) -> str:
     return str(exchange["id"])
 
 
-# -- as uWSGI does --
+# -- compatibility with uWSGI --
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
-def test_each_exchange_with_uwsgi_is_the_same(tmp_path: Path, exchange: dict[str, Any], kind: str) -> None:
+def test_recorded_exchange_with_uwsgi_is_the_same(
+    tmp_path: Path, exchange: dict[str, Any], kind: str
+) -> None:
     request = (DATA / exchange["request"]).read_bytes()
     response = (DATA / exchange["response"]).read_bytes()
     expected, _ = DEVIATIONS.get(exchange["id"], (response, ""))
@@ -73,21 +75,21 @@ def test_each_exchange_with_uwsgi_is_the_same(tmp_path: Path, exchange: dict[str
                     assert found == base64.b64decode(value)
 
 
-def test_a_deviation_is_one() -> None:
+def test_deviations_differ_from_uwsgi() -> None:
     for exchange in EXCHANGES:
         if exchange["id"] in DEVIATIONS:
             assert DEVIATIONS[exchange["id"]][0] != (DATA / exchange["response"]).read_bytes()
     assert DEVIATIONS.keys() <= set(map(named, EXCHANGES))
 
 
-def test_the_directory_of_the_capture_would_be_taken(tmp_path: Path) -> None:
+def test_spooler_variable_selects_an_existing_directory(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         assert here.exchange(encode({"k": "v", "spooler": str(tmp_path / "other")})) == ENQUEUED
         assert files(here.place) == []
         assert len(files(tmp_path / "other")) == 1
 
 
-def test_priority_and_time_come_with_the_job(tmp_path: Path) -> None:
+def test_priority_and_time_are_stored(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         assert here.exchange((DATA / "net/priority.request.bin").read_bytes()) == ENQUEUED
         assert here.exchange((DATA / "net/at-past.request.bin").read_bytes()) == ENQUEUED
@@ -96,8 +98,8 @@ def test_priority_and_time_come_with_the_job(tmp_path: Path) -> None:
         assert os.stat(here.place / later).st_mtime == 1_000_000_000
 
 
-def test_the_malformed_files_of_uwsgi_are_no_jobs(tmp_path: Path) -> None:
-    """As a client would send them; those that end too early are not answered."""
+def test_malformed_requests_are_refused(tmp_path: Path) -> None:
+    """Sent like by a client; truncated ones get no response."""
     taken = {"duplicate-key", "two-packets", "modifier2-1"}
     with served(tmp_path, limits=Limits(extension=False)) as here:
         for sample in samples("malformed"):
@@ -109,7 +111,7 @@ def test_the_malformed_files_of_uwsgi_are_no_jobs(tmp_path: Path) -> None:
         assert len(here.jobs()) == len(taken)
 
 
-def test_without_a_spooler_everything_is_refused(tmp_path: Path) -> None:
+def test_server_without_a_spooler_refuses_all_jobs(tmp_path: Path) -> None:
     server = SpoolServer([str(tmp_path / "socket")], [])
     server.start()
     try:
@@ -124,7 +126,7 @@ def test_without_a_spooler_everything_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
-def test_our_client_sends_and_is_told_the_name(tmp_path: Path, kind: str) -> None:
+def test_client_sends_jobs_and_gets_their_names(tmp_path: Path, kind: str) -> None:
     body = os.urandom(3_000_000)
     with served(tmp_path, kind) as here:
         assert send(here.address, {"hello": "world", b"\xff": 5}) is None
@@ -143,7 +145,7 @@ def test_our_client_sends_and_is_told_the_name(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
-def test_several_jobs_on_one_connection(tmp_path: Path, kind: str) -> None:
+def test_several_jobs_on_one_connection_get_names(tmp_path: Path, kind: str) -> None:
     with served(tmp_path, kind) as here, SpoolConnection(here.address) as connection:
         names = [connection.send({"n": number}, b"x" * number) for number in range(50)]
         with pytest.raises(SpoolError, match="priority is the name"):
@@ -155,7 +157,7 @@ def test_several_jobs_on_one_connection(tmp_path: Path, kind: str) -> None:
         assert sorted(names) == files(here.place)
 
 
-def test_a_refusal_does_not_end_a_connection(tmp_path: Path) -> None:
+def test_refused_job_keeps_the_connection(tmp_path: Path) -> None:
     with served(tmp_path) as here, SpoolConnection(here.address) as connection:
         for _ in range(2):
             with pytest.raises(SpoolError, match=r"no spool directory '/nowhere'|no spool directory b'"):
@@ -163,7 +165,7 @@ def test_a_refusal_does_not_end_a_connection(tmp_path: Path) -> None:
         assert connection.send({"k": "v"})
 
 
-def test_what_the_client_refuses_itself() -> None:
+def test_client_refuses_invalid_jobs() -> None:
     for options in (
         {"at": float("nan")}, {"at": "soon"}, {"at": 1e300}, {"priority": "../x"}, {"priority": "high"},
     ):  # fmt: skip
@@ -177,7 +179,7 @@ def test_what_the_client_refuses_itself() -> None:
         send("host:port", {"k": "v"})
 
 
-def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
+def test_client_raises_server_errors(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="cannot connect"):
         send(str(tmp_path / "nobody"), {"k": "v"})
     limits = Limits(buffer_size=100, max_body=100)
@@ -193,8 +195,8 @@ def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
         assert files(here.place) == []
 
 
-def test_a_server_that_is_none_is_told(tmp_path: Path) -> None:
-    """One that says nothing, one that speaks otherwise, one that closes, and a uWSGI."""
+def test_client_raises_for_other_servers(tmp_path: Path) -> None:
+    """A silent server, one with another protocol, one that closes, and uWSGI."""
     says = {
         b"": "without an answer",
         b"HTTP/1.1 400 Bad Request\r\n": "is not a spooler",
@@ -231,7 +233,7 @@ def test_a_server_that_is_none_is_told(tmp_path: Path) -> None:
 # -- keys, networks, users --
 
 
-def test_with_a_key_all_that_comes_over_tcp_is_signed(tmp_path: Path) -> None:
+def test_key_is_required_over_tcp(tmp_path: Path) -> None:
     access = Access(key=KEY)
     pickled = {"ud_spool_func": "f", "args": "p", "kwargs": "p"}
     with served(tmp_path, access=access) as here:
@@ -246,7 +248,7 @@ def test_with_a_key_all_that_comes_over_tcp_is_signed(tmp_path: Path) -> None:
         assert pairs == {key.encode(): value.encode() for key, value in pickled.items()}
 
 
-def test_on_a_unix_socket_a_key_is_for_pickles(tmp_path: Path) -> None:
+def test_key_is_required_for_pickles_on_unix_sockets(tmp_path: Path) -> None:
     with served(tmp_path, "socket", access=Access(key=KEY)) as here:
         assert here.exchange(OK) == ENQUEUED
         assert here.exchange(encode({"ud_spool_func": "f", "args": "p"})) == REFUSED
@@ -255,20 +257,20 @@ def test_on_a_unix_socket_a_key_is_for_pickles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "*:0", "[::]:0"])
-def test_other_machines_are_kept_away(tmp_path: Path, address: str) -> None:
+def test_public_address_without_networks_is_refused(tmp_path: Path, address: str) -> None:
     server = SpoolServer([str(tmp_path / "first"), address], [Writer(tmp_path / "jobs")])
     with pytest.raises(ConfigurationError, match="other machines"):
         server.start()
-    assert os.listdir(tmp_path) == ["jobs"], "the first address is given up, too"
+    assert os.listdir(tmp_path) == ["jobs"], "the first socket is removed, too"
     server.stop()
 
 
-def test_with_a_list_of_networks_they_may_come(tmp_path: Path) -> None:
+def test_public_address_with_networks_is_allowed(tmp_path: Path) -> None:
     with served(tmp_path, "0.0.0.0:0", access=Access(networks=("192.0.2.0/24",))) as here:
         assert send(here.address.replace("0.0.0.0", "127.0.0.1"), {"k": "v"}) is None
 
 
-def test_users_who_may_not_send_are_not_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unlisted_users_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for kind in ("socket", "@"):
         caplog.clear()
         with served(tmp_path, kind, access=Access(users={os.getuid() + 1})) as here:
@@ -280,7 +282,7 @@ def test_users_who_may_not_send_are_not_heard(tmp_path: Path, caplog: pytest.Log
 # -- the sockets --
 
 
-def test_a_unix_socket_is_our_own(tmp_path: Path) -> None:
+def test_unix_socket_permissions(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with served(tmp_path, "socket"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -295,14 +297,14 @@ def test_a_unix_socket_is_our_own(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
 
 
-def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "socket"))
     with served(tmp_path, "socket") as here:
         assert here.exchange(OK) == ENQUEUED
 
 
-def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_other_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_text("precious")
     with pytest.raises(ConfigurationError, match="not a socket"), served(tmp_path, "socket"):
@@ -310,7 +312,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_socket_of_another_is_not_removed(tmp_path: Path) -> None:
+def test_socket_of_another_server_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with served(tmp_path, "socket"):
         path.unlink()
@@ -320,7 +322,7 @@ def test_a_socket_of_another_is_not_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "/no/such/directory/socket", "192.0.2.1:3031"])
-def test_what_cannot_be_listened_on_is_told(tmp_path: Path, address: str) -> None:
+def test_unusable_address_raises_configuration_error(tmp_path: Path, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = address.format(port=taken.getsockname()[1])
         server = SpoolServer(
@@ -330,7 +332,7 @@ def test_what_cannot_be_listened_on_is_told(tmp_path: Path, address: str) -> Non
             server.start()
 
 
-def test_one_server_has_many_addresses(tmp_path: Path) -> None:
+def test_server_with_many_addresses(tmp_path: Path) -> None:
     addresses = ["127.0.0.1:0", "localhost:0", ":0", str(tmp_path / "a"), str(tmp_path / "b"), f"@{tmp_path}"]
     server = SpoolServer(addresses, [Writer(tmp_path / "jobs")])
     server.start()
@@ -348,7 +350,7 @@ def test_one_server_has_many_addresses(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("[ab]"))
 
 
-def test_an_end_waits_for_nobody(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_clients(tmp_path: Path) -> None:
     with ExitStack() as stack:
         with served(tmp_path) as here:
             clients = [stack.enter_context(here.connect()) for _ in range(3)]
@@ -359,10 +361,10 @@ def test_an_end_waits_for_nobody(tmp_path: Path) -> None:
         assert rest(clients[1])[:1] == b"\xff"
 
 
-def test_a_crash_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_crash_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Writer):
         def write(self, *args: object, **options: object) -> str:
-            raise ZeroDivisionError("a mistake of ours")
+            raise ZeroDivisionError("a bug")
 
     server = SpoolServer([str(tmp_path / "socket")], [Broken(tmp_path / "jobs")])
     server.start()
@@ -375,10 +377,10 @@ def test_a_crash_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert not (tmp_path / "socket").exists()
 
 
-# -- clients that are slow, silent, many, or gone --
+# -- slow, silent, many or disconnected clients --
 
 
-def test_a_client_that_is_half_done_holds_nobody(tmp_path: Path) -> None:
+def test_incomplete_requests_do_not_block_others(tmp_path: Path) -> None:
     with served(tmp_path, limits=Limits(timeout=2)) as here, ExitStack() as stack:
         begun = time.monotonic()
         halves = [stack.enter_context(here.connect()) for _ in range(4)]
@@ -390,7 +392,7 @@ def test_a_client_that_is_half_done_holds_nobody(tmp_path: Path) -> None:
         assert len(files(here.place)) == 1
 
 
-def test_drops_of_a_packet_give_no_more_time(tmp_path: Path) -> None:
+def test_dripping_bytes_does_not_extend_the_timeout(tmp_path: Path) -> None:
     with served(tmp_path, limits=Limits(timeout=0.4)) as here, here.connect() as client:
 
         def drip() -> bool:
@@ -408,7 +410,7 @@ def test_drops_of_a_packet_give_no_more_time(tmp_path: Path) -> None:
         assert files(here.place) == []
 
 
-def test_a_slow_client_is_served_in_the_end(tmp_path: Path) -> None:
+def test_slow_client_is_served(tmp_path: Path) -> None:
     with served(tmp_path) as here, here.connect() as client:
         for byte in OK[:-1]:
             client.sendall(bytes((byte,)))
@@ -420,7 +422,7 @@ def test_a_slow_client_is_served_in_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
-def test_a_client_that_has_gone_has_a_job(tmp_path: Path, kind: str) -> None:
+def test_job_of_a_disconnected_client_is_stored(tmp_path: Path, kind: str) -> None:
     with served(tmp_path, kind) as here:
         for _ in range(20):
             client = here.connect()
@@ -429,7 +431,7 @@ def test_a_client_that_has_gone_has_a_job(tmp_path: Path, kind: str) -> None:
         until(lambda: len(files(here.place)) == 20)
 
 
-def test_a_client_that_resets_harms_nobody(tmp_path: Path) -> None:
+def test_connection_resets_are_harmless(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         for _ in range(20):
             client = here.connect()
@@ -440,8 +442,8 @@ def test_a_client_that_resets_harms_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
-def test_much_after_the_packet_does_not_lose_the_answer(tmp_path: Path, kind: str) -> None:
-    """And the client sees an end, no error."""
+def test_data_after_the_packet_does_not_lose_the_response(tmp_path: Path, kind: str) -> None:
+    """And the client gets EOF instead of an error."""
     with served(tmp_path, kind) as here, here.connect() as client:
         client.sendall(OK + b"x" * 100)
         assert client.recv(4) == ENQUEUED
@@ -451,7 +453,7 @@ def test_much_after_the_packet_does_not_lose_the_answer(tmp_path: Path, kind: st
         assert len(files(here.place)) == 1
 
 
-def test_an_answer_before_the_end_of_a_body_is_heard(tmp_path: Path) -> None:
+def test_response_before_the_end_of_the_body_is_received(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
         listening.listen()
@@ -480,7 +482,7 @@ def test_200_connections_at_once(tmp_path: Path) -> None:
         assert len(files(here.place)) == 200
 
 
-def test_more_than_the_most_wait(tmp_path: Path) -> None:
+def test_connections_over_the_limit_wait(tmp_path: Path) -> None:
     with served(tmp_path, limits=Limits(max_connections=4)) as here, ExitStack() as stack:
         clients = [stack.enter_context(here.connect()) for _ in range(30)]
         for client in clients:
@@ -488,7 +490,7 @@ def test_more_than_the_most_wait(tmp_path: Path) -> None:
         assert [rest(client) for client in clients] == [ENQUEUED] * 30
 
 
-def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
+def test_connection_limit_is_not_exceeded(tmp_path: Path) -> None:
     limits = Limits(max_connections=2, timeout=3600)
     with served(tmp_path, limits=limits) as here, ExitStack() as stack:
         silent = [stack.enter_context(here.connect()) for _ in range(2)]
@@ -502,7 +504,7 @@ def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
             assert rest(client) == ENQUEUED
 
 
-def test_silent_ones_make_room_when_there_are_too_many(tmp_path: Path) -> None:
+def test_silent_connections_are_closed_when_the_limit_is_reached(tmp_path: Path) -> None:
     limits = Limits(max_connections=4, timeout=HURRY * 0.5, keep_alive=3600)
     with served(tmp_path, limits=limits) as here, ExitStack() as stack:
         kept = [stack.enter_context(SpoolConnection(here.address)) for _ in range(2)]
@@ -514,7 +516,7 @@ def test_silent_ones_make_room_when_there_are_too_many(tmp_path: Path) -> None:
 
 
 def is_stuck(client: socket.socket, data: bytes) -> bool:
-    """Send until it is no longer taken."""
+    """Send, and return whether the socket is blocked."""
     try:
         client.sendall(data * 100)
     except OSError:
@@ -522,7 +524,7 @@ def is_stuck(client: socket.socket, data: bytes) -> bool:
     return False
 
 
-def test_one_that_sends_and_never_reads(tmp_path: Path) -> None:
+def test_client_that_never_reads_does_not_block_others(tmp_path: Path) -> None:
     with served(tmp_path, "socket") as here, here.connect() as client:
         client.settimeout(0.2)
         refused = extended(encode({"priority": "x" * 900}), b"")
@@ -530,8 +532,8 @@ def test_one_that_sends_and_never_reads(tmp_path: Path) -> None:
         assert here.exchange(OK) == ENQUEUED
 
 
-def test_large_bodies_of_many_are_bounded(tmp_path: Path) -> None:
-    """Together they may hold four bodies, and a buffer for each connection."""
+def test_total_size_of_bodies_is_limited(tmp_path: Path) -> None:
+    """The limit is four bodies, and a buffer for each connection."""
     limits = Limits(max_body=1_000_000, max_connections=8)
     with served(tmp_path, limits=limits) as here, ExitStack() as stack:
         image = extended(OK, b"x" * 1_000_000)
@@ -554,7 +556,7 @@ def test_large_bodies_of_many_are_bounded(tmp_path: Path) -> None:
         assert len(files(here.place)) == 1 + len(answers) - refused
 
 
-def test_pipelined_packets_are_answered_in_order(tmp_path: Path) -> None:
+def test_pipelined_packets_are_answered_in_order_until_a_refusal(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         image = extended(OK, b"b") + extended(encode({"priority": "x"}), b"") + OK + OK
         with here.connect() as client:
@@ -567,7 +569,7 @@ def test_pipelined_packets_are_answered_in_order(tmp_path: Path) -> None:
         assert len(files(here.place)) == 2
 
 
-def test_many_pipelined_packets_before_the_end_are_all_taken(tmp_path: Path) -> None:
+def test_many_pipelined_packets_are_accepted(tmp_path: Path) -> None:
     with served(tmp_path) as here, here.connect() as client:
         client.sendall(extended(OK, b"") * 100)
         client.shutdown(socket.SHUT_WR)
@@ -575,7 +577,7 @@ def test_many_pipelined_packets_before_the_end_are_all_taken(tmp_path: Path) -> 
         assert len(files(here.place)) == 100
 
 
-def test_refusals_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_of_refusals_is_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(tmp_path) as here:
         for _ in range(100):
             here.exchange(encode({"priority": "../x"}))
@@ -583,7 +585,7 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) < 20
 
 
-def test_a_directory_that_has_gone_refuses_jobs_and_no_more(tmp_path: Path) -> None:
+def test_missing_directory_refuses_jobs_until_it_exists(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         here.place.rmdir()
         assert here.exchange(OK) == REFUSED
@@ -605,7 +607,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     st.sampled_from([b"", b"\x11", b"\x11\4\0\1", b"\x11\5\0\0\1\0"]),
     st.booleans(),
 )
-def test_whatever_is_sent_the_next_client_is_served(
+def test_random_input_does_not_affect_the_next_client(
     fuzzed: Served, parts: list[bytes], begin: bytes, reads: bool
 ) -> None:
     with fuzzed.connect() as client:

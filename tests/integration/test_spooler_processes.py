@@ -1,4 +1,4 @@
-"""Between processes: signals and the frequency that the web sets, and who is told of them in the spooler."""
+"""Signals and the frequency between web processes and the spooler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WEB = """
 
 
 def web(place: Path, body: str) -> str:
-    """What a process of the web prints."""
+    """Run *body* in a web process; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WEB.format(place=str(place), body=body))],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -47,15 +47,15 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_signal_from_the_web_wakes_the_spooler(place: Path) -> None:
+def test_signal_from_a_web_process_wakes_the_spooler(place: Path) -> None:
     receiver = SignalSocket(place)
     web(place, "uwsgi.signal(17); uwsgi.signal(3)")
-    assert readable(receiver), "it can be waited for"
+    assert readable(receiver), "it should be readable"
     assert receiver.read() == [17, 3]
     receiver.close()
 
 
-def test_the_web_sees_the_spooler_and_sets_its_frequency(place: Path) -> None:
+def test_web_process_finds_the_spooler_and_sets_its_frequency(place: Path) -> None:
     assert web(place, "print(uwsgi.spooler_pid())") == "0\n"
     runtime.announce(place)
     said = web(place, "print(uwsgi.spooler_pids(), uwsgi.set_spooler_frequency(7))")
@@ -65,7 +65,7 @@ def test_the_web_sees_the_spooler_and_sets_its_frequency(place: Path) -> None:
     assert web(place, "print(uwsgi.spooler_pids())") == "[]\n"
 
 
-def test_a_spooler_that_was_killed_is_told_of_no_more(place: Path) -> None:
+def test_killed_spooler_is_not_listed(place: Path) -> None:
     code = f"""
         import os, signal
         from qworker.spooler.uwsgi import runtime
@@ -87,5 +87,5 @@ def test_a_spooler_that_was_killed_is_told_of_no_more(place: Path) -> None:
     )
     receiver = SignalSocket(place)
     runtime.announce(place)
-    assert len(os.listdir(place / runtime.STATE)) == 2, "and what it left is gone"
+    assert len(os.listdir(place / runtime.STATE)) == 2, "its files are deleted"
     receiver.close()

@@ -1,4 +1,4 @@
-"""What SQL servers do not take as it is: texts, sizes, long ids; and sessions that are set up otherwise."""
+"""Limits of SQL servers: texts, sizes, long ids, and other session modes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mysql(tmp_path: Path) -> Iterator[SQLPlace]:
 
 @pytest.fixture
 def app(place: SQLPlace) -> Iterator[QWorker]:
-    """Broker and results in one database."""
+    """Return an app with broker and results in one database."""
     app = QWorker(
         "limits", broker=place.url, backend=f"db+{place.url}", set_as_current=False, result_extended=True
     )
@@ -50,7 +50,7 @@ def worker(app: QWorker) -> Iterator[StepWorker]:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_no_text_of_an_exception_stops_a_worker(app: QWorker, worker: StepWorker, text: str) -> None:
+def test_unusual_exception_text_does_not_stop_the_worker(app: QWorker, worker: StepWorker, text: str) -> None:
     @app.task(name="fails")
     def fails(value: str) -> None:
         raise ValueError(f"unknown user {value}")
@@ -59,20 +59,18 @@ def test_no_text_of_an_exception_stops_a_worker(app: QWorker, worker: StepWorker
     def fine(number: int) -> int:
         return number
 
-    culprit = fails.delay(text)
+    failing = fails.delay(text)
     others = [fine.delay(number) for number in range(5)]
     worker.run()
     assert [other.get(timeout=10) for other in others] == list(range(5))
     with pytest.raises(ValueError, match="unknown user") as caught:
-        culprit.get(timeout=10)
+        failing.get(timeout=10)
     assert caught.value.args == (f"unknown user {text}",)
-    assert "ValueError: unknown user" in (culprit.traceback or "")
+    assert "ValueError: unknown user" in (failing.traceback or "")
     assert app.broker.admin.queues() == []
 
 
-def test_a_state_of_the_task_is_stored_where_the_broker_made_the_table(
-    app: QWorker, worker: StepWorker
-) -> None:
+def test_update_state_works_with_the_table_of_the_broker(app: QWorker, worker: StepWorker) -> None:
     seen = []
 
     @app.task(name="progress", bind=True)
@@ -82,7 +80,7 @@ def test_a_state_of_the_task_is_stored_where_the_broker_made_the_table(
         return 7
 
     first = progress.delay()
-    worker.run()  # the broker has the table now
+    worker.run()  # the broker has created the table
     second = progress.delay()
     worker.run()
     assert [first.get(timeout=10), second.get(timeout=10)] == [7, 7]
@@ -90,13 +88,13 @@ def test_a_state_of_the_task_is_stored_where_the_broker_made_the_table(
 
 
 @pytest.mark.parametrize("length", [LONGEST_ID, LONGEST_ID + 1, 200, 255])
-def test_long_ids_are_found_again(app: QWorker, worker: StepWorker, length: int) -> None:
+def test_long_ids_are_supported(app: QWorker, worker: StepWorker, length: int) -> None:
     @app.task(name="fine")
     def fine(number: int) -> int:
         return number
 
     ids = [f"{number}-".ljust(length - 1, "x") + last for number, last in enumerate("ab", 1)]
-    ids.append(ids[0][:-1] + "b")  # another one that differs in what does not fit
+    ids.append(ids[0][:-1] + "b")  # differs only in the part that does not fit
     results = [fine.apply_async((number,), task_id=id) for number, id in enumerate(ids)]
     worker.run()
     assert [result.get(timeout=10) for result in results] == [0, 1, 2]
@@ -108,7 +106,7 @@ def test_long_ids_are_found_again(app: QWorker, worker: StepWorker, length: int)
     assert app.backend.get(ids[2]) is not None
 
 
-def test_ids_that_differ_little_are_different_tasks(app: QWorker, worker: StepWorker) -> None:
+def test_similar_ids_are_distinguished(app: QWorker, worker: StepWorker) -> None:
     @app.task(name="fine")
     def fine(number: int) -> int:
         return number
@@ -119,7 +117,7 @@ def test_ids_that_differ_little_are_different_tasks(app: QWorker, worker: StepWo
     assert [result.get(timeout=10) for result in results] == [0, 1, 2, 3]
 
 
-def test_what_a_key_is() -> None:
+def test_key_of_long_ids_is_a_digest() -> None:
     assert key_of("x" * LONGEST_ID) == "x" * LONGEST_ID
     assert len(key_of("ü" * 255)) == LONGEST_ID
     assert key_of("x" * 156) != key_of("x" * 157)
@@ -133,7 +131,7 @@ def longest_of(store: SQLBroker) -> int:
     return int(link._connection.longest)
 
 
-def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLPlace) -> None:
+def test_max_allowed_packet_is_exact(mysql: SQLPlace) -> None:
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
         link: Any = store.consumer._handle.open()
@@ -142,10 +140,10 @@ def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLP
         assert link.ask(f"{start}{text}')") == [(len(text),)]
         with pytest.raises(pymysql.err.DataError, match="max_allowed_packet"):
             link.ask(f"{start}{text}x')")
-        assert link.ask("SELECT 1") == [(1,)], "the connection is as good as before"
+        assert link.ask("SELECT 1") == [(1,)], "the connection can still be used"
 
 
-def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQLPlace) -> None:
+def test_result_over_max_allowed_packet_becomes_a_failure(mysql: SQLPlace) -> None:
     app = QWorker("limits", broker=mysql.url, backend=f"db+{mysql.url}", set_as_current=False)
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
@@ -160,9 +158,7 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
             generation,
             [Ack(tags[0], good[0]), Ack(tags[1], ("large", "SUCCESS", large, None)), Ack(tags[2], good[1])],
         )
-        assert store.consumer._handle.connections == connections, (
-            "nothing was sent at which the server hangs up"
-        )
+        assert store.consumer._handle.connections == connections, "the server has not closed the connection"
         assert store.admin.queues() == []
     meta = app.backend.get("large")
     assert meta is not None
@@ -172,19 +168,19 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
     app.close()
 
 
-def test_a_message_over_the_packet_is_refused_at_once(mysql: SQLPlace) -> None:
+def test_message_over_max_allowed_packet_is_refused_at_once(mysql: SQLPlace) -> None:
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
         store.sender.push([message("small")])
         began = time.monotonic()
         with pytest.raises(PublishError, match="max_allowed_packet"):
             store.sender.push([message("large", body=b"'" * longest_of(store)), message("beside")])
-        assert time.monotonic() - began < 20, "it was not tried again and again"
+        assert time.monotonic() - began < 20, "it was not retried"
         store.sender.push([message("small")])
         assert [info.ready for info in store.admin.queues()] == [2]
 
 
-def test_the_result_store_refuses_what_is_over_the_packet(mysql: SQLPlace) -> None:
+def test_result_backend_refuses_results_over_max_allowed_packet(mysql: SQLPlace) -> None:
     app = QWorker("limits", backend=f"db+{mysql.url}", set_as_current=False, message_max_bytes=64 * 1024**2)
     meta = app.backend.meta("large", "SUCCESS", '"' * 9_000_000)
     with pytest.raises(EncodeError, match="max_allowed_packet"):
@@ -199,9 +195,8 @@ def test_the_result_store_refuses_what_is_over_the_packet(mysql: SQLPlace) -> No
 
 
 @pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", ""])
-def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str) -> None:
-    """Our sessions have a mode of their own; should one be changed under us, PyMySQL hears of it and escapes
-    otherwise."""
+def test_values_are_escaped_for_the_sql_mode(mysql: SQLPlace, mode: str) -> None:
+    """Sessions set their own mode. The server notifies PyMySQL of changes, which adapts its escaping."""
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
         own = store.consumer.register("w@test", ["q"], 2)

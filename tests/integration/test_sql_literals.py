@@ -1,4 +1,4 @@
-"""What we write of values ourselves, in place of the drivers, is read by the servers as it was meant."""
+"""Literals written without the drivers are read correctly by the servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
 @given(st.lists(st.tuples(st.text(), st.binary() | st.none() | NUMBERS)))
-def test_mysql_reads_rows(rows: list[tuple[str, Any]]) -> None:
+def test_mysql_reads_row_literals(rows: list[tuple[str, Any]]) -> None:
     link = connector(require("mysql"), 4.0, {})(False)
     try:
         link.do(
@@ -30,7 +30,7 @@ def test_mysql_reads_rows(rows: list[tuple[str, Any]]) -> None:
 
 
 @given(st.lists(TEXT | st.none()), st.lists(st.binary() | st.none()), st.lists(NUMBERS | st.none()))
-def test_postgresql_reads_lists(
+def test_postgresql_reads_array_literals(
     texts: list[str | None], blobs: list[bytes | None], numbers: list[int | None]
 ) -> None:
     link = connector(require("postgresql"), 4.0, {})(False)

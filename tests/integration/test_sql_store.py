@@ -1,4 +1,4 @@
-"""The SQL broker on its servers: what the contract does not say of databases, connections and results."""
+"""The SQL broker on its servers: databases, connections and results, beyond the contract suite."""
 
 from __future__ import annotations
 
@@ -45,17 +45,15 @@ def stores(place: SQLPlace) -> Iterator[Any]:
         store.close()
 
 
-def test_tables_of_a_newer_version_are_left_alone(stores: Any, place: SQLPlace) -> None:
+def test_tables_of_a_newer_version_are_refused(stores: Any, place: SQLPlace) -> None:
     stores().sender.push([message("a")])
     place.execute("UPDATE qworker_schema SET version = 99")
     with pytest.raises(ConfigurationError, match="newer qworker"):
         stores().sender.push([message("b")])
 
 
-def test_tables_from_before_there_was_a_presence_get_it_while_others_use_them(
-    stores: Any, place: SQLPlace
-) -> None:
-    """What a worker of before reads and writes stays as it was: it may go on, and others may start."""
+def test_old_tables_are_upgraded_while_in_use(stores: Any, place: SQLPlace) -> None:
+    """Older workers may continue, and more of them may start."""
     stores().sender.push([message("a")])
     place.execute("ALTER TABLE qworker_owner DROP COLUMN presence")
     place.execute("DELETE FROM qworker_schema WHERE id > 1")
@@ -76,13 +74,13 @@ def test_tables_from_before_there_was_a_presence_get_it_while_others_use_them(
         ("w@test", 3),
     ]
     assert [leased.headers for leased in several[0].consumer.lease(["q"], 9).messages] == ["a"]
-    # All that a worker of before looks at.
+    # The only version that older workers check.
     assert place.version() == 1
 
 
-def test_who_may_not_add_to_old_tables_can_publish_and_a_worker_says_what_to_do(tmp_path: Path) -> None:
+def test_upgrade_without_permission_only_allows_publishing(tmp_path: Path) -> None:
     place = PostgreSQLPlace(tmp_path)
-    role = place._name  # a role of this test's own
+    role = place._name  # a role for this test
     owner = place.open()
     url = place.url.replace("options=", f"options=-crole%3D{role}%20", 1)
     try:
@@ -109,13 +107,13 @@ def test_who_may_not_add_to_old_tables_can_publish_and_a_worker_says_what_to_do(
             connection.execute(f"DROP ROLE IF EXISTS {role}")
 
 
-def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQLPlace) -> None:
+def test_connections_closed_by_the_server_are_replaced(stores: Any, place: SQLPlace) -> None:
     store = stores()
     store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a")])
     assert store.consumer.wait(30)
     place.end_connections()
-    store.sender.push([message("b")])  # it looks first
+    store.sender.push([message("b")])  # it checks its connection first
     with pytest.raises(BrokerUnavailable):
         store.consumer.lease(["q"], 10)
     assert [leased.headers for leased in store.consumer.lease(["q"], 10).messages] == ["a", "b"]
@@ -125,7 +123,7 @@ def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQL
     assert store.consumer.wait(30)
 
 
-def test_a_wait_on_a_connection_that_ended_does_not_last(stores: Any, place: SQLPlace) -> None:
+def test_wait_ends_when_the_connection_is_closed(stores: Any, place: SQLPlace) -> None:
     store = stores()
     store.consumer.register("w@test", ["q"], 1)
     ending = threading.Timer(0.05, place.end_connections)
@@ -136,7 +134,7 @@ def test_a_wait_on_a_connection_that_ended_does_not_last(stores: Any, place: SQL
     assert store.consumer.wait(30) is True
 
 
-def test_what_runs_is_known_where_the_running_file_is_not(stores: Any) -> None:
+def test_running_messages_are_counted_without_the_running_file(stores: Any) -> None:
     now = [1000.0]
     lost, well = (stores(lease_seconds=15.0, uptime=lambda: now[0]) for _ in range(2))
     lost.consumer.register("lost@test", ["q"], 1)
@@ -144,7 +142,7 @@ def test_what_runs_is_known_where_the_running_file_is_not(stores: Any) -> None:
     well.sender.push([message("runs"), message("waits")])
     running, _ = lost.consumer.lease(["q"], 10).messages
     mark(lost, running.tag)
-    until(lambda: not lost.consumer.wait(0.2))  # once it has heard of the push
+    until(lambda: not lost.consumer.wait(0.2))  # once it has received the notification
     Path(lost.consumer.running_path()).unlink()
     now[0] += 16
     assert well.consumer.reclaim() == [Reclaimed("lost@test", 2, 1)]
@@ -154,7 +152,7 @@ def test_what_runs_is_known_where_the_running_file_is_not(stores: Any) -> None:
     }
 
 
-def test_publishers_do_not_notify_a_worker_that_has_enough(stores: Any) -> None:
+def test_busy_worker_is_not_notified(stores: Any) -> None:
     busy, other = stores(), stores()
     own = busy.consumer.register("busy@test", ["q"], 1)
     other.sender.push([message(str(number)) for number in range(10)])
@@ -163,7 +161,7 @@ def test_publishers_do_not_notify_a_worker_that_has_enough(stores: Any) -> None:
         (leased,) = busy.consumer.lease(["q"], 1).messages
         busy.consumer.settle(own, [Ack(leased.tag)])
     other.sender.push([message("unheard")])
-    assert busy.consumer.wait(30) is True  # from now on it wants to hear, and looks for what it missed
+    assert busy.consumer.wait(30) is True  # it listens from now on, and polls for missed messages
     assert len(busy.consumer.lease(["q"], 100).messages) == 8
     until(lambda: not busy.consumer.wait(0.02))
     other.sender.push([message("heard")])
@@ -171,7 +169,7 @@ def test_publishers_do_not_notify_a_worker_that_has_enough(stores: Any) -> None:
 
 
 def deadlock(place: SQLPlace) -> Exception:
-    """The server's error for a transaction that may be tried again."""
+    """Return the server's error for a transaction that can be retried."""
     if isinstance(place, PostgreSQLPlace):
         import psycopg
 
@@ -182,10 +180,10 @@ def deadlock(place: SQLPlace) -> Exception:
 
 
 @pytest.mark.parametrize("times", [1, 99])
-def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
+def test_messages_of_a_queue_are_kept_if_the_next_queue_fails(
     stores: Any, place: SQLPlace, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """It would be ours without our knowing, as long as we live."""
+    """Otherwise they would stay leased, unknown to the consumer, as long as it lives."""
     store, queues = stores(), ["q", "r"]
     store.consumer.register("w@test", queues, 1)
     store.sender.push([message("a", "q"), message("b", "r")])
@@ -202,45 +200,44 @@ def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
     first = store.consumer.lease(queues, 10)
     found = [leased.headers for leased in first.messages]
     assert len(found) == (2 if times == 1 else 1)
-    assert (first.next_due is None) == (times == 1), "what the queue with trouble has is to be looked for"
+    assert (first.next_due is None) == (times == 1), "the failed queue should be polled again"
     monkeypatch.undo()
     found += [leased.headers for leased in store.consumer.lease(queues, 10).messages]
     assert sorted(found) == ["a", "b"]
 
 
-def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
+def test_delayed_messages_are_only_queried_if_there_are_any(
     stores: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = stores(), stores()
     store.consumer.register("w@test", ["q"], 1)
     link = store.consumer._handle.open()
-    take, looked = link._claim, []
+    take, queried = link._claim, []
 
     def watched(order: ClaimOrder) -> Any:
-        looked.append(order.delayed_limit)
+        queried.append(order.delayed_limit)
         return take(order)
 
     monkeypatch.setattr(link, "_claim", watched)
     assert store.consumer.lease(["q"], 10, 10, 5.0).messages == []
-    assert looked == [10]  # nothing was known yet
+    assert queried == [10]  # nothing was known yet
     other.sender.push([message("a"), message("b")])
     assert len(store.consumer.lease(["q"], 1, 10, 5.0).messages) == 1
-    assert looked == [10, 0]
+    assert queried == [10, 0]
     other.sender.push(
         [message("soon", due=SYSTEM_CLOCK.now() + 2), message("late", due=SYSTEM_CLOCK.now() + 60)]
     )
     assert [leased.headers for leased in store.consumer.lease(["q"], 1, 10, 5.0).messages] == ["b"]
-    assert looked == [10, 0, 0]
+    assert queried == [10, 0, 0]
     assert store.admin.next_due(["q"]) < SYSTEM_CLOCK.now() + 2
     assert [leased.headers for leased in store.consumer.lease(["q"], 10, 10, 5.0).messages] == ["soon"]
-    assert looked == [10, 0, 0, 10]
+    assert queried == [10, 0, 0, 10]
     assert store.consumer.lease(["q"], 10, 10, 5.0).messages == []
-    assert looked == [10, 0, 0, 10, 0]
+    assert queried == [10, 0, 0, 10, 0]
 
 
-def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
-    """Each costs a wake-up of the server and one of ours,
-    and the way there and back where the server is far."""
+def test_number_of_round_trips_per_operation(place: SQLPlace) -> None:
+    """Each round trip costs a wake-up on both sides, and the latency of the network."""
     counted = {}
     with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
         store = SQLBroker(proxy.url(place.url))
@@ -253,7 +250,7 @@ def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
             counted[name] = proxy.up.pieces - before
             return result
 
-        for _ in range(4):  # the first ones connect, and have statements prepared
+        for _ in range(4):  # the first ones connect, and prepare statements
             exchanges("publish", lambda: store.sender.push([message("a")]))
             exchanges("publish 30", lambda: store.sender.push([message("b")] * 30))
             claim = exchanges("claim", lambda: store.consumer.lease(["q"], 100, 10, 5.0))
@@ -285,7 +282,7 @@ def backend(place: SQLPlace, **options: Any) -> SQLBackend:
 
 @pytest.mark.parametrize("first", ["result store", "broker"])
 @pytest.mark.parametrize("extended", [False, True])
-def test_results_go_to_celerys_table_with_the_ack(
+def test_results_are_stored_in_celerys_table_with_the_ack(
     stores: Any, place: SQLPlace, first: str, extended: bool
 ) -> None:
     results = backend(place, result_extended=extended)
@@ -293,7 +290,7 @@ def test_results_go_to_celerys_table_with_the_ack(
     assert results.same_store(store.url)
     assert not results.same_store("postgresql://elsewhere/test")
     if first == "result store":
-        results.add("probe", 1.0)  # makes the table
+        results.add("probe", 1.0)  # creates the table
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a")])
     (leased,) = store.consumer.lease(["q"], 1).messages
@@ -324,9 +321,9 @@ def test_results_go_to_celerys_table_with_the_ack(
     results.close()
 
 
-def test_the_broker_makes_the_table_that_the_result_store_makes(stores: Any, place: SQLPlace) -> None:
+def test_broker_and_result_backend_create_the_same_table(stores: Any, place: SQLPlace) -> None:
     results = backend(place)
-    results.add("probe", 1.0)  # makes the tables
+    results.add("probe", 1.0)  # creates the tables
     row = results.row("one", {"status": "STARTED"})
     results.close()
     by_results = place.columns("celery_taskmeta")
@@ -336,7 +333,7 @@ def test_the_broker_makes_the_table_that_the_result_store_makes(stores: Any, pla
     assert place.columns("celery_taskmeta") == by_results
 
 
-def test_a_child_and_the_worker_may_both_store_a_result(stores: Any, place: SQLPlace) -> None:
+def test_child_and_worker_can_both_store_a_result(stores: Any, place: SQLPlace) -> None:
     results = backend(place)
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
@@ -349,10 +346,10 @@ def test_a_child_and_the_worker_may_both_store_a_result(stores: Any, place: SQLP
     results.close()
 
 
-# -- what is wrong with a URL --
+# -- unresponsive servers and URLs --
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
+def test_silent_server_raises_within_the_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -365,7 +362,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
             assert time.monotonic() - began < 10  # libpq takes no fewer than two seconds
 
 
-def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(place: SQLPlace) -> None:
+def test_unresponsive_server_blocks_push_only_for_the_timeout(place: SQLPlace) -> None:
     with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
         store = SQLBroker(proxy.url(place.url))
         store.sender.push([message("a")])
@@ -377,18 +374,18 @@ def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(pla
         proxy.heal()
         proxy.cut()
         store.sender.push([message("c")], timeout=20)
-        assert place.count() in (2, 3), "of b, nobody knows"
+        assert place.count() in (2, 3), "b may be stored or not"
         store.close()
 
 
-def test_a_queue_name_that_does_not_fit_is_the_callers_error(stores: Any, place: SQLPlace) -> None:
+def test_invalid_queue_name_raises_publish_error(stores: Any, place: SQLPlace) -> None:
     long = "q" * 300 if place.server == "mysql" else "q\x00"
     with pytest.raises(PublishError, match="cannot store this"):
         stores().sender.push([message("a", long)])
     assert place.count() == 0
 
 
-def test_the_same_place_is_known_by_any_name() -> None:
+def test_same_store_compares_server_database_and_schema() -> None:
     results = SimpleNamespace(url="db+postgresql+psycopg2://me:pw@localhost/shop")
     same = SQLBackend.same_store
     assert same(results, "postgresql://other@127.0.0.1:5432/shop")  # type: ignore[arg-type]
@@ -397,10 +394,10 @@ def test_the_same_place_is_known_by_any_name() -> None:
     assert not same(results, "sqlite:///shop")  # type: ignore[arg-type]
 
 
-# -- a server that lost what it had not yet on its disk --
+# -- a server that lost recent commits in a crash --
 
 
-def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPlace) -> None:
+def test_lost_ack_is_repeated(stores: Any, place: SQLPlace) -> None:
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message(name) for name in ("acked", "released", "runs")])
@@ -408,7 +405,7 @@ def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPla
     store.consumer.settle(
         own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag, counted=True)]
     )
-    # As it was before the commit that the crash undid.
+    # The state before the lost commit.
     place.execute("DELETE FROM celery_taskmeta WHERE task_id = 'one'")
     columns = "queue, urgency, state, owner, sent, headers, body"
     place.execute(
@@ -428,7 +425,7 @@ def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPla
     assert place.result("one") == ("SUCCESS", b"1")
 
 
-def test_what_a_consumer_knows_nothing_of_goes_back(stores: Any, place: SQLPlace) -> None:
+def test_unknown_leased_messages_are_released(stores: Any, place: SQLPlace) -> None:
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a"), message("b")])
@@ -442,16 +439,16 @@ def test_what_a_consumer_knows_nothing_of_goes_back(stores: Any, place: SQLPlace
     ]
 
 
-def test_a_claim_that_the_server_forgot_is_made_again(stores: Any, place: SQLPlace) -> None:
-    """And with it the ack of what was claimed and acked in the moments that a crash undoes; but not what went
-    back, nor what another has by now."""
+def test_lost_claim_is_repeated(stores: Any, place: SQLPlace) -> None:
+    """And acks of messages of a lost claim. Released messages, and those that others have by now, are not
+    claimed."""
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     names = ("held", "acked", "released", "theirs", "delayed")
     store.sender.push([message(name) for name in names])
     held, acked, released, theirs, delayed = store.consumer.lease(["q"], 10).messages
     store.consumer.settle(own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag)])
-    # As it was before the commits that the crash undid.
+    # The state before the lost commits.
     columns = "queue, urgency, sent, headers, body"
     place.execute(
         f"INSERT INTO qworker_message (tag, state, {columns}) SELECT {acked.tag}, 0, {columns} FROM "
@@ -474,7 +471,7 @@ def test_a_claim_that_the_server_forgot_is_made_again(stores: Any, place: SQLPla
     assert lost == {theirs.tag}
 
 
-def test_who_was_taken_for_dead_makes_no_claim_again(stores: Any, place: SQLPlace) -> None:
+def test_reclaimed_consumer_does_not_repeat_its_claims(stores: Any, place: SQLPlace) -> None:
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a")])
@@ -491,7 +488,7 @@ def test_who_was_taken_for_dead_makes_no_claim_again(stores: Any, place: SQLPlac
     assert [each.headers for each in other.consumer.lease(["q"], 10).messages] == ["a"]
 
 
-def test_what_was_settled_before_is_told_from_what_others_have(stores: Any, place: SQLPlace) -> None:
+def test_settled_before_excludes_messages_of_others(stores: Any, place: SQLPlace) -> None:
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("done"), message("theirs"), message("ready")])

@@ -1,5 +1,4 @@
-"""A file whose rows are not what they should be: no row ends a worker, and no message is lost without a
-word."""
+"""Damaged rows in the file of the embedded broker: no row stops a worker, and no message is lost silently."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ COLUMNS = {
 
 @pytest.fixture
 def lax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are made as by a SQLite that does not know STRICT."""
+    """Create files like an SQLite that does not support STRICT."""
     monkeypatch.setattr(database, "_STRICT", False)
 
 
@@ -44,7 +43,7 @@ def change(path: Path, statement: str) -> int:
 
 
 def fill(path: Path) -> None:
-    """One row at least in every table."""
+    """Create at least one row in every table."""
     with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
         store.sender.revoke(["revoked"])
         store.letters["dead"].push([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
@@ -59,7 +58,7 @@ def fill(path: Path) -> None:
 
 @pytest.mark.parametrize(("table", "column"), [(t, c) for t, names in COLUMNS.items() for c in names])
 @pytest.mark.usefixtures("lax")
-def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: str) -> None:
+def test_invalid_column_values_do_not_stop_a_worker(tmp_path: Path, table: str, column: str) -> None:
     for number, value in enumerate(WRONG):
         path = tmp_path / f"{number}.db"
         fill(path)
@@ -75,7 +74,7 @@ def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: 
         try:
             assert change(path, f"UPDATE {table} SET {column} = {value} WHERE {first}") > 0
         except sqlite3.IntegrityError:
-            continue  # NOT NULL holds, whatever the type
+            continue  # NOT NULL is always enforced
         with StepWorker(app) as worker:
             others = [fine.delay(number) for number in range(3)]
             for _ in range(3):
@@ -94,7 +93,9 @@ def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: 
     [("priority", "'high'"), ("deliveries", "x'00'"), ("headers", "x'7b7d'"), ("body", "'[]'")],
 )
 @pytest.mark.usefixtures("lax")
-def test_a_damaged_message_is_a_dead_letter_that_says_so(tmp_path: Path, column: str, value: str) -> None:
+def test_damaged_message_becomes_a_dead_letter_with_the_reason(
+    tmp_path: Path, column: str, value: str
+) -> None:
     path = tmp_path / "queue.db"
     with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
         store.sender.push([Envelope("q", '{"id":"x"}', None, b"[]") for _ in range(2)])
@@ -111,7 +112,7 @@ def test_a_damaged_message_is_a_dead_letter_that_says_so(tmp_path: Path, column:
 
 @pytest.mark.usefixtures("lax")
 @pytest.mark.parametrize("due", ["'soon'", "NULL", "x'00'"])
-def test_what_is_due_at_no_time_hides_nobody(tmp_path: Path, due: str) -> None:
+def test_invalid_due_time_does_not_hide_other_messages(tmp_path: Path, due: str) -> None:
     path = tmp_path / "queue.db"
     with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
         store.consumer.register("w@test", ["q"], 1)
@@ -132,7 +133,7 @@ def test_what_is_due_at_no_time_hides_nobody(tmp_path: Path, due: str) -> None:
 @pytest.mark.parametrize(
     ("table", "column"), [("message", "priority"), ("message", "due"), ("owner", "lease_until")]
 )
-def test_a_new_file_takes_no_such_row(tmp_path: Path, table: str, column: str) -> None:
+def test_new_file_refuses_invalid_values(tmp_path: Path, table: str, column: str) -> None:
     path = tmp_path / "queue.db"
     fill(path)
     with pytest.raises(sqlite3.IntegrityError, match="cannot store TEXT value"):
@@ -142,7 +143,7 @@ def test_a_new_file_takes_no_such_row(tmp_path: Path, table: str, column: str) -
 @pytest.mark.skipif(
     sqlite3.sqlite_version_info < (3, 37), reason="this SQLite does not know STRICT: use 3.37"
 )
-def test_who_publishes_such_a_row_is_told(tmp_path: Path) -> None:
+def test_publishing_invalid_values_raises_publish_error(tmp_path: Path) -> None:
     wrong: Any = "high"
     with closing(SQLiteBroker(f"sqlite:///{tmp_path}/queue.db")) as store:
         with pytest.raises(PublishError, match="cannot store TEXT value in INTEGER column"):
@@ -151,7 +152,7 @@ def test_who_publishes_such_a_row_is_told(tmp_path: Path) -> None:
         assert [info.ready for info in store.admin.queues()] == [1]
 
 
-def test_a_file_that_is_there_stays_what_it_is(
+def test_existing_file_is_not_changed_to_strict(
     tmp_path: Path, lax: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "queue.db"
@@ -163,7 +164,7 @@ def test_a_file_that_is_there_stays_what_it_is(
         ).fetchone() == (0,)
 
 
-def test_of_sound_rows_nothing_is_dead_lettered(tmp_path: Path, lax: None) -> None:
+def test_valid_rows_do_not_become_dead_letters(tmp_path: Path, lax: None) -> None:
     with closing(SQLiteBroker(f"sqlite:///{tmp_path}/queue.db")) as store:
         generation = store.consumer.register("w@test", ["q"], 1)
         store.sender.push([Envelope("q", str(number), None if number else "{}", b"", number,

@@ -1,4 +1,4 @@
-"""The embedded broker where it differs from a server: its file may be removed under those who use it."""
+"""The embedded broker when its file is removed while in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store(directory: Path) -> Iterator[SQLiteBroker]:
 
 
 def lost_lease(store: SQLiteBroker) -> str:
-    """Why a look around ends in LeaseLost; '' while it does not."""
+    """Return the error if reclaim() raises LeaseLost; otherwise ''."""
     try:
         store.consumer.reclaim()
     except LeaseLost as error:
@@ -40,13 +40,13 @@ def lost_lease(store: SQLiteBroker) -> str:
     return ""
 
 
-def test_a_worker_goes_over_to_the_new_file(store: SQLiteBroker, directory: Path) -> None:
+def test_worker_switches_to_a_new_file(store: SQLiteBroker, directory: Path) -> None:
     old = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("gone")])
     (gone,) = store.consumer.lease(["q"], 1).messages
     shutil.rmtree(directory)
     assert "was replaced by another file" in until(lambda: lost_lease(store))
-    # Another was given the same message number in the new file: it is not ours.
+    # Another consumer has leased a message with the same tag in the new file.
     other = SQLiteBroker(store.url)
     theirs = other.consumer.register("other@test", ["q"], 1)
     other.sender.push([message("theirs")])
@@ -64,8 +64,8 @@ def test_a_worker_goes_over_to_the_new_file(store: SQLiteBroker, directory: Path
     other.close()
 
 
-def test_a_worker_without_a_record_takes_nothing(store: SQLiteBroker, directory: Path) -> None:
-    """A backup was restored into the file: nobody would reclaim what the worker takes, if it then dies."""
+def test_worker_without_an_owner_record_raises_lease_lost(store: SQLiteBroker, directory: Path) -> None:
+    """After restoring a backup, messages leased without a record could not be reclaimed."""
     store.consumer.register("w@test", ["q"], 1)
     with closing(sqlite3.connect(directory / "queue.db")) as connection, connection:
         connection.execute("DELETE FROM owner")
@@ -76,7 +76,7 @@ def test_a_worker_without_a_record_takes_nothing(store: SQLiteBroker, directory:
     assert [leased.headers for leased in store.consumer.lease(["q"], 1).messages] == ["a"]
 
 
-def test_a_publisher_goes_over_to_the_new_file(store: SQLiteBroker, directory: Path) -> None:
+def test_publisher_switches_to_a_new_file(store: SQLiteBroker, directory: Path) -> None:
     store.sender.push([message("gone")])
     shutil.rmtree(directory)
     other = SQLiteBroker(store.url)
@@ -91,7 +91,7 @@ def test_a_publisher_goes_over_to_the_new_file(store: SQLiteBroker, directory: P
     other.close()
 
 
-def test_who_leaves_a_removed_file_leaves_in_peace(store: SQLiteBroker, directory: Path) -> None:
+def test_deregistering_from_a_removed_file_is_harmless(store: SQLiteBroker, directory: Path) -> None:
     store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("gone")])
     store.consumer.lease(["q"], 1)
@@ -103,8 +103,8 @@ def test_who_leaves_a_removed_file_leaves_in_peace(store: SQLiteBroker, director
     assert [leased.headers for leased in store.consumer.lease(["q"], 10).messages] == ["new"]
 
 
-def test_whose_files_were_deleted_lives_until_its_lease_ends(directory: Path) -> None:
-    """Somebody tidied up beside the database: that is no death."""
+def test_deleted_owner_files_do_not_count_as_a_death(directory: Path) -> None:
+    """Another program deleted them; the lease is still valid."""
     now = 1000.0
     first, second = (SQLiteBroker(f"sqlite:///{directory}/queue.db", uptime=lambda: now) for _ in range(2))
     first.consumer.register("first@test", ["q"], 1)
@@ -117,12 +117,12 @@ def test_whose_files_were_deleted_lives_until_its_lease_ends(directory: Path) ->
     now += 31.0
     ((name, returned, _),) = second.consumer.reclaim()
     assert (name, returned) == ("first@test", 1)
-    assert second.admin.workers() == []  # nor has the second renewed its own
+    assert second.admin.workers() == []  # the second has not renewed its own, either
     for store in (first, second):
         store.close()
 
 
-def test_who_could_not_give_back_is_dead_to_the_others_at_once(
+def test_consumer_that_fails_to_deregister_is_reclaimed_at_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (SQLiteBroker(f"sqlite:///{directory}/queue.db") for _ in range(2))

@@ -1,5 +1,5 @@
-"""Amazon SQS on a bad day: throttled, slow, half an answer, somebody else's answer, the wrong region, keys
-for another one, a queue that has gone. (tests/acceptance/test_sqs.py has a worker on such a day.)"""
+"""The Amazon SQS broker with faults: throttling, delays, truncated or invalid replies, wrong regions and
+keys, deleted queues. (tests/acceptance/test_sqs.py has a worker.)"""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.sqs_faults import SqsFaults
 pytestmark = pytest.mark.integration
 Open = Callable[..., HeldBroker]
 BATCH = 10
-FOR_EVER = 1000
+ALWAYS = 1000
 MOMENTARY = ["throttled", "request-throttled", "503", "drop"]
-"""What boto tries once more by itself."""
+"""Faults that boto retries."""
 LASTING = [*MOMENTARY, "nonsense", "half"]
 
 
@@ -78,7 +78,7 @@ def messages(queue: str, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", MOMENTARY)
-def test_what_passes_is_not_noticed(
+def test_momentary_fault_is_retried(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str, fault: str
 ) -> None:
     store = open_()
@@ -93,27 +93,25 @@ def test_what_passes_is_not_noticed(
 
 
 @pytest.mark.parametrize("fault", LASTING)
-def test_what_lasts_is_one_clear_error_and_nothing_is_lost(
+def test_lasting_fault_raises_and_loses_nothing(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str, fault: str
 ) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push(messages(queue, 1))
     (message,) = receive(store, 1, queue)
-    faults.fail("DeleteMessageBatch", fault, FOR_EVER)
+    faults.fail("DeleteMessageBatch", fault, ALWAYS)
     with pytest.raises(BrokerUnavailable) as refused:
         store.consumer.settle(own, [Ack(message.tag)])
     assert "s3cr3t" not in str(refused.value)
     faults.heal()
     lost = store.consumer.settle(own, [Ack(message.tag)])
-    assert lost == (
-        set() if fault != "half" else lost
-    )  # that one was carried out, and half of the answer came
+    assert lost == (set() if fault != "half" else lost)  # it was done, and half of the reply arrived
     assert moto.counts(queue) == (0, 0, 0)
-    faults.fail("SendMessageBatch", fault, FOR_EVER)
+    faults.fail("SendMessageBatch", fault, ALWAYS)
     with pytest.raises(BrokerUnavailable) as refused:
         store.sender.push(messages(queue, 1))
-    assert str(refused.value).count(str(faults.port)) <= 2, "it is said once"
+    assert str(refused.value).count(str(faults.port)) <= 2, "the message is not repeated"
     assert "s3cr3t" not in str(refused.value)
     faults.heal()
     store.sender.push(messages(queue, 1))
@@ -121,8 +119,10 @@ def test_what_lasts_is_one_clear_error_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("fault", LASTING)
-def test_a_worker_cannot_begin_meanwhile(open_: Open, faults: SqsFaults, queue: str, fault: str) -> None:
-    faults.fail("*", fault, FOR_EVER)
+def test_register_raises_during_a_lasting_fault(
+    open_: Open, faults: SqsFaults, queue: str, fault: str
+) -> None:
+    faults.fail("*", fault, ALWAYS)
     with pytest.raises(BrokerUnavailable) as refused:
         open_().consumer.register("w", [queue], 1)
     assert "s3cr3t" not in str(refused.value)
@@ -131,17 +131,17 @@ def test_a_worker_cannot_begin_meanwhile(open_: Open, faults: SqsFaults, queue: 
 
 
 @pytest.mark.parametrize("fault", ["throttled", "503", "drop", "nonsense"])
-def test_of_many_each_is_stored_once_though_some_portions_are_refused(
+def test_large_push_with_refused_portions_stores_each_message_once(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str, fault: str
 ) -> None:
-    """Who gave up here would have the first ones again with the rest."""
+    """Repeating the whole push would duplicate the first messages."""
     store = open_()
     faults.fail("SendMessageBatch", fault, times=3, after=4)
     store.sender.push(messages(queue, 100))
     assert moto.counts(queue) == (100, 0, 0)
 
 
-def test_of_a_batch_only_what_was_throttled_is_sent_again(
+def test_only_throttled_messages_of_a_batch_are_sent_again(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
     store = open_()
@@ -151,17 +151,17 @@ def test_of_a_batch_only_what_was_throttled_is_sent_again(
     assert moto.counts(queue) == (BATCH, 0, 0)
 
 
-def test_of_a_batch_it_is_told_how_many_were_taken(
+def test_partly_accepted_batch_reports_the_number(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
     store = open_()
-    faults.fail("SendMessageBatch", "partly", then=["503"] * FOR_EVER)
+    faults.fail("SendMessageBatch", "partly", then=["503"] * ALWAYS)
     with pytest.raises(BrokerUnavailable, match="it had accepted 5 of 10 messages"):
         store.sender.push(messages(queue, BATCH), timeout=0.5)
     assert moto.counts(queue) == (5, 0, 0)
 
 
-def test_of_a_batch_only_what_was_throttled_is_deleted_again(
+def test_only_throttled_messages_of_a_batch_are_deleted_again(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
     store = open_()
@@ -177,10 +177,10 @@ def test_of_a_batch_only_what_was_throttled_is_deleted_again(
     assert moto.counts(queue) == (0, 0, 0)
 
 
-def test_of_a_batch_only_what_was_throttled_is_given_back_again(
+def test_only_throttled_messages_of_a_batch_are_released_again(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
-    """The others may have the rest by now, and keep it."""
+    """Other consumers may have the rest by now, and keep it."""
     store, other = open_(), open_()
     own = store.consumer.register("w", [queue], 1)
     theirs = other.consumer.register("x", [queue], 1)
@@ -196,10 +196,8 @@ def test_of_a_batch_only_what_was_throttled_is_given_back_again(
     assert moto.counts(queue) == (BATCH // 2, 0, 0)
 
 
-def test_what_may_have_been_given_back_is_not_given_back_again(
-    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
-) -> None:
-    """It would be taken from who has it by now."""
+def test_uncertain_release_is_not_repeated(open_: Open, faults: SqsFaults, moto: Sqs, queue: str) -> None:
+    """It would be taken from its new holder."""
     store, other = open_(), open_()
     own = store.consumer.register("w", [queue], 1)
     theirs = other.consumer.register("x", [queue], 1)
@@ -215,30 +213,28 @@ def test_what_may_have_been_given_back_is_not_given_back_again(
     assert moto.counts(queue) == (0, 0, 0)
 
 
-def test_fifo_queues_store_once_what_was_sent_again(
+def test_fifo_queue_stores_resent_messages_once(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
-    """The answer was lost, and so were those to boto's own tries."""
+    """The reply is lost, and so are those to boto's retries."""
     store, name = open_(), f"{queue}.fifo"
     faults.fail("SendMessageBatch", "half", times=4, after=1)
     store.sender.push(messages(name, 2 * BATCH))
     assert moto.counts(name) == (2 * BATCH, 0, 0)
 
 
-def test_of_many_it_is_told_how_many_were_taken(
+def test_partly_accepted_push_reports_the_number(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:
     store = open_()
-    faults.fail("SendMessageBatch", "503", times=FOR_EVER, after=4)
+    faults.fail("SendMessageBatch", "503", times=ALWAYS, after=4)
     with pytest.raises(BrokerUnavailable, match="it had accepted 40 of 100 messages"):
         store.sender.push(messages(queue, 100), timeout=0.5)
     assert moto.counts(queue) == (4 * BATCH, 0, 0)
 
 
-def test_many_may_take_longer_than_the_deadline_while_sqs_takes_them(
-    faults: SqsFaults, moto: Sqs, queue: str
-) -> None:
-    """The deadline is for each portion. The text of an error names none that nobody has set."""
+def test_timeout_applies_to_each_portion(faults: SqsFaults, moto: Sqs, queue: str) -> None:
+    """And errors do not mention internal timeouts."""
     app = QWorker(
         "slow",
         broker=faults.url,
@@ -252,14 +248,14 @@ def test_many_may_take_longer_than_the_deadline_while_sqs_takes_them(
     faults.delay = 0.1
     task.apply_many([(number,) for number in range(100)])
     assert moto.counts(queue) == (101, 0, 0)
-    faults.fail("SendMessageBatch", "503", FOR_EVER)
+    faults.fail("SendMessageBatch", "503", ALWAYS)
     with pytest.raises(BrokerUnavailable) as refused:
         task.apply_many([(number,) for number in range(100)])
     assert "0.05" not in str(refused.value)
     app.close()
 
 
-def test_a_queue_that_has_gone_is_made_again(open_: Open, moto: Sqs, queue: str) -> None:
+def test_deleted_queue_is_created_again(open_: Open, moto: Sqs, queue: str) -> None:
     store = open_()
     store.sender.push(messages(queue, 1))
     client = moto.client()
@@ -273,18 +269,18 @@ def test_a_queue_that_has_gone_is_made_again(open_: Open, moto: Sqs, queue: str)
 
 
 @pytest.mark.parametrize("region", ["eu central 1", "Frankfurt!", 5])
-def test_what_is_no_region(open_: Open, queue: str, region: object) -> None:
+def test_invalid_region_is_refused(open_: Open, queue: str, region: object) -> None:
     with pytest.raises(ConfigurationError, match="broker_transport_options: region"):
         open_("sqs://key:s3cr3t@", region=region).consumer.register("w", [queue], 1)
 
 
-def test_a_region_that_is_not_there(open_: Open, queue: str) -> None:
+def test_unknown_region_raises_broker_unavailable(open_: Open, queue: str) -> None:
     with pytest.raises(BrokerUnavailable, match="check whether region 'nowhere-1' is correct"):
         open_("sqs://key:s3cr3t@", region="nowhere-1").consumer.register("w", [queue], 1)
 
 
-def test_keys_for_another_region(open_: Open, faults: SqsFaults, queue: str) -> None:
-    faults.fail("*", "unscoped", FOR_EVER)
+def test_keys_for_another_region_are_refused(open_: Open, faults: SqsFaults, queue: str) -> None:
+    faults.fail("*", "unscoped", ALWAYS)
     with pytest.raises(ConfigurationError, match="should be scoped to a valid region") as refused:
         open_().consumer.register("w", [queue], 1)
     assert "s3cr3t" not in str(refused.value)

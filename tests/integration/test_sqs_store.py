@@ -1,4 +1,4 @@
-"""Amazon SQS, as moto plays it, for one process. (tests/acceptance/test_sqs.py has workers.)"""
+"""The Amazon SQS broker with moto, in one process. (tests/acceptance/test_sqs.py has workers.)"""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def open_(server: Sqs) -> Iterator[Open]:
 
 
 def send_undelayed(store: HeldBroker, messages: Sequence[Outgoing]) -> None:
-    """As they come when SQS has kept them for as long as it can."""
+    """Send messages as they arrive after the maximum delay of SQS."""
     queues = store.consumer._bound
     for message in messages:
         queue = queues[message.queue]
         queue.send([Entry(queue.text(message), 0, "")])
 
 
-def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> None:
+def test_messages_are_compatible_with_kombu(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     options = {"region": REGION, "wait_time_seconds": 1}
@@ -94,7 +94,7 @@ def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> N
     assert server.counts(queue) == (0, 0, 0)
 
 
-def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None:
+def test_foreign_messages_are_received(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     client = server.client()
@@ -126,8 +126,8 @@ def test_many_and_large_messages(open_: Open, queue: str) -> None:
 
 
 @pytest.mark.parametrize("large", ["body", "headers"])
-def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, large: str) -> None:
-    """With its reason it is larger than SQS takes, as it was with its count when it should have gone back."""
+def test_message_of_maximum_size_can_be_dead_lettered(open_: Open, queue: str, large: str) -> None:
+    """With its reason it exceeds the limit of SQS, like with its count on a release."""
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     noise = random.Random(1).randbytes(1_200_000)
@@ -158,8 +158,8 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
     assert store.admin.dead_discard() == 1
 
 
-def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, server: Sqs, queue: str) -> None:
-    """It came from elsewhere, as text that we cannot make as small."""
+def test_foreign_message_too_large_for_a_dead_letter_is_delayed(open_: Open, server: Sqs, queue: str) -> None:
+    """It is foreign text, which cannot be stored as compactly."""
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     text = base64.b64encode(random.Random(1).randbytes(780_000)).decode()
@@ -175,7 +175,7 @@ def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, serve
     assert server.counts(queue) == (0, 0, 1)
 
 
-def test_what_was_settled_before_sqs_went_away_is_not_lost(
+def test_settlements_are_repeated_after_an_outage(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_()
@@ -184,11 +184,11 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     dead, back, ran = (message.tag for message in receive(store, 3, queue))
     batch = [DeadLetter(dead, "why"), Release(back), Ack(ran)]
 
-    def away(queue: SqsQueue, messages: Sequence[Received]) -> list[Received]:
-        raise OSError("away")
+    def raise_away(queue: SqsQueue, messages: Sequence[Received]) -> list[Received]:
+        raise OSError("raise_away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqsQueue, "finish", away)
+        patch.setattr(SqsQueue, "finish", raise_away)
         for _ in range(2):
             with pytest.raises(BrokerUnavailable):
                 store.consumer.settle(own, batch)
@@ -198,8 +198,8 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     assert [message.tag for message in receive(store, 1, queue)] == [back]
 
 
-def test_calls_are_few(open_: Open, queue: str) -> None:
-    """Ten at a time is what SQS allows: with those that send, which another client does, 0.3 a task."""
+def test_number_of_calls_per_message(open_: Open, queue: str) -> None:
+    """SQS allows ten messages per call, so three calls (with publishing) per ten tasks."""
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     calls: list[str] = []
@@ -214,7 +214,7 @@ def test_calls_are_few(open_: Open, queue: str) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError",
 BrokerUnavailable)])  # fmt: skip
-def test_one_of_a_batch_that_is_refused(
+def test_refused_message_of_a_batch_raises(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch, code: str, expected: type[Exception]
 ) -> None:
     store = open_()
@@ -226,8 +226,8 @@ def test_one_of_a_batch_that_is_refused(
         store.sender.push([envelope("b", queue)])
 
 
-def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
-    """SQS keeps it; and keeps again what came before its time: it delays by 15 minutes at most."""
+def test_delayed_messages_wait_in_sqs(open_: Open, server: Sqs, queue: str) -> None:
+    """SQS delays by 15 minutes at most, so messages that arrive early are delayed again."""
     store = open_()
     store.consumer.register("w", [queue], 1)
     now = SYSTEM_CLOCK.now()
@@ -245,7 +245,7 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     assert store.admin.purge(queue) == 3
 
 
-def test_what_others_have_deleted_is_not_renewed(open_: Open, server: Sqs, queue: str) -> None:
+def test_message_deleted_by_others_is_lost(open_: Open, server: Sqs, queue: str) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
     own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
     slow.sender.push([envelope("a", queue)])
@@ -258,7 +258,7 @@ def test_what_others_have_deleted_is_not_renewed(open_: Open, server: Sqs, queue
 
 
 @pytest.mark.parametrize("operation", ["finish", "give_back"])
-def test_what_is_to_be_repeated_of_a_batch_is_told_by_its_place(
+def test_failed_entries_of_a_batch_are_reported_by_index(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     store = open_()
@@ -274,12 +274,12 @@ def test_what_is_to_be_repeated_of_a_batch_is_told_by_its_place(
 
     client = SimpleNamespace(delete_message_batch=fail, change_message_visibility_batch=fail)
     monkeypatch.setattr(SqsQueue, "client", client)
-    with pytest.raises(NotAll) as told:
+    with pytest.raises(NotAll) as caught:
         getattr(store.consumer._bound[queue], operation)([late, done, failed])
-    assert told.value.left == {0, 2}
+    assert caught.value.left == {0, 2}
 
 
-def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:
+def test_fifo_queues_keep_the_order(open_: Open, queue: str) -> None:
     store = open_()
     name = f"{queue}.fifo"
     own = store.consumer.register("w", [name], 1)
@@ -312,7 +312,7 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
         open_(predefined_queues=predefined).consumer.register("w", [queue], 1)
 
 
-def test_a_server_that_is_away(open_: Open, queue: str) -> None:
+def test_unavailable_server_raises_broker_unavailable(open_: Open, queue: str) -> None:
     server = Sqs()
     try:
         store = open_(server.url)
@@ -321,7 +321,7 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
         (message,) = receive(store, 1, queue)
     finally:
         server.close()
-    for _ in range(2):  # the second time because it is not forgotten that this is still to be done
+    for _ in range(2):  # the second time, too, as it is still pending
         with pytest.raises(BrokerUnavailable):
             store.consumer.settle(own, [Ack(message.tag)])
     with pytest.raises(BrokerUnavailable):
@@ -331,13 +331,13 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
 
 
 class Guarded(Sqs):
-    """One that looks at who asks."""
+    """A server that checks credentials."""
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), "INITIAL_NO_AUTH_ACTION_COUNT": "0"}
 
 
-def test_keys_that_are_refused(open_: Open, queue: str) -> None:
+def test_invalid_keys_raise_configuration_error(open_: Open, queue: str) -> None:
     server = Guarded()
     try:
         with pytest.raises(ConfigurationError, match="security token"):
@@ -346,7 +346,7 @@ def test_keys_that_are_refused(open_: Open, queue: str) -> None:
         server.close()
 
 
-def test_tls_is_said_by_the_scheme() -> None:
+def test_https_scheme_selects_tls() -> None:
     store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
     assert isinstance(store, HeldBroker)
     server = store.sender._server
@@ -354,7 +354,7 @@ def test_tls_is_said_by_the_scheme() -> None:
     assert (store.url, server._kombu._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)
 
 
-def test_what_a_lease_took_that_was_cut_short_comes_with_the_next(
+def test_messages_of_a_failed_lease_are_returned_by_the_next(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_()

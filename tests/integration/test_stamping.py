@@ -1,4 +1,4 @@
-"""Stamps on their way: from a signature to the requests of its tasks, to what follows, and to results."""
+"""Stamps: from a signature to the requests of its tasks, to callbacks, and to results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PLACES = {"postgresql": PostgreSQLPlace, "mysql": MySQLPlace}
 pytestmark = pytest.mark.integration
 
 
-class Rooms:
-    """An app that notes the stamps of what runs."""
+class Env:
+    """An app that records the stamps of tasks that run."""
 
     def __init__(self, **settings: Any) -> None:
         given = {"broker": MemoryStore(), "backend": "cache+memory://", **settings}
@@ -64,7 +64,7 @@ class Rooms:
         return self.app.tasks[name].s(*args)
 
     def run(self, call: Any) -> dict[str, list[Any]]:
-        """The stamps of what *call* runs."""
+        """Run *call*; return the stamps of all tasks by name."""
         self.seen.clear()
         with StepWorker(self.app) as worker:
             call.apply_async()
@@ -76,38 +76,36 @@ ME = (["by"], {"by": "me"})
 
 
 @pytest.fixture
-def rooms() -> Rooms:
-    return Rooms()
+def env() -> Env:
+    return Env()
 
 
-def test_a_task_finds_its_stamps_in_its_request(rooms: Rooms) -> None:
-    call = rooms.s("add", 1)
+def test_request_has_the_stamps(env: Env) -> None:
+    call = env.s("add", 1)
     assert call.stamp(by="me") is call
     assert (call.options["by"], call.options["stamped_headers"]) == ("me", ["by"])
-    assert rooms.run(call) == {"add": [ME]}
-    assert rooms.run(rooms.s("add", 1)) == {"add": [(None, {})]}
-    assert rooms.run(rooms.s("again").stamp(by="me")) == {"again": [ME, ME]}
+    assert env.run(call) == {"add": [ME]}
+    assert env.run(env.s("add", 1)) == {"add": [(None, {})]}
+    assert env.run(env.s("again").stamp(by="me")) == {"again": [ME, ME]}
 
 
-def test_a_workflow_is_stamped_as_a_whole(rooms: Rooms) -> None:
-    """Also the body of a chord, where Celery wants a visitor for that; and what is linked."""
-    work = chain(
-        rooms.s("add", 1), group(rooms.s("add", 1), rooms.s("add", 2)), rooms.s("total"), rooms.s("add", 1)
-    )
-    work.link(rooms.s("total").set(immutable=True).clone(kwargs={"values": []}))
-    assert rooms.run(work.stamp(by="me")) == {"add": [ME] * 4, "total": [ME]}
-    failing = chord([rooms.s("fail")], rooms.s("total"))
-    failing.link_error(rooms.s("add").set(shadow="told", immutable=False))
-    found = rooms.run(failing.stamp(by="me"))
+def test_stamp_applies_to_the_whole_workflow(env: Env) -> None:
+    """Including callbacks, and the body of a chord, which requires a visitor in Celery."""
+    work = chain(env.s("add", 1), group(env.s("add", 1), env.s("add", 2)), env.s("total"), env.s("add", 1))
+    work.link(env.s("total").set(immutable=True).clone(kwargs={"values": []}))
+    assert env.run(work.stamp(by="me")) == {"add": [ME] * 4, "total": [ME]}
+    failing = chord([env.s("fail")], env.s("total"))
+    failing.link_error(env.s("add").set(shadow="told", immutable=False))
+    found = env.run(failing.stamp(by="me"))
     assert found == {"fail": [ME], "told": [ME]}
 
 
-def test_a_graph_is_stamped_as_a_group_is(rooms: Rooms) -> None:
-    """And what follows it; and a graph that follows what is stamped."""
-    nodes = {"x": rooms.s("add", 1), "y": rooms.s("add", 1), "sum": rooms.s("add")}
-    work = graph(nodes, after={"sum": ["x", "y"]}, app=rooms.app)
-    whole = work | rooms.app.tasks["add"].si(1).set(shadow="next")
-    assert rooms.run(whole.stamp(by="me")) == {"add": [ME] * 3, "next": [ME]}
+def test_graph_is_stamped_like_a_group(env: Env) -> None:
+    """Including its successors, and graphs as callbacks of stamped tasks."""
+    nodes = {"x": env.s("add", 1), "y": env.s("add", 1), "sum": env.s("add")}
+    work = graph(nodes, after={"sum": ["x", "y"]}, app=env.app)
+    whole = work | env.app.tasks["add"].si(1).set(shadow="next")
+    assert env.run(whole.stamp(by="me")) == {"add": [ME] * 3, "next": [ME]}
     assert "by" not in nodes["x"].options
 
     class Grouped(canvas.StampingVisitor):
@@ -117,44 +115,44 @@ def test_a_graph_is_stamped_as_a_group_is(rooms: Rooms) -> None:
         def on_group_start(self, group: Any, **headers: Any) -> dict[str, Any]:
             return {"of": group.task}
 
-    found = rooms.run(work.clone().stamp(Grouped()))["add"]
+    found = env.run(work.clone().stamp(Grouped()))["add"]
     assert [stamps for _, stamps in found] == [{"of": "qworker.graph", "name": "add"}] * 3
-    call = rooms.s("add", 1).set(shadow="first").stamp(by="me")
-    call.link(graph({"x": rooms.s("add", 1), "y": rooms.s("add").clone(kwargs={"y": 1})}, app=rooms.app))
-    assert rooms.run(call) == {"first": [ME], "add": [ME] * 2}
+    call = env.s("add", 1).set(shadow="first").stamp(by="me")
+    call.link(graph({"x": env.s("add", 1), "y": env.s("add").clone(kwargs={"y": 1})}, app=env.app))
+    assert env.run(call) == {"first": [ME], "add": [ME] * 2}
 
 
-def test_what_it_was_made_of_is_not_stamped(rooms: Rooms) -> None:
-    one, callback = rooms.s("add", 1), rooms.s("add", 2)
+def test_stamping_does_not_change_the_original_signatures(env: Env) -> None:
+    one, callback = env.s("add", 1), env.s("add", 2)
     one.link(callback)
-    work = chord([one], rooms.s("total"))
+    work = chord([one], env.s("total"))
     work.stamp(by="me")
     assert "by" not in one.options
     assert "by" not in callback.options
 
 
-def test_what_was_not_stamped_itself_gets_the_stamps_of_what_it_follows(rooms: Rooms) -> None:
-    """As a callback that is given with the call. What a task calls of its own accord does not."""
-    call = rooms.s("add", 1).stamp(by="me")
-    linked = rooms.s("add", 2).set(shadow="linked") | group(rooms.s("add", 1).set(shadow="member"))
-    stamped = rooms.s("add", 2).set(shadow="stamped").stamp(by="you")
-    bare = rooms.s("add", 2).set(shadow="bare").stamp()
+def test_callbacks_without_stamps_inherit_them(env: Env) -> None:
+    """Calls made by the task itself do not."""
+    call = env.s("add", 1).stamp(by="me")
+    linked = env.s("add", 2).set(shadow="linked") | group(env.s("add", 1).set(shadow="member"))
+    stamped = env.s("add", 2).set(shadow="stamped").stamp(by="you")
+    bare = env.s("add", 2).set(shadow="bare").stamp()
     call.link(linked)
     call.link(stamped)
     call.link(bare)
-    found = rooms.run(call)
+    found = env.run(call)
     assert (found["linked"], found["member"]) == ([ME], [ME])
     assert found["stamped"] == [(["by"], {"by": "you"})]
     assert found["bare"] == [([], {})]
-    assert rooms.run(rooms.s("other").stamp(by="me")) == {"other": [ME], "add": [(None, {})]}
+    assert env.run(env.s("other").stamp(by="me")) == {"other": [ME], "add": [(None, {})]}
 
 
-def test_what_replaces_a_task_gets_its_stamps(rooms: Rooms) -> None:
-    found = rooms.run(rooms.s("spread").stamp(by="me"))
+def test_replacement_inherits_the_stamps(env: Env) -> None:
+    found = env.run(env.s("spread").stamp(by="me"))
     assert found == {"spread": [ME], "add": [ME, (["own"], {"own": 1})]}
 
 
-def test_on_replace_may_stamp_it(rooms: Rooms) -> None:
+def test_on_replace_can_add_stamps(env: Env) -> None:
     class Replaced(canvas.StampingVisitor):
         def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
             return {"instead_of": "stamping", "by": "visitor"}
@@ -164,76 +162,72 @@ def test_on_replace_may_stamp_it(rooms: Rooms) -> None:
             sig.stamp(Replaced(), append_stamps=True)
             return super().on_replace(sig)
 
-    @rooms.app.task(name="stamping", base=Stamping, bind=True)
+    @env.app.task(name="stamping", base=Stamping, bind=True)
     def stamping(this: Any) -> Any:
-        return this.replace(rooms.s("add", 1))
+        return this.replace(env.s("add", 1))
 
-    found = rooms.run(chain(stamping.s(), rooms.s("add", 1)).stamp(by="me"))
+    found = env.run(chain(stamping.s(), env.s("add", 1)).stamp(by="me"))
     both = {"instead_of": "stamping", "by": ["visitor", "me"]}
     assert [stamps for _, stamps in found["add"]] == [both, both]
 
 
-def test_options_given_later_leave_the_stamps(rooms: Rooms) -> None:
-    call = rooms.s("add", 1).stamp(by="me", queue="celery")
+def test_later_options_do_not_replace_stamps(env: Env) -> None:
+    call = env.s("add", 1).stamp(by="me", queue="celery")
     assert call.clone(by="you", queue="far", stamped_headers=[], priority=3).options == {
         "by": "me", "queue": "celery", "stamped_headers": ["by", "queue"], "priority": 3,
     }  # fmt: skip
 
 
-def test_stamps_may_be_given_with_the_call(rooms: Rooms) -> None:
-    found = rooms.run(rooms.s("add", 1).set(by="me", stamped_headers=["by"]))
+def test_stamps_can_be_given_with_the_call(env: Env) -> None:
+    found = env.run(env.s("add", 1).set(by="me", stamped_headers=["by"]))
     assert found == {"add": [ME]}
     with pytest.raises(PublishError, match="there is no option 'by'"):
-        rooms.s("add", 1).set(by="me").delay()
+        env.s("add", 1).set(by="me").delay()
     with pytest.raises(PublishError, match="cannot hold 'id'"):
-        rooms.s("add", 1).stamp(id=5).delay()
+        env.s("add", 1).stamp(id=5).delay()
 
 
 @pytest.mark.parametrize("given", [{"by": "me"}, {"stamps": {"by": "me"}}])
-def test_stamps_that_are_given_with_the_call_go_through_a_long_chain(
-    rooms: Rooms, given: dict[str, Any]
-) -> None:
-    """Also past the steps where another message begins."""
-    steps = [rooms.s("add", 1) for _ in range(2 * SEGMENT + 1)]
+def test_stamps_of_a_call_apply_to_a_long_chain(env: Env, given: dict[str, Any]) -> None:
+    """Including steps in later segments."""
+    steps = [env.s("add", 1) for _ in range(2 * SEGMENT + 1)]
     steps[SEGMENT + 3].stamp(by="you")
-    found = rooms.run(chain(*steps).set(stamped_headers=["by"], **given))["add"]
+    found = env.run(chain(*steps).set(stamped_headers=["by"], **given))["add"]
     assert found == [ME] * (SEGMENT + 3) + [(["by"], {"by": "you"})] + [ME] * (SEGMENT - 3)
 
 
 @pytest.mark.parametrize("names", [5, "by", [[]], {"by": 1}, ["nobody"]])
-def test_names_that_are_none_break_nothing(rooms: Rooms, names: Any) -> None:
-    """From a message that a stranger has made: the task runs, or what follows it is not sent."""
+def test_invalid_stamped_headers_are_harmless(env: Env, names: Any) -> None:
+    """In a foreign message: the callback runs, or is not sent."""
     hostile = {"task": "add", "args": [1], "kwargs": {}, "options": {"stamped_headers": names}}
-    rooms.run(rooms.s("add", 1).stamp(by="me").set(link=[hostile]))
-    assert rooms.seen["add"][0] == ME
+    env.run(env.s("add", 1).stamp(by="me").set(link=[hostile]))
+    assert env.seen["add"][0] == ME
 
 
-def test_eager_calls_have_the_same(rooms: Rooms) -> None:
-    rooms.app.conf.task_always_eager = True
-    work = chain(rooms.s("add", 1), group(rooms.s("add", 1), rooms.s("add", 2)), rooms.s("total")).stamp(
-        by="me"
-    )
+def test_eager_calls_have_the_same_stamps(env: Env) -> None:
+    env.app.conf.task_always_eager = True
+    work = chain(env.s("add", 1), group(env.s("add", 1), env.s("add", 2)), env.s("total")).stamp(by="me")
     assert work.delay().get() == 5
-    assert rooms.seen == {"add": [ME] * 3, "total": [ME]}
+    assert env.seen == {"add": [ME] * 3, "total": [ME]}
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite", "postgresql", "mysql", "redis"])
-def test_extended_results_have_them(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_extended_results_contain_stamps(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     url = {"memory": "cache+memory://", "sqlite": f"db+sqlite:///{tmp_path}/results.db"}.get(store)
-    if store in PLACES:  # the tables of others may have no room for what is extended
+    if store in PLACES:  # existing tables may lack the columns of extended results
         place = PLACES[store](tmp_path)
         request.addfinalizer(place.clear)
         url = f"db+{place.url}"
     url = url or require(store)
     for extended in (True, False):
-        rooms = Rooms(backend=url, result_extended=extended)
-        call = rooms.s("add", 1).stamp(by="me", of=[1, 2], status="mine")
-        with StepWorker(rooms.app) as worker:
+        env = Env(backend=url, result_extended=extended)
+        call = env.s("add", 1).stamp(by="me", of=[1, 2], status="mine")
+        with StepWorker(env.app) as worker:
             result = call.delay()
             worker.run()
             assert result.get(timeout=10) == 1
-        meta = rooms.app.backend.get_task_meta(result.id)
-        assert meta["status"] == "SUCCESS", "no stamp stands in the place of what is ours"
+        meta = env.app.backend.get_task_meta(result.id)
+        assert meta["status"] == "SUCCESS", "stamps do not replace other fields"
         if extended:
             assert (meta["by"], meta["of"], sorted(meta["stamped_headers"])) == (
                 "me",
@@ -243,4 +237,4 @@ def test_extended_results_have_them(store: str, tmp_path: Path, request: pytest.
         else:
             assert not meta.keys() & {"by", "of", "stamped_headers"}
         result.forget()
-        rooms.app.close()
+        env.app.close()

@@ -1,7 +1,7 @@
-"""A whole worker, turn by turn on a clock that stands still: what happens to a task from its call to its end.
+"""A StepWorker with a fake clock: tasks from their call to their end.
 
-Once with everything in memory, where results have a store of their own, and once on the embedded file, where
-they are stored with the ack.
+Once in memory, with a separate result store, and once on the embedded broker, which stores results with the
+ack.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from qworker.transports.sql.embedded.broker import SQLiteBroker
 pytestmark = pytest.mark.integration
 
 
-class House:
-    """An app on a broker, its clock, and the workers a test makes; *ran*: what ran, in order."""
+class Env:
+    """An app on a broker, its clock, and the workers of a test. ran: arguments of tasks, in order."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
@@ -40,7 +40,7 @@ class House:
         self.app = self.make_app()
 
     def make_app(self, **settings: Any) -> QWorker:
-        """Another app on the same broker, as in another process."""
+        """Return another app on the same broker, like in another process."""
         broker: Broker
         if self.kind == "sqlite":
             broker, backend = SQLiteBroker(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
@@ -50,13 +50,13 @@ class House:
         else:
             broker, backend = self.first.another(), "cache+memory://"
         app = QWorker(
-            "house", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
+            "env", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
         )
         self.apps.append(app)
         return app
 
     def task(self, body: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """A task "work" that says that it ran, and then does *body*."""
+        """Return a task "work" that records its arguments, and then calls *body*."""
 
         def work(*args: Any) -> Any:
             self.ran.append(args[0] if len(args) == 1 else args)
@@ -71,7 +71,7 @@ class House:
         return worker
 
     def pass_time(self, worker: StepWorker, seconds: float, step: float = 1.0) -> None:
-        """Let *seconds* pass, with the worker at work."""
+        """Advance the clock by *seconds* while the worker runs."""
         left = seconds
         while left > 0:
             self.clock.advance(min(step, left))
@@ -79,14 +79,14 @@ class House:
             worker.run()
 
     def queues(self) -> dict[str, int]:
-        """How many messages are ready, delayed and leased."""
+        """Return the numbers of ready, delayed and leased messages."""
         infos = self.app.broker.admin.queues()
         return {name: sum(getattr(info, name) for info in infos) for name in ("ready", "delayed", "leased")}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    made = House(request.param, tmp_path)
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    made = Env(request.param, tmp_path)
     yield made
     for worker in made.workers:
         worker.stop("cold")
@@ -94,7 +94,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
         app.close()
 
 
-def test_the_example_of_the_documentation() -> None:
+def test_documented_example() -> None:
     clock = FakeClock()
     app = QWorker(
         "proj", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False
@@ -110,18 +110,18 @@ def test_the_example_of_the_documentation() -> None:
         assert result.get() == 3
 
 
-class TellsLate(MemoryStore):
-    """As a server whose notification is still on its way."""
+class LateNotifications(MemoryStore):
+    """Like a server whose notifications are in transit."""
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         super().wait(0, prefetch)
         return False
 
 
-def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
+def test_run_finds_messages_without_notification() -> None:
     clock = FakeClock()
     app = QWorker(
-        "late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False
+        "late", broker=LateNotifications(clock), backend="cache+memory://", clock=clock, set_as_current=False
     )
 
     @app.task
@@ -135,9 +135,9 @@ def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
             assert result.get() == number + 1
 
 
-def test_what_is_published_meanwhile_is_seen_though_the_broker_tells_of_it_later() -> None:
+def test_run_finds_messages_published_by_tasks() -> None:
     clock = FakeClock()
-    store = TellsLate(clock)
+    store = LateNotifications(clock)
     app = QWorker("late", broker=store, backend="cache+memory://", clock=clock, set_as_current=False)
 
     @app.task
@@ -150,7 +150,7 @@ def test_what_is_published_meanwhile_is_seen_though_the_broker_tells_of_it_later
         assert worker.run() == 21
 
 
-def test_an_app_with_a_broker_of_its_own_is_stepped_beside_it(tmp_path: Path) -> None:
+def test_stepping_does_not_use_the_apps_broker(tmp_path: Path) -> None:
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
 
     @app.task
@@ -171,83 +171,83 @@ def test_an_app_with_a_broker_of_its_own_is_stepped_beside_it(tmp_path: Path) ->
 # -- ends --
 
 
-def test_a_task_runs_once_and_its_message_is_gone(house: House) -> None:
-    task = house.task()
+def test_task_runs_once_and_its_message_is_deleted(env: Env) -> None:
+    task = env.task()
     result = task.delay(1)
-    worker = house.worker()
+    worker = env.worker()
     assert worker.run() == 1
-    assert (house.ran, result.get(timeout=0)) == ([1], [1])
-    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    assert (env.ran, result.get(timeout=0)) == ([1], [1])
+    assert env.queues() == {"ready": 0, "delayed": 0, "leased": 0}
     assert worker.run() == 0
-    assert house.ran == [1]
+    assert env.ran == [1]
 
 
-def test_a_failure_comes_back_as_the_exception(house: House) -> None:
-    result = house.task(lambda n: {}[n]).delay(1)
-    house.worker().run()
+def test_failure_is_raised_as_the_exception(env: Env) -> None:
+    result = env.task(lambda n: {}[n]).delay(1)
+    env.worker().run()
     assert result.state == "FAILURE"
     with pytest.raises(KeyError):
         result.get(timeout=0)
 
 
-def test_a_retry_runs_again_when_it_is_due_and_not_before(house: House) -> None:
+def test_retry_runs_when_due(env: Env) -> None:
     def body(n: int) -> str:
         if task.request.retries < 2:
             raise task.retry(countdown=60)
         return "third time lucky"
 
-    task = house.task(body)
+    task = env.task(body)
     result = task.delay(1)
-    worker = house.worker()
+    worker = env.worker()
     worker.run()
-    assert (house.ran, result.state) == ([1], "RETRY")
-    house.pass_time(worker, 59)
-    assert house.ran == [1]
-    house.pass_time(worker, 2)
-    assert house.ran == [1, 1]
-    house.pass_time(worker, 61)
-    assert (house.ran, result.get(timeout=0)) == ([1, 1, 1], "third time lucky")
+    assert (env.ran, result.state) == ([1], "RETRY")
+    env.pass_time(worker, 59)
+    assert env.ran == [1]
+    env.pass_time(worker, 2)
+    assert env.ran == [1, 1]
+    env.pass_time(worker, 61)
+    assert (env.ran, result.get(timeout=0)) == ([1, 1, 1], "third time lucky")
 
 
-def test_autoretry_gives_up_with_the_tasks_own_error(house: House) -> None:
+def test_autoretry_ends_with_the_last_error(env: Env) -> None:
     def body(n: int) -> None:
         raise ConnectionError("away")
 
-    task = house.task(body, autoretry_for=(OSError,), max_retries=3, retry_backoff=1, retry_jitter=False)
+    task = env.task(body, autoretry_for=(OSError,), max_retries=3, retry_backoff=1, retry_jitter=False)
     result = task.delay(1)
-    worker = house.worker()
+    worker = env.worker()
     for seconds, runs in ((0.1, 1), (1, 2), (2, 3), (4, 4), (60, 4)):
-        house.pass_time(worker, seconds)
-        assert len(house.ran) == runs
+        env.pass_time(worker, seconds)
+        assert len(env.ran) == runs
     with pytest.raises(ConnectionError):
         result.get(timeout=0)
 
 
-def test_async_tasks(house: House) -> None:
-    @house.app.task
+def test_async_tasks_run(env: Env) -> None:
+    @env.app.task
     async def nap(n: int) -> int:
-        house.ran.append(n)
+        env.ran.append(n)
         return n * 2
 
     results = [nap.delay(n) for n in range(5)]
-    house.worker().run()
+    env.worker().run()
     assert [result.get(timeout=0) for result in results] == [0, 2, 4, 6, 8]
 
 
-def test_the_state_started_is_to_be_seen_while_it_runs(house: House) -> None:
+def test_started_state_is_visible_while_the_task_runs(env: Env) -> None:
     seen: list[str] = []
 
     def body(n: int) -> None:
-        # Meanwhile the other threads go on.
-        now = house.clock.monotonic()
+        # Run the other components.
+        now = env.clock.monotonic()
         if worker.parts.writer is not None:
             worker.parts.writer.step(now)
         worker.parts.listener.step(now)
-        worker.parts.listener.step(now + house.app.conf.worker_ack_flush_seconds)
+        worker.parts.listener.step(now + env.app.conf.worker_ack_flush_seconds)
         seen.append(result.state)
 
-    task = house.task(body, track_started=True)
-    worker = house.worker(on_demand=True)
+    task = env.task(body, track_started=True)
+    worker = env.worker(on_demand=True)
     result = task.delay(1)
     worker.run()
     worker.pool.run()
@@ -255,10 +255,10 @@ def test_the_state_started_is_to_be_seen_while_it_runs(house: House) -> None:
     assert (seen, result.state) == (["STARTED"], "SUCCESS")
 
 
-def test_a_result_store_that_is_away_delays_acks_and_stops_fetching_and_eats_nothing(house: House) -> None:
-    if house.kind != "memory":
-        return  # there the results are with the broker
-    backend = house.app.backend
+def test_unavailable_result_store_delays_acks_and_limits_leases(env: Env) -> None:
+    if env.kind != "memory":
+        return  # there the broker stores the results
+    backend = env.app.backend
     store_rows, away = backend.store_rows, True
 
     def flaky(rows: Any) -> None:
@@ -267,179 +267,177 @@ def test_a_result_store_that_is_away_delays_acks_and_stops_fetching_and_eats_not
         store_rows(rows)
 
     backend.store_rows = flaky  # type: ignore[method-assign]
-    task = house.task()
+    task = env.task()
     results = [task.delay(n) for n in range(1000)]
-    worker = house.worker()
-    house.pass_time(worker, 60)
-    assert 0 < len(house.ran) <= 2 * MAX_WINDOW
-    assert house.queues()["leased"] == len(house.ran)
-    ran, house.ran[:] = len(house.ran), []
-    house.pass_time(worker, 60)
-    assert house.ran == []
+    worker = env.worker()
+    env.pass_time(worker, 60)
+    assert 0 < len(env.ran) <= 2 * MAX_WINDOW
+    assert env.queues()["leased"] == len(env.ran)
+    ran, env.ran[:] = len(env.ran), []
+    env.pass_time(worker, 60)
+    assert env.ran == []
     away = False
-    house.pass_time(worker, 60)
-    assert len(house.ran) == 1000 - ran
+    env.pass_time(worker, 60)
+    assert len(env.ran) == 1000 - ran
     assert [result.get(timeout=0) for result in results] == [[n] for n in range(1000)]
-    assert sum(house.queues().values()) == 0
+    assert sum(env.queues().values()) == 0
 
 
-def test_an_ignored_result_is_nowhere(house: House) -> None:
-    result = house.task(ignore_result=True).delay(1)
-    assert house.worker().run() == 1
-    assert house.app.backend.get(result.id) is None
+def test_ignored_result_is_not_stored(env: Env) -> None:
+    result = env.task(ignore_result=True).delay(1)
+    assert env.worker().run() == 1
+    assert env.app.backend.get(result.id) is None
 
 
 # -- order --
 
 
-def test_the_most_urgent_runs_first(house: House) -> None:
-    task = house.task()
+def test_tasks_run_in_order_of_priority(env: Env) -> None:
+    task = env.task()
     for n in range(9):
         task.apply_async((n,), priority=n % 3)
-    house.worker(concurrency=1, prefetch_multiplier=20).run()
-    assert house.ran == [2, 5, 8, 1, 4, 7, 0, 3, 6]
+    env.worker(concurrency=1, prefetch_multiplier=20).run()
+    assert env.ran == [2, 5, 8, 1, 4, 7, 0, 3, 6]
 
 
-def test_a_limited_task_keeps_its_rate_and_holds_nobody_up(house: House) -> None:
-    slow = house.task(rate_limit="1/s")
-    quick = house.app.task(name="quick")(lambda n: house.ran.append(("quick", n)))
-    worker = house.worker()
+def test_rate_limit_does_not_delay_other_tasks(env: Env) -> None:
+    slow = env.task(rate_limit="1/s")
+    quick = env.app.task(name="quick")(lambda n: env.ran.append(("quick", n)))
+    worker = env.worker()
     for n in range(6):
         slow.delay(n)
     quick.delay(1)
     worker.run()
-    assert sorted(map(str, house.ran)) == ["('quick', 1)", "0"]
-    starts: dict[int, float] = {0: house.clock.now()}
+    assert sorted(map(str, env.ran)) == ["('quick', 1)", "0"]
+    starts: dict[int, float] = {0: env.clock.now()}
     for _ in range(100):
-        house.clock.advance(0.25)
+        env.clock.advance(0.25)
         worker.run()
-        for n in house.ran[2:]:
-            starts.setdefault(n, house.clock.now())
+        for n in env.ran[2:]:
+            starts.setdefault(n, env.clock.now())
     times = sorted(starts.values())
     assert sorted(starts) == list(range(6))
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))
     assert times[-1] - times[0] < 12
 
 
-def test_limited_tasks_keep_their_order_however_many_come_after(house: House) -> None:
-    """Twice as many come as may run: the oldest go back to the broker, and return to their places."""
-    slow = house.task(rate_limit="2/s")
-    worker = house.worker()
+def test_rate_limited_tasks_keep_their_order(env: Env) -> None:
+    """Twice as many arrive as may run: the oldest are requeued, and keep their position."""
+    slow = env.task(rate_limit="2/s")
+    worker = env.worker()
     for n in range(100):
         slow.delay(n)
-        house.clock.advance(0.25)
+        env.clock.advance(0.25)
         worker.run()
-    assert 45 <= len(house.ran) <= 51
+    assert 45 <= len(env.ran) <= 51
     for _ in range(120):
-        house.clock.advance(0.25)
+        env.clock.advance(0.25)
         worker.run()
-    assert house.ran == list(range(100))
+    assert env.ran == list(range(100))
 
 
-def test_of_two_workers_neither_lets_a_limited_task_starve(house: House) -> None:
-    slow = house.task(rate_limit="2/s")
-    workers = [house.worker(), house.worker()]
+def test_two_workers_do_not_starve_rate_limited_tasks(env: Env) -> None:
+    slow = env.task(rate_limit="2/s")
+    workers = [env.worker(), env.worker()]
     for n in range(120):
         for _ in range(2):
             slow.delay(n)
-        house.clock.advance(0.25)
+        env.clock.advance(0.25)
         for worker in workers:
             worker.run()
-    oldest = sorted(set(range(120)) - set(house.ran))[0]
-    latest = max(house.ran)
-    assert latest - oldest < 30, (
-        "a quarter of them, which is what has run beside it while it went from one to the other"
-    )
+    oldest = sorted(set(range(120)) - set(env.ran))[0]
+    latest = max(env.ran)
+    assert latest - oldest < 30, "at most a quarter of them may run while one moves between the workers"
 
 
 # -- time --
 
 
 @pytest.mark.parametrize("countdown", [0.4, 3, 30, 3600, 86400 * 30])
-def test_an_eta_is_never_early_and_not_late(house: House, countdown: float) -> None:
-    task = house.task()
+def test_eta_task_runs_on_time(env: Env, countdown: float) -> None:
+    task = env.task()
     task.apply_async((1,), countdown=countdown)
-    worker = house.worker()
-    due = house.clock.now() + countdown
+    worker = env.worker()
+    due = env.clock.now() + countdown
     worker.run()
-    house.clock.advance(countdown - 0.2)
+    env.clock.advance(countdown - 0.2)
     worker.run()
-    assert house.ran == []
-    house.clock.advance(0.199)
+    assert env.ran == []
+    env.clock.advance(0.199)
     worker.run()
-    assert house.ran == []
-    house.clock.advance(0.002)
+    assert env.ran == []
+    env.clock.advance(0.002)
     worker.run()
-    assert house.ran == [1]
-    assert house.clock.now() - due < 0.01
+    assert env.ran == [1]
+    assert env.clock.now() - due < 0.01
 
 
-def test_many_etas_hold_back_no_plain_task(house: House) -> None:
-    task = house.task()
+def test_many_eta_tasks_do_not_delay_others(env: Env) -> None:
+    task = env.task()
     task.apply_many([(n,) for n in range(200)], countdown=4)
     task.delay("plain")
-    worker = house.worker()
+    worker = env.worker()
     worker.run()
-    assert house.ran == ["plain"]
-    house.pass_time(worker, 5)
-    assert sorted(house.ran[1:]) == list(range(200))
+    assert env.ran == ["plain"]
+    env.pass_time(worker, 5)
+    assert sorted(env.ran[1:]) == list(range(200))
 
 
-def test_a_clock_that_jumps_makes_nothing_early_and_loses_nothing(house: House) -> None:
-    task = house.task()
-    worker = house.worker()
+def test_clock_jumps_do_not_run_tasks_early_or_lose_them(env: Env) -> None:
+    task = env.task()
+    worker = env.worker()
     task.apply_async((1,), countdown=3)
     task.apply_async((2,), countdown=300)
     worker.run()
-    house.clock.jump(-100)
-    house.pass_time(worker, 50)
-    assert house.ran == []
-    house.clock.jump(100)
-    house.pass_time(worker, 1)
-    assert house.ran == [1]
-    house.clock.jump(1000)
-    house.pass_time(worker, 1)
-    assert house.ran == [1, 2]
+    env.clock.jump(-100)
+    env.pass_time(worker, 50)
+    assert env.ran == []
+    env.clock.jump(100)
+    env.pass_time(worker, 1)
+    assert env.ran == [1]
+    env.clock.jump(1000)
+    env.pass_time(worker, 1)
+    assert env.ran == [1, 2]
 
 
-def test_what_expires_is_not_run(house: House) -> None:
-    task = house.task()
+def test_expired_task_is_not_run(env: Env) -> None:
+    task = env.task()
     late, in_time = task.apply_async((1,), expires=10), task.apply_async((2,), expires=100)
-    house.clock.advance(11)
-    house.worker().run()
-    assert (house.ran, late.state, in_time.state) == ([2], "REVOKED", "SUCCESS")
+    env.clock.advance(11)
+    env.worker().run()
+    assert (env.ran, late.state, in_time.state) == ([2], "REVOKED", "SUCCESS")
     with pytest.raises(TaskRevoked, match="expired"):
         late.get(timeout=0)
 
 
-def test_what_expires_while_it_waits_for_a_process_is_not_run(house: House) -> None:
-    task = house.task()
-    worker = house.worker(concurrency=1, on_demand=True)
+def test_task_that_expires_in_the_pool_is_not_run(env: Env) -> None:
+    task = env.task()
+    worker = env.worker(concurrency=1, on_demand=True)
     task.delay("long")
     worker.run()
     late = task.apply_async((1,), expires=10)
     worker.run()
-    house.clock.advance(11)
+    env.clock.advance(11)
     worker.pool.run()
     worker.run()
-    assert (house.ran, late.state) == (["long"], "REVOKED")
+    assert (env.ran, late.state) == (["long"], "REVOKED")
 
 
 # -- revocation --
 
 
-def test_what_is_revoked_before_it_is_fetched_is_not_run(house: House) -> None:
-    task = house.task()
+def test_task_revoked_before_the_lease_is_not_run(env: Env) -> None:
+    task = env.task()
     gone, stays = task.delay(1), task.delay(2)
     gone.revoke()
-    house.worker().run()
-    assert (house.ran, gone.state, stays.state) == ([2], "REVOKED", "SUCCESS")
-    assert house.queues()["ready"] == 0
+    env.worker().run()
+    assert (env.ran, gone.state, stays.state) == ([2], "REVOKED", "SUCCESS")
+    assert env.queues()["ready"] == 0
 
 
-def test_what_is_revoked_while_it_waits_here_is_not_run(house: House) -> None:
-    task = house.task()
-    worker = house.worker(concurrency=1, on_demand=True)
+def test_task_revoked_in_the_worker_is_not_run(env: Env) -> None:
+    task = env.task()
+    worker = env.worker(concurrency=1, on_demand=True)
     task.delay("long")
     gone = task.delay(1)
     soon = task.apply_async((2,), countdown=3)
@@ -448,32 +446,32 @@ def test_what_is_revoked_while_it_waits_here_is_not_run(house: House) -> None:
     soon.revoke()
     worker.run()
     worker.pool.run()
-    house.pass_time(worker, 5)
-    assert (house.ran, gone.state, soon.state) == (["long"], "REVOKED", "REVOKED")
+    env.pass_time(worker, 5)
+    assert (env.ran, gone.state, soon.state) == (["long"], "REVOKED", "REVOKED")
 
 
-def test_a_worker_remembers_what_was_revoked_for_longer_than_the_broker(house: House) -> None:
-    """A worker that starts after revoke_expires is not told of it any more: the guide says so."""
-    task = house.task()
-    first = house.worker()
+def test_worker_remembers_revocations_longer_than_the_broker(env: Env) -> None:
+    """A worker started after revoke_expires does not get them, as documented."""
+    task = env.task()
+    first = env.worker()
     gone, other = (task.apply_async((number,), countdown=300_000) for number in (1, 2))
     gone.revoke()
     first.run()
     first.advance(250_000)  # revoke_expires is a day
     first.advance(60_000)
-    assert (house.ran, gone.state, other.state) == ([2], "REVOKED", "SUCCESS")
+    assert (env.ran, gone.state, other.state) == ([2], "REVOKED", "SUCCESS")
     late = task.apply_async((3,), countdown=300_000)
     late.revoke()
     first.run()
     first.stop()
-    house.clock.advance(310_000)
-    house.worker().run()
-    assert house.ran == [2, 3]
+    env.clock.advance(310_000)
+    env.worker().run()
+    assert env.ran == [2, 3]
 
 
-def test_a_task_that_runs_is_ended_only_when_asked_for(house: House) -> None:
-    task = house.task()
-    worker = house.worker(on_demand=True)
+def test_running_task_is_only_ended_with_terminate(env: Env) -> None:
+    task = env.task()
+    worker = env.worker(on_demand=True)
     revoked, terminated = task.delay(1), task.delay(2)
     worker.run()
     worker.pool.started = list(worker.pool.held)
@@ -485,102 +483,102 @@ def test_a_task_that_runs_is_ended_only_when_asked_for(house: House) -> None:
     ]
     worker.pool.run()
     worker.run()
-    assert (house.ran, revoked.state, terminated.state) == ([1], "SUCCESS", "REVOKED")
+    assert (env.ran, revoked.state, terminated.state) == ([1], "SUCCESS", "REVOKED")
     with pytest.raises(Terminated):
         terminated.get(timeout=0)
 
 
-def test_one_worker_hears_what_was_revoked_before_it_started(house: House) -> None:
-    task = house.task()
+def test_worker_gets_revocations_from_before_its_start(env: Env) -> None:
+    task = env.task()
     result = task.apply_async((1,), countdown=60)
     result.revoke()
-    house.clock.advance(3600)
-    house.worker().run()
-    assert house.ran == []
+    env.clock.advance(3600)
+    env.worker().run()
+    assert env.ran == []
 
 
 # -- early acks --
 
 
-def test_a_task_acked_early_is_out_of_the_broker_before_it_runs(house: House) -> None:
+def test_early_ack_deletes_the_message_before_the_task_runs(env: Env) -> None:
     seen: list[int] = []
-    task = house.task(lambda n: seen.append(sum(house.queues().values())), acks_late=False)
+    task = env.task(lambda n: seen.append(sum(env.queues().values())), acks_late=False)
     result = task.delay(1)
-    house.worker().run()
-    assert (house.ran, seen, result.state) == ([1], [0], "SUCCESS")
+    env.worker().run()
+    assert (env.ran, seen, result.state) == ([1], [0], "SUCCESS")
 
 
-def test_a_task_acked_early_that_is_lost_is_not_run_again(house: House) -> None:
-    result = house.task(acks_late=False).delay(1)
-    worker = house.worker(on_demand=True)
+def test_lost_task_with_early_ack_is_not_run_again(env: Env) -> None:
+    result = env.task(acks_late=False).delay(1)
+    worker = env.worker(on_demand=True)
     worker.run()
     worker.pool.end(worker.pool.held[0], LOST, "killed by SIGKILL")
-    house.pass_time(worker, 60)
-    assert (house.ran, result.state) == ([], "FAILURE")
+    env.pass_time(worker, 60)
+    assert (env.ran, result.state) == ([], "FAILURE")
     with pytest.raises(WorkerLost, match="killed by SIGKILL"):
         result.get(timeout=0)
 
 
-def test_a_task_acked_early_that_has_not_started_survives_the_stop(house: House) -> None:
-    house.task(acks_late=False).delay(1)
-    worker = house.worker(on_demand=True)
+def test_unstarted_task_with_early_ack_is_requeued_at_stop(env: Env) -> None:
+    env.task(acks_late=False).delay(1)
+    worker = env.worker(on_demand=True)
     worker.run()
     assert worker.pool.in_flight() == 1
-    assert sum(house.queues().values()) == 0
+    assert sum(env.queues().values()) == 0
     worker.stop()
-    assert house.queues()["ready"] == 1
-    house.worker().run()
-    assert house.ran == [1]
+    assert env.queues()["ready"] == 1
+    env.worker().run()
+    assert env.ran == [1]
 
 
-# -- what goes wrong --
+# -- failures --
 
 
-def test_a_lost_task_comes_again_with_pauses_and_then_is_a_dead_letter(house: House) -> None:
-    result = house.task(max_deliveries=3).delay(1)
-    worker = house.worker(on_demand=True)
+def test_lost_task_is_redelivered_then_dead_lettered(env: Env) -> None:
+    result = env.task(max_deliveries=3).delay(1)
+    worker = env.worker(on_demand=True)
     deaths = []
     for _ in range(100):
         worker.run()
         if worker.pool.held:
-            deaths.append(house.clock.now())
+            deaths.append(env.clock.now())
             assert worker.pool.held[0].leased.deliveries == len(deaths) - 1
             worker.pool.end(worker.pool.held[0], LOST, "killed by SIGSEGV")
-        house.clock.advance(0.25)
+        env.clock.advance(0.25)
     gaps = [later - earlier for earlier, later in pairwise(deaths)]
     assert len(deaths) == 3
     assert gaps[0] <= 0.25 < 1 <= gaps[1]
-    (dead,) = house.app.broker.admin.dead()
+    (dead,) = env.app.broker.admin.dead()
     assert "killed by SIGSEGV (delivery 3 of at most 3)" in dead.reason
     assert result.state == "FAILURE"
-    assert house.app.broker.admin.dead_retry() == 1
+    assert env.app.broker.admin.dead_retry() == 1
     worker.run()
     assert worker.pool.held[0].leased.deliveries == 0
 
 
-def test_a_task_that_puts_itself_back_comes_ever_later_and_marked(house: House) -> None:
+def test_requeued_task_is_redelivered_with_growing_delays(env: Env) -> None:
     marks: list[bool] = []
 
     def body() -> None:
-        marks.append(house.app.tasks["work"].request.delivery_info["redelivered"])  # type: ignore[index]
+        marks.append(env.app.tasks["work"].request.delivery_info["redelivered"])  # type: ignore[index]
         raise Reject("not mine", requeue=True)
 
-    task = house.task(body)
+    task = env.task(body)
     result = task.delay()
-    worker = house.worker()
+    worker = env.worker()
     worker.run()
     assert marks == [False, True]
     for seconds, times in [(1, 3), (2, 4), (4, 5), (8, 6), (16, 7), (30, 8), (30, 9)]:
-        house.pass_time(worker, seconds)
+        env.pass_time(worker, seconds)
         assert len(marks) == times
     assert all(marks[1:])
     assert result.state == "PENDING"
-    assert house.app.broker.admin.dead() == []
+    assert env.app.broker.admin.dead() == []
 
 
-def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
-    result = house.task(time_limit=5).delay(1)
-    worker = house.worker(on_demand=True)
+def test_hard_time_limit_is_a_failure(env: Env) -> None:
+    result = env.task(time_limit=5).delay(1)
+    worker = env.worker(on_demand=True)
     worker.run()
     worker.pool.end(worker.pool.held[0], TIME_LIMIT, "the hard time limit passed")
     worker.run()
@@ -588,134 +586,130 @@ def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
         result.get(timeout=0)
 
 
-def killed(house: House, why: str, **options: Any) -> tuple[Any, Any]:
-    """A call with *options* that was killed while it ran; its result, and the worker, which does not know
-    yet what follows."""
-    task = house.task(time_limit=9, max_deliveries=1)
+def killed(env: Env, why: str, **options: Any) -> tuple[Any, Any]:
+    """Make a call with *options* that is killed while it runs; return its result, and the worker, which has
+    not processed the end yet."""
+    task = env.task(time_limit=9, max_deliveries=1)
     result = task.apply_async((1,), **options)
-    worker = house.worker(on_demand=True)
+    worker = env.worker(on_demand=True)
     worker.run()
     worker.pool.end(worker.pool.held[0], why, "it was killed")
     return result, worker
 
 
 @pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
-def test_a_child_tells_the_errbacks_of_who_was_killed(house: House, why: str) -> None:
-    """They are in the body of the message, which the worker's own threads do not open."""
-    house.app.task(name="tell")(house.ran.append)
-    house.app.task(name="explain")(lambda request, exc, traceback: house.ran.append((request.id, type(exc))))
-    errbacks = [house.app.signature("tell"), house.app.signature("explain")]
-    result, worker = killed(house, why, link_error=errbacks)
-    assert result.state == "PENDING", "nobody hears of it before"
+def test_errbacks_of_a_killed_task_run_in_a_child(env: Env, why: str) -> None:
+    """They are in the body of the message, which the threads of the worker do not decode."""
+    env.app.task(name="tell")(env.ran.append)
+    env.app.task(name="explain")(lambda request, exc, traceback: env.ran.append((request.id, type(exc))))
+    errbacks = [env.app.signature("tell"), env.app.signature("explain")]
+    result, worker = killed(env, why, link_error=errbacks)
+    assert result.state == "PENDING", "the failure is stored later"
     for _ in range(3):
         worker.run()
         worker.pool.run()
     worker.run()
     error = TimeLimitExceeded if why == TIME_LIMIT else WorkerLost
-    assert house.ran == [(result.id, error), result.id]
+    assert env.ran == [(result.id, error), result.id]
     with pytest.raises(error):
         result.get(timeout=0)
-    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+    assert env.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
 
 
 @pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
-def test_what_would_have_come_after_who_was_killed_fails_along(house: House, why: str) -> None:
-    rest = [
-        dict(house.app.signature("work", (number,), options={"task_id": f"{number}"})) for number in (3, 2)
-    ]
-    result, worker = killed(house, why, chain=rest)
+def test_rest_of_a_chain_fails_with_a_killed_task(env: Env, why: str) -> None:
+    rest = [dict(env.app.signature("work", (number,), options={"task_id": f"{number}"})) for number in (3, 2)]
+    result, worker = killed(env, why, chain=rest)
     worker.run()
     worker.pool.run()
     worker.run()
-    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "2", "3")]
-    assert (states, house.ran) == (["FAILURE"] * 3, [])
+    states = [env.app.AsyncResult(task_id).state for task_id in (result.id, "2", "3")]
+    assert (states, env.ran) == (["FAILURE"] * 3, [])
 
 
-def test_who_dies_while_it_tells_has_ended_as_before(house: House) -> None:
-    house.app.task(name="tell")(house.ran.append)
-    result, worker = killed(house, TIME_LIMIT, link_error=house.app.signature("tell"))
+def test_death_while_calling_errbacks_keeps_the_outcome(env: Env) -> None:
+    env.app.task(name="tell")(env.ran.append)
+    result, worker = killed(env, TIME_LIMIT, link_error=env.app.signature("tell"))
     worker.run()
     worker.pool.end(worker.pool.held[0], LOST, "killed once more")
     worker.run()
     worker.pool.run()
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=0)
-    assert house.ran == []
+    assert env.ran == []
 
 
 @pytest.mark.parametrize("deaths", [[LOST, LOST], [TIME_LIMIT], [LOST, TIME_LIMIT]])
-def test_errbacks_that_kill_who_calls_them_are_left_out(house: House, deaths: list[str]) -> None:
-    """What would have come after the task fails along all the same."""
-    house.app.task(name="tell")(house.ran.append)
-    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
-    result, worker = killed(house, LOST, chain=[last], link_error=house.app.signature("tell"))
+def test_errbacks_that_kill_their_process_are_skipped(env: Env, deaths: list[str]) -> None:
+    """The rest of the chain fails all the same."""
+    env.app.task(name="tell")(env.ran.append)
+    last = dict(env.app.signature("work", (2,), options={"task_id": "last"}))
+    result, worker = killed(env, LOST, chain=[last], link_error=env.app.signature("tell"))
     for why in deaths:
         worker.run()
         worker.pool.end(worker.pool.held[0], why, "killed once more")
     for _ in range(3):
         worker.run()
         worker.pool.run()
-    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
-    assert (states, house.ran) == (["FAILURE"] * 2, [])
-    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+    states = [env.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
+    assert (states, env.ran) == (["FAILURE"] * 2, [])
+    assert env.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
 
 
 @pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_an_end_while_the_worker_stops_is_reported(house: House, why: str, acks_late: bool) -> None:
+def test_end_during_a_worker_stop_is_reported(env: Env, why: str, acks_late: bool) -> None:
     """A chain would never end otherwise."""
-    house.app.task(name="tell")(house.ran.append)
-    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
-    task = house.task(time_limit=9, max_deliveries=1, acks_late=acks_late)
-    result = task.apply_async((1,), chain=[last], link_error=house.app.signature("tell"))
-    worker = house.worker(on_demand=True)
+    env.app.task(name="tell")(env.ran.append)
+    last = dict(env.app.signature("work", (2,), options={"task_id": "last"}))
+    task = env.task(time_limit=9, max_deliveries=1, acks_late=acks_late)
+    result = task.apply_async((1,), chain=[last], link_error=env.app.signature("tell"))
+    worker = env.worker(on_demand=True)
     worker.run()
     worker.parts.listener.quiet()
     worker.parts.mediator.quiet()
     worker.pool.end(worker.pool.held[0], why, "it was killed")
     worker.stop()
-    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
+    states = [env.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
     assert states == ["FAILURE", "FAILURE"]
-    house.worker().run()
-    assert house.ran == [result.id]
-    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+    env.worker().run()
+    assert env.ran == [result.id]
+    assert env.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "revoked while it waits", "poisoned"])
-def test_what_would_have_come_after_who_is_not_run_fails_along(house: House, how: str) -> None:
-    house.app.task(name="tell")(house.ran.append)
-    task = house.task(max_deliveries=1)
-    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
+def test_rest_of_a_chain_fails_with_a_task_that_does_not_run(env: Env, how: str) -> None:
+    env.app.task(name="tell")(env.ran.append)
+    task = env.task(max_deliveries=1)
+    last = dict(env.app.signature("work", (2,), options={"task_id": "last"}))
     expires = {"expires": 1.0} if how == "expired" else {}
-    result = task.apply_async((1,), chain=[last], link_error=house.app.signature("tell"), **expires)
+    result = task.apply_async((1,), chain=[last], link_error=env.app.signature("tell"), **expires)
     if how == "expired":
-        house.clock.advance(2)
+        env.clock.advance(2)
     elif how == "poisoned":
-        own = house.app.broker.consumer.register("dying@test", ["celery"], 1)
-        (leased,) = house.app.broker.consumer.lease(["celery"], 1).messages
-        house.app.broker.consumer.settle(own, [Release(leased.tag, counted=True)])
-        house.app.broker.consumer.deregister()
+        own = env.app.broker.consumer.register("dying@test", ["celery"], 1)
+        (leased,) = env.app.broker.consumer.lease(["celery"], 1).messages
+        env.app.broker.consumer.settle(own, [Release(leased.tag, counted=True)])
+        env.app.broker.consumer.deregister()
     elif how == "revoked":
-        house.app.control.revoke(result.id)
-    worker = house.worker(on_demand=True)
+        env.app.control.revoke(result.id)
+    worker = env.worker(on_demand=True)
     if how == "revoked while it waits":
         worker.parts.mediator.quiet()
         worker.run()
         worker.parts.mediator._quiet = False
-        house.app.control.revoke(result.id)
+        env.app.control.revoke(result.id)
     for _ in range(4):
         worker.run()
         worker.pool.run()
     worker.run()
     state = "FAILURE" if how == "poisoned" else "REVOKED"
-    assert (result.state, house.app.AsyncResult("last").state) == (state, "FAILURE")
-    assert house.ran == ([result.id] if how == "poisoned" else []), (
-        "Celery calls no errback of what is revoked"
-    )
+    assert (result.state, env.app.AsyncResult("last").state) == (state, "FAILURE")
+    assert env.ran == ([result.id] if how == "poisoned" else []), "like Celery, no errbacks for revoked tasks"
 
 
-def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:
-    task = house.task()
+def test_invalid_messages_become_dead_letters(env: Env) -> None:
+    task = env.task()
     bad = [
         Envelope("celery", "no json", None, b"[]"),
         Envelope("celery", '{"task": "work"}', None, b"[]"),
@@ -732,119 +726,117 @@ def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:
         ),
     ]
     for envelope in bad:
-        house.app.broker.sender.push([envelope])
-        task.delay(len(house.ran))
-    worker = house.worker()
+        env.app.broker.sender.push([envelope])
+        task.delay(len(env.ran))
+    worker = env.worker()
     worker.run()
-    assert house.ran == [0] * 6
-    reasons = [dead.reason for dead in house.app.broker.admin.dead()]
+    assert env.ran == [0] * 6
+    reasons = [dead.reason for dead in env.app.broker.admin.dead()]
     assert len(reasons) == 6
     assert all(reasons)
-    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
-    assert house.app.AsyncResult("b").state == "FAILURE"
+    assert env.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    assert env.app.AsyncResult("b").state == "FAILURE"
 
 
-def test_an_unknown_task_waits_for_a_worker_that_knows_it(house: House) -> None:
-    house.task()
-    stranger = house.make_app(task_unknown_delays=(30, 120))
-    ignorant = house.worker(stranger)
-    result = house.app.send_task("work", (1,))
-    ignorant.run()
-    assert house.queues() == {"ready": 0, "delayed": 1, "leased": 0}
-    ignorant.stop()
-    knowing = house.worker()
-    house.pass_time(knowing, 36)
-    assert (house.ran, result.get(timeout=0)) == ([1], [1])
+def test_unknown_task_waits_for_a_worker_that_knows_it(env: Env) -> None:
+    env.task()
+    unaware_app = env.make_app(task_unknown_delays=(30, 120))
+    unaware = env.worker(unaware_app)
+    result = env.app.send_task("work", (1,))
+    unaware.run()
+    assert env.queues() == {"ready": 0, "delayed": 1, "leased": 0}
+    unaware.stop()
+    knowing = env.worker()
+    env.pass_time(knowing, 36)
+    assert (env.ran, result.get(timeout=0)) == ([1], [1])
 
 
-def test_an_unknown_task_that_stays_unknown_is_a_dead_letter(house: House) -> None:
-    house.app.conf.update(task_unknown_delays=(30, 120))
-    result = house.app.send_task("nobody.knows", (1,))
-    worker = house.worker()
-    house.pass_time(worker, 100, step=10)
-    assert house.app.broker.admin.dead() == []
-    house.pass_time(worker, 100, step=10)
-    (dead,) = house.app.broker.admin.dead()
+def test_unknown_task_becomes_a_dead_letter(env: Env) -> None:
+    env.app.conf.update(task_unknown_delays=(30, 120))
+    result = env.app.send_task("nobody.knows", (1,))
+    worker = env.worker()
+    env.pass_time(worker, 100, step=10)
+    assert env.app.broker.admin.dead() == []
+    env.pass_time(worker, 100, step=10)
+    (dead,) = env.app.broker.admin.dead()
     assert "nobody.knows" in dead.reason
     assert result.state == "FAILURE"
 
 
-@pytest.mark.parametrize(
-    "house", ["memory"], indirect=True
-)  # the file's own faults are in the acceptance tests
-def test_a_broker_that_goes_away_comes_back_to_a_worker_that_goes_on(house: House) -> None:
-    assert isinstance(house.app.broker, MemoryStore)
-    task = house.task()
-    worker = house.worker(on_demand=True)
+@pytest.mark.parametrize("env", ["memory"], indirect=True)  # faults of the file are in the acceptance tests
+def test_worker_continues_after_a_broker_outage(env: Env) -> None:
+    assert isinstance(env.app.broker, MemoryStore)
+    task = env.task()
+    worker = env.worker(on_demand=True)
     results = [task.delay(n) for n in range(2)]
     worker.run()
-    house.app.broker.away = True
+    env.app.broker.away = True
     assert worker.pool.run() == 2
     worker.run()
     assert all(result.state == "SUCCESS" for result in results)
-    house.app.broker.away = False
+    env.app.broker.away = False
     worker.run()
-    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    assert env.queues() == {"ready": 0, "delayed": 0, "leased": 0}
     task.delay(9)
     worker.run()
     worker.pool.run()
-    assert house.ran == [0, 1, 9]
+    assert env.ran == [0, 1, 9]
 
 
 # -- several workers --
 
 
-def test_two_workers_share_the_work_and_nothing_runs_twice(house: House) -> None:
-    task = house.task()
-    other = house.make_app()
+def test_two_workers_share_the_work(env: Env) -> None:
+    task = env.task()
+    other = env.make_app()
     other_ran: list[int] = []
     other.task(name="work")(other_ran.append)
     task.apply_many([(n,) for n in range(40)])
-    workers = [house.worker(on_demand=True), house.worker(other, on_demand=True)]
+    workers = [env.worker(on_demand=True), env.worker(other, on_demand=True)]
     for _ in range(200):
         for worker in workers:
             worker.step()
             worker.pool.run(1)
-    assert sorted(house.ran + other_ran) == list(range(40))
-    assert house.ran
+    assert sorted(env.ran + other_ran) == list(range(40))
+    assert env.ran
     assert other_ran
 
 
-def test_what_a_stopped_worker_had_goes_to_the_other(house: House) -> None:
-    task = house.task()
-    first = house.worker(on_demand=True, concurrency=1)
+def test_messages_of_a_stopped_worker_go_to_another(env: Env) -> None:
+    task = env.task()
+    first = env.worker(on_demand=True, concurrency=1)
     task.apply_many([(n,) for n in range(3)])
     task.apply_async((3,), countdown=4)
     first.run()
     first.pool.started = list(first.pool.held)
-    assert house.queues()["leased"] == 3
+    assert env.queues()["leased"] == 3
     first.stop()
-    assert house.ran == [0]  # what ran, ran to its end
-    left = house.queues()
+    assert env.ran == [0]  # the running task was finished
+    left = env.queues()
     assert (left["leased"], left["ready"] + left["delayed"]) == (0, 3)
-    second = house.worker(house.app)
+    second = env.worker(env.app)
     second.run()
-    assert house.ran == [0, 1, 2]
-    house.pass_time(second, 5)
-    assert house.ran == [0, 1, 2, 3]
+    assert env.ran == [0, 1, 2]
+    env.pass_time(second, 5)
+    assert env.ran == [0, 1, 2, 3]
 
 
-def test_a_cold_stop_gives_back_what_ran_uncounted(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.task().delay(1)
-    first = house.worker(on_demand=True)
+def test_cold_stop_requeues_running_tasks_uncounted(env: Env, caplog: pytest.LogCaptureFixture) -> None:
+    env.task().delay(1)
+    first = env.worker(on_demand=True)
     first.run()
     first.pool.started = list(first.pool.held)
     with caplog.at_level(logging.INFO):
         first.stop("cold")
     assert "is put back" in caplog.text
-    assert house.ran == []
-    second = house.worker(on_demand=True)
+    assert env.ran == []
+    second = env.worker(on_demand=True)
     second.run()
     assert (second.pool.held[0].leased.deliveries, second.pool.held[0].leased.redelivered) == (0, True)
 
 
-def test_a_group_of_exceptions_comes_to_who_waits() -> None:
-    """As asyncio.TaskGroup raises them; the traceback that is stored has that of each member."""
+def test_exception_group_is_raised_for_the_caller() -> None:
+    """Like from asyncio.TaskGroup; the stored traceback contains that of each member."""
     app = QWorker("groups", broker=MemoryStore(FakeClock()), backend="cache+memory://", set_as_current=False)
 
     @app.task

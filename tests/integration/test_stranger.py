@@ -42,7 +42,7 @@ pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/how-to/security.md"
-KEY, STRANGERS = "k" * 32, "s" * 32
+KEY, ATTACKER_KEY = "k" * 32, "s" * 32
 PICKLE = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
 BROKERS: dict[str, type[Place]] = {
     "sqlite": SQLitePlace,
@@ -54,42 +54,46 @@ BROKERS: dict[str, type[Place]] = {
 }
 RESULTS = ("sqlite", "files", "redis", "postgresql", "mysql", "memcached")
 TABLE = {
-    "messages": ["test_messages", "test_security.py::test_a_changed_message_is_refused"],
-    "headers that were added to a message": ["test_headers_that_were_added"],
-    "the broker's marks: queue, priority, due time, deliveries, `x-…`": ["test_marks_of_the_broker"],
+    "messages": ["test_messages", "test_security.py::test_changed_message_is_refused"],
+    "headers that were added to a message": ["test_added_headers_are_refused"],
+    "the broker's marks: queue, priority, due time, deliveries, `x-…`": [
+        "test_broker_marks_do_not_change_the_call"
+    ],
     "dead letters": ["test_dead_letters", "test_moved"],
     "failed tasks": [
         "test_failed_tasks",
-        "test_failed_tasks.py::test_with_a_key_nothing_is_read_that_is_not_signed",
+        "test_failed_tasks.py::test_forged_failed_task_is_refused_and_not_unpickled",
     ],
     "results": ["test_results"],
-    "saved groups and the outlines of workflows": ["test_groups_and_outlines"],
-    "bodies of joins": ["test_bodies_of_joins"],
+    "saved groups and the outlines of workflows": ["test_forged_groups_and_outlines_are_refused"],
+    "bodies of joins": ["test_forged_bodies_of_joins_are_refused"],
     "parts of joins: which member has ended how": [
-        "test_sealed_joins.py::test_a_stranger_does_not_choose_what_the_body_of_a_chord_gets",
-        "test_sealed_joins.py::test_that_a_member_has_failed_says_its_result_and_nobody_else",
-        "test_sealed_joins.py::test_a_node_of_a_graph_gets_the_values_of_its_own",
+        "test_sealed_joins.py::test_forged_parts_fail_the_chord",
+        "test_sealed_joins.py::test_forged_failure_of_a_member_is_ignored",
+        "test_sealed_joins.py::test_forged_parts_fail_a_graph_node",
     ],
-    "members added to a chord": ["test_sealed_joins.py::test_a_stranger_adds_no_member"],
-    "size, claim, due time and done marks of joins; which copy of a body runs": ["test_which_copy_runs"],
-    "parts of chords in Celery's format": ["test_parts_in_celerys_format"],
+    "members added to a chord": ["test_sealed_joins.py::test_forged_member_fails_the_chord"],
+    "size, claim, due time and done marks of joins; which copy of a body runs": [
+        "test_forged_hold_can_only_prevent_a_body"
+    ],
+    "parts of chords in Celery's format": ["test_forged_parts_in_celerys_format_are_refused"],
     "edits of schedules": [
-        "test_sealed_schedules.py::test_an_entry_that_is_not_signed_is_not_called_and_all_others_are",
-        "test_sealed_schedules.py::test_a_sealed_entry_can_be_neither_altered_nor_copied",
+        "test_sealed_schedules.py::test_unsigned_entries_are_not_called",
+        "test_sealed_schedules.py::test_sealed_entry_cannot_be_altered_or_copied",
     ],
     "states, slots and the lease of schedules": [
-        "test_sealed_schedules.py::test_whose_task_a_slot_is_nobody_else_says",
-        "test_sealed_schedules.py::test_nobody_else_chooses_what_is_revoked",
+        "test_sealed_schedules.py::test_slots_with_forged_task_ids_are_ignored",
+        "test_sealed_schedules.py::test_forged_task_id_is_not_revoked",
     ],
     "revocations": ["test_revocations"],
     "presence and leases of workers, registered queues and tasks, notifications": ["test_presence"],
     "replies of `rpc://`": ["../contract/test_rpc_backend.py::test_unsigned_replies_are_ignored"],
     "message files of `spool://`": ["test_messages"],
 }
-"""The rows of the page, each with the tests that show it."""
+"""The rows of the page, and the tests for each."""
 
 opened: list[str] = []
-"""What was unpickled."""
+"""What was unpickled by a test."""
 
 
 def _opened(what: str) -> str:
@@ -98,7 +102,7 @@ def _opened(what: str) -> str:
 
 
 class Evil:
-    """Says so when it is unpickled."""
+    """Records that it was unpickled."""
 
     def __init__(self, what: str = "evil") -> None:
         self.what = what
@@ -108,13 +112,13 @@ class Evil:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_opened() -> Iterator[None]:
+def check_nothing_is_unpickled() -> Iterator[None]:
     opened.clear()
     yield
     assert opened == []
 
 
-def test_the_page_and_the_tests_have_the_same_rows() -> None:
+def test_page_and_table_have_the_same_rows() -> None:
     _, _, rest = PAGE.read_text(encoding="utf-8").partition("| what is read | with a key |")
     rows = [line.split("|")[1].strip() for line in rest.partition("\n\n")[0].splitlines()[2:]]
     assert rows == list(TABLE)
@@ -128,19 +132,19 @@ def test_the_page_and_the_tests_have_the_same_rows() -> None:
 # -- brokers --
 
 
-class House:
-    """The app and its key. ran: what ran."""
+class Env:
+    """The app with its key, and the attacker. ran: arguments of tasks that ran."""
 
     def __init__(self, directory: Path, place: Place) -> None:
         self.directory, self.place = directory, place
         self.ran: list[Any] = []
         self.app = self.make(security_key=[KEY], accept_content=["json", "pickle"])
-        self.stranger = self.make(security_key=[STRANGERS], accept_content=["json", "pickle"])
+        self.attacker = self.make(security_key=[ATTACKER_KEY], accept_content=["json", "pickle"])
         self.queue = "celery"
 
     def make(self, **settings: Any) -> QWorker:
         app = QWorker(
-            "house",
+            "env",
             broker=self.place.open(),
             backend=f"sqlite:///{self.directory}/results.db",
             set_as_current=False,
@@ -161,7 +165,7 @@ class House:
         return app
 
     def sent(self, name: str, *args: Any, **options: Any) -> tuple[Any, Envelope]:
-        """The result, and the message that is in no queue yet."""
+        """Return the result and the message of a call, without publishing it."""
         sender, seen = self.app.broker.sender, []
         push = sender.push
         sender.push = lambda envelopes, timeout=10.0: seen.extend(envelopes)  # type: ignore[method-assign]
@@ -172,14 +176,14 @@ class House:
         return result, seen[0]
 
     def push(self, *envelopes: Envelope) -> None:
-        self.stranger.broker.sender.push(envelopes)
+        self.attacker.broker.sender.push(envelopes)
 
     def run(self, app: QWorker | None = None) -> None:
         with StepWorker(app or self.app) as worker:
             worker.run()
 
     def run_all(self) -> None:
-        """Until an honest message that was sent last has run."""
+        """Run a worker until a valid message that is sent last has run."""
         result = self.app.send_task("add", (40, 2))
         with StepWorker(self.app) as worker:
             for _ in range(50):
@@ -193,21 +197,21 @@ class House:
         return [letter.reason for letter in self.app.broker.admin.dead()]
 
     def close(self) -> None:
-        self.stranger.close()
+        self.attacker.close()
         self.app.close()
 
 
 @pytest.fixture(params=BROKERS)
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     place = BROKERS[request.param](tmp_path)
-    made = House(tmp_path, place)
+    made = Env(tmp_path, place)
     yield made
     made.close()
     place.clear()
 
 
 def forged(task: str, id: str, **headers: Any) -> Envelope:
-    """A message that nobody has signed, whose body is a pickle."""
+    """Return an unsigned message with a pickle as its body."""
     body = pickle.dumps(((Evil(task),), {}, {"callbacks": None, "errbacks": None, "chain": [1]}))
     return Envelope("celery", json.dumps({"id": id, "task": task, **headers}), json.dumps(PICKLE), body)
 
@@ -215,8 +219,8 @@ def forged(task: str, id: str, **headers: Any) -> Envelope:
 PAST = "2020-01-01T00:00:00+00:00"
 
 
-def test_messages(house: House) -> None:
-    house.push(
+def test_messages(env: Env) -> None:
+    env.push(
         forged("add", "id-1"),
         forged("no.such.task", "id-2"),
         forged("add", "id-3", expires=PAST),
@@ -224,101 +228,101 @@ def test_messages(house: House) -> None:
         forged("add", "id-5", signature="v1:a:1:b::c"),
         Envelope("celery", "{}", json.dumps(PICKLE), pickle.dumps(Evil("protocol 1"))),
     )
-    house.run_all()
-    assert house.ran == []
-    reasons = house.reasons()
+    env.run_all()
+    assert env.ran == []
+    reasons = env.reasons()
     assert len(reasons) == 6
     assert all("SecurityError" in reason for reason in reasons)
-    assert all(house.app.AsyncResult(f"id-{number}").state == "PENDING" for number in range(1, 6))
+    assert all(env.app.AsyncResult(f"id-{number}").state == "PENDING" for number in range(1, 6))
 
 
-def test_headers_that_were_added(house: House) -> None:
+def test_added_headers_are_refused(env: Env) -> None:
     messages = []
     for name in sorted(MARKS):
-        _, envelope = house.sent("add", 1, 2)
+        _, envelope = env.sent("add", 1, 2)
         headers = json.loads(envelope.headers) | {name: [["a join", 0]]}
         messages.append(envelope._replace(headers=json.dumps(headers)))
-    _, envelope = house.sent("add", 3, 4)
+    _, envelope = env.sent("add", 3, 4)
     headers = json.loads(envelope.headers) | {"traceparent": "added", "argsrepr": "(5,)"}
-    house.push(*messages, envelope._replace(headers=json.dumps(headers)))
-    house.run_all()
-    assert house.ran == [(3, 4)]
-    assert len(house.reasons()) == len(MARKS)
-    assert all("was added after the message was signed" in reason for reason in house.reasons())
+    env.push(*messages, envelope._replace(headers=json.dumps(headers)))
+    env.run_all()
+    assert env.ran == [(3, 4)]
+    assert len(env.reasons()) == len(MARKS)
+    assert all("was added after the message was signed" in reason for reason in env.reasons())
 
 
-def test_marks_of_the_broker(house: House) -> None:
-    """What comes at another time, or by another way, is the same call."""
-    result, envelope = house.sent("add", 3, 4, countdown=3600, priority=0)
+def test_broker_marks_do_not_change_the_call(env: Env) -> None:
+    """A message at another time, or with other marks, is the same call."""
+    result, envelope = env.sent("add", 3, 4, countdown=3600, priority=0)
     headers = json.loads(envelope.headers) | {"redelivered": True, "x-death": [{"count": 5}]}
-    house.push(envelope._replace(headers=json.dumps(headers), due=None))
-    with StepWorker(house.app) as worker:
+    env.push(envelope._replace(headers=json.dumps(headers), due=None))
+    with StepWorker(env.app) as worker:
         worker.run()
-    assert house.ran == [], "when it is due is signed"
+    assert env.ran == [], "the due time is signed"
     assert result.state == "PENDING"
 
 
-def test_dead_letters(house: House) -> None:
-    house.push(forged("add", "id-1"), forged("boom", "id-2"))
-    house.run_all()
-    assert len(house.app.broker.admin.dead()) == 2
-    done = dead_letters.retry(house.app)
+def test_dead_letters(env: Env) -> None:
+    env.push(forged("add", "id-1"), forged("boom", "id-2"))
+    env.run_all()
+    assert len(env.app.broker.admin.dead()) == 2
+    done = dead_letters.retry(env.app)
     assert done.number == 0
     assert len(done.refused) == 2
-    house.run_all()
-    assert house.ran == []
-    assert len(house.reasons()) == 2
+    env.run_all()
+    assert env.ran == []
+    assert len(env.reasons()) == 2
 
 
-def test_moved(house: House) -> None:
-    house.push(forged("add", "id-1"))
-    other = SQLiteBroker(f"sqlite:///{house.directory}/other.db")
+def test_moved(env: Env) -> None:
+    env.push(forged("add", "id-1"))
+    other = SQLiteBroker(f"sqlite:///{env.directory}/other.db")
     try:
-        assert move(house.app.broker, other).moved == 1
+        assert move(env.app.broker, other).moved == 1
         assert [peeked.headers for peeked in other.admin.peek("celery", "ready", 10)]
     finally:
         other.close()
 
 
-def test_failed_tasks(house: House) -> None:
-    """A worker of the stranger's has put there what it likes."""
-    if "failed" not in house.app.broker.letters:
-        assert isinstance(house.place, SpoolPlace)
+def test_failed_tasks(env: Env) -> None:
+    """A worker of the attacker has stored it."""
+    if "failed" not in env.app.broker.letters:
+        assert isinstance(env.place, SpoolPlace)
         return
-    body = encode(TaskMessage("boom", "id-1", (1,), serializer="pickle"), house.stranger.signer)
-    house.push(Envelope("celery", body.headers, body.properties, body.body))
-    house.run(house.stranger)
-    assert house.ran == [(1,)]
-    (found,) = house.app.failed.list()
-    assert house.app.failed.get(found.tag).task == "boom"
-    assert house.app.failed.retry().number == 0
-    house.run_all()
-    assert house.ran == [(1,)]
-    assert house.app.backend.read_many(["id-1"]), "what it has stored is not forgotten"
+    body = encode(TaskMessage("boom", "id-1", (1,), serializer="pickle"), env.attacker.signer)
+    env.push(Envelope("celery", body.headers, body.properties, body.body))
+    env.run(env.attacker)
+    assert env.ran == [(1,)]
+    (found,) = env.app.failed.list()
+    assert env.app.failed.get(found.tag).task == "boom"
+    assert env.app.failed.retry().number == 0
+    env.run_all()
+    assert env.ran == [(1,)]
+    assert env.app.backend.read_many(["id-1"]), "its stored result is kept"
 
 
-def test_revocations(house: House) -> None:
-    if isinstance(house.place, SpoolPlace):
+def test_revocations(env: Env) -> None:
+    if isinstance(env.place, SpoolPlace):
         with pytest.raises(NotSupported):
-            house.stranger.control.revoke("id-1")
+            env.attacker.control.revoke("id-1")
         return
-    result = house.app.send_task("add", (1, 2))
-    house.stranger.control.revoke(result.id, terminate=True)
-    house.run_all()
+    result = env.app.send_task("add", (1, 2))
+    env.attacker.control.revoke(result.id, terminate=True)
+    env.run_all()
     assert result.get(timeout=0) == 3
 
 
-def test_presence(house: House) -> None:
-    """Whoever says that he is a worker is shown as one, and nothing else follows from it."""
-    with StepWorker(house.stranger) as worker:
-        presence = house.stranger.broker.presence
+def test_presence(env: Env) -> None:
+    """A forged worker is listed, without any other effect."""
+    with StepWorker(env.attacker) as worker:
+        presence = env.attacker.broker.presence
         if presence is None:
             return
         for text in ("", "[]", '{"tasks": 5, "phase": ["evil"]}', "\0\x1b[2J", "{" * 1000):
             presence.consumer.present(text)
-            house.app.workers()
+            env.app.workers()
         del worker
-    house.run_all()
+    env.run_all()
 
 
 # -- result stores --
@@ -326,7 +330,7 @@ def test_presence(house: House) -> None:
 
 @pytest.fixture(params=RESULTS)
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[QWorker, QWorker]]:
-    """The app and the stranger, on one result store."""
+    """Return the app and the attacker, on one result store."""
     kind, place = request.param, None
     options: dict[str, Any] = {"broker": "memory://"}
     if kind == "redis":
@@ -342,10 +346,10 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[QWo
     else:
         url = require(kind)
     content = {"accept_content": ["json", "pickle"], "result_serializer": "pickle", "backend": url}
-    app = QWorker("house", set_as_current=False, security_key=[KEY], **options, **content)
-    stranger = QWorker("house", set_as_current=False, security_key=[STRANGERS], **options, **content)
-    yield app, stranger
-    stranger.close()
+    app = QWorker("env", set_as_current=False, security_key=[KEY], **options, **content)
+    attacker = QWorker("env", set_as_current=False, security_key=[ATTACKER_KEY], **options, **content)
+    yield app, attacker
+    attacker.close()
     app.close()
     if place is not None:
         place.clear()
@@ -356,9 +360,9 @@ def store(app: QWorker, task_id: str, value: Any) -> None:
 
 
 def test_results(stores: tuple[QWorker, QWorker]) -> None:
-    app, stranger = stores
+    app, attacker = stores
     name = f"id-{new_prefix()}"
-    store(stranger, name, Evil())
+    store(attacker, name, Evil())
     with pytest.raises(DamagedResult, match="not one of security_key"):
         app.AsyncResult(name).get(timeout=0)
     assert isinstance(app.backend.read_many([name])[name], DamagedResult)
@@ -367,13 +371,13 @@ def test_results(stores: tuple[QWorker, QWorker]) -> None:
     assert app.AsyncResult(name).get(timeout=0) == 5
 
 
-def test_groups_and_outlines(stores: tuple[QWorker, QWorker]) -> None:
-    app, stranger = stores
+def test_forged_groups_and_outlines_are_refused(stores: tuple[QWorker, QWorker]) -> None:
+    app, attacker = stores
     name = f"id-{new_prefix()}"
-    stranger.backend.save_group(name, [[name, None], [[["another", None], None], Evil()]])
+    attacker.backend.save_group(name, [[name, None], [[["another", None], None], Evil()]])
     with pytest.raises(DamagedResult, match="not one of security_key"):
         GroupResult.restore(name, app=app)
-    stranger.backend.save_group(f"qworker-workflow-{name}", {"line": [[name, "evil"]], "parent": Evil()})
+    attacker.backend.save_group(f"qworker-workflow-{name}", {"line": [[name, "evil"]], "parent": Evil()})
     assert outline.read(app.backend, name) is None
     outline.keep(app.backend, [[name, "add"]], None)
     assert outline.read(app.backend, name) == outline.Outline([[name, "add"]], None)
@@ -384,27 +388,27 @@ def test_groups_and_outlines(stores: tuple[QWorker, QWorker]) -> None:
 
 Change = Callable[[QWorker, QWorker, str, bytes], bytes]
 BODIES: dict[str, Change] = {
-    "a pickle": lambda app, stranger, join, body: pickle.dumps(Evil()),
-    "a call of the stranger's": lambda app, stranger, join, body: stranger.backend.encode_value(
-        dict(stranger.tasks["add"].s(66))
+    "a pickle": lambda app, attacker, join, body: pickle.dumps(Evil()),
+    "a call of the stranger's": lambda app, attacker, join, body: attacker.backend.encode_value(
+        dict(attacker.tasks["add"].s(66))
     ),
-    "that of another join": lambda app, stranger, join, body: app.backend.encode_value(
+    "that of another join": lambda app, attacker, join, body: app.backend.encode_value(
         dict(app.tasks["add"].s(66)), about=("join", "another")
     ),
-    "altered": lambda app, stranger, join, body: body.replace(b"gather", b"add\0\0\0"),
+    "altered": lambda app, attacker, join, body: body.replace(b"gather", b"add\0\0\0"),
 }
 
 
 @pytest.fixture
-def joined(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, SQLitePlace(tmp_path))
+def joined(tmp_path: Path) -> Iterator[Env]:
+    made = Env(tmp_path, SQLitePlace(tmp_path))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("what", BODIES)
-def test_bodies_of_joins(joined: House, what: str) -> None:
-    app, stranger = joined.app, joined.stranger
+def test_forged_bodies_of_joins_are_refused(joined: Env, what: str) -> None:
+    app, attacker = joined.app, joined.attacker
 
     @app.task(name="gather")
     def gather(values: list[int]) -> None:
@@ -413,14 +417,14 @@ def test_bodies_of_joins(joined: House, what: str) -> None:
     result = (group(app.tasks["add"].s(1), app.tasks["add"].s(2)) | gather.s()).apply_async()
     with closing(sqlite3.connect(joined.directory / "results.db")) as file, file:
         ((join, body),) = file.execute("SELECT id, body FROM joins")
-        file.execute("UPDATE joins SET body = ?", (BODIES[what](app, stranger, join, body),))
+        file.execute("UPDATE joins SET body = ?", (BODIES[what](app, attacker, join, body),))
     joined.run_all()
     assert sorted(joined.ran) == [(1,), (2,)]
     assert result.state in ("PENDING", "FAILURE")
 
 
-def test_which_copy_runs(joined: House) -> None:
-    """Who says that another copy of a body has run keeps this one from it, as who deletes it does."""
+def test_forged_hold_can_only_prevent_a_body(joined: Env) -> None:
+    """An attacker can only prevent a body from running, which deleting it does, too."""
 
     @joined.app.task(name="gather")
     def gather(values: list[int]) -> None:
@@ -428,13 +432,13 @@ def test_which_copy_runs(joined: House) -> None:
 
     add = joined.app.tasks["add"]
     result = (group(add.s(1), add.s(2)) | gather.s()).apply_async()
-    joined.stranger.backend.joins.hold(result.id, 7, 1000.0)
+    joined.attacker.backend.joins.hold(result.id, 7, 1000.0)
     joined.run_all()
     assert [each for each in joined.ran if each not in ((1,), (2,))] in ([], [[1, 2]])
 
 
-def test_parts_in_celerys_format(tmp_path: Path) -> None:
-    """A value that is not signed is none; config check says that the order is not."""
+def test_forged_parts_in_celerys_format_are_refused(tmp_path: Path) -> None:
+    """An unsigned value is refused; `config check` warns that the order is not signed."""
     prefix = new_prefix()
     options: dict[str, Any] = {
         "broker": require("redis"),
@@ -442,8 +446,8 @@ def test_parts_in_celerys_format(tmp_path: Path) -> None:
         "broker_transport_options": {"global_keyprefix": prefix},
         "result_backend_transport_options": {"global_keyprefix": prefix},
     }
-    app = QWorker("house", set_as_current=False, security_key=[KEY], canvas_format="celery", **options)
-    stranger = QWorker("house", set_as_current=False, security_key=[STRANGERS], **options)
+    app = QWorker("env", set_as_current=False, security_key=[KEY], canvas_format="celery", **options)
+    attacker = QWorker("env", set_as_current=False, security_key=[ATTACKER_KEY], **options)
     ran = []
 
     @app.task(name="add")
@@ -454,9 +458,9 @@ def test_parts_in_celerys_format(tmp_path: Path) -> None:
     def gather(values: list[int]) -> None:
         ran.append(values)
 
-    with app, stranger:
+    with app, attacker:
         result = (group(add.s(1), add.s(2)) | gather.s()).apply_async()
-        ours, theirs = app.backend.joins, stranger.backend.joins
+        ours, theirs = app.backend.joins, attacker.backend.joins
         part = theirs.chord_part(result.parent.id, 0, result.parent.results[0].id, SUCCESS, 66, b"")
         assert part is not None
         theirs.add([part])

@@ -1,4 +1,4 @@
-"""A call of a workflow whose message cannot be read: what still can be told of it is told."""
+"""Undecodable messages of workflow members: failures are reported as far as possible."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.integration
 
 
 def damage_last(path: Path) -> None:
-    """Make the body of the message that was sent last no JSON."""
+    """Replace the body of the latest message with invalid JSON."""
     with closing(sqlite3.connect(path)) as database:
         database.execute("UPDATE message SET body = x'7b' WHERE tag = (SELECT max(tag) FROM message)")
         database.commit()
 
 
-def test_a_chord_fails_with_its_unreadable_member_and_a_chain_stays_pending(tmp_path: Path) -> None:
+def test_undecodable_member_fails_its_chord_but_not_the_rest_of_a_chain(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     app = QWorker("unreadable", broker=f"sqlite:///{path}", set_as_current=False)
 

@@ -82,7 +82,7 @@ def answer(work: Any, *args: Any, **options: Any) -> Any:
     return work.apply_async(*args, **options).get(timeout=30)
 
 
-def test_what_json_carries_goes_everywhere(app: QWorker) -> None:
+def test_extended_json_values_work_in_every_kind_of_call(app: QWorker) -> None:
     same, value = app.tasks["same"], CARRIED
     assert answer(same, (value,)) == value
     assert answer(same, (), kwargs={"value": value}, countdown=0.01, priority=3) == value
@@ -96,7 +96,7 @@ def test_what_json_carries_goes_everywhere(app: QWorker) -> None:
         assert answer(chord([same.s(1), same.s(2)], same.si(value))) == value
 
 
-def test_what_annotations_tell_goes_everywhere(app: QWorker) -> None:
+def test_annotated_values_work_in_every_kind_of_call(app: QWorker) -> None:
     bill, same = app.tasks["bill"], app.tasks["same"]
     assert answer(bill, (ORDER,)) == PLAIN
     assert answer(bill, (ORDER,), kwargs={"others": [ORDER]}, countdown=0.01, priority=3) == PLAIN
@@ -122,7 +122,7 @@ def run(app: QWorker) -> None:
 
 
 @pytest.mark.parametrize("store", ["same", "redis", "postgresql"])
-def test_schedules_that_are_kept_have_them(tmp_path: Path, store: str) -> None:
+def test_schedule_stores_keep_extended_values(tmp_path: Path, store: str) -> None:
     settings = {} if store == "same" else {"beat_store": require(store), "beat_scope": f"v{uuid.uuid4().hex}"}
     with make(broker=f"sqlite:///{tmp_path}/q.db", **settings) as app:
         schedules = app.schedules
@@ -143,7 +143,7 @@ def test_schedules_that_are_kept_have_them(tmp_path: Path, store: str) -> None:
         schedules.remove("bill")
 
 
-def test_what_failed_is_kept_with_them_and_sent_again(still: QWorker) -> None:
+def test_failed_tasks_keep_extended_values(still: QWorker) -> None:
     result = still.tasks["fails"].delay(CARRIED["all of them"])
     other = still.tasks["bill"].delay("nonsense")
     run(still)

@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 
-class Shop:
+class Env:
     """An app on a file of its own and the workers that a test starts. Tasks write into files, which children
     share."""
 
@@ -53,9 +53,9 @@ class Shop:
         self.app = self.make_app()
 
     def make_app(self, **settings: Any) -> QWorker:
-        """An app on the shop's file, with the shop's tasks."""
+        """Return an app on the same file, with the tasks."""
         settings.setdefault("broker", f"sqlite:///{self.directory}/q.db")
-        app = QWorker("shop", set_as_current=False, **settings)
+        app = QWorker("env", set_as_current=False, **settings)
         self.apps.append(app)
         log, directory = self.directory / "log", self.directory
 
@@ -82,7 +82,7 @@ class Shop:
 
         @app.task(name="hold")
         def hold(name: str) -> str:
-            """Runs until there is a file of that name."""
+            """Run until a file of that name exists."""
             note(name)
             while not (directory / name).exists():
                 time.sleep(0.002)
@@ -130,7 +130,7 @@ class Shop:
         (self.directory / name).touch()
 
     def log(self) -> list[tuple[str, float, int]]:
-        """What ran, when and in which process, in order."""
+        """Return what ran, when, and in which process, in order."""
         path = self.directory / "log"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(what, float(at), int(pid)) for what, at, pid in (line.split() for line in lines)]
@@ -150,17 +150,17 @@ class Shop:
 
 
 @pytest.fixture(params=["threads", "prefork"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     yield from opened(tmp_path, request.param)
 
 
 @pytest.fixture
-def forking(tmp_path: Path) -> Iterator[Shop]:
+def forking(tmp_path: Path) -> Iterator[Env]:
     yield from opened(tmp_path, "prefork")
 
 
 @contextmanager
-def telling_where_it_hangs(directory: Path) -> Iterator[None]:
+def dump_stacks_before_timeout(directory: Path) -> Iterator[None]:
     """Print where every thread of this process and of the pool's is,
     if it takes nearly all of the PATIENCE."""
 
@@ -187,99 +187,99 @@ def telling_where_it_hangs(directory: Path) -> Iterator[None]:
         print(f"{file.name}:\n{file.read_text()}")
 
 
-def opened(directory: Path, pool: str) -> Iterator[Shop]:
-    shop = Shop(directory, pool)
-    with telling_where_it_hangs(directory):
-        yield shop
+def opened(directory: Path, pool: str) -> Iterator[Env]:
+    env = Env(directory, pool)
+    with dump_stacks_before_timeout(directory):
+        yield env
     for name in "abcdefgh":
-        shop.release(name)  # whatever a test left behind: a thread cannot be killed
-    for worker in shop.workers:
+        env.release(name)  # whatever a test left behind: a thread cannot be killed
+    for worker in env.workers:
         worker.stop("cold")
-    for app in shop.apps:
+    for app in env.apps:
         app.close()
 
 
-def test_tasks_run_and_their_results_come_back(shop: Shop) -> None:
-    shop.start()
-    results = [shop.task("note").delay(n) for n in range(50)]
+def test_tasks_run_and_return_results(env: Env) -> None:
+    env.start()
+    results = [env.task("note").delay(n) for n in range(50)]
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(50))
-    until(shop.is_empty)
-    assert sorted(map(int, shop.ran())) == list(range(50))
+    until(env.is_empty)
+    assert sorted(map(int, env.ran())) == list(range(50))
 
 
-def test_what_was_sent_before_the_worker_started_runs(shop: Shop) -> None:
-    results = shop.task("note").apply_many([(n,) for n in range(20)])
-    shop.start()
+def test_tasks_sent_before_the_start_run(env: Env) -> None:
+    results = env.task("note").apply_many([(n,) for n in range(20)])
+    env.start()
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(20))
 
 
-def test_failures_come_back(shop: Shop) -> None:
-    shop.start()
+def test_failure_is_raised_for_the_caller(env: Env) -> None:
+    env.start()
     with pytest.raises(ValueError, match="why"):
-        shop.task("fail").delay("why").get(timeout=PATIENCE)
-    assert shop.task("note").delay(1).get(timeout=PATIENCE) == 1
+        env.task("fail").delay("why").get(timeout=PATIENCE)
+    assert env.task("note").delay(1).get(timeout=PATIENCE) == 1
 
 
-def test_the_most_urgent_runs_first(shop: Shop) -> None:
+def test_tasks_run_in_order_of_priority(env: Env) -> None:
     for n in range(9):
-        shop.task("note").apply_async((n,), priority=n % 3)
-    shop.start(concurrency=1)
-    until(shop.is_empty)
-    assert shop.ran() == list("258147036")
+        env.task("note").apply_async((n,), priority=n % 3)
+    env.start(concurrency=1)
+    until(env.is_empty)
+    assert env.ran() == list("258147036")
 
 
-def test_an_eta_is_kept(shop: Shop) -> None:
-    shop.start()
+def test_eta_task_runs_on_time(env: Env) -> None:
+    env.start()
     sent = time.time()
-    result = shop.task("note").apply_async(("later",), countdown=0.3)
-    shop.task("note").delay("now").get(timeout=PATIENCE)
+    result = env.task("note").apply_async(("later",), countdown=0.3)
+    env.task("note").delay("now").get(timeout=PATIENCE)
     result.get(timeout=PATIENCE)
-    assert shop.ran() == ["now", "later"]
-    late = shop.log()[1][1] - (sent + 0.3)
+    assert env.ran() == ["now", "later"]
+    late = env.log()[1][1] - (sent + 0.3)
     assert 0 <= late < 1
 
 
-def test_retries_run_until_they_succeed(shop: Shop) -> None:
-    shop.start()
-    assert shop.task("again").delay("x").get(timeout=PATIENCE) == "third time lucky"
-    times = [at for _, at, _ in shop.log()]
+def test_retries_run_until_they_succeed(env: Env) -> None:
+    env.start()
+    assert env.task("again").delay("x").get(timeout=PATIENCE) == "third time lucky"
+    times = [at for _, at, _ in env.log()]
     assert len(times) == 3
     assert all(later - earlier >= 0.05 for earlier, later in pairwise(times))
 
 
-def test_a_rate_limit_is_kept_and_holds_nobody_up(shop: Shop) -> None:
-    shop.start()
-    shop.task("slow").apply_many([(f"slow{n}",) for n in range(15)])
-    assert shop.task("note").delay("quick").get(timeout=PATIENCE) == "quick"
-    assert sum(what.startswith("slow") for what, _, _ in shop.log()) < 15, "some still wait for their turn"
-    until(shop.is_empty)
-    times = sorted(at for what, at, _ in shop.log() if what.startswith("slow"))
+def test_rate_limit_does_not_delay_other_tasks(env: Env) -> None:
+    env.start()
+    env.task("slow").apply_many([(f"slow{n}",) for n in range(15)])
+    assert env.task("note").delay("quick").get(timeout=PATIENCE) == "quick"
+    assert sum(what.startswith("slow") for what, _, _ in env.log()) < 15, "some still wait for their turn"
+    until(env.is_empty)
+    times = sorted(at for what, at, _ in env.log() if what.startswith("slow"))
     assert len(times) == 15
     # Between a token and the start lies the way into a process: only the whole can be timed.
     assert times[-1] - times[0] > 1.2
 
 
-def test_what_is_revoked_does_not_run(shop: Shop) -> None:
-    before = shop.task("note").delay("before")
+def test_revoked_tasks_do_not_run(env: Env) -> None:
+    before = env.task("note").delay("before")
     before.revoke()
-    worker = shop.start(concurrency=1)
-    holding = shop.task("hold").delay("a")
-    until(lambda: "a" in shop.ran())
-    waiting = shop.task("note").delay("waiting")
-    soon = shop.task("note").apply_async(("soon",), countdown=0.2)
+    worker = env.start(concurrency=1)
+    holding = env.task("hold").delay("a")
+    until(lambda: "a" in env.ran())
+    waiting = env.task("note").delay("waiting")
+    soon = env.task("note").apply_async(("soon",), countdown=0.2)
     waiting.revoke()
     soon.revoke()
     until(lambda: {waiting.id, soon.id} <= set(worker.parts.state.revoked))
-    shop.release("a")
+    env.release("a")
     holding.get(timeout=PATIENCE)
     for result in (before, waiting, soon):
         with pytest.raises(TaskRevoked):
             result.get(timeout=PATIENCE)
-    assert shop.ran() == ["a"]
-    until(shop.is_empty)
+    assert env.ran() == ["a"]
+    until(env.is_empty)
 
 
-def test_a_running_task_is_terminated_on_request(forking: Shop) -> None:
+def test_running_task_is_terminated_on_request(forking: Env) -> None:
     forking.start()
     result = forking.task("hold").delay("never")
     until(forking.ran)
@@ -290,55 +290,55 @@ def test_a_running_task_is_terminated_on_request(forking: Shop) -> None:
     until(forking.is_empty)
 
 
-def test_what_expires_before_there_is_a_process_for_it_does_not_run(shop: Shop) -> None:
-    shop.start(concurrency=1)
-    holding = shop.task("hold").delay("a")
-    until(shop.ran)
-    late = shop.task("note").apply_async(("late",), expires=0.05)
+def test_task_that_expires_in_the_worker_is_not_run(env: Env) -> None:
+    env.start(concurrency=1)
+    holding = env.task("hold").delay("a")
+    until(env.ran)
+    late = env.task("note").apply_async(("late",), expires=0.05)
     time.sleep(0.06)  # the clock is real
-    shop.release("a")
+    env.release("a")
     holding.get(timeout=PATIENCE)
     with pytest.raises(TaskRevoked, match="expired"):
         late.get(timeout=PATIENCE)
-    assert shop.ran() == ["a"]
+    assert env.ran() == ["a"]
 
 
-def test_early_acks(shop: Shop) -> None:
-    shop.start()
-    results = [shop.task("once").delay(n) for n in range(10)]
+def test_early_acks(env: Env) -> None:
+    env.start()
+    results = [env.task("once").delay(n) for n in range(10)]
     for result in results:
         result.get(timeout=PATIENCE)
-    assert sorted(shop.ran()) == sorted(map(str, range(10)))
-    until(shop.is_empty)
+    assert sorted(env.ran()) == sorted(map(str, range(10)))
+    until(env.is_empty)
 
 
-def test_async_tasks_run_at_once(shop: Shop) -> None:
-    shop.start()
-    results = [shop.task("nap").delay(0.3) for _ in range(20)]
-    assert shop.task("note").delay("beside").get(timeout=PATIENCE) == "beside"
+def test_async_tasks_run_concurrently(env: Env) -> None:
+    env.start()
+    results = [env.task("nap").delay(0.3) for _ in range(20)]
+    assert env.task("note").delay("beside").get(timeout=PATIENCE) == "beside"
     assert max(result.get(timeout=PATIENCE) for result in results) > 1  # in one process
 
 
-def test_bad_messages_become_dead_letters_and_the_good_ones_run(shop: Shop) -> None:
-    shop.app.conf.update(task_unknown_delays=())
-    shop.app.broker.sender.push([Envelope("celery", "no json", None, b"")])
-    unknown = shop.app.send_task("nobody.knows")
+def test_invalid_messages_become_dead_letters(env: Env) -> None:
+    env.app.conf.update(task_unknown_delays=())
+    env.app.broker.sender.push([Envelope("celery", "no json", None, b"")])
+    unknown = env.app.send_task("nobody.knows")
     cut = Envelope("celery", '{"task": "note", "id": "cut"}', None, b"[[1]")
     acked = Envelope("celery", '{"task": "once", "id": "acked"}', None, b"[[1]")  # before it is read
-    shop.app.broker.sender.push([cut, acked])
-    good = shop.task("note").delay(1)
-    shop.start()
+    env.app.broker.sender.push([cut, acked])
+    good = env.task("note").delay(1)
+    env.start()
     assert good.get(timeout=PATIENCE) == 1
-    until(lambda: shop.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 4})
-    dead = {dead.headers: dead.body for dead in shop.app.broker.admin.dead()}
+    until(lambda: env.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 4})
+    dead = {dead.headers: dead.body for dead in env.app.broker.admin.dead()}
     assert dead.keys() >= {"no json", cut.headers, acked.headers}
     assert dead[acked.headers] == acked.body
-    for result in (unknown, shop.app.AsyncResult("cut"), shop.app.AsyncResult("acked")):
+    for result in (unknown, env.app.AsyncResult("cut"), env.app.AsyncResult("acked")):
         assert until(result.ready)
         assert result.failed()
 
 
-def test_a_task_that_kills_its_process_is_a_dead_letter_in_the_end(forking: Shop) -> None:
+def test_task_that_kills_its_process_becomes_a_dead_letter(forking: Env) -> None:
     worker = forking.start()
     result = forking.task("die").delay()
     until(lambda: forking.queues()["dead"] == 1)
@@ -348,10 +348,10 @@ def test_a_task_that_kills_its_process_is_a_dead_letter_in_the_end(forking: Shop
     assert until(lambda: len(worker.info()["pool"]["processes"]) == 2)
 
 
-def test_results_in_a_store_of_their_own(shop: Shop, tmp_path: Path) -> None:
-    app = shop.make_app(backend=f"file://{tmp_path}/results")
+def test_results_in_a_separate_store(env: Env, tmp_path: Path) -> None:
+    app = env.make_app(backend=f"file://{tmp_path}/results")
     (tmp_path / "results").mkdir()
-    shop.start(app)
+    env.start(app)
     done, failed = app.tasks["note"].delay(1), app.tasks["fail"].delay("why")
     revoked = app.tasks["note"].apply_async((2,), countdown=0.1)
     revoked.revoke()
@@ -360,79 +360,79 @@ def test_results_in_a_store_of_their_own(shop: Shop, tmp_path: Path) -> None:
         failed.get(timeout=PATIENCE)
     with pytest.raises(TaskRevoked):
         revoked.get(timeout=PATIENCE)
-    until(shop.is_empty)
+    until(env.is_empty)
 
 
-def test_two_workers_on_one_file_share_the_work_and_run_nothing_twice(shop: Shop) -> None:
-    shop.start()
-    shop.start(shop.make_app())
+def test_two_workers_on_one_file_share_the_work(env: Env) -> None:
+    env.start()
+    env.start(env.make_app())
     for name in "abcdefgh":
-        shop.task("hold").delay(name)
-    until(lambda: len(shop.ran()) == 4)  # at once: it takes both
-    results = [shop.task("note").delay(n) for n in range(100)]
+        env.task("hold").delay(name)
+    until(lambda: len(env.ran()) == 4)  # at once: it takes both
+    results = [env.task("note").delay(n) for n in range(100)]
     for name in "abcdefgh":
-        shop.release(name)
+        env.release(name)
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(100))
-    assert sorted(shop.ran()) == sorted([*"abcdefgh", *map(str, range(100))])
-    until(shop.is_empty)
-    assert len(shop.app.broker.admin.workers()) == 2
+    assert sorted(env.ran()) == sorted([*"abcdefgh", *map(str, range(100))])
+    until(env.is_empty)
+    assert len(env.app.broker.admin.workers()) == 2
 
 
-def test_a_warm_stop_lets_running_tasks_end_and_gives_back_the_rest(shop: Shop) -> None:
-    worker = shop.start(concurrency=1, prefetch_multiplier=4)
-    running = shop.task("hold").delay("a")
-    rest = [shop.task("note").delay(n) for n in range(3)]
-    soon = shop.task("note").apply_async((9,), countdown=0.7)
-    until(lambda: shop.queues()["leased"] == 5 and "a" in shop.ran())
+def test_warm_stop_finishes_running_tasks_and_releases_the_rest(env: Env) -> None:
+    worker = env.start(concurrency=1, prefetch_multiplier=4)
+    running = env.task("hold").delay("a")
+    rest = [env.task("note").delay(n) for n in range(3)]
+    soon = env.task("note").apply_async((9,), countdown=0.7)
+    until(lambda: env.queues()["leased"] == 5 and "a" in env.ran())
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    until(lambda: shop.queues()["leased"] == 1)
+    until(lambda: env.queues()["leased"] == 1)
     assert stopping.is_alive()
-    shop.release("a")
+    env.release("a")
     stopping.join(PATIENCE)
     assert running.get(timeout=PATIENCE) == "a"
-    assert shop.ran() == ["a"]
-    left = shop.queues()
+    assert env.ran() == ["a"]
+    left = env.queues()
     assert (left["ready"] + left["delayed"], left["leased"]) == (4, 0)
-    assert shop.app.broker.admin.workers() == []
-    shop.start(shop.make_app())
+    assert env.app.broker.admin.workers() == []
+    env.start(env.make_app())
     assert [result.get(timeout=PATIENCE) for result in (*rest, soon)] == [0, 1, 2, 9]
 
 
-def test_an_idle_worker_stops_at_once_and_twice(shop: Shop) -> None:
-    worker = shop.start()
-    shop.task("note").delay(1).get(timeout=PATIENCE)
+def test_idle_worker_stops_immediately(env: Env) -> None:
+    worker = env.start()
+    env.task("note").delay(1).get(timeout=PATIENCE)
     began = time.monotonic()
     worker.stop()
     worker.stop()
     assert time.monotonic() - began < 10
 
 
-def test_the_report(shop: Shop) -> None:
-    worker = shop.start(hostname="w@h", queues=["celery", "mail"])
-    shop.task("note").delay(1).get(timeout=PATIENCE)
-    shop.task("note").apply_async((2,), queue="mail").get(timeout=PATIENCE)
+def test_info_reports_the_worker(env: Env) -> None:
+    worker = env.start(hostname="w@h", queues=["celery", "mail"])
+    env.task("note").delay(1).get(timeout=PATIENCE)
+    env.task("note").apply_async((2,), queue="mail").get(timeout=PATIENCE)
     info = until(lambda: (found := worker.info())["total"] == {"finished": 2} and found)
     assert (info["hostname"], info["phase"], info["queues"]) == ("w@h", "running", ["celery", "mail"])
     assert (info["pid"], info["reserved"], info["pool"]["in-flight"]) == (os.getpid(), 0, 0)
 
 
-def test_a_program_with_a_timeout_for_all_its_sockets(shop: Shop) -> None:
-    """Many set one, against servers that do not answer; a worker that rests is none."""
+def test_default_socket_timeout_does_not_affect_the_worker(env: Env) -> None:
+    """Many programs set one, against unresponsive servers; an idle worker is not one."""
     socket.setdefaulttimeout(0.1)
     try:
-        worker = shop.start()
-        pids = {shop.task("pid").delay().get(timeout=PATIENCE)}
+        worker = env.start()
+        pids = {env.task("pid").delay().get(timeout=PATIENCE)}
         time.sleep(0.5)
-        assert shop.task("note").delay(1).get(timeout=PATIENCE) == 1
-        pids.add(shop.task("pid").delay().get(timeout=PATIENCE))
+        assert env.task("note").delay(1).get(timeout=PATIENCE) == 1
+        pids.add(env.task("pid").delay().get(timeout=PATIENCE))
         assert pids <= {os.getpid(), *worker.info()["pool"].get("processes", ())}, "a process was replaced"
         assert worker.parts.pool.deaths == 0
     finally:
         socket.setdefaulttimeout(None)
 
 
-def test_the_workers_signals_come_in_order(shop: Shop) -> None:
+def test_worker_signals_are_sent_in_order(env: Env) -> None:
     said: list[str] = []
     names = (
         "celeryd_init", "worker_init", "celeryd_after_setup", "worker_ready", "worker_shutting_down",
@@ -447,7 +447,7 @@ def test_the_workers_signals_come_in_order(shop: Shop) -> None:
         getattr(signals, name).connect(receiver)
         receivers.append((name, receiver))
     try:
-        shop.start().stop()
+        env.start().stop()
     finally:
         for name, receiver in receivers:
             getattr(signals, name).disconnect(receiver)
@@ -457,38 +457,38 @@ def test_the_workers_signals_come_in_order(shop: Shop) -> None:
 # -- run(), as the command line does --
 
 
-def run(shop: Shop, meanwhile: Callable[[Worker], Any], **options: Any) -> int:
+def run(env: Env, meanwhile: Callable[[Worker], Any], **options: Any) -> int:
     """Run a worker here, in the main thread, with *meanwhile* beside it once it is ready; return its exit
     code."""
 
     def ready() -> None:
         threading.Thread(target=meanwhile, args=(worker,), daemon=True).start()
 
-    worker = Worker(shop.app, **{"pool": shop.pool, "concurrency": 2, "on_ready": ready, **options})
+    worker = Worker(env.app, **{"pool": env.pool, "concurrency": 2, "on_ready": ready, **options})
     return worker.run()
 
 
 @pytest.mark.parametrize("order", ["SIGTERM", "SIGINT", "warm"])
-def test_one_signal_stops_the_worker_warmly(shop: Shop, order: str) -> None:
+def test_first_signal_stops_the_worker_warmly(env: Env, order: str) -> None:
     def meanwhile(worker: Worker) -> None:
-        results.append(shop.task("hold").delay("a"))
-        until(shop.ran)
+        results.append(env.task("hold").delay("a"))
+        until(env.ran)
         if order == "warm":
             worker.request_stop("warm")
         else:
             os.kill(os.getpid(), getattr(signal, order))
         until(lambda: worker.phase == "draining")
-        shop.release("a")
+        env.release("a")
 
     results: list[Any] = []
     before = signal.getsignal(signal.SIGTERM)
-    assert run(shop, meanwhile) == 0
+    assert run(env, meanwhile) == 0
     assert results[0].get(timeout=PATIENCE) == "a"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("orders", [["SIGTERM", "SIGTERM"], ["SIGQUIT"]])
-def test_a_second_signal_gives_back_what_runs(forking: Shop, orders: list[str]) -> None:
+def test_second_signal_requeues_running_tasks(forking: Env, orders: list[str]) -> None:
     def meanwhile(worker: Worker) -> None:
         forking.task("hold").delay("never")
         until(forking.ran)
@@ -506,8 +506,8 @@ def test_a_second_signal_gives_back_what_runs(forking: Shop, orders: list[str]) 
 @pytest.mark.parametrize(
     ("ending", "code"), [(WorkerShutdown(7), 7), (WorkerShutdown(), 0), (WorkerTerminate(8), 8)]
 )
-def test_a_receiver_ends_the_worker_with_its_exit_code(forking: Shop, ending: SystemExit, code: int) -> None:
-    """As Celery: a shutdown lets end what runs, a termination gives it back."""
+def test_receiver_can_stop_the_worker_with_an_exit_code(forking: Env, ending: SystemExit, code: int) -> None:
+    """Like in Celery: WorkerShutdown finishes running tasks, WorkerTerminate requeues them."""
     held = forking.task("hold").delay("a")
 
     @signals.worker_ready.connect
@@ -528,22 +528,22 @@ def test_a_receiver_ends_the_worker_with_its_exit_code(forking: Shop, ending: Sy
 
 
 @pytest.mark.parametrize("ending", [WorkerShutdown(5), WorkerTerminate(5)])
-def test_one_that_is_raised_in_a_thread_of_the_worker_ends_it_too(
-    shop: Shop, ending: SystemExit, caplog: pytest.LogCaptureFixture
+def test_worker_shutdown_raised_in_a_thread_stops_the_worker(
+    env: Env, ending: SystemExit, caplog: pytest.LogCaptureFixture
 ) -> None:
     def received(**more: Any) -> None:
         raise ending
 
     signals.task_received.connect(received)
     try:
-        assert run(shop, lambda worker: shop.task("once").delay(1)) == 5
+        assert run(env, lambda worker: env.task("once").delay(1)) == 5
     finally:
         signals.task_received.disconnect(received)
     assert "worker-failed" not in logged(caplog)
-    assert shop.queues()["ready"] == 1
+    assert env.queues()["ready"] == 1
 
 
-def test_past_the_deadline_tasks_are_interrupted_and_go_back(forking: Shop) -> None:
+def test_tasks_are_interrupted_and_requeued_after_the_timeout(forking: Env) -> None:
     forking.app.conf.update(worker_shutdown_timeout=0.1, worker_soft_shutdown_timeout=5)
 
     def meanwhile(worker: Worker) -> None:
@@ -555,28 +555,26 @@ def test_past_the_deadline_tasks_are_interrupted_and_go_back(forking: Shop) -> N
     assert forking.queues() == {"ready": 1, "delayed": 0, "leased": 0, "dead": 0}
 
 
-def test_a_component_that_crashes_stops_the_worker_with_its_reason(
-    shop: Shop, caplog: pytest.LogCaptureFixture
+def test_crashed_component_stops_the_worker_with_the_reason(
+    env: Env, caplog: pytest.LogCaptureFixture
 ) -> None:
     def meanwhile(worker: Worker) -> None:
-        shop.task("note").delay(1).get(timeout=PATIENCE)
+        env.task("note").delay(1).get(timeout=PATIENCE)
 
         def broken(*given: Any, **more: Any) -> Any:
             raise RuntimeError("a bug in the mediator")
 
         worker.parts.mediator.step = broken  # type: ignore[method-assign]
-        shop.task("note").delay(2)
+        env.task("note").delay(2)
 
     with caplog.at_level(logging.ERROR):
-        assert run(shop, meanwhile) == 1
+        assert run(env, meanwhile) == 1
     assert "the mediator failed, so the worker stops: a bug in the mediator" in caplog.text
-    assert shop.queues()["leased"] == 0
+    assert env.queues()["leased"] == 0
 
 
-def test_who_embeds_a_worker_hears_at_once_that_it_has_crashed(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker = shop.start()
+def test_crash_of_an_embedded_worker_is_logged_at_once(env: Env, caplog: pytest.LogCaptureFixture) -> None:
+    worker = env.start()
     with caplog.at_level(logging.ERROR):
         worker.parts.schedule.step = lambda now: 1 / 0  # type: ignore[method-assign, assignment]
         worker.parts.schedule.wake()
@@ -585,11 +583,11 @@ def test_who_embeds_a_worker_hears_at_once_that_it_has_crashed(
     assert logged(caplog).count("worker-failed") == 1
 
 
-def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Shop, tmp_path: Path) -> None:
+def test_failed_start_raises_and_leaves_no_threads(env: Env, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    app = shop.make_app(broker=f"sqlite:///{tmp_path}/file/q.db")
+    app = env.make_app(broker=f"sqlite:///{tmp_path}/file/q.db")
     threads = set(threading.enumerate())
-    worker = Worker(app, pool=shop.pool, concurrency=1)
+    worker = Worker(app, pool=env.pool, concurrency=1)
     with pytest.raises((ConfigurationError, BrokerUnavailable)) as caught:
         worker.run()
     assert str(tmp_path) in str(caught.value)
@@ -597,21 +595,21 @@ def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Sho
     until(lambda: not [thread for thread in set(threading.enumerate()) - threads if thread.is_alive()])
 
 
-def test_what_makes_more_work_starts_once_the_broker_has_answered(shop: Shop) -> None:
+def test_extra_components_start_after_the_broker_has_answered(env: Env) -> None:
     answered: list[float] = []
 
     class Besides(Component):
         def start(self) -> None:
             answered.append(worker.parts.listener.connection.answered_at)
 
-    worker = Worker(shop.app, pool=shop.pool, concurrency=1, besides=[lambda on_crash: Besides()])
+    worker = Worker(env.app, pool=env.pool, concurrency=1, besides=[lambda on_crash: Besides()])
     worker.start()
     worker.stop()
     assert len(answered) == 1
     assert answered[0] > 0
 
 
-def test_where_a_part_cannot_be_made_no_process_stays(forking: Shop) -> None:
+def test_failed_component_leaves_no_process(forking: Env) -> None:
     def broken(on_crash: object) -> Component:
         raise ConfigurationError("there is no such part")
 
@@ -623,12 +621,12 @@ def test_where_a_part_cannot_be_made_no_process_stays(forking: Shop) -> None:
         os.kill(worker._zygote.pid, 0)
 
 
-def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(
+def test_failing_result_store_does_not_stop_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qworker.components.ending.result_writer.TRIES", 4)
-    shop = Shop(tmp_path, "threads")
-    app = shop.make_app(backend="cache+memory://")
+    env = Env(tmp_path, "threads")
+    app = env.make_app(backend="cache+memory://")
     store = app.backend.store_rows
     broken = threading.Event()
     broken.set()
@@ -651,5 +649,5 @@ def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(
         assert lost.get(timeout=PATIENCE) == "lost"
     finally:
         worker.stop()
-        shop.app.close()
+        env.app.close()
         app.close()

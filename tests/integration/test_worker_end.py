@@ -1,5 +1,4 @@
-"""However a worker ends, only its listener speaks to the broker; and what is in hand then is told, or
-named."""
+"""The end of a worker: only its listener uses the broker, and unsettled tasks are settled or logged."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-ANYBODY = frozenset({"wake", "running_path", "lowest_first", "lacks", "url", "ahead"})
-"""What others may ask of a broker, since it asks nothing of the server."""
+ALLOWED = frozenset({"wake", "running_path", "lowest_first", "lacks", "url", "ahead"})
+"""Attributes that other threads may use, because they do not contact the server."""
 
 
 class Guarded(MemoryStore):
@@ -32,7 +31,7 @@ class Guarded(MemoryStore):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name.startswith("_") or name in ANYBODY or not callable(found) or not self.guarded:
+        if name.startswith("_") or name in ALLOWED or not callable(found) or not self.guarded:
             return found
         thread = threading.current_thread().name
         if thread != "listener":
@@ -73,7 +72,7 @@ class Place:
         self.store.guarded = False
         return self.store.messages
 
-    def has_lost_none(self) -> bool:
+    def nothing_is_lost(self) -> bool:
         """Whether each of fill() waits or has run; a thread that a stop does not wait for ends later."""
         return self.waiting() + len(self.ran) >= 11
 
@@ -95,7 +94,7 @@ def fill(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["warm", "soft", "cold"])
-def test_the_main_thread_never_speaks_to_the_broker(place: Place, how: str) -> None:
+def test_main_thread_does_not_use_the_broker_while_stopping(place: Place, how: str) -> None:
     fill(place)
     worker = place.start()
     assert place.begun.acquire(timeout=20)
@@ -106,11 +105,13 @@ def test_the_main_thread_never_speaks_to_the_broker(place: Place, how: str) -> N
     stopping.join(30)
     assert not stopping.is_alive()
     assert place.store.trespassers == []
-    until(place.has_lost_none)
+    until(place.nothing_is_lost)
 
 
 @pytest.mark.parametrize("component", ["listener", "mediator", "schedule"])
-def test_nor_does_it_after_a_crash(place: Place, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_thread_does_not_use_the_broker_after_a_crash(
+    place: Place, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(place)
     worker = place.start()
     assert place.begun.acquire(timeout=20)
@@ -126,11 +127,13 @@ def test_nor_does_it_after_a_crash(place: Place, component: str, monkeypatch: py
     place.let_go.set()
     worker.stop()
     assert place.store.trespassers == []
-    until(place.has_lost_none)
+    until(place.nothing_is_lost)
 
 
-def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """TERM while the broker is away: what runs may end, and its ack waits for the broker."""
+def test_main_thread_does_not_use_an_unavailable_broker(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGTERM while the broker is unavailable: running tasks end, and their acks wait for the broker."""
     fill(place)
     worker = place.start()
     assert place.begun.acquire(timeout=20)
@@ -148,7 +151,7 @@ def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixt
     assert place.waiting() + len(place.ran) == 11
 
 
-def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_does_not_wait_for_ever_for_an_unavailable_broker(caplog: pytest.LogCaptureFixture) -> None:
     place = Place(worker_shutdown_timeout=0.2)
     result = place.hold.delay(1)
     worker = place.start()
@@ -164,5 +167,5 @@ def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogC
         stopping.join(30)
     assert not stopping.is_alive()
     assert f"1 tasks ended and will run again: {result.id}" in caplog.text
-    assert worker._abandoned == 1, "which the exit code tells"
+    assert worker._abandoned == 1, "as the exit code shows"
     place.store.away = False

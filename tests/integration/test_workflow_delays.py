@@ -1,4 +1,4 @@
-"""Workflows whose members are due later than the life of a result: their joins wait for them, in each result
+"""Workflows with members that are due after results expire: their joins wait for them, in each result
 store that has joins."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.servers import prefix_of, require
 pytestmark = pytest.mark.integration
 
 LIFE = 100
-"""For how many seconds a result is kept, and a join after its members are due."""
+"""Seconds for which results are kept, and joins after their members are due."""
 
 
-class House:
-    """An app whose messages are in a SQLite file, and what its tasks do."""
+class Env:
+    """An app with an SQLite file as broker, and its tasks."""
 
     def __init__(self, directory: Path, results: str | None, **conf: Any) -> None:
         self.clock = FakeClock()
@@ -75,22 +75,22 @@ URLS: dict[str, Callable[[Path], str | None]] = {
 
 
 MANY = ("beside", "redis")
-"""The others take the same epoch second, from the same place."""
+"""The others get the same expiry time from the same code."""
 
 
 @pytest.fixture(
     params=[each if each in MANY else pytest.param(each, marks=pytest.mark.more_cases) for each in URLS]
 )
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     more: dict[str, Any] = {}
     if request.param == "redis":
         more["result_backend_transport_options"] = {"global_keyprefix": prefix_of(tmp_path)}
-    house = House(tmp_path, URLS[request.param](tmp_path), **more)
-    yield house
-    house.app.close()
+    env = Env(tmp_path, URLS[request.param](tmp_path), **more)
+    yield env
+    env.app.close()
 
 
-FLOWS: dict[str, tuple[Callable[[House], Any], int, float]] = {
+FLOWS: dict[str, tuple[Callable[[Env], Any], int, float]] = {
     "the call": (
         lambda h: chord([h.give.s(1), h.give.s(2)], h.total.s()).set(countdown=2 * LIFE), 3, 2 * LIFE
     ),
@@ -113,10 +113,10 @@ FLOWS: dict[str, tuple[Callable[[House], Any], int, float]] = {
         lambda h: group(h.give.s(1), h.give.s(2)).set(countdown=2 * LIFE) | h.total.s(), 3, 2 * LIFE
     ),
 }  # fmt: skip
-"""What is called, its value, and how long each step is held back."""
+"""The call, its value, and the delay of each step."""
 
 
-BESIDE: dict[str, tuple[Callable[[House], Any], Any]] = {
+MIXED: dict[str, tuple[Callable[[Env], Any], Any]] = {
     "a chord": (lambda h: chord([h.give.s(1), h.late(h.give.s(2))], h.total.s()), 3),
     "a chord of chords": (
         lambda h: chord([chord([h.give.s(1)], h.total.s()), h.late(h.give.s(2))], h.total.s()),
@@ -145,53 +145,53 @@ BESIDE: dict[str, tuple[Callable[[House], Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_value_is_kept_for_a_member_that_is_due_later_than_results_live(house: House, name: str) -> None:
-    if house.app.results_with_broker:
+@pytest.mark.parametrize("name", MIXED)
+def test_values_are_kept_for_members_due_after_results_expire(env: Env, name: str) -> None:
+    if env.app.results_with_broker:
         pytest.skip("the broker sweeps by the system's time, which is after all that this clock says")
-    make, value = BESIDE[name]
-    with StepWorker(house.app) as worker:
-        result = make(house)()
+    make, value = MIXED[name]
+    with StepWorker(env.app) as worker:
+        result = make(env)()
         worker.run()
         for _ in range(3):
             worker.advance(0.9 * LIFE)
-            house.app.backend.sweep(house.clock.now())
+            env.app.backend.sweep(env.clock.now())
             if result.ready():
                 break
         assert result.ready()
         assert result.get(timeout=5) == value
 
 
-def test_who_was_added_is_known_for_as_long_as_the_join(tmp_path: Path) -> None:
-    house = House(tmp_path, f"sqlite:///{tmp_path}/results.db", security_key="k" * 32)
-    with house.app, StepWorker(house.app) as worker:
-        result = chord([house.adds.s(1), house.late(house.give.s(2))], house.total.s())()
+def test_added_members_are_remembered_as_long_as_the_join(tmp_path: Path) -> None:
+    env = Env(tmp_path, f"sqlite:///{tmp_path}/results.db", security_key="k" * 32)
+    with env.app, StepWorker(env.app) as worker:
+        result = chord([env.adds.s(1), env.late(env.give.s(2))], env.total.s())()
         worker.run()
         for _ in range(3):
             worker.advance(0.9 * LIFE)
-            house.app.backend.sweep(house.clock.now())
+            env.app.backend.sweep(env.clock.now())
         assert result.ready()
         assert result.get(timeout=5) == 13
 
 
-def test_the_outline_of_a_workflow_is_kept_as_long_as_the_join(house: House) -> None:
-    if house.app.results_with_broker:
+def test_outline_of_a_workflow_is_kept_as_long_as_the_join(env: Env) -> None:
+    if env.app.results_with_broker:
         pytest.skip("the broker sweeps by the system's time, which is after all that this clock says")
-    with StepWorker(house.app) as worker:
-        result = chord([house.give.s(1), house.late(house.give.s(2))], house.total.s())()
+    with StepWorker(env.app) as worker:
+        result = chord([env.give.s(1), env.late(env.give.s(2))], env.total.s())()
         worker.run()
         worker.advance(1.5 * LIFE)
-        house.app.backend.sweep(house.clock.now())
-        survey = Survey(house.app, result.id).look()
+        env.app.backend.sweep(env.clock.now())
+        survey = Survey(env.app, result.id).look()
         assert survey is not None
         assert sum(survey.counts().values()) == 3
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_chord_waits_for_members_that_are_due_later_than_results_live(house: House, name: str) -> None:
+def test_chord_waits_for_members_due_after_results_expire(env: Env, name: str) -> None:
     make, value, pause = FLOWS[name]
-    with StepWorker(house.app) as worker:
-        result = make(house)()
+    with StepWorker(env.app) as worker:
+        result = make(env)()
         worker.run()
         for _ in range(3):
             worker.advance(pause + 1)
@@ -201,7 +201,7 @@ def test_a_chord_waits_for_members_that_are_due_later_than_results_live(house: H
         assert result.get(timeout=5) == value
 
 
-GRAPHS: dict[str, tuple[Callable[[House], Any], int]] = {
+GRAPHS: dict[str, tuple[Callable[[Env], Any], int]] = {
     "a node": (
         lambda h: graph({"a": h.give.s(7).set(countdown=2 * LIFE), "b": h.sum.s()}, after={"b": ["a"]}), 7
     ),
@@ -219,10 +219,10 @@ GRAPHS: dict[str, tuple[Callable[[House], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_nodes_of_a_graph_wait_likewise(house: House, name: str) -> None:
+def test_graph_nodes_wait_for_delayed_dependencies(env: Env, name: str) -> None:
     make, value = GRAPHS[name]
-    with StepWorker(house.app) as worker:
-        flow = make(house)
+    with StepWorker(env.app) as worker:
+        flow = make(env)
         last = list(flow.nodes)[-1]
         result = flow.apply_async()
         worker.run()
@@ -234,9 +234,9 @@ def test_the_nodes_of_a_graph_wait_likewise(house: House, name: str) -> None:
         assert result[last].get(timeout=5) == value
 
 
-def test_a_segment_of_a_chain_waits_for_those_before(house: House) -> None:
-    with StepWorker(house.app) as worker:
-        steps = [house.give.s(9) for _ in range(2 * SEGMENT + 1)]
+def test_segments_of_a_chain_wait_for_delayed_steps(env: Env) -> None:
+    with StepWorker(env.app) as worker:
+        steps = [env.give.s(9) for _ in range(2 * SEGMENT + 1)]
         steps[3].set(countdown=3 * LIFE)
         steps[SEGMENT + 3].set(countdown=3 * LIFE)
         result = chain(*steps)()
@@ -247,11 +247,11 @@ def test_a_segment_of_a_chain_waits_for_those_before(house: House) -> None:
         assert result.get(timeout=5) == 9
 
 
-def test_a_join_is_given_up_when_its_time_is_over(house: House) -> None:
-    """The delay does not keep it for ever: a member that is not heard of is waited for as long as ever."""
-    with StepWorker(house.app) as worker:
-        lost = house.give.s(1).set(countdown=2 * LIFE, queue="nobody")
-        result = chord([lost], house.total.s())()
+def test_join_of_a_lost_member_expires(env: Env) -> None:
+    """A lost delayed member is waited for as long after its due time as others."""
+    with StepWorker(env.app) as worker:
+        lost = env.give.s(1).set(countdown=2 * LIFE, queue="nobody")
+        result = chord([lost], env.total.s())()
         worker.run()
         worker.advance(3 * LIFE - 1)
         assert result.state == "PENDING"

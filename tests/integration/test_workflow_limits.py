@@ -1,4 +1,4 @@
-"""Workflows at the edges of what stores take: members too large, results by rpc; many in one push."""
+"""Limits of workflows: oversized results, the RPC result backend, many workflows in one push."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 LARGEST = 100_000
 
 
-def with_tasks(app: QWorker, told: list[str]) -> QWorker:
+def with_tasks(app: QWorker, notified: list[str]) -> QWorker:
     @app.task(name="add")
     def add(x: int, y: int) -> int:
         return x + y
@@ -36,9 +36,9 @@ def with_tasks(app: QWorker, told: list[str]) -> QWorker:
     def count(values: list[Any]) -> int:
         return len(values)
 
-    @app.task(name="told")
+    @app.task(name="notified")
     def tell(failed: str) -> None:
-        told.append(failed)
+        notified.append(failed)
 
     return app
 
@@ -64,11 +64,11 @@ def mariadb(directory: Path) -> tuple[dict[str, Any], Callable[[], None]]:
 
 @pytest.mark.parametrize("in_format", ["shared", "celery"])
 @pytest.mark.parametrize("place", [sqlite, redis, postgresql, mariadb])
-def test_a_member_whose_result_is_too_large_ends_the_workflow_and_is_told_once(
+def test_member_with_an_oversized_result_fails_the_workflow(
     place: Callable[[Path], Any], in_format: str, tmp_path: Path
 ) -> None:
     settings, clear = place(tmp_path)
-    told: list[str] = []
+    notified: list[str] = []
     app = with_tasks(
         QWorker(
             "limits",
@@ -77,11 +77,11 @@ def test_a_member_whose_result_is_too_large_ends_the_workflow_and_is_told_once(
             set_as_current=False,
             **settings,
         ),
-        told,
+        notified,
     )
     add, large, count = app.tasks["add"], app.tasks["large"], app.tasks["count"]
     with StepWorker(app) as worker:
-        body = count.s().on_error(app.tasks["told"].s())
+        body = count.s().on_error(app.tasks["notified"].s())
         result = chord([add.s(1, 2), large.s(LARGEST + 1), add.s(3, 4)], body).delay()
         whole = chord([large.s(LARGEST // 4)] * 3, count.s()).delay()
         nodes = graph({"one": large.s(LARGEST + 1), "two": add.si(1, 2)}, after={"two": ["one"]}).delay()
@@ -91,7 +91,7 @@ def test_a_member_whose_result_is_too_large_ends_the_workflow_and_is_told_once(
         assert whole.get(timeout=PATIENCE) == 3
         assert nodes["two"].state == "FAILURE"
         worker.run()
-    assert told == [result.id]
+    assert notified == [result.id]
     assert app.backend.joins.count() == 0
     assert app.broker.admin.queues() == []
     app.close()
@@ -118,7 +118,7 @@ def over_rpc(tmp_path: Path) -> Iterator[QWorker]:
     app.close()
 
 
-def test_chains_and_groups_come_back_over_rpc(over_rpc: QWorker) -> None:
+def test_chains_and_groups_return_results_over_rpc(over_rpc: QWorker) -> None:
     add = over_rpc.tasks["add"]
     assert chain(add.s(1, 2), add.s(3), add.s(4)).delay().get(timeout=PATIENCE) == 10
     found = group(add.s(number, number) for number in range(50)).delay()
@@ -129,17 +129,17 @@ def test_chains_and_groups_come_back_over_rpc(over_rpc: QWorker) -> None:
     assert late.get(timeout=PATIENCE) == [4, 5]
 
 
-@pytest.mark.parametrize("way", ["option", "task"])
-def test_a_chain_that_begins_with_an_ignored_call_comes_back_over_rpc(over_rpc: QWorker, way: str) -> None:
-    """Its message named no queue for results, so nobody got the last one."""
+@pytest.mark.parametrize("how", ["option", "task"])
+def test_chain_with_an_ignored_first_call_returns_its_result_over_rpc(over_rpc: QWorker, how: str) -> None:
+    """Its message did not name a reply queue, so the last result was lost."""
     add = over_rpc.tasks["add"]
     silent = over_rpc.task(name="silent", ignore_result=True)(lambda x: x)
-    first = silent.s(3) if way == "task" else add.s(1, 2).set(ignore_result=True)
+    first = silent.s(3) if how == "task" else add.s(1, 2).set(ignore_result=True)
     assert chain(first, add.s(4)).delay().get(timeout=PATIENCE) == 7
 
 
-def test_who_waits_for_a_chain_over_rpc_hears_that_it_failed(over_rpc: QWorker) -> None:
-    """Nobody sends the results of calls that never run but the call that failed."""
+def test_failed_chain_raises_for_the_caller_over_rpc(over_rpc: QWorker) -> None:
+    """The failed call sends the results of the calls that never run."""
     add = over_rpc.tasks["add"]
     failed = chain(add.s("x", 1), add.s(3), add.s(4)).delay()
     assert isinstance(failed.get(timeout=PATIENCE, propagate=False), TypeError)
@@ -149,7 +149,7 @@ def test_who_waits_for_a_chain_over_rpc_hears_that_it_failed(over_rpc: QWorker) 
     assert isinstance(revoked.get(timeout=PATIENCE, propagate=False), TaskRevoked)
 
 
-def test_a_chord_over_rpc_is_refused_where_it_is_called(over_rpc: QWorker) -> None:
+def test_chord_over_rpc_is_refused(over_rpc: QWorker) -> None:
     add, count = over_rpc.tasks["add"], over_rpc.tasks["count"]
     for call in (
         chord([add.s(1, 2), add.s(3, 4)], count.s()),
@@ -160,7 +160,7 @@ def test_a_chord_over_rpc_is_refused_where_it_is_called(over_rpc: QWorker) -> No
             call.delay()
 
 
-def test_many_workflows_are_one_push() -> None:
+def test_many_workflows_are_published_in_one_push() -> None:
     store = KeepingStore()
     app = with_tasks(QWorker("many", broker=store, backend="cache+memory://", set_as_current=False), [])
     add, count = app.tasks["add"], app.tasks["count"]

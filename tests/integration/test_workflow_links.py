@@ -1,5 +1,5 @@
-"""Callbacks and errbacks that are set on workflows, wherever these stand: each is called, as often as it is
-to be, in both formats of joins."""
+"""Callbacks and errbacks of workflows, wherever these are: each is called the right number of times, in both
+formats of joins."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.servers import prefix_of, require
 pytestmark = pytest.mark.integration
 
 
-class House:
-    """An app with a worker that is stepped; *told*: what was called, and how often."""
+class Env:
+    """An app with a StepWorker. notified: how often each callback and errback was called."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         places: dict[str, Any] = {"broker": f"sqlite:///{directory}/queue.db"}
@@ -35,7 +35,7 @@ class House:
                 "canvas_format": "celery",
             }
         self.app = QWorker("links", set_as_current=False, **places)
-        self.told: Counter[str] = Counter()
+        self.notified: Counter[str] = Counter()
 
         @self.app.task(name="one")
         def one(*values: Any) -> int:
@@ -47,20 +47,20 @@ class House:
 
         @self.app.task(name="tell")
         def tell(*values: Any) -> None:
-            self.told[values[-1]] += 1
+            self.notified[values[-1]] += 1
 
         self.one, self.fail, self.tell = one, fail, tell
         self.worker = StepWorker(self.app, concurrency=2)
 
 
 @pytest.fixture(params=["shared", "celery"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    house = House(request.param, tmp_path)
-    yield house
-    house.app.close()
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
+    env = Env(request.param, tmp_path)
+    yield env
+    env.app.close()
 
 
-Flow = Callable[[House, Callable[..., Any]], Any]
+Flow = Callable[[Env, Callable[..., Any]], Any]
 
 
 class Case(NamedTuple):
@@ -130,90 +130,88 @@ HOWS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_set_on_a_workflow_is_called(house: House, case: Case, how: str) -> None:
+def test_callbacks_and_errbacks_of_workflows_are_called(env: Env, case: Case, how: str) -> None:
     def on(work: Any) -> Any:
         return HOWS[how](work, links)
 
-    links = {"link": house.tell.si("callback"), "link_error": house.tell.si("errback")}
-    made = case.make(house, on)
+    links = {"link": env.tell.si("callback"), "link_error": env.tell.si("errback")}
+    made = case.make(env, on)
     made.apply_async()
-    house.worker.run()
-    assert (house.told["callback"], house.told["errback"]) == (case.callbacks, case.errbacks)
-    house.told.clear()
+    env.worker.run()
+    assert (env.notified["callback"], env.notified["errback"]) == (case.callbacks, case.errbacks)
+    env.notified.clear()
     made.apply_async()  # what was made is not changed by being called
-    house.worker.run()
-    assert (house.told["callback"], house.told["errback"]) == (case.callbacks, case.errbacks)
+    env.worker.run()
+    assert (env.notified["callback"], env.notified["errback"]) == (case.callbacks, case.errbacks)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_is_called_in_an_eager_run(house: House, case: Case) -> None:
-    links = {"link": house.tell.si("callback"), "link_error": house.tell.si("errback")}
-    made = case.make(house, lambda work: work.set(**links))
+def test_callbacks_of_workflows_are_called_in_eager_mode(env: Env, case: Case) -> None:
+    links = {"link": env.tell.si("callback"), "link_error": env.tell.si("errback")}
+    made = case.make(env, lambda work: work.set(**links))
     try:
         made.apply()
     except ValueError:  # of a member of a header, as in Celery
         pass
-    house.worker.run()
-    assert house.told["callback"] == case.callbacks
+    env.worker.run()
+    assert env.notified["callback"] == case.callbacks
 
 
 @pytest.mark.parametrize("body", ["one", "group"])
-def test_what_is_set_and_what_the_call_says_are_both_called(house: House, body: str) -> None:
-    one, fail, tell = house.one, house.fail, house.tell
+def test_errbacks_of_workflow_and_call_are_all_called(env: Env, body: str) -> None:
+    one, fail, tell = env.one, env.fail, env.tell
     ending = fail.s() if body == "one" else group(fail.s(), one.s())
     work = chord([one.si()], ending.set(link_error=tell.si("body's"))).set(link_error=tell.si("chord's"))
     work.apply_async(link_error=tell.si("call's"))
-    house.worker.run()
-    assert house.told == {"body's": 1, "chord's": 1, "call's": 1}
+    env.worker.run()
+    assert env.notified == {"body's": 1, "chord's": 1, "call's": 1}
 
 
 @pytest.mark.parametrize("where", ["header", "body"])
-def test_an_errback_of_a_chord_with_a_chord_in_its_header_is_called_once(house: House, where: str) -> None:
-    failing = [house.one.si(), house.fail.si()], house.one.s()
-    inner = chord(*failing) if where == "header" else chord([house.one.si()], house.fail.s())
-    outer = chord([house.one.si(), inner], house.one.s())
-    outer.link_error(house.tell.si("errback"))
+def test_errback_of_a_chord_with_a_nested_chord_is_called_once(env: Env, where: str) -> None:
+    failing = [env.one.si(), env.fail.si()], env.one.s()
+    inner = chord(*failing) if where == "header" else chord([env.one.si()], env.fail.s())
+    outer = chord([env.one.si(), inner], env.one.s())
+    outer.link_error(env.tell.si("errback"))
     outer.apply_async()
-    house.worker.run()
+    env.worker.run()
     # Of a body that runs and fails Celery's format does not say that the errback is that of both.
-    both = where == "body" and house.app.conf.canvas_format == "celery"
-    assert house.told == {"errback": 2 if both else 1}
+    both = where == "body" and env.app.conf.canvas_format == "celery"
+    assert env.notified == {"errback": 2 if both else 1}
 
 
-def test_a_group_whose_header_fails_has_the_error_of_the_member(house: House) -> None:
+def test_group_body_of_a_failed_header_has_the_members_error(env: Env) -> None:
     seen: list[str] = []
 
-    @house.app.task(name="see", autoretry_for=(ValueError,))
+    @env.app.task(name="see", autoretry_for=(ValueError,))
     def see(request: Any, error: BaseException, traceback: str) -> None:
         seen.append(repr(error))
 
-    body = group(house.one.s(), see.s(1, 2)).set(link_error=see.s())
-    result = chord([house.one.si(), house.fail.si()], body).apply_async()
-    plain = chord([house.fail.si()], house.one.s()).apply_async()
-    house.worker.run()
-    assert [repr(house.app.AsyncResult(each.id).result) for each in result.results] == [
-        "ValueError('no')"
-    ] * 2
+    body = group(env.one.s(), see.s(1, 2)).set(link_error=see.s())
+    result = chord([env.one.si(), env.fail.si()], body).apply_async()
+    plain = chord([env.fail.si()], env.one.s()).apply_async()
+    env.worker.run()
+    assert [repr(env.app.AsyncResult(each.id).result) for each in result.results] == ["ValueError('no')"] * 2
     assert seen == ["ValueError('no')"] * 2
-    assert isinstance(house.app.AsyncResult(plain.id).result, ChordError)
+    assert isinstance(env.app.AsyncResult(plain.id).result, ChordError)
 
 
-@pytest.mark.parametrize("house", ["celery"], indirect=True)
-def test_the_errbacks_of_a_body_whose_header_failed_are_its_children(house: House) -> None:
-    """In Celery's format, where they are not called by a run of the body, as by Celery."""
+@pytest.mark.parametrize("env", ["celery"], indirect=True)
+def test_errbacks_of_a_body_with_a_failed_header_are_its_children(env: Env) -> None:
+    """In Celery's format, in which the body does not run to call them, like in Celery."""
 
-    @house.app.task(name="failed")
+    @env.app.task(name="failed")
     def failed(task_id: str) -> str:
         return task_id
 
-    result = chord([house.fail.si()], house.one.s().on_error(failed.s())).apply_async()
-    house.worker.run()
-    (told,) = result.children
-    assert [each.get(timeout=1) for each in told.children] == [result.id]
+    result = chord([env.fail.si()], env.one.s().on_error(failed.s())).apply_async()
+    env.worker.run()
+    (notified,) = result.children
+    assert [each.get(timeout=1) for each in notified.children] == [result.id]
 
 
 @pytest.mark.parametrize("kind", ["one", "chain", "group", "chord"])
-def test_errbacks_that_celery_leaves_among_the_options_of_a_body_are_called(kind: str) -> None:
+def test_errbacks_in_the_options_of_a_body_are_called(kind: str) -> None:
     one = Signature("one", task_id="one")
     body = {
         "one": one,
@@ -222,34 +220,34 @@ def test_errbacks_that_celery_leaves_among_the_options_of_a_body_are_called(kind
         "chord": chord([one], Signature("two", task_id="two")),
     }[kind]
     body["options"]["link_error"] = [Signature("tell")]
-    told = [(call.id, len(call.options.get("link_error", ()))) for call, _ in first_calls(body)]
+    notified = [(call.id, len(call.options.get("link_error", ()))) for call, _ in first_calls(body)]
     expected = {"one": [("one", 1)], "chain": [("one", 1)], "group": [("one", 1), ("two", 1)]}
-    assert sorted(told) == expected.get(kind, [("one", 0), ("two", 1)])
+    assert sorted(notified) == expected.get(kind, [("one", 0), ("two", 1)])
 
 
-def test_a_graph_calls_nothing_back_and_tells_errbacks(house: House) -> None:
-    errback = house.tell.si("errback")
-    graph({"a": house.fail.si(), "b": house.one.si()}).set(link_error=errback).apply_async()
-    house.worker.run()
-    assert house.told == {"errback": 1}
+def test_graph_calls_errbacks_but_no_callbacks(env: Env) -> None:
+    errback = env.tell.si("errback")
+    graph({"a": env.fail.si(), "b": env.one.si()}).set(link_error=errback).apply_async()
+    env.worker.run()
+    assert env.notified == {"errback": 1}
     with pytest.raises(TypeError, match="calls nothing back"):
-        graph({"a": house.one.si()}).set(link=errback).apply_async()
-    (graph({"a": house.one.si()}).set(link=errback) | house.one.s()).apply_async()
-    house.worker.run()
-    assert house.told == {"errback": 2}
+        graph({"a": env.one.si()}).set(link=errback).apply_async()
+    (graph({"a": env.one.si()}).set(link=errback) | env.one.s()).apply_async()
+    env.worker.run()
+    assert env.notified == {"errback": 2}
     with pytest.raises(TypeError, match="a group takes no link="):
-        house.one.chunks([(1,), (2,)], 1).set(link=errback).apply_async()
+        env.one.chunks([(1,), (2,)], 1).set(link=errback).apply_async()
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_member_that_is_ignored_fails_its_chord(house: House, late: bool) -> None:
-    @house.app.task(name="ignored", acks_late=late)
+def test_ignored_member_fails_its_chord(env: Env, late: bool) -> None:
+    @env.app.task(name="ignored", acks_late=late)
     def ignored() -> None:
         raise Ignore
 
-    body = house.one.s().on_error(house.tell.si("errback"))
-    result = chord([ignored.si(), house.one.si()], body, app=house.app).apply_async()
-    house.worker.run()
+    body = env.one.s().on_error(env.tell.si("errback"))
+    result = chord([ignored.si(), env.one.si()], body, app=env.app).apply_async()
+    env.worker.run()
     assert isinstance(result.result, ChordError)
-    assert house.told == {"errback": 1}
-    assert house.app.AsyncResult(result.parent.results[0].id).state == "PENDING"
+    assert env.notified == {"errback": 1}
+    assert env.app.AsyncResult(result.parent.results[0].id).state == "PENDING"

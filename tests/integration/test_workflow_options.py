@@ -84,17 +84,17 @@ def keep_the_protocols(headers: Any = None, **others: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Manners:
-    """What a user's code does beside its workflows.
+class UserCode:
+    """What user code does in addition to its workflows.
 
-    - apart: messages and results are in two stores, and not in one file.
+    - separate: messages and results are in two stores, and not in one file.
     - base: the class of the tasks. middleware, receiver: of messages that are published.
     - options: of the call. own: of the calls in it, by turns.
     - forwards: each call makes another, to which it hands its own headers.
     - dicts: the workflow has been JSON.
     """
 
-    apart: bool
+    separate: bool
     base: Any
     middleware: tuple[Any, ...]
     receiver: Any
@@ -110,9 +110,9 @@ OPTIONS = st.sampled_from(
      {"headers": {name: [["x", 0]] for name in MARKS}}]
 )  # fmt: skip
 
-MANNERS = st.builds(
-    Manners,
-    apart=st.booleans(),
+USER_CODE = st.builds(
+    UserCode,
+    separate=st.booleans(),
     base=st.sampled_from([None, Sets, Clears]),
     middleware=st.sampled_from([(), (Replaces,), (Reads,), (Reads, Replaces)]),
     receiver=st.sampled_from([None, None, keep_the_protocols]),
@@ -123,37 +123,37 @@ MANNERS = st.builds(
 )
 
 
-class House:
+class Env:
     """An app whose user has these *manners*, and its worker."""
 
-    def __init__(self, manners: Manners, directory: str) -> None:
+    def __init__(self, user_code: UserCode, directory: str) -> None:
         clock = FakeClock()
-        apart = manners.apart
+        separate = user_code.separate
         broker: Any = (
-            MemoryStore(clock) if apart else SQLiteBroker(f"sqlite:///{directory}/q.db", clock=clock)
+            MemoryStore(clock) if separate else SQLiteBroker(f"sqlite:///{directory}/q.db", clock=clock)
         )
         self.app = QWorker(
             "flows",
             broker=broker,
-            backend="cache+memory://" if apart else None,
+            backend="cache+memory://" if separate else None,
             clock=clock,
-            middleware=list(manners.middleware),
+            middleware=list(user_code.middleware),
             set_as_current=False,
         )
-        self.manners = manners
+        self.user_code = user_code
         self.seen: list[Any] = []
-        self.aside = self.app.task(name="aside")(lambda: None)
-        self.ledger = Ledger(self.app, manners.base, self.beside)
+        self.forwarded = self.app.task(name="forwarded")(lambda: None)
+        self.ledger = Ledger(self.app, user_code.base, self.on_run)
         self.worker = StepWorker(self.app)
 
-    def beside(self, task: Any) -> None:
+    def on_run(self, task: Any) -> None:
         self.seen.append(task.request.headers)
-        if self.manners.forwards:
-            self.aside.apply_async(headers=task.request.headers)
+        if self.user_code.forwards:
+            self.forwarded.apply_async(headers=task.request.headers)
 
-    def dress(self, call: Any) -> Any:
+    def add_options(self, call: Any) -> Any:
         """*call* with the options that its calls have of their own."""
-        turns = iter(self.manners.own * 1000)
+        turns = iter(self.user_code.own * 1000)
 
         def put(each: Any) -> None:
             kwargs = each["kwargs"]
@@ -170,9 +170,9 @@ class House:
                 put(part)
 
         put(call)
-        return signature(json.loads(json.dumps(call)), app=self.app) if self.manners.dicts else call
+        return signature(json.loads(json.dumps(call)), app=self.app) if self.user_code.dicts else call
 
-    def nothing_is_left(self) -> None:
+    def check_nothing_is_left(self) -> None:
         assert self.app.backend.joins.count() == 0
         assert self.app.broker.admin.dead("celery") == []
         for headers in self.seen:
@@ -180,35 +180,33 @@ class House:
 
 
 @contextmanager
-def house_of(manners: Manners) -> Iterator[House]:
+def env_of(user_code: UserCode) -> Iterator[Env]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        house = House(manners, directory)
-        stack.callback(house.app.close)
-        if manners.receiver is not None:
-            before_task_publish.connect(manners.receiver)
-            stack.callback(before_task_publish.disconnect, manners.receiver)
-        with house.worker:
-            yield house
+        env = Env(user_code, directory)
+        stack.callback(env.app.close)
+        if user_code.receiver is not None:
+            before_task_publish.connect(user_code.receiver)
+            stack.callback(before_task_publish.disconnect, user_code.receiver)
+        with env.worker:
+            yield env
 
 
 @SEARCH
-@given(flow=flows.flows(), manners=MANNERS)
-def test_whatever_is_said_of_headers_a_workflow_does_what_plain_python_says(
-    flow: Any, manners: Manners
-) -> None:
+@given(flow=flows.flows(), user_code=USER_CODE)
+def test_workflow_with_options_matches_the_oracle(flow: Any, user_code: UserCode) -> None:
     want = expected(flow, ())
     if want.refused:
         return
-    with house_of(manners) as house:
-        result = house.dress(canvas(flow, house.app.tasks, "f")).apply_async(**manners.options)
-        house.worker.run()
-        assert dict(house.ledger.ran("f")) == dict(+want.runs)
-        assert dict(house.ledger.told["f"]) == dict(want.told)
-        house.ledger.order_kept("f", want.before)
+    with env_of(user_code) as env:
+        result = env.add_options(canvas(flow, env.app.tasks, "f")).apply_async(**user_code.options)
+        env.worker.run()
+        assert dict(env.ledger.ran("f")) == dict(+want.runs)
+        assert dict(env.ledger.told["f"]) == dict(want.told)
+        env.ledger.order_kept("f", want.before)
         assert all(map(is_ready, tree(result)))
         assert value_of(result) == want.value
-        house.nothing_is_left()
+        env.check_nothing_is_left()
 
 
 NAMES = "abcde"
@@ -227,9 +225,11 @@ def graphs(draw: Any) -> tuple[list[str], dict[str, list[str]]]:
 
 
 @SEARCH
-@given(drawn=graphs(), kinds=st.lists(KINDS, min_size=5, max_size=5), follows=st.booleans(), manners=MANNERS)
-def test_whatever_is_said_of_headers_a_graph_does_what_plain_python_says(
-    drawn: tuple[list[str], dict[str, list[str]]], kinds: list[str], follows: bool, manners: Manners
+@given(
+    drawn=graphs(), kinds=st.lists(KINDS, min_size=5, max_size=5), follows=st.booleans(), user_code=USER_CODE
+)
+def test_graph_with_options_matches_the_oracle(
+    drawn: tuple[list[str], dict[str, list[str]]], kinds: list[str], follows: bool, user_code: UserCode
 ) -> None:
     names, after = drawn
 
@@ -248,62 +248,62 @@ def test_whatever_is_said_of_headers_a_graph_does_what_plain_python_says(
             return group(call, task.s(name))
         return chord([call, task.s(name)], wrap.s()) if kind == "chord" else call
 
-    with house_of(manners) as house:
+    with env_of(user_code) as env:
         ran: list[str] = []
 
-        @house.app.task(name="give", bind=True, base=manners.base)
+        @env.app.task(name="give", bind=True, base=user_code.base)
         def give(self: Any, own: str, **inputs: Any) -> Any:
-            house.beside(self)
+            env.on_run(self)
             ran.append(own)
             return [own, sorted(map(list, inputs.items()))]
 
-        wrap = house.app.task(name="wrap", base=manners.base)(lambda given: [given])
+        wrap = env.app.task(name="wrap", base=user_code.base)(lambda given: [given])
         drawn_graph = graph({name: node(give, wrap, name) for name in names}, after=after)
         work = chain(drawn_graph, wrap.s()) if follows else drawn_graph
-        result = house.dress(work).apply_async(**manners.options)
-        house.worker.run()
+        result = env.add_options(work).apply_async(**user_code.options)
+        env.worker.run()
         values = {name: json.loads(json.dumps(value(name))) for name in names}
         found = result.get(timeout=0)
         assert (found == [values]) if follows else (found == values)
         twice = {name for name in names if kinds[NAMES.index(name)] in ("group", "chord")}
         assert sorted(ran) == sorted([*names, *twice])
-        house.nothing_is_left()
+        env.check_nothing_is_left()
 
 
-MEDDLING = Manners(True, Sets, (Replaces,), keep_the_protocols, {"headers": {"h": 1}}, ({},), False, False)
+EVERYTHING = UserCode(True, Sets, (Replaces,), keep_the_protocols, {"headers": {"h": 1}}, ({},), False, False)
 """All at once."""
 
 
-def test_a_chain_of_many_segments_holds() -> None:
-    with house_of(MEDDLING) as house:
-        more = house.app.task(name="more", base=Sets)(lambda number: number + 1)
+def test_chain_of_many_segments_with_options() -> None:
+    with env_of(EVERYTHING) as env:
+        more = env.app.task(name="more", base=Sets)(lambda number: number + 1)
         result = chain([more.s(0)] + [more.s()] * 80).apply_async(headers={"h": 1})
-        house.worker.run()
+        env.worker.run()
         assert result.get(timeout=0) == 81
 
 
-def test_a_member_that_is_added_lazily_may_be_sent_with_headers() -> None:
-    with house_of(MEDDLING) as house:
-        total = house.app.task(name="total", base=Sets)(sum)
-        give = house.app.task(name="give", base=Sets)(lambda x: x)
+def test_lazily_added_member_can_be_sent_with_headers() -> None:
+    with env_of(EVERYTHING) as env:
+        total = env.app.task(name="total", base=Sets)(sum)
+        give = env.app.task(name="give", base=Sets)(lambda x: x)
 
-        @house.app.task(name="adds", bind=True, base=Sets)
+        @env.app.task(name="adds", bind=True, base=Sets)
         def adds(self: Any, x: int) -> int:
             self.add_to_chord(give.s(10), lazy=True).apply_async(headers={"mine": 1})
             self.add_to_chord(give.s(100), lazy=True).set(headers={"mine": 1}).apply_async()
             return x
 
         result = chord([adds.s(1), give.s(2)], total.s()).apply_async()
-        house.worker.run()
+        env.worker.run()
         assert result.get(timeout=0) == 113
 
 
-def test_what_signatures_and_messages_carry_is_what_older_workers_read() -> None:
+def test_marks_are_in_the_headers_for_older_workers() -> None:
     """Marks stand among the headers of both."""
-    with house_of(MEDDLING) as house:
-        give = house.app.task(name="give", base=Sets)(lambda *given: given)
+    with env_of(EVERYTHING) as env:
+        give = env.app.task(name="give", base=Sets)(lambda *given: given)
         chord([chain(give.s(1), give.s(2)), give.s(3)], give.s()).apply_async(headers={"h": 1})
-        first, second = house.app.broker.consumer.lease(["celery"], 10).messages
+        first, second = env.app.broker.consumer.lease(["celery"], 10).messages
         (following,) = json.loads(first.body)[2]["chain"]
         ((join, number),) = following["options"]["headers"][JOINS]
         assert number == 0
@@ -312,48 +312,48 @@ def test_what_signatures_and_messages_carry_is_what_older_workers_read() -> None
 
 
 @SEARCH
-@given(flow=flows.flows(), apart=st.booleans(), saved=st.booleans(), id_given=st.booleans())
-def test_a_frozen_workflow_that_is_called_again_runs_again(
-    flow: Any, apart: bool, saved: bool, id_given: bool
+@given(flow=flows.flows(), separate=st.booleans(), saved=st.booleans(), id_given=st.booleans())
+def test_frozen_workflow_called_again_runs_again(
+    flow: Any, separate: bool, saved: bool, id_given: bool
 ) -> None:
     """Its ids are the same each time, as in Celery."""
     want = expected(flow, ())
     if want.refused:
         return
-    with house_of(Manners(apart, None, (), None, {}, ({},), False, False)) as house:
-        call = canvas(flow, house.app.tasks, "f")
+    with env_of(UserCode(separate, None, (), None, {}, ({},), False, False)) as env:
+        call = canvas(flow, env.app.tasks, "f")
         if id_given and call["subtask_type"] != "group":
             call.set(task_id="mine")
         else:
             call.freeze()
         if saved:
-            call = signature(json.loads(json.dumps(call)), app=house.app)
+            call = signature(json.loads(json.dumps(call)), app=env.app)
         runs, told = +want.runs, +want.told
         for time in (1, 2, 3):
             result = call.apply_async()
-            house.worker.run()
-            assert house.ledger.ran("f") == Counter({number: time * runs[number] for number in runs})
-            assert house.ledger.told["f"] == Counter({number: time * told[number] for number in told})
+            env.worker.run()
+            assert env.ledger.ran("f") == Counter({number: time * runs[number] for number in runs})
+            assert env.ledger.told["f"] == Counter({number: time * told[number] for number in told})
             assert value_of(result) == want.value
-        house.nothing_is_left()
+        env.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_stands_in_a_frozen_workflow_runs_again_too(apart: bool) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_parts_of_a_frozen_workflow_run_again(separate: bool) -> None:
     """Graphs, long chains, replaced and added members, and a body whose id alone is settled."""
-    with house_of(Manners(apart, None, (), None, {}, ({},), False, False)) as house:
+    with env_of(UserCode(separate, None, (), None, {}, ({},), False, False)) as env:
         ran: list[str] = []
 
-        @house.app.task(name="give", bind=True)
+        @env.app.task(name="give", bind=True)
         def give(self: Any, *given: Any, **named: Any) -> int:
             ran.append("give")
             return len(given) + len(named)
 
-        @house.app.task(name="spread", bind=True)
+        @env.app.task(name="spread", bind=True)
         def spread(self: Any, *given: Any) -> Any:
             return self.replace(group(give.si(), give.si()))
 
-        @house.app.task(name="adds", bind=True)
+        @env.app.task(name="adds", bind=True)
         def adds(self: Any) -> int:
             self.add_to_chord(group(give.si(), give.si()))
             self.add_to_chord(chord([give.si()], give.s()), lazy=True).apply_async()
@@ -372,11 +372,11 @@ def test_what_stands_in_a_frozen_workflow_runs_again_too(apart: bool) -> None:
             for _ in range(3):
                 ran.clear()
                 work.apply_async()
-                house.worker.run()
+                env.worker.run()
                 assert len(ran) == count, name
         for _ in range(3):
             ran.clear()
             chord([give.si()], give.s().set(task_id="settled")).apply_async()
-            house.worker.run()
+            env.worker.run()
             assert len(ran) == 2
-        house.nothing_is_left()
+        env.check_nothing_is_left()

@@ -42,9 +42,9 @@ SEARCH = settings(
     phases=[Phase.generate],
     report_multiple_bugs=False,
 )
-"""What fails is not made smaller: a flow that hangs takes seconds."""
+"""Failures are not shrunk: a flow that hangs takes seconds."""
 QUIET = 5.0
-"""Seconds in which nothing happens while a flow has not ended: it never will."""
+"""Seconds without progress after which a flow is considered to hang."""
 
 
 class Place:
@@ -109,7 +109,7 @@ class Place:
         try:
             self.worker.stop()
             for name, want in self.all.items():
-                assert dict(self.ledger.ran(name)) == dict(+want.runs), "something ran once more"
+                assert dict(self.ledger.ran(name)) == dict(+want.runs), "a call ran again"
                 assert dict(self.ledger.told[name]) == dict(want.told)
             assert self.app.backend.joins.count() == 0
             assert self.app.broker.admin.dead(self.app.conf.task_default_queue) == []
@@ -206,13 +206,13 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @SEARCH
 @given(batch=st.lists(flows.flows(), min_size=3, max_size=8), dicts=st.booleans(), many=st.booleans())
-def test_what_runs_is_what_plain_python_says(place: Place, batch: list[Any], dicts: bool, many: bool) -> None:
+def test_random_workflows_match_the_oracle(place: Place, batch: list[Any], dicts: bool, many: bool) -> None:
     place.run(batch, dicts, many)
 
 
 @settings(SEARCH, max_examples=BATCHES * 10 or 150)
 @given(flow=flows.flows(), dicts=st.booleans())
-def test_what_runs_eagerly_is_what_plain_python_says(flow: Any, dicts: bool) -> None:
+def test_random_eager_workflows_match_the_oracle(flow: Any, dicts: bool) -> None:
     app = QWorker(
         "flows", broker="memory://", backend="cache+memory://", task_always_eager=True, set_as_current=False
     )

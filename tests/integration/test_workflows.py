@@ -1,4 +1,4 @@
-"""Workflows on a whole worker: what needs no join, end to end, on the embedded broker and on Redis."""
+"""Workflows on a worker, end to end, on the embedded broker and on Redis."""
 
 from __future__ import annotations
 
@@ -63,35 +63,35 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
     app.close()
 
 
-def test_a_chain_gives_each_value_to_the_next(app: QWorker) -> None:
+def test_chain_passes_values_on(app: QWorker) -> None:
     add = app.tasks["add"]
     result = chain(add.s(1, 1), add.s(10), add.s(100)).delay()
     assert result.get(timeout=PATIENCE) == 112
     assert [result.parent.get(), result.parent.parent.get(), result.parent.parent.parent] == [12, 2, None]
 
 
-def test_a_group_gives_the_list(app: QWorker) -> None:
+def test_group_returns_a_list(app: QWorker) -> None:
     add = app.tasks["add"]
     result = group(add.s(number, number) for number in range(20))()
     assert isinstance(result, GroupResult)
     assert result.get(timeout=PATIENCE) == [2 * number for number in range(20)]
 
 
-def test_a_chain_may_end_in_a_group_of_chains(app: QWorker) -> None:
+def test_chain_can_end_in_a_group_of_chains(app: QWorker) -> None:
     add = app.tasks["add"]
     result = (add.s(1, 1) | group(add.s(1), add.s(2) | add.s(3), add.si(5, 5)))()
     assert result.get(timeout=PATIENCE) == [3, 7, 10]
     assert result.parent.get() == 2
 
 
-def test_a_task_remembers_the_group_that_it_called(app: QWorker) -> None:
+def test_group_called_by_a_task_is_its_child(app: QWorker) -> None:
     result = app.tasks["parts"].delay(3)
     assert result.get(timeout=PATIENCE) == result.id
     (called,) = result.children
     assert called.get(timeout=PATIENCE) == [1, 2, 3]
 
 
-def test_a_mapping_runs_in_one_message(app: QWorker) -> None:
+def test_map_starmap_and_chunks(app: QWorker) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     assert add.starmap([(1, 2), (3, 4)]).delay().get(timeout=PATIENCE) == [3, 7]
     assert total.map([[1, 2], [3]]).delay().get(timeout=PATIENCE) == [3, 3]
@@ -99,13 +99,13 @@ def test_a_mapping_runs_in_one_message(app: QWorker) -> None:
     assert (add.starmap([(1, 2), (3, 4)]) | total.s()).delay().get(timeout=PATIENCE) == 10
 
 
-def test_many_workflows_are_one_call(app: QWorker) -> None:
+def test_send_many_accepts_workflows(app: QWorker) -> None:
     add = app.tasks["add"]
     results = app.send_many([("add", (1, 1)), add.s(2, 2) | add.s(3), group(add.s(4, 4), add.s(5, 5))])
     assert [each.get(timeout=PATIENCE) for each in results] == [2, 7, [8, 10]]
 
 
-def test_what_follows_a_failure_is_not_run(app: QWorker) -> None:
+def test_chain_ends_at_a_failure(app: QWorker) -> None:
     add, fail = app.tasks["add"], app.tasks["fail"]
     result = chain(fail.s(), add.s(1))()
     with pytest.raises(ValueError, match="no"):
@@ -113,7 +113,7 @@ def test_what_follows_a_failure_is_not_run(app: QWorker) -> None:
     assert result.state == "FAILURE"
 
 
-def test_a_chord_gives_the_list_to_its_body(app: QWorker) -> None:
+def test_chord_passes_the_list_to_its_body(app: QWorker) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     result = (group(add.s(number, 1) for number in range(5)) | total.s() | add.s(100))()
     assert result.get(timeout=PATIENCE) == 115
@@ -121,7 +121,7 @@ def test_a_chord_gives_the_list_to_its_body(app: QWorker) -> None:
     assert result.parent.parent.get() == [1, 2, 3, 4, 5]
 
 
-def test_a_chord_within_a_chain_of_chords(app: QWorker) -> None:
+def test_nested_chords_in_a_chain(app: QWorker) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     flow = chain(
         add.s(1, 1),
@@ -133,7 +133,7 @@ def test_a_chord_within_a_chain_of_chords(app: QWorker) -> None:
     assert flow().get(timeout=PATIENCE) == 2 * (3 + 11) + 3
 
 
-def test_a_header_of_all_kinds(app: QWorker) -> None:
+def test_header_can_contain_any_workflow(app: QWorker) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     header = [
         add.s(1, 1),
@@ -144,21 +144,21 @@ def test_a_header_of_all_kinds(app: QWorker) -> None:
     assert chord(header)(total.s()).get(timeout=PATIENCE) == 2 + 6 + 0 + 7
 
 
-def test_the_value_of_a_group_in_a_header_is_its_list(app: QWorker) -> None:
+def test_value_of_a_group_in_a_header_is_its_list(app: QWorker) -> None:
     add = app.tasks["add"]
     lists = app.tasks["lists"]
     result = chord([add.s(1, 1) | group(add.s(1), add.s(2)), add.s(0, 5)])(lists.s())
     assert result.get(timeout=PATIENCE) == [[3, 4], 5]
 
 
-def test_one_failure_in_the_header_ends_the_chord(app: QWorker) -> None:
+def test_failed_member_fails_the_chord(app: QWorker) -> None:
     add, total, fail = app.tasks["add"], app.tasks["total"], app.tasks["fail"]
     result = chord([add.s(1, 1), fail.s()])(total.s() | add.s(1))
     with pytest.raises((ChordError, ValueError)):
         result.get(timeout=PATIENCE)
 
 
-def test_a_workflow_is_seen_whole_from_any_call_of_it(app: QWorker) -> None:
+def test_survey_finds_the_workflow_from_any_call(app: QWorker) -> None:
     add, total, fail = app.tasks["add"], app.tasks["total"], app.tasks["fail"]
     result = (add.s(1, 1) | group(add.s(number) for number in range(3)) | total.s() | add.s(1))()
     assert result.get(timeout=PATIENCE) == 10
@@ -177,18 +177,17 @@ def test_a_workflow_is_seen_whole_from_any_call_of_it(app: QWorker) -> None:
     assert (found.root, found.counts()) == (failed.parent.parent.id, {"FAILURE": 2})
 
 
-def test_errbacks_of_a_body_are_told_of_a_failed_header(app: QWorker) -> None:
-    """Those that take an id, those that take ``(request, exc, traceback)``, and workflows; of what would have
-    come after the body none."""
-    told: list[Any] = []
+def test_errbacks_of_a_body_are_called_for_a_failed_header(app: QWorker) -> None:
+    """Old-style and new-style errbacks, and workflows; but not those of the steps after the body."""
+    notified: list[Any] = []
 
     @app.task(name="old")
     def old(failed: str) -> None:
-        told.append(("old", failed))
+        notified.append(("old", failed))
 
     @app.task(name="new")
     def new(request: Any, error: Any, traceback: str, more: str) -> None:
-        told.append(
+        notified.append(
             ("new", request.id, request.task, type(error).__name__, "raised ValueError" in str(error), more)
         )
 
@@ -199,9 +198,9 @@ def test_errbacks_of_a_body_are_told_of_a_failed_header(app: QWorker) -> None:
     body = app.tasks["total"].s().on_error(old.s()).on_error(new.s("more")).on_error(workflow.s() | old.s())
     later = app.tasks["add"].s(1).on_error(old.si("later"))
     result = chord([app.tasks["fail"].s()], body | later)()
-    until(lambda: len(told) == 3)
+    until(lambda: len(notified) == 3)
     failed = result.parent.id
-    assert sorted(told) == [
+    assert sorted(notified) == [
         ("new", failed, "total", "ChordError", True, "more"),
         ("old", failed),
         ("old", failed),
@@ -209,13 +208,13 @@ def test_errbacks_of_a_body_are_told_of_a_failed_header(app: QWorker) -> None:
     assert isinstance(result.get(timeout=PATIENCE, propagate=False), ChordError)
 
 
-def test_a_chord_of_ignored_results_is_refused_where_it_is_called(app: QWorker) -> None:
+def test_chord_with_ignored_results_is_refused(app: QWorker) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     with pytest.raises(PublishError, match=r"result of add is ignored.*ignore_result=False"):
         chord([add.s(1, 1).set(ignore_result=True)])(total.s())
 
 
-def test_a_member_keeps_its_result_when_asked_though_its_task_ignores_it(app: QWorker) -> None:
+def test_ignore_result_false_overrides_the_task_option(app: QWorker) -> None:
     total = app.tasks["total"]
 
     @app.task(name="forgotten", ignore_result=True)

@@ -1,4 +1,4 @@
-"""The process that forks the pool's children: what it says when it ends."""
+"""The end of the zygote, which forks the pool's children."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ zygote.close()
 
 
 @pytest.mark.parametrize("broken", [True, False])
-def test_it_says_why_it_failed_and_nothing_when_it_is_let_go(broken: bool) -> None:
+def test_zygote_logs_failures_and_ends_silently_when_closed(broken: bool) -> None:
     said = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(broken=broken)],
         cwd=Path(__file__).parents[2],
