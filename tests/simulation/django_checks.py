@@ -166,12 +166,17 @@ class _Job:
         if not asked.revoked:
             yield from self._counts("ran", ran, self.calls)
             yield from repeats.beyond(ran, self.calls)
-        hooked = self.calls if job.hook and job.kind != "iter" else Counter()
+        ends = Counter(dict.fromkeys(self.calls if job.kind != "iter" else (), 1))
         if job.kind == "schedule":
-            hooked = Counter({0: 1 if job.once else job.size}) if job.hook else hooked
-        else:
-            hooked = Counter(dict.fromkeys(hooked, 1))
+            ends = Counter({0: 1 if job.once else job.size})
+        hooked = ends if job.hook else Counter()
+        if job.kind == "chain":
+            ids = {(number, run.id) for number, run in record.executions[self.name]}
+            if len(ids) > len({number for number, _ in ids}):
+                yield f"its links have the ids {sorted(ids)}"
         if not asked.revoked:
+            if self.seen.case.seed % 2:
+                yield from self._counts("post_execute was sent for", record.post_executed[self.name], ends)
             yield from self._counts("the hook was told", told, hooked)
             yield from (f"hook of {text}" for text in hooks.beyond(told, hooked))
         yield from self._values()

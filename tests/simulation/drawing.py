@@ -209,7 +209,7 @@ NOT_EAGER = {*ENDS, "requeue", "result", "progress"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (
     *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "dies",
-    "expired", "outdated", "lost", "progress", "progress", "unacked",
+    "expired", "outdated", "lost", "stays", "progress", "progress", "unacked",
 )  # fmt: skip
 
 

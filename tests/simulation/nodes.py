@@ -27,6 +27,7 @@ from qworker.components.pool.contract import OnRoom
 from qworker.components.request import Key, Request
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.mediator import WAIT_SECONDS
+from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, ResultTimeout
 from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult
@@ -156,6 +157,10 @@ class Pool(InlinePool):
     limits: bool
     """Whether tasks have rate limits."""
     bell: Bell
+    ready: ReadyQueue
+    """The queue that requests come from."""
+    ordered: bool
+    """Whether it takes what is urgent first: neither a token nor an early ack has to be waited for."""
     until: dict[Key, float]
     """When long runs end."""
 
@@ -163,6 +168,12 @@ class Pool(InlinePool):
         self.bell.set()
         self.process.given.update(dict.fromkeys((each.id for each in requests), self.process.time.now))
         refused = super().submit(requests)
+        sign = -1 if self._app.broker.lowest_first else 1
+        urgent = [sign * each.leased.priority for each in requests if not each.is_async]
+        lines = self.ready._lines.items()
+        left = [sign * priority for (priority, is_async), line in lines if line and not is_async]
+        if self.ordered and urgent and left and min(urgent) < max(left):
+            self.record.complain(f"{requests} were taken before those of priority {max(left)}")
         if self.limits:
             for each in requests:
                 if each.task.rate_limit and each.failing is None and each not in refused:
@@ -277,6 +288,7 @@ class WorkerNode(Node):
         assert isinstance(pool, Pool)
         pool.process, pool.clock, pool.record, pool.until = self.process, self.clock, self.record, {}
         pool.limits = bool(world.rate)
+        pool.ready, pool.ordered = parts.ready, world.acks_late and not world.rate
         pool.bell = self._actor("pool", lambda: pool.turn(time))
         pool._on_room = parts.mediator.refill
         parts.mediator.timeout = WAIT_SECONDS

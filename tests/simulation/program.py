@@ -49,6 +49,10 @@ class Again(Exception):
     """Raised by tasks to be retried."""
 
 
+class Stays(Again):
+    """Excepted from that."""
+
+
 class Expected(Exception):
     """Raised by tasks that list it in ``throws``."""
 
@@ -101,6 +105,8 @@ class Record:
         """Attempts that began too early, and by how many seconds."""
         self.hooked: Counter[tuple[str, str, int]] = Counter()
         """Calls of ``on_retry()`` and ``before_start()``, by name, order and number."""
+        self.post_executed: dict[str, Counter[int]] = defaultdict(Counter)
+        """How often ``post_execute`` was sent, by job of Django and number."""
         self.starts: set[str] = set()
         """The ids of tasks of which the state STARTED was stored."""
         self.settings: dict[str, Any] = {}
@@ -318,6 +324,7 @@ RAISED: dict[str, BaseException] = {
         "several", [ValueError(7), ExceptionGroup("within", [KeyError(*ARGS["KeyError"])])]
     ),
     "again": Again(*ARGS["Again"]),
+    "stays": Stays(),
     "soft": SoftTimeLimitExceeded(),
 }
 
@@ -500,8 +507,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
 
     options: dict[str, Any] = {
         "rate_limit": f"{rate}/s" if rate else None,
-        "bind": True, "autoretry_for": (Again,), "retry_backoff": BACKOFF, "retry_jitter": False,
-        "max_retries": RUNS["again"] - 1, "throws": (Expected,),
+        "bind": True, "autoretry_for": (Again,), "dont_autoretry_for": (Stays,), "retry_backoff": BACKOFF,
+        "retry_jitter": False, "max_retries": RUNS["again"] - 1, "throws": (Expected,),
     }  # fmt: skip
 
     def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int, **named: Any) -> Any:

@@ -896,12 +896,12 @@ def forge(app: QWorker, joins: Sequence[Join]) -> None:
     )
 
 
-def changed(app: QWorker) -> Envelope:
-    """Return that call, signed with the key, and then changed into a member of a chord without the key."""
+def changed(app: QWorker) -> Iterator[Envelope]:
+    """Yield that call, signed with the key, and then changed without it."""
     with holding_back(app) as held:
         app.send_task("call", kwargs=STRANGERS, task_id="changed")
-    headers = json.loads(held[0].headers) | {"qworker_joins": [["theirs", 0]]}
-    return held[0]._replace(headers=json.dumps(headers))
+    for change in ({"qworker_joins": [["theirs", 0]]}, {"id": "other"}, {"task": "acall"}):
+        yield held[0]._replace(headers=json.dumps(json.loads(held[0].headers) | change))
 
 
 def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
@@ -918,7 +918,7 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
                 (json.dumps(headers), body),
             )
         ),
-        changed(app),
+        *changed(app),
     ):  # fmt: skip
         try:
             app.broker.sender.push([envelope])

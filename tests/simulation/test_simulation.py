@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
@@ -421,6 +422,15 @@ def test_a_repeat_in_a_cluster_that_no_fault_explains_is_noticed(
 
     monkeypatch.setattr(of_work, name, twice)
     assert any(each.startswith(f"j0: {text}") for each in problems(run(case)))
+
+
+def test_links_of_a_django_chain_that_get_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill = Fault("kill after", "worker", "push")
+    case = Case(World("django"), faults=(kill,), django=Django((Job("chain", at=1.0, size=2),)))
+    assert problems(run(case)) == []
+    endings = import_module("qworker.django.execution.endings")  # Django is set up by now
+    monkeypatch.setattr(endings, "uuid5", lambda *_: uuid.uuid4())
+    assert any("its links have the ids" in problem for problem in problems(run(case)))
 
 
 def test_an_error_in_the_log_of_a_cluster_is_noticed_after_a_jump() -> None:

@@ -472,6 +472,7 @@ ENDS: dict[str, Any] = {
     "expected": Failed("Expected"),
     "several": Failed("ExceptionGroup of ValueError, ExceptionGroup of KeyError"),
     "again": Failed("Again"),
+    "stays": Failed("Stays"),
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
     "dies": Failed("WorkerLost"),
@@ -488,6 +489,7 @@ OUTDATED = 1.0
 ARGS: dict[str, tuple[Any, ...]] = {
     "Expected": ("as", {"it": [7, None]}),
     "Again": (1.5, "\N{SNOWMAN}"),
+    "Stays": (),
     "KeyError": (True,),
 }
 """The arguments of errors of tasks; those of a ValueError are the number of its call."""
