@@ -75,8 +75,9 @@ class Figures:
         self.ended.update((call, state) for call in _call(kwargs))
         self.eager[state] += task.request.is_eager and bool(_call(kwargs))
 
-    def _keeps(self, sender: Any, exception: Any, **_: Any) -> None:
-        again = isinstance(exception, WorkerLost) and sender.reject_on_worker_lost
+    def _keeps(self, sender: Any, exception: Any, args: Any, **_: Any) -> None:
+        dies = args is None and isinstance(exception, WorkerLost)  # else it fails by the death of another
+        again = dies and sender.reject_on_worker_lost
         excepted = isinstance(exception, (*sender.throws, Reject, Killed))
         to_keep = sender.acks_on_failure_or_timeout and not sender.request.is_eager
         self.kept += to_keep and not (again or excepted)
