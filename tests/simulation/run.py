@@ -136,7 +136,7 @@ class Seen:
     seconds: float = 0.0
     """Virtual seconds."""
     rested: float = 0.0
-    """Virtual seconds from the last call or due time until everything was quiet."""
+    """Virtual seconds from the last call, due time or fault until everything was quiet."""
     took: float = 0.0
     """Seconds for which calls may have waited for others, which took long."""
     again: dict[str, float] = field(default_factory=dict)
@@ -667,7 +667,8 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                    seen.rested = since - self.last - time.took
+                    faults = (met.at + met.fault.seconds for met in seen.met)
+                    seen.rested = since - max(self.last, *faults, 0.0) - time.took
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:

@@ -457,7 +457,10 @@ def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.Mon
     assert problems(run(case)) == []
     make = publishing._next_defaults
     monkeypatch.setattr(publishing, "_next_defaults", lambda *given: {**make(*given), "headers": None})
-    assert problems(run(case)) == ["f0: the next attempt of 0 has lost the headers {'own'}"]
+    assert problems(run(case)) == [
+        "f0: 0 lacks the headers {'own'}",
+        "f0: the next attempt of 0 has lost the headers {'own'}",
+    ]
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("jump", "worker0", seconds=5.0),)])
@@ -1164,8 +1167,8 @@ def test_the_command_runs_the_case_of_schedules_that_was_asked_for() -> None:
 
 
 def test_the_command_shows_the_log_of_a_case_that_passes() -> None:
-    quiet, told = (command("--case", "3", *more).stdout for more in ([], ["--log"]))
-    assert "def test_seed_3() -> None:\n    case = Case(\n" in quiet
+    quiet, told = (command("--case", "4", *more).stdout for more in ([], ["--log"]))
+    assert "def test_seed_4() -> None:\n    case = Case(\n" in quiet
     assert " runs f0 0\n" in told
     assert " runs f0 0\n" not in quiet
     assert told.endswith("\nall is well\n")
