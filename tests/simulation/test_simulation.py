@@ -458,8 +458,8 @@ def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.Mon
     make = publishing._next_defaults
     monkeypatch.setattr(publishing, "_next_defaults", lambda *given: {**make(*given), "headers": None})
     assert problems(run(case)) == [
-        "f0: 0 lacks the headers {'own'}",
         "f0: the next attempt of 0 has lost the headers {'own'}",
+        "f0: 0 lacks the headers {'own'}",
     ]
 
 
