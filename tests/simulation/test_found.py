@@ -870,3 +870,11 @@ def test_a_message_with_the_id_of_one_that_was_requeued_is_requeued_too() -> Non
     order = Order(Chord([Call(number=0)], body), how="twice")
     die = Fault("die", "worker0", method="parts-recorded")
     assert problems(run(Case(orders=(order,), faults=(die,), seed=1))) == []
+
+
+def test_a_call_that_is_revoked_writes_into_results_of_another() -> None:
+    """What would have followed had no group yet; the checks expected that of the other call with these ids."""
+    chain = numbered(Chain([Call(), Chord([Call(retries=1)], Call())]))
+    twice = Order(chain, at=4.0, how="twice", revoke_at=0.0)
+    orders = (Order(Call(number=0), at=2.7), twice, Order(Call(number=0), at=3.0, ask="await"))
+    assert problems(run(Case(World(pauses=0.05), orders, seed=818984722))) == []
