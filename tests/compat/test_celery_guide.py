@@ -732,6 +732,26 @@ def test_chain_of_a_single_group_of_one() -> None:
     }
 
 
+def test_result_of_a_group_of_one_chain_that_ends_in_a_group() -> None:
+    def snippet(side: Side) -> Any:
+        app, canvas = side.App(), celery if side is CELERY else qworker
+
+        @app.task(name="add")
+        def add(x: int, y: int) -> int:
+            return x + y
+
+        def chain() -> Any:
+            return add.s(1, 1) | canvas.group([add.s(1), add.s(2)])
+
+        with side.worker(app) as ended:
+            return [
+                ended(canvas.group(calls).apply_async()).get() for calls in ([chain()], [chain(), chain()])
+            ]
+
+    assert snippet(QWORKER) == [[[3, 4]], [[3, 4], [3, 4]]]
+    assert snippet(CELERY) == [[3, 4], [[3, 4], [3, 4]]]
+
+
 # -- Routing --
 
 

@@ -38,6 +38,7 @@ from tests.support.flows import (
     built,
     expected,
     is_chain_of_a_group,
+    is_group_of_a_group,
     is_one_message,
     is_plain,
     needs_joins,
@@ -599,7 +600,7 @@ def is_for_celery(order: Order) -> bool:
         each.by_set for part in parts if not isinstance(part, Call) for each in getattr(part, "errbacks", ())
     )  # which Celery does not pass on to members
     # Celery does not pass the arguments on to members of a group that is alone in a chain.
-    ours |= any(map(is_chain_of_a_group, parts))
+    ours |= any(map(is_chain_of_a_group, parts)) or is_group_of_a_group(order.flow)
     return order.how == "call" and not (ours or set_around) and not waits_for_several(order.flow)
 
 

@@ -283,6 +283,13 @@ def is_chain_of_a_group(flow: Any) -> bool:
     return _alone(flow) is not _bare(flow) and isinstance(_alone(flow), Group | Chunks)
 
 
+def is_group_of_a_group(flow: Any) -> bool:
+    """Whether *flow* is a group of nothing but a chain that ends in a group: its result is that of the inner
+    group if Celery calls it."""
+    members = built(flow).members or ()
+    return len(members) == 1 and not all(isinstance(stage, Stage) for stage in members[0].stages[-1:])
+
+
 def _is_chain_of_one(flow: Any) -> bool:
     return is_chain_of_a_group(flow) and len(built(_alone(flow)).members or ()) == 1
 
