@@ -303,12 +303,12 @@ def test_jobs_enqueued_in_uwsgi_run_in_qworker(tmp_path: Path, decorators: str) 
     calls = textwrap.dedent(CALLS)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "functions.py").write_text(
-        functions(tmp_path, decorators) + calls + "print('enqueued', flush=True)\n"
+        functions(tmp_path, decorators) + calls + "print('calls are made', flush=True)\n"
     )
     options = ["--spooler-external=jobs", *([] if decorators is OURS else ["--spooler=other"])]
     (tmp_path / "other").mkdir()
     with started(tmp_path, "--master", "--need-app=0", *options, "--shared-import=functions.py") as log:
-        eventually(lambda: "enqueued" in log.read_text(), log)
+        eventually(lambda: "calls are made" in log.read_text(), log)
     assert len(files(tmp_path / "jobs")) == 4
     shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
     python(tmp_path, shim, functions(tmp_path, THEIRS), WORK_OFF)
@@ -320,10 +320,10 @@ def test_both_write_the_same_packets(tmp_path: Path) -> None:
     for place in ("uwsgi", "ours"):
         (tmp_path / place).mkdir()
     code = functions(tmp_path, THEIRS) + textwrap.dedent(CALLS)
-    (tmp_path / "functions.py").write_text(code + "print('enqueued', flush=True)\n")
+    (tmp_path / "functions.py").write_text(code + "print('calls are made', flush=True)\n")
     with started(tmp_path, "--master", "--need-app=0", "--spooler-external=uwsgi", "--spooler=none",
                  "--shared-import=functions.py") as log:  # fmt: skip
-        eventually(lambda: "enqueued" in log.read_text(), log)
+        eventually(lambda: "calls are made" in log.read_text(), log)
     python(tmp_path, SHIM.format(directories=(str(tmp_path / "ours"),)), code)
 
     def written(place: str) -> list[object]:
