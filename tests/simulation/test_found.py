@@ -873,7 +873,7 @@ def test_a_message_with_the_id_of_one_that_was_requeued_is_requeued_too() -> Non
 
 
 def test_a_call_that_is_revoked_writes_into_results_of_another() -> None:
-    """What would have followed had no group yet; the checks expected that of the other call with these ids."""
+    """What would have followed had no group yet; the checks expected that of the other call."""
     chain = numbered(Chain([Call(), Chord([Call(retries=1)], Call())]))
     twice = Order(chain, at=4.0, how="twice", revoke_at=0.0)
     orders = (Order(Call(number=0), at=2.7), twice, Order(Call(number=0), at=3.0, ask="await"))
