@@ -1,7 +1,7 @@
 """A script that migrates repeatedly: interrupted before each statement, and started again.
 
 Comes from:  tests of migrations, which start it with one argument:
-             '{"app": …, "database": {…}, "dump": …, "way": [[words of migrate], …], "each": true}'
+             '{"app": …, "database": {…}, "dump": …, "route": [[words of migrate], …], "each": true}'
 Goes to:     Django, on any database; standard output: the contents of the tables after each repetition.
 
 The last migration of the way is interrupted. each: every round starts from the dump and is interrupted before
@@ -87,7 +87,7 @@ def main(order: dict[str, Any]) -> list[Any]:
     configure(order, [order["app"]])
     from django.db import connection
 
-    return (each_alone if order["each"] else one_after_another)(connection, order["dump"], *order["way"])
+    return (each_alone if order["each"] else one_after_another)(connection, order["dump"], *order["route"])
 
 
 def each_alone(connection: Any, dump: str | None, *way: list[str]) -> list[Any]:
