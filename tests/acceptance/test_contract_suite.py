@@ -100,7 +100,7 @@ def test_broker_without_fencing_fails_with_a_readable_report(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_other_processes_can_open_the_place(tmp_path: Path, mode: str) -> None:
-    chosen = "killed_process_held or parent_and_child_hold or doorbell"
+    chosen = "messages_of_a_killed_process or parent_and_child_have or push_notifies_other"
     code, said = run(tmp_path, IN_A_FILE, f"--import-mode={mode}", "-k", chosen)
     assert code == 0, said
     assert "3 passed" in said
@@ -110,7 +110,7 @@ def test_undeclared_capability_is_reported(tmp_path: Path) -> None:
     quiet = IN_MEMORY.replace("frozenset({", "frozenset({FANOUT, ").replace(
         "from qworker.clock", "from qworker.transports.capabilities import FANOUT\nfrom qworker.clock"
     )
-    code, said = run(tmp_path, quiet, "-k", "declared or revocations_are_heard")
+    code, said = run(tmp_path, quiet, "-k", "broker_declares or every_consumer_receives_revocations")
     assert code == 1, said
     assert "1 failed, 1 skipped" in said
     assert "lacks fanout" in said
