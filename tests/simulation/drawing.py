@@ -302,7 +302,8 @@ def order(random: Random) -> Order:
     if want.pending:
         ask = "later"
     revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
-    if how == "twice" and ask == "forget":  # the joins of one would miss what the other forgets
+    ignored = any(getattr(part, "ignored", False) for part in parts_of(plain))
+    if ask == "forget" and (how == "twice" or ignored):  # what has not ended would miss what is forgotten
         ask = "get"
     given = () if how in ("many", "apply many") or random.random() < 0.5 else ("x",)
     if how == "rollback":
