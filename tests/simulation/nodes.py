@@ -169,7 +169,9 @@ class Pool(InlinePool):
         self.process.given.update(dict.fromkeys((each.id for each in requests), self.process.time.now))
         refused = super().submit(requests)
         sign = -1 if self._app.broker.lowest_first else 1
-        urgent = [sign * each.leased.priority for each in requests if not each.is_async]
+        urgent = [
+            sign * each.leased.priority for each in requests if not each.is_async and each.failing is None
+        ]
         lines = self.ready._lines.items()
         left = [sign * priority for (priority, is_async), line in lines if line and not is_async]
         if self.ordered and urgent and left and min(urgent) < max(left):

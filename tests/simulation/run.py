@@ -167,7 +167,9 @@ class Seen:
 
     def may_lose_of(self, asked: Asked) -> bool:
         """Return whether tasks of *asked* may be lost."""
-        return any(self._loses(met.fault) and not self._is_of_another(met, asked) for met in self.met)
+        # A call that was added to a chord is not sent if its task is revoked when it is delivered again.
+        lost = asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
+        return lost or any(self._loses(met.fault) and not self._is_of_another(met, asked) for met in self.met)
 
     def _is_of_another(self, met: Met, asked: Asked) -> bool:
         """Return whether *met* concerned the child that ran a task of another order."""
@@ -761,7 +763,8 @@ class Running:
                 )  # a long run that is terminated only waits
                 if self.case.world.track_started and not seen.fired and not started:
                     yield f"{asked.name}: {id} was never stored as started"
-                shared = asked.order.how == "twice"  # one call may write into a result of the other
+                # One of two calls may write into a result of the other; so may one whose join has expired.
+                shared = asked.order.how == "twice" or (seen.fired and self.case.world.forgets)
                 kin = {} if shared else seen.record.kin.get(id, {})
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"

@@ -878,3 +878,23 @@ def test_a_call_that_is_revoked_writes_into_results_of_another() -> None:
     twice = Order(chain, at=4.0, how="twice", revoke_at=0.0)
     orders = (Order(Call(number=0), at=2.7), twice, Order(Call(number=0), at=3.0, ask="await"))
     assert problems(run(Case(World(pauses=0.05), orders, seed=818984722))) == []
+
+
+def test_a_member_that_a_revoked_task_has_added_is_not_sent() -> None:
+    """Its worker was killed when it had counted the call, and the message was revoked when it came again: the
+    chord waits until its join expires, as documented."""
+    chord = Chord([Call(adds=Call(number=1), number=0)], Call(number=2))
+    kill = Fault("kill after", "worker", "join.grow")
+    assert problems(run(Case(orders=(Order(chord, revoke_at=0.0),), faults=(kill,), seed=1))) == []
+
+
+def test_requests_whose_end_is_reported_come_before_urgent_ones() -> None:
+    """They do not run: the checks expected the one of priority 1 to be taken first."""
+    group = Group([Call(errbacks=[Errback(number=1)], number=0), Call(links=[Call(number=3)], number=2)])
+    orders = (
+        Order(Call(number=0), at=3.0, options={"priority": 1}),
+        Order(Call(number=0)),
+        Order(group, at=2.5, revoke_at=0.0),
+        Order(Call(number=0), at=2.0),
+    )
+    assert problems(run(Case(World(key="late"), orders))) == []

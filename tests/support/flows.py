@@ -286,7 +286,7 @@ def is_chain_of_a_group(flow: Any) -> bool:
 def is_group_of_a_group(flow: Any) -> bool:
     """Whether *flow* is a group of nothing but a chain that ends in a group: its result is that of the inner
     group if Celery calls it."""
-    members = built(flow).members or ()
+    members = [] if isinstance(flow, Graph) else built(flow).members or []
     return len(members) == 1 and not all(isinstance(stage, Stage) for stage in members[0].stages[-1:])
 
 
