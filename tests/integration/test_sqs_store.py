@@ -150,6 +150,11 @@ def test_message_of_maximum_size_can_be_dead_lettered(open_: Open, queue: str, l
     (one,) = receive(store, 1, queue)
     with pytest.raises(PublishError):
         store.consumer.settle(own, [Release(one.tag, counted=True)])
+    soon = SYSTEM_CLOCK.now() + 1.0
+    assert store.consumer.settle(own, [Release(one.tag, soon, counted=True)]) == set()  # kept here
+    store.consumer.deregister()  # it goes back without its count
+    own = store.consumer.register("w", [queue], 1)
+    (one,) = receive(store, 1, queue)
     assert store.consumer.settle(own, [DeadLetter(one.tag, "why " * 100)]) == set()
     (letter,) = store.admin.dead()
     assert (letter.reason, letter.headers, letter.body) == ("why " * 100, one.headers, one.body)

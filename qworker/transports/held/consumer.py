@@ -418,10 +418,17 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
 
     def _send_again(self, changed: Sequence[Held]) -> None:
         """Send messages with their new counts, and finish those that the server has."""
-        ours = [held for held in changed if held.sent or not lapsed([held.message])]
-        if messages := [_back_in_its_queue(held) for held in ours if not held.sent]:
-            self._sender.send(messages)
-        for _ in carry_out(list(map(End, ours))):
+        ends: list[End] = []
+        for held in changed:
+            try:
+                if not held.sent and not lapsed([held.message]):
+                    self._sender.send([_back_in_its_queue(held)])
+                    held = held._replace(sent=True)
+            except PublishError:  # with its count it is larger than the server accepts
+                ends.append(End(held, delay=0))
+            if held.sent:
+                ends.append(End(held))
+        for _ in carry_out(ends):
             pass
 
     def close(self) -> None:
