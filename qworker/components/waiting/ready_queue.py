@@ -105,13 +105,7 @@ class ReadyQueue:
     def drop_reports(self, drops: Callable[[Request], bool]) -> list[Request]:
         """Take out the requests that a child should report, and that *drops* returns True for."""
         with self._lock:
-            dropped: list[Request] = []
-            kept: list[Request] = []
-            for request in self._reports:
-                (dropped if drops(request) else kept).append(request)
-            self._reports = deque(kept)
-            self._count -= len(dropped)
-            return dropped
+            return self._leave_reports(drops)
 
     @property
     def reports(self) -> int:
@@ -136,13 +130,20 @@ class ReadyQueue:
         return requests
 
     def _take_reports(self, slots: Slots) -> list[Request]:
-        taken: list[Request] = []
-        kept: list[Request] = []
         left = [slots.sync, slots.asynchronous]
-        for request in self._reports:
+
+        def fits(request: Request) -> bool:
             left[request.is_async] -= 1
-            (taken if left[request.is_async] >= 0 else kept).append(request)
-        self._reports = deque(kept)
+            return left[request.is_async] >= 0
+
+        return self._leave_reports(fits)
+
+    def _leave_reports(self, leaves: Callable[[Request], bool]) -> list[Request]:
+        taken: list[Request] = []
+        kept: deque[Request] = deque()
+        for request in self._reports:
+            (taken if leaves(request) else kept).append(request)
+        self._reports = kept
         self._count -= len(taken)
         return taken
 
