@@ -54,7 +54,7 @@ def _lapse_at_once(server: Any) -> None:
 class Kind:
     """start: a new, empty server. product: its name in ``config check`` for missing features. settings:
     transport options. lapse: returns a dead worker's messages to the queue; otherwise that takes some
-    seconds. lasting: a server whose data survives kill -9; None: there is none."""
+    seconds. lasting: a server whose data survives kill -9; None: no such server."""
 
     start: Callable[[], Any]
     product: str = ""

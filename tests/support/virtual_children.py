@@ -94,7 +94,7 @@ class VirtualChild:
                 self.arrived += frame
 
     def begin(self) -> Job | None:
-        """Start the next job that was not recalled; None if there is none,
+        """Start the next job that was not recalled; None if all have begun,
         or the main thread is busy."""
         while self.running is None and self.arrived:
             job = self.arrived.pop(0)

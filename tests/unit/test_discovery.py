@@ -1,4 +1,4 @@
-"""How a command finds its app: every place in order, and the errors when there is none."""
+"""How a command finds its app: every place in order, and the errors if none has one."""
 
 import pytest
 
