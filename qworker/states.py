@@ -37,8 +37,9 @@ def may_replace(old: str, new: str) -> bool:
     """Return whether `new` may overwrite a stored `old`.
 
     SUCCESS is never replaced. Other final states are replaced only by a final one: a redelivered task may
-    succeed after all.
+    succeed after all. STARTED does not replace a custom state, because the worker may store it after the
+    task has already called update_state(): they are stored by different processes.
     """
-    if old == SUCCESS:
-        return False
-    return old not in READY_STATES or new in READY_STATES
+    if new in READY_STATES:
+        return old != SUCCESS
+    return old not in READY_STATES and (new != STARTED or old in UNREADY_STATES)

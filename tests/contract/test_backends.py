@@ -537,8 +537,8 @@ def test_concurrent_batches_do_not_block_each_other(open_: Open) -> None:
 
 
 @pytest.mark.parametrize("new", ANY_STATE)
-@pytest.mark.parametrize("old", sorted(states.READY_STATES))
-def test_only_allowed_states_replace_a_final_one(open_: Open, old: str, new: str) -> None:
+@pytest.mark.parametrize("old", [*sorted(states.READY_STATES), CUSTOM])
+def test_only_allowed_states_replace_a_final_or_custom_one(open_: Open, old: str, new: str) -> None:
     backend = open_()
     store(backend, "x", old, "old")
     assert store(backend, "x", new, "new") is states.may_replace(old, new)

@@ -898,3 +898,10 @@ def test_requests_whose_end_is_reported_come_before_urgent_ones() -> None:
         Order(Call(number=0), at=2.0),
     )
     assert problems(run(Case(World(key="late"), orders))) == []
+
+
+def test_started_is_stored_after_the_task_has_stored_its_progress() -> None:
+    """It replaced the progress, which the task had not found again at once."""
+    world = World("kombu+memory", flush=0.0, track_started=True, pauses=0.1)
+    orders = (Order(numbered(Call(does="progress"))),)
+    assert problems(run(Case(world, orders=orders, seed=75))) == []

@@ -21,7 +21,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
-from qworker import states
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
@@ -36,7 +35,7 @@ from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
-from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
+from qworker.transports.sql.result_upserts import COUNTING, MAY_REPLACE, UPSERTS, channel_of, lock_of
 
 PORTION = 500
 """Number of ids per statement."""
@@ -123,8 +122,8 @@ class SQLBackend(Backend):
     def _replace(self, key: str, values: Mapping[str, Any]) -> sa.Update:
         """Return the statement that replaces the stored result of a task, if allowed."""
         task = self._tables.task
-        standing = [old for old in states.ALL_STATES if not states.may_replace(old, values["status"])]
-        replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
+        rule = MAY_REPLACE.format(old="status", new=":new_status")
+        replaceable = sa.text(f"({rule})").bindparams(new_status=values["status"])
         return task.update().where(task.c.task_id == key, replaceable).values(self._fitting(values))
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:

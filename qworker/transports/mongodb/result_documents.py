@@ -88,9 +88,10 @@ def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) ->
 
 def _unless_final(document: Document) -> UpdateOne:
     """Return the write that replaces a document with *document*, unless its state must not be replaced."""
-    status = {"$ifNull": ["$status", None]}
-    is_final = {"$in": [status, _standing(document["status"])]}
-    chosen = {"$cond": [is_final, "$$ROOT", {"$literal": document}]}
+    operator, listed = _replaced_by(document["status"])
+    is_listed = {"$in": [{"$ifNull": ["$status", None]}, listed]}
+    replaces = is_listed if operator == "$in" else {"$not": [is_listed]}
+    chosen = {"$cond": [replaces, {"$literal": document}, "$$ROOT"]}
     return UpdateOne({"_id": document["_id"]}, [{"$replaceWith": chosen}], upsert=True)
 
 
@@ -98,7 +99,7 @@ def _store_guarded(found: Collections, documents: Sequence[Document]) -> int:
     """Store each with one write that excludes final states: then the insert conflicts with the existing
     one."""
     orders = [
-        ReplaceOne({"_id": each["_id"], "status": {"$nin": _standing(each["status"])}}, each, upsert=True)
+        ReplaceOne({"_id": each["_id"], "status": dict([_replaced_by(each["status"])])}, each, upsert=True)
         for each in documents
     ]
     count = len(orders)
@@ -114,8 +115,13 @@ def _store_guarded(found: Collections, documents: Sequence[Document]) -> int:
     return count - len(orders)
 
 
-def _standing(status: str) -> list[str]:
-    return [old for old in states.ALL_STATES if not states.may_replace(old, status)]
+def _replaced_by(status: str) -> tuple[str, list[str | None]]:
+    """Return the operator and operand of the condition for the states that *status* may replace. Custom
+    states cannot be listed, and None is a missing state."""
+    allowed = [old for old in states.ALL_STATES if states.may_replace(old, status)]
+    if states.may_replace("a custom state", status):
+        return "$nin", [old for old in states.ALL_STATES if old not in allowed]
+    return "$in", [None, *allowed]
 
 
 def forget_failures(found: Collections, headers: Iterable[str], session: Any = None) -> None:

@@ -20,6 +20,7 @@ STATUS_SUFFIX = ".status"
 
 STORE_ROW = """
 local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
+local UNREADY = {PENDING = true, RECEIVED = true, STARTED = true, REJECTED = true, RETRY = true}
 local STATUS = '^{%s*"status":%s*"([^"]*)"'
 -- pcall: an error would end the script halfway, without undoing its writes. A key of another type counts as
 -- missing, and is replaced.
@@ -29,11 +30,15 @@ local function status_of(key)
   local beside = string.match(start, STATUS) or redis.pcall('GET', key .. '.status')
   return type(beside) == 'string' and beside
 end
--- milliseconds: '' for a result that does not expire. Returns 1 if the result was stored, 0 if a final state
+local function may_replace(old, new)
+  if FINAL[new] then return old ~= 'SUCCESS' end
+  return not FINAL[old] and (new ~= 'STARTED' or UNREADY[old])
+end
+-- milliseconds: '' for a result that does not expire. Returns 1 if the result was stored, 0 if the old one
 -- was kept.
 local function store_row(key, status, payload, milliseconds)
   local old = status_of(key)
-  if old and (old == 'SUCCESS' or (FINAL[old] and not FINAL[status])) then return 0 end
+  if old and not may_replace(old, status) then return 0 end
   local beside = string.match(payload, STATUS) ~= status
   if milliseconds == '' then
     redis.call('SET', key, payload)

@@ -30,9 +30,13 @@ MAX_ROWS = 500
 MAX_BYTES = 1024**2
 """Maximum bytes of the values of one statement, if the server limits the length of its text."""
 
-_FINAL = "({})".format(", ".join(f"'{state}'" for state in sorted(states.READY_STATES)))
-_MAY_REPLACE = (
-    "{old} IS NULL OR ({old} <> 'SUCCESS' AND ({old} NOT IN " + _FINAL + " OR {new} IN " + _FINAL + "))"
+_FINAL, _UNREADY = (
+    "({})".format(", ".join(f"'{state}'" for state in sorted(group)))
+    for group in (states.READY_STATES, states.UNREADY_STATES)
+)
+MAY_REPLACE = (
+    f"{{old}} IS NULL OR ({{new}} IN {_FINAL} AND {{old}} <> 'SUCCESS')"
+    f" OR ({{old}} NOT IN {_FINAL} AND ({{new}} <> 'STARTED' OR {{old}} IN {_UNREADY}))"
 )
 """The rule of states.may_replace() in SQL."""
 _KINDS = {
@@ -77,7 +81,7 @@ def _postgresql(table: str, columns: tuple[str, ...], makes_ids: bool, place: st
     names = ", ".join(columns)
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "task_id")
     key, value = ("", "") if makes_ids else ("id, ", "nextval('task_id_sequence'), ")
-    may_replace = _MAY_REPLACE.format(old="standing.status", new="excluded.status")
+    may_replace = MAY_REPLACE.format(old="standing.status", new="excluded.status")
     return f"""WITH stored AS (
     INSERT INTO {table} AS standing ({key}{names}) SELECT {value}{names}
     FROM unnest({arrays}) AS given ({names})
@@ -97,7 +101,7 @@ def mysql_upsert(
     all."""
     # The status comes last, because the conditions use the old one.
     order = [name for name in columns if name not in ("task_id", "status")] + ["status"]
-    may_replace = _MAY_REPLACE.format(old="status", new="VALUES(status)")
+    may_replace = MAY_REPLACE.format(old="status", new="VALUES(status)")
     changes = ", ".join(f"{name} = IF({may_replace}, VALUES({name}), {name})" for name in order)
     key, value = ("", "") if makes_ids else ("id, ", "nextval(task_id_sequence), ")
     one = f"({value}{', '.join([place] * len(columns))})"
@@ -115,7 +119,7 @@ def sqlite_upsert(
     """SQLite returns how many rows it stored, and assigns their ids."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "task_id")
     one = f"({', '.join([place] * len(columns))})"
-    may_replace = _MAY_REPLACE.format(old=f"{table}.status", new="excluded.status")
+    may_replace = MAY_REPLACE.format(old=f"{table}.status", new="excluded.status")
     for portion in portions_by_size(rows, MAX_ROWS, MAX_BYTES, length_of):
         yield (
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([one] * len(portion))} "

@@ -7,6 +7,8 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
+from qworker.transports.sql.result_upserts import MAY_REPLACE
+
 SCHEMA_VERSION = 6
 
 READY, DELAYED, LEASED = 0, 1, 2
@@ -71,11 +73,10 @@ NEXT_TAG = "max(ifnull((SELECT max(tag) FROM message), 0), (SELECT tag FROM high
 """The tag of a new message: never a reused one. AUTOINCREMENT would ensure the same, but with an additional
 page in every publisher's commit; this way the deletion of the last message writes, once per batch."""
 
-UPSERT_RESULT = """
+UPSERT_RESULT = f"""
 INSERT INTO result (task_id, status, payload, expires) VALUES (?, ?, ?, ?)
 ON CONFLICT (task_id) DO UPDATE SET status = excluded.status, payload = excluded.payload,
 expires = excluded.expires
-WHERE result.status NOT IN ('SUCCESS', 'FAILURE', 'REVOKED')
-   OR (result.status <> 'SUCCESS' AND excluded.status IN ('SUCCESS', 'FAILURE', 'REVOKED'))
+WHERE {MAY_REPLACE.format(old="result.status", new="excluded.status")}
 """
 """Compare-and-set of ``(task_id, status, payload, expires)`` by the rule of ``states.may_replace``."""
