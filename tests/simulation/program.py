@@ -109,6 +109,8 @@ class Record:
         """How often ``post_execute`` was sent, by job of Django and number."""
         self.starts: set[str] = set()
         """The ids of tasks of which the state STARTED was stored."""
+        self.without_expiry: set[str] = set()
+        """The ids of failed tasks that an operator has sent again, which removes ``expires``."""
         self.settings: dict[str, Any] = {}
         """Additional settings of all apps."""
         self.joins: dict[str, str] = {}
@@ -366,6 +368,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if request.retries:  # as in Celery, it is that of the task
             found["compression"] = part.options.get("compression")
         every = part.options, {**part.options, **known.options}  # those of the order go to the first
+        if request.id in record.without_expiry:
+            every = tuple({**options, "expires": None} for options in every)
         if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
         seen = (request.headers or {}).keys()

@@ -529,6 +529,8 @@ class Running:
             if fault.kind == "retry failed":
                 fail_as_stranger(self.observer.app, time.note)
             letters = self._letters(fault.kind)
+            if fault.kind == "retry failed":
+                self.seen.record.without_expiry |= set(letters.values())
             refused = meddle(fault.kind, self.observer.app, time.note, all_ids(self.seen.asked))
             if refused is not None:
                 again = (id for tag, id in letters.items() if tag not in refused)

@@ -905,3 +905,9 @@ def test_started_is_stored_after_the_task_has_stored_its_progress() -> None:
     world = World("kombu+memory", flush=0.0, track_started=True, pauses=0.1)
     orders = (Order(numbered(Call(does="progress"))),)
     assert problems(run(Case(world, orders=orders, seed=75))) == []
+
+
+def test_a_failed_task_is_sent_again_without_its_expiry() -> None:
+    """The checks expected ``expires``, which `qworker failed retry` removes."""
+    orders = (Order(Call(fails=True, options={"expires": 3000.0}, number=0)),)
+    assert problems(run(Case(orders=orders, faults=(Fault("retry failed", at=0.1),)))) == []
