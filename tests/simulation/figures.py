@@ -7,7 +7,7 @@ Thread:      the world's.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -106,13 +106,16 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
     """Yield figures of a run without faults that do not match. joins: whether results are stored, for
     groups."""
     killed = perhaps = 0
+    ends: dict[Any, dict[str, int]] = defaultdict(dict)
+    for (which, state), count in figures.ended.items():
+        ends[which][state] = count
     for each in asked:
         flow, ran = record.flow(each.name), record.ran(each.name)
         for number, part in flow.parts.items() if flow else ():
             if not isinstance(part, Call):
                 continue
             call = each.name, number
-            ended = {state: count for (which, state), count in figures.ended.items() if which == call}
+            ended = ends[call]
             told = {state: figures.told[call, state] for state in TOLD if figures.told[call, state]}
             began = figures.began[call]
             unrun = began - ran[number]  # a body whose header failed fails without running

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -746,7 +747,7 @@ class Running:
     def _oddities(self) -> Iterator[str]:
         """Yield results that ended at a wrong time, or lack the traceback or the calls of their task."""
         seen, now, ahead = self.seen, self.time.now, self._ahead() + ROUNDING
-        numbers = dict(seen.record.headers.keys())
+        numbers, ended = dict(seen.record.headers.keys()), cache(self._ended)
         for asked in seen.asked:
             known = {
                 part.number
@@ -755,7 +756,7 @@ class Running:
             }
             longer = delays_of(asked.order)  # for which values of members are kept
             for id in (each.id for made in asked.results for each in calls_of(made)):
-                begun, meta = seen.record.begun.get(id), self._ended(id)
+                begun, meta = seen.record.begun.get(id), ended(id)
                 if meta and meta["status"] == states.REVOKED and id not in seen.record.figures.revoked:
                     yield f"{asked.name}: {id} was revoked without a signal"
                 if not begun or meta is None:
@@ -781,7 +782,7 @@ class Running:
                 if raised and 'program.py", line ' not in (meta["traceback"] or ""):
                     yield f"{asked.name}: {id} has no traceback of its {error}"
         for id, parent in seen.record.parents.items():
-            meta = self._ended(parent)
+            meta = ended(parent)
             killed = (
                 meta is not None
                 and meta["status"] != states.SUCCESS
@@ -987,13 +988,13 @@ def id_of(headers: str) -> Any:
 
 def delays_of(order: Order) -> float:
     """Return the sum of all countdowns and retry delays in *order*, in seconds."""
-    given = (order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow)))
-    outdated = sum(getattr(part, "does", "") == "outdated" for part in parts_of(order.flow))
-    retries = sum(part.retries * part.delay for part in parts_of(order.flow) if isinstance(part, Call))
-    backoff = 3 * BACKOFF * sum(getattr(part, "does", "") == "again" for part in parts_of(order.flow))
-    deaths = sum(getattr(part, "does", "") == "dies" for part in parts_of(order.flow))
+    parts = list(parts_of(order.flow))
+    given = (order.options, *(getattr(part, "options", {}) for part in parts))
+    does = [getattr(part, "does", "") for part in parts]
+    retries = sum(part.retries * part.delay for part in parts if isinstance(part, Call))
     countdowns = sum(options.get("countdown") or 0.0 for options in given)
-    return float(countdowns + OUTDATED * outdated + retries + backoff + deaths)
+    again, deaths = does.count("again"), does.count("dies")
+    return float(countdowns + OUTDATED * does.count("outdated") + retries + 3 * BACKOFF * again + deaths)
 
 
 def _kind_of(case: Case) -> type[Running]:

@@ -15,10 +15,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import reduce
+from functools import cache, reduce
 from itertools import count
 from operator import or_
 from typing import Any
@@ -157,14 +157,26 @@ class Graph(Short):
             yield node, sorted({place - back for back in node.after if 0 < back <= place})
 
 
+_SEVERAL = ("links", "errbacks", "members", "steps", "header", "nodes")
+_ONE = ("body", "instead", "calls", "adds", "call")
+
+
+@cache
+def _fields_of(kind: type) -> tuple[list[str], list[str]]:
+    """The fields of *kind* that have several flows, and those that have one or None."""
+    names = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
+    return [name for name in _SEVERAL if name in names], [name for name in _ONE if name in names]
+
+
 def parts_of(flow: Any) -> Iterator[Any]:
     """*flow* and all flows inside it."""
     yield flow
-    for name in ("links", "errbacks", "members", "steps", "header", "nodes"):
-        for part in getattr(flow, name, ()):
+    several, one = _fields_of(type(flow))
+    for name in several:
+        for part in getattr(flow, name):
             yield from parts_of(part)
-    for name in ("body", "instead", "calls", "adds", "call"):
-        part = getattr(flow, name, None)
+    for name in one:
+        part = getattr(flow, name)
         if part is not None:
             yield from parts_of(part)
 
