@@ -172,6 +172,12 @@ class Seen:
         lost = asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
         return lost or any(self._loses(met.fault) and not self._is_of_another(met, asked) for met in self.met)
 
+    def kills_children_of(self, asked: Asked) -> bool:
+        """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""
+        return any(
+            met.fault.kind.startswith("child") and not self._is_of_another(met, asked) for met in self.met
+        )
+
     def _is_of_another(self, met: Met, asked: Asked) -> bool:
         """Return whether *met* concerned the child that ran a task of another order."""
         if not met.fault.kind.startswith(("child", "limit")):

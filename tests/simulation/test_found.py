@@ -911,3 +911,10 @@ def test_a_failed_task_is_sent_again_without_its_expiry() -> None:
     """The checks expected ``expires``, which `qworker failed retry` removes."""
     orders = (Order(Call(fails=True, options={"expires": 3000.0}, number=0)),)
     assert problems(run(Case(orders=orders, faults=(Fault("retry failed", at=0.1),)))) == []
+
+
+def test_a_task_that_fails_with_its_child_has_not_run() -> None:
+    """The child died in the call that comes before the run; the checks expected a run."""
+    pipe = Pipe([Call(number=0), Call(number=1), Call(does="lost", number=2)])
+    killed = Fault("child before", "worker0", "join.hold")
+    assert problems(run(Case(World(segment=2), (Order(pipe),), (killed,), seed=2))) == []
