@@ -105,12 +105,14 @@ class Figures:
 def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool) -> Iterator[str]:
     """Yield figures of a run without faults that do not match. joins: whether results are stored, for
     groups."""
-    killed = perhaps = 0
+    killed = perhaps = terminated = 0
     ends: dict[Any, dict[str, int]] = defaultdict(dict)
     for (which, state), count in figures.ended.items():
         ends[which][state] = count
     for each in asked:
         flow, ran = record.flow(each.name), record.ran(each.name)
+        if each.order.terminate:  # perhaps when it had stored its result and told of its end
+            terminated += sum(ran.values())
         for number, part in flow.parts.items() if flow else ():
             if not isinstance(part, Call):
                 continue
@@ -141,7 +143,7 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool)
     for state, how in TOLD.items():
         count = sum(count for (_, end), count in figures.ended.items() if end == state)
         count -= figures.eager[state] + (killed if state == states.FAILURE else 0)
-        fewer = perhaps if state == states.FAILURE else 0
+        fewer = terminated + (perhaps if state == states.FAILURE else 0)
         if not count - fewer <= figures.counted(how) <= count:
             yield f"metrics count {figures.counted(how)} as {how}, and signals {count}"
 

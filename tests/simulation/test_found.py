@@ -918,3 +918,14 @@ def test_a_task_that_fails_with_its_child_has_not_run() -> None:
     pipe = Pipe([Call(number=0), Call(number=1), Call(does="lost", number=2)])
     killed = Fault("child before", "worker0", "join.hold")
     assert problems(run(Case(World(segment=2), (Order(pipe),), (killed,), seed=2))) == []
+
+
+def test_a_task_is_terminated_after_it_has_told_of_its_end() -> None:
+    """Its child has stored SUCCESS and sent the signal, but metrics count the end as revoked."""
+    waiting = Graph([Node(Call(number=0)), Node(Call(number=1), after=[1])])
+    failing = Call(fails=True, errbacks=[Errback(number=3)], number=2)
+    body = Chunks(items=3, each=1, number=4)
+    chord = Chord([Call(number=1), failing], body, errbacks=[Errback(number=0)])
+    orders = (Order(waiting, at=1.0, revoke_at=0.0, terminate=True), Order(chord))
+    world = World(concurrency=1, base="hooked", flush=0.0, pauses=0.1)
+    assert problems(run(Case(world, orders, seed=2))) == []
