@@ -82,6 +82,8 @@ LOSES_NOTHING = frozenset(
     {"drift", "freeze", "jump", "move", "poison", "restart", "stall", "twice", *OF_OPERATORS}
 )
 """Faults after which a worker still runs a task that it acknowledged early."""
+HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "stall"})
+"""Faults of some duration, in which work may stand still."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
 STALLED = ("confirm", "extend", "lease", "settle")
@@ -311,6 +313,8 @@ class Running:
         for number in range(case.world.workers):
             self._start_worker(f"worker{number}")
         self.seen.record.keeps_all = case.world.joins and not case.world.forgets
+        self.busy_at = 0.0
+        """When there was work last, while somebody waited."""
         self.last = self._plan()
         self.open = len(self.seen.asked)
         if self.schedules is not None:
@@ -620,6 +624,8 @@ class Running:
 
     def _mind(self) -> float:
         """Restart dead workers."""
+        if self.time.nested > 1 and not self.quiet():  # else go() looks
+            self.busy_at = self.time.now
         for name, node in list(self.workers.items()):
             if not node.process.alive and node not in self.removed:
                 self._replace(node, kill=True)
@@ -678,8 +684,10 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
+                    # Where a caller has waited in vain for a lost task, nothing else may have happened.
+                    ended = self.busy_at if seen.stuck else since
                     faults = (met.at + met.fault.seconds for met in seen.met)
-                    seen.rested = since - max(self.last, *faults, 0.0) - time.took
+                    seen.rested = ended - max(self.last, *faults, self._put_off()) - time.took
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
@@ -692,6 +700,23 @@ class Running:
         if self.case.linger and not seen.stuck:
             self._linger()
         return seen
+
+    def _put_off(self) -> float:
+        """Return when the last delay within an order is over: it begins later if faults hold up the work
+        before it."""
+        spans = [
+            (met.at, met.at + met.fault.seconds) for met in self.seen.met if met.fault.kind in HOLDING_UP
+        ]
+        ends = [0.0]
+        for order in self.case.orders:
+            now, within = order.at, delays_of(order) - (order.options.get("countdown") or 0.0)
+            end = now + delays_of(order)
+            for begins, over in sorted(spans) if within else ():
+                if begins < end and over > now:
+                    end += over - max(begins, now)
+                    now = over
+            ends.append(end)
+        return max(ends)
 
     def _ahead(self) -> float:
         """Return the seconds by which the clock of a process may be ahead of another."""

@@ -929,3 +929,25 @@ def test_a_task_is_terminated_after_it_has_told_of_its_end() -> None:
     orders = (Order(waiting, at=1.0, revoke_at=0.0, terminate=True), Order(chord))
     world = World(concurrency=1, base="hooked", flush=0.0, pauses=0.1)
     assert problems(run(Case(world, orders, seed=2))) == []
+
+
+def test_delays_after_a_fault_begin_later() -> None:
+    """The checks expected the end of the countdown by the time of the call, though faults had held up the
+    step before it for as long as they allow for recovery."""
+    steps = [Call(number=0), Call(options={"countdown": 15}, number=1)]
+    orders = (Order(Pipe(steps)), Order(Call(number=0)))
+    faults = (
+        Fault("freeze", "worker0", at=3.0, seconds=15.0),
+        Fault("stall", "worker0", "settle", seconds=6.0),
+    )
+    assert problems(run(Case(World(workers=1), orders, faults, seed=2))) == []
+
+
+def test_a_caller_that_waits_for_a_lost_task_does_not_delay_the_others() -> None:
+    """Nobody knows of the task, which was acknowledged early: its caller waited until the end of the world.
+    The checks took that for the time that work took."""
+    orders = (Order(Call(number=0), ask="await"), Order(Call(options={"countdown": 130}, number=0)))
+    kill = Fault("kill after", "worker0", "settle")
+    seen = run(Case(World(workers=1, acks_late=False), orders, (kill,)))
+    assert problems(seen) == []
+    assert seen.stuck
