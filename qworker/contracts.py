@@ -45,6 +45,8 @@ class Task(Protocol):
     is_async: bool
     typing: bool
     expires: float | datetime | None
+    time_limit: float | None
+    soft_time_limit: float | None
     ignore_result: bool | None
     acks_late: bool | None
     store_errors_even_if_ignored: bool | None

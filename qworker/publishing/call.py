@@ -192,7 +192,7 @@ def make_call(app: App, router: Router, invocation: Invocation, request: Context
         chosen["shadow"] = task.shadow_name(args, kwargs, dict(options))
     if request is None and "reply_to" not in chosen:
         chosen["reply_to"] = _reply_to(app, task, chosen)
-    hard, soft = _limits(name, options)
+    hard, soft = limits_of(name, options)
     if request is None:
         _check_readable(app, name, chosen)
     ignored = chosen.get("ignore_result")
@@ -390,7 +390,7 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
     return moment
 
 
-def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def limits_of(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the (hard, soft) limits of the call in seconds; None means that of the task."""
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:

@@ -22,7 +22,7 @@ from qworker.message.marks import unmarked
 from qworker.message.protocol import Body
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
-from qworker.publishing.call import check_options, stamps_of
+from qworker.publishing.call import check_options, limits_of, stamps_of
 from qworker.results.result import AsyncResult, R
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.execution import Interrupted, execute
@@ -176,7 +176,8 @@ def _context(
 ) -> Context:
     """Return the request of an eager run, similar to that of a message."""
     parent = current_context()
-    limits = [options.get(name) or getattr(task, name) for name in ("time_limit", "soft_time_limit")]
+    hard, soft = limits_of(task.name, options)
+    limits = [hard or task.time_limit, soft or task.soft_time_limit]
     ignore_result = options.get("ignore_result")
     headers = {
         "task": task.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
@@ -50,3 +51,4 @@ def test_limits_of_an_eager_call_override_those_of_the_task() -> None:
     app = QWorker("ours", broker="memory://", set_as_current=False)
     task = app.task(bind=True, time_limit=5, soft_time_limit=3)(lambda self: self.request.timelimit)
     assert task.apply(time_limit=9).get() == [9, 3]
+    assert task.apply(time_limit=timedelta(seconds=9)).get() == [9, 3]
