@@ -79,9 +79,9 @@ logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 64 * 1024
 """Maximum characters of a stored traceback."""
-PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS = 2.0
 """Maximum seconds for which an ended task waits for the result store, so that hooks and signal receivers can
-read its state."""
+read its state. The first time, a process connects to the store meanwhile."""
 _HANGING: WeakKeyDictionary[Any, Event] = WeakKeyDictionary()
 """Result stores that did not answer in that time, each with an event that is set when it does. Used by any
 thread, because each access is one call."""
@@ -154,11 +154,11 @@ def started(app: App, task: Task, context: Context) -> ResultRow | None:
         return None
 
 
-def store_now(app: App, row: ResultRow | None) -> bool:
+def store_now(app: App, row: ResultRow | None, patience: float = PATIENCE_SECONDS) -> bool:
     """Store *row* before hooks and signal receivers are called, because they may query the task's state.
 
-    Return False if the store does not accept it within PATIENCE_SECONDS, because the task's time limit still
-    runs. Then the worker stores it, and retries until it succeeds.
+    Return False if the store does not accept it within *patience* seconds, because the task's time limit
+    still runs. Then the worker stores it, and retries until it succeeds.
     """
     if row is None:
         return False
@@ -175,10 +175,10 @@ def store_now(app: App, row: ResultRow | None) -> bool:
             answered.set()
 
     try:
-        if within(PATIENCE_SECONDS, store):
+        if within(patience, store):
             return True
         _HANGING[backend] = answered
-        error: object = f"no answer in {PATIENCE_SECONDS:g} s"
+        error: object = f"no answer in {patience:g} s"
     except Exception as raised:  # noqa: BLE001 - perhaps a third-party store; the worker reports the error
         reraise_interrupt(raised)
         error = safe_repr(raised)
@@ -310,7 +310,7 @@ class Run:
                 row = self._store(states.SUCCESS, kept)
             parts = self._parts(states.SUCCESS, kept)
             if context.callbacks or task.sees_its_end:
-                self.stored = store_now(self.app, row)
+                self.stored = store_now(self.app, row, self._patience())
             if held:
                 self.app.publisher.push(held, f"what follows {task.name}")
         except Exception as error:  # the result cannot be stored, or the following calls cannot be sent
@@ -454,7 +454,7 @@ class Run:
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks or task.sees_its_end:
-            self.stored = store_now(self.app, row)
+            self.stored = store_now(self.app, row, self._patience())
         if context.errbacks:
             followup.failed(self.app, context, error, text, again=can_go_back(task, context))
         self.info = info = ExceptionInfo(error, text)
@@ -469,6 +469,11 @@ class Run:
                 einfo=info,
             )
         return row
+
+    def _patience(self) -> float:
+        """Return for how long to wait for the result store: the calls that follow need time, too."""
+        limit = self.context.time_limit
+        return PATIENCE_SECONDS if not limit else max(0.0, min(PATIENCE_SECONDS, (limit - self.runtime) / 2))
 
     def leave(self) -> None:
         """Call the last hook, send the last signal, and restore the previous context. Always called."""

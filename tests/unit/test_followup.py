@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from threading import Event
 from typing import Any
 
@@ -333,6 +334,32 @@ def test_call_marked_as_failed_ends_with_a_chord_error(
     assert (outcome.kind, outcome.text) == (FAILURE, f"ChordError({str(mark)!r})")
 
 
+@pytest.mark.parametrize("limit", [None, 9.0])
+def test_state_is_stored_before_errbacks_when_the_first_connection_is_slow(limit: float | None) -> None:
+    class ConnectingBackend(MemoryBackend):
+        def store_rows(self, rows: Any) -> None:
+            Event().wait(0.7)
+            super().store_rows(rows)
+
+    plain, store, clock = make_app()
+    backend = ConnectingBackend("slow://", plain.conf, clock)
+    app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
+    seen: list[str] = []
+
+    @app.task(name="fail", time_limit=limit)
+    def fail() -> None:
+        raise KeyError("no")
+
+    def look(*_: Any) -> None:
+        seen.append(app.AsyncResult("parent").state)
+
+    store.on_push = look
+    body = Body((), {}, {"errbacks": [Signature("tell")]})
+    context = Context.from_message({"id": "parent", "task": "fail"}, body, task=fail)
+    assert execute(app, fail, context, body).stored
+    assert seen == ["FAILURE"]
+
+
 def test_hanging_result_store_delays_only_the_first_task() -> None:
     class HangingBackend(MemoryBackend):
         asked = 0
@@ -357,17 +384,20 @@ def test_hanging_result_store_delays_only_the_first_task() -> None:
 
     def end(name: str) -> Outcome:
         body = Body((), {}, {"callbacks": [Signature("after")], "errbacks": [Signature("tell")]})
-        context = Context.from_message({"id": name, "task": name}, body, task=app.tasks[name])
+        headers = {"id": name, "task": name, "timelimit": [1.0, None]}
+        context = Context.from_message(headers, body, task=app.tasks[name])
         return execute(app, app.tasks[name], context, body)
 
     app.finalize()
     try:
+        began = time.monotonic()
         outcomes = [end(name) for name in ("five", "fail", "five")]
         assert [outcome.kind for outcome in outcomes] == [SUCCESS, FAILURE, SUCCESS]
         assert [outcome.stored for outcome in outcomes] == [False] * 3
         assert all(outcome.row is not None for outcome in outcomes), "the worker stores them"
         assert [shown(sent)[0] for sent in store.sent] == ["after", "tell", "after"]
         assert backend.asked == 1
+        assert time.monotonic() - began < 1.0, "the time limit is kept"
     finally:
         answer.set()
 
