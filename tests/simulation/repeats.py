@@ -165,11 +165,13 @@ class Repeats:
         self.calls = calls
         self.delivered = delivered
         self.callers = callers
-        self.numbers: dict[str, int] = {}
+        self.numbers: dict[Execution, int] = {}
+        self.numbers_of: dict[str, set[int]] = defaultdict(set)
+        """Those of each id, which a call shares with the one that replaces it."""
         found: dict[Key, dict[Execution, None]] = defaultdict(dict)
         for number, run in runs:
             found[run.id, number, run.attempt][run] = None
-            self.numbers.setdefault(run.id, number)
+            self.numbers_of[run.id].add(self.numbers.setdefault(run, number))
         self.keys = {key: sorted(each, key=lambda run: run.place) for key, each in found.items()}
 
     def _right(self, key: Key) -> int:
@@ -194,15 +196,19 @@ class Repeats:
 
     def senders(self, number: int) -> set[int]:
         """Return the numbers of the calls that sent the call *number*, also through tasks without one."""
-        ids = {key[0] for key in self.keys if key[1] == number}
-        found = set(ids)
-        while ids:
-            parents = {run.parent for run in self.every if run.id in ids}
-            sent = {run.id for run in self.every if run.id in parents or not ids.isdisjoint(run.sent)}
-            ids = sent - found - self.numbers.keys()
+        runs = {run for key, each in self.keys.items() if key[1] == number for run in each}
+        found: set[Execution] = set()
+        while runs:
+            ids = {run.id for run in runs}
+            sent = {run for run in self.every if not ids.isdisjoint(run.sent)}
+            parents = {run.parent for run in runs} - {run.id for run in sent}
+            sent |= {run for run in self.every if run.id in parents}
+            runs = {run for run in sent - found if run.id not in self.numbers_of}
             found |= sent
-        senders = {self.numbers.get(id, -1) for id in found} - {number}
-        return senders | self.callers.get(number, set())
+        senders = set(self.callers.get(number, ()))
+        for run in found:
+            senders |= {self.numbers[run]} if run in self.numbers else self.numbers_of.get(run.id, set())
+        return senders - {number}
 
     def problems(self) -> Iterator[str]:
         """Yield the messages that ran too often."""

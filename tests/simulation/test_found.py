@@ -951,3 +951,12 @@ def test_a_caller_that_waits_for_a_lost_task_does_not_delay_the_others() -> None
     seen = run(Case(World(workers=1, acks_late=False), orders, (kill,)))
     assert problems(seen) == []
     assert seen.stuck
+
+
+def test_the_link_of_what_replaces_a_task_is_called_again() -> None:
+    """The chain's last call has the id of the task that it replaces, and was taken for it: the checks did not
+    find who had sent the link again."""
+    steps = [Call(instead=Call(number=2), number=1), Call(links=[Call(number=4)], number=3)]
+    order = Order(Call(instead=Chain(steps), number=0))
+    die = Fault("die", "worker1", "replacement-sent", 2)
+    assert problems(run(Case(orders=(order,), faults=(die,)))) == []

@@ -276,6 +276,19 @@ def test_only_a_fault_at_its_own_ack_explains_a_repeat(name: str, is_explained: 
     assert problems(seen) == ([] if is_explained else [wanted])
 
 
+def test_a_repeat_of_a_replaced_task_does_not_explain_one_of_a_link_of_its_replacement() -> None:
+    """The two share an id."""
+    steps = [Call(number=1), Call(links=[Call(number=3)], number=2)]
+    seen = run(Case(orders=(Order(Call(instead=Chain(steps), number=0)),)))
+    assert problems(seen) == []
+    executions, runs = seen.record.executions["f0"], seen.record.runs["f0"]
+    for number, id in ((0, None), (3, "other")):
+        once = dict(executions)[number]
+        executions.append((number, replace(once, id=id or once.id, place=len(seen.log))))
+        runs.append(next(each for each in runs if each[0] == number))
+    assert "f0: call 3 ran 2 times; expected 1 and 0 repeats" in problems(seen)
+
+
 def test_only_the_node_that_is_cut_off_explains_a_repeat() -> None:
     cut = Fault("cut", "worker0", "broker", at=2.5, seconds=10.0)
     orders = (Order(Call(number=0), at=2.4),)
