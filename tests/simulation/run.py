@@ -424,7 +424,7 @@ class Running:
         calling = any(asked.begun and not asked.called for asked in self.seen.asked)
         if (
             calling
-            or any(node.process.amid for node in self.processes.values())
+            or any(process.amid for process in self.live.values())  # also of one that starts
             or any(map(self._is_amid, self.workers.values()))
         ):
             self._at(self.time.now + AMID, "world", self._set_key)
@@ -432,7 +432,7 @@ class Running:
         self.time.note("the key is set")
         self.keyed = True
         self.seen.record.unsigned |= {asked.name for asked in self.seen.asked if asked.begun}
-        for worker in self.workers.values():
+        for worker in list(self.workers.values()):  # others may start while one stops
             if worker not in self.removed:
                 self._restart(worker)
         for caller in (*self.callers, self.observer):

@@ -960,3 +960,19 @@ def test_the_link_of_what_replaces_a_task_is_called_again() -> None:
     order = Order(Call(instead=Chain(steps), number=0))
     die = Fault("die", "worker1", "replacement-sent", 2)
     assert problems(run(Case(orders=(order,), faults=(die,)))) == []
+
+
+def test_a_worker_starts_while_others_are_restarted_with_the_key() -> None:
+    """The simulator failed: a worker was added to those that it restarted."""
+    killed = Fault("kill before", "worker0", "register")
+    away = Fault("away", "results", at=0.5, seconds=0.5)
+    order = Order(Call(number=0), at=0.9)
+    assert problems(run(Case(World(key="late"), (order,), (killed, away)))) == []
+
+
+def test_a_worker_that_was_starting_when_the_key_was_set_has_it() -> None:
+    """It was not restarted, and its results were not signed."""
+    killed = Fault("kill before", "worker0", "register")
+    stall = Fault("stall", "worker0", "register", seconds=1.0)
+    orders = (Order(Call(number=0), at=1.2), Order(Call(number=0), at=3.0))
+    assert problems(run(Case(World(key="late", workers=1), orders, (killed, stall)))) == []
