@@ -158,9 +158,11 @@ def store_now(app: App, row: ResultRow | None, patience: float = PATIENCE_SECOND
     """Store *row* before hooks and signal receivers are called, because they may query the task's state.
 
     Return False if the store does not accept it within *patience* seconds, because the task's time limit
-    still runs. Then the worker stores it, and retries until it succeeds.
+    still runs. Then the worker stores it, and retries until it succeeds. Also False if results are sent to
+    the caller: nobody else can query them, and what is sent cannot be corrected if the task then fails, or
+    runs again, because the calls after it could not be sent.
     """
-    if row is None:
+    if row is None or app.stores.sends_results:
         return False
     backend = app.backend
     hanging = _HANGING.get(backend)

@@ -30,7 +30,7 @@ from tests.simulation.run import Seen
 from tests.simulation.run import run as run_any
 from tests.simulation.seams import Process
 from tests.simulation.world import START
-from tests.support.flows import numbered
+from tests.support.flows import Failed, numbered
 
 
 def case_of(*flows: object, **options: object) -> Case:
@@ -976,3 +976,21 @@ def test_a_worker_that_was_starting_when_the_key_was_set_has_it() -> None:
     stall = Fault("stall", "worker0", "register", seconds=1.0)
     orders = (Order(Call(number=0), at=1.2), Order(Call(number=0), at=3.0))
     assert problems(run(Case(World(key="late", workers=1), orders, (killed, stall)))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "acks_late", "error"),
+    [
+        ("limit before", True, "TimeLimitExceeded"),
+        ("limit before", False, "TimeLimitExceeded"),
+        ("child before", False, "WorkerLost"),
+    ],
+)
+def test_a_success_is_sent_after_the_callbacks(kind: str, acks_late: bool, error: str) -> None:
+    """With ``rpc://`` it was sent before them: its task then failed without them, and its caller did not see
+    the failure."""
+    order = Order(Call(links=[Call(number=1)], number=0))
+    killed = Fault(kind, "worker", "push")
+    seen = run(Case(World("kombu+rpc", acks_late=acks_late), (order,), (killed,)))
+    assert problems(seen) == []
+    assert seen.values["f0"] == [Failed(error)]
