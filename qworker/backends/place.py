@@ -140,9 +140,9 @@ DISABLED = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
 
 def result_place(conf: Any, broker: str | None = None) -> ResultPlace:
     """Return where the settings *conf* keep results. broker: the URL of the broker; None: ``broker_url``."""
-    said: str | None = conf.result_backend
-    if said is not None:
-        return ResultPlace(said, conf, why_none=DISABLED if said.startswith(NOWHERE) else "")
+    configured: str | None = conf.result_backend
+    if configured is not None:
+        return ResultPlace(configured, conf, why_none=DISABLED if configured.startswith(NOWHERE) else "")
     url, *others = broker_urls(broker or conf.broker_url or "sqlite:")
     if others:
         why = f"results are not kept, because broker_url names several brokers: {_SET_IT}"

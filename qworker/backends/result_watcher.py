@@ -37,7 +37,7 @@ QUICKEST, SLOWEST = 0.001, 0.25
 MANY = 100
 """For a thread that waits for more ids than this, the pause between two polls of all its ids is a multiple of
 a poll's duration, limited by the seconds below."""
-REST_WHEN_TOLD, REST_WHEN_NOT_TOLD, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
+REST_WITH_SOURCE, REST_WITHOUT_SOURCE, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
 LINGER = 10.0
 """Seconds after which the idle thread of a WaiterThread ends."""
 STALLED = 1.5
@@ -72,7 +72,7 @@ class ResultWatcher:
         """The thread that holds this lock leads."""
         self._whole = True  # no leader was interrupted; this and all below: under _turn
         self._source: Source | None = None
-        self._heard = 0
+        self._source_events = 0
         """Counts reads, openings and closings of the source: a new waiter has missed what came before."""
         self._failures = 0
         self._open_at = 0.0
@@ -95,8 +95,8 @@ class ResultWatcher:
     def mark(self) -> int | None:
         """Return a mark for ``wait(looked=…)``; call this before reading all ids. wait() then need not read
         them again, because it considers notifications since. None if the source does not support it."""
-        heard = self._heard
-        return heard if getattr(self._source, "tells_of_all", False) else None
+        events = self._source_events
+        return events if getattr(self._source, "announces_all", False) else None
 
     def wait(
         self,
@@ -311,7 +311,7 @@ class ResultWatcher:
             ids = waiter.ids
             count += len(ids)
             if waiter.looked is not None:
-                if waiter.looked == self._heard:
+                if waiter.looked == self._source_events:
                     waiter.anew.clear()
                 waiter.looked = None
             if waiter.anew:
@@ -319,14 +319,14 @@ class ResultWatcher:
             if len(ids) > MANY:
                 many.append(ids)
         came = bool(wanted)
-        told = self._hear(waiters, count, came)
+        announced = self._read_source(waiters, count, came)
         began = time.monotonic()
-        everything = told is None or began >= self._look_at
-        if told:
-            wanted.update(*(filter(waiter.ids.__contains__, told) for waiter in waiters))
+        everything = announced is None or began >= self._look_at
+        if announced:
+            wanted.update(*(filter(waiter.ids.__contains__, announced) for waiter in waiters))
         if everything and count > len(wanted):
             wanted.update(*(waiter.ids for waiter in waiters if len(waiter.ids) <= MANY))
-        look_at_many = min(self._look_at_many, self._rested_at) if told is None else self._look_at_many
+        look_at_many = min(self._look_at_many, self._rested_at) if announced is None else self._look_at_many
         if many and (began >= look_at_many or look_at_many == math.inf):
             look_at_many = 0.0
             wanted.update(*many)
@@ -357,10 +357,10 @@ class ResultWatcher:
         """Compute the earliest and the latest time of the next read of many ids; the last one *took* so many
         seconds."""
         if self._source is not None:
-            self._rested_at = done + min(10 * took, REST_WHEN_TOLD)
+            self._rested_at = done + min(10 * took, REST_WITH_SOURCE)
             self._look_at_many = done + max(POLL_SECONDS, min(50 * took, REST_BETWEEN_POLLS))
         else:
-            self._rested_at = self._look_at_many = done + max(self._pause, min(3 * took, REST_WHEN_NOT_TOLD))
+            self._rested_at = self._look_at_many = done + max(self._pause, min(3 * took, REST_WITHOUT_SOURCE))
 
     def _look(self, ids: set[str], waiters: Sequence[Waiter]) -> None:
         ended = final(self.backend.read_many(ids))
@@ -369,7 +369,7 @@ class ResultWatcher:
             if theirs := {task_id: found for task_id, found in ended.items() if task_id in waiter.ids}:
                 waiter.give(theirs)
 
-    def _hear(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
+    def _read_source(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
         """Return the announced ids; None: any may have ended. Opens the source if necessary.
 
         count: number of ids that *waiters* wait for. came: some of them are new.
@@ -380,7 +380,7 @@ class ResultWatcher:
             if source is None:
                 if not count or time.monotonic() < self._open_at:
                     return ()
-                self._heard += 1
+                self._source_events += 1
                 source = self._source = self.backend.open_source()
                 if source is None:
                     self._open_at = math.inf
@@ -390,8 +390,8 @@ class ResultWatcher:
                 return None
             if came or count < self._subscribed // 2:  # not after each result, because this takes linear time
                 self._subscribe(source, waiters)
-            self._heard += 1
-            return source.told()
+            self._source_events += 1
+            return source.announced()
         except Exception as error:  # noqa: BLE001 - sources may raise anything; results are polled meanwhile
             reraise_interrupt(error)
             self._failed(error)
@@ -433,7 +433,7 @@ class ResultWatcher:
 
     def _close_source(self) -> None:
         source, self._source = self._source, None
-        self._heard += 1
+        self._source_events += 1
         if source is not None:
             try:
                 source.close()

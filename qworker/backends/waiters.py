@@ -74,7 +74,7 @@ class Waiter:
 
 class Source(Protocol):
     """A store's notifications about results, used by the leader. Methods of a broken source may raise any
-    exception; then another source is opened. A source with ``tells_of_all = True`` needs no subscribe(): it
+    exception; then another source is opened. A source with ``announces_all = True`` needs no subscribe(): it
     announces everything stored after it was opened."""
 
     def fileno(self) -> int:
@@ -83,7 +83,7 @@ class Source(Protocol):
     def subscribe(self, ids: Collection[str]) -> None:
         """Announce results of *ids* from now on, and possibly others. Earlier results are read instead."""
 
-    def told(self) -> Collection[str] | None:
+    def announced(self) -> Collection[str] | None:
         """Return the ids announced since the last call, without waiting; None: any may have ended."""
 
     def close(self) -> None: ...

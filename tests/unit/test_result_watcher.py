@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE, until
 class FakeSource:
     """A Source made of a socket pair."""
 
-    tells_of_all = False
+    announces_all = False
 
     def __init__(self) -> None:
         self._here, self._there = socket.socketpair()
@@ -46,7 +46,7 @@ class FakeSource:
         self.subscribed = set(ids)
         self.subscriptions += 1
 
-    def told(self) -> Collection[str] | None:
+    def announced(self) -> Collection[str] | None:
         try:
             data = self._here.recv(65536)
         except BlockingIOError:
@@ -177,7 +177,7 @@ def notifying() -> Iterator[FakeStore]:
     made.end("first")
     assert list(made.watcher.wait(["first"], PATIENCE)) == ["first"]
     assert made.watcher.mark() is None
-    made.sources[-1].tells_of_all = True
+    made.sources[-1].announces_all = True
     made.watcher._look_at = math.inf
     made.reads.clear()
     yield made

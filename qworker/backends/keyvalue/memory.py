@@ -24,17 +24,17 @@ _stores = forgetful()
 
 
 class StoringThreads:
-    """A Source that the store itself notifies, in this process. Any thread may call tell()."""
+    """A Source that the store itself notifies, in this process. Any thread may call announce()."""
 
     def __init__(self) -> None:
         self._wakeup = WakeupPipe()
         self._wakeup.open()
         self._subscribed: frozenset[str] = frozenset()
-        self._told: SimpleQueue[str] = SimpleQueue()
+        self._announced: SimpleQueue[str] = SimpleQueue()
 
-    def tell(self, task_id: str) -> None:
+    def announce(self, task_id: str) -> None:
         if task_id in self._subscribed:
-            self._told.put(task_id)
+            self._announced.put(task_id)
             self._wakeup.wake()
 
     def fileno(self) -> int:
@@ -43,9 +43,9 @@ class StoringThreads:
     def subscribe(self, ids: Collection[str]) -> None:
         self._subscribed = frozenset(ids)
 
-    def told(self) -> Collection[str]:
+    def announced(self) -> Collection[str]:
         self._wakeup.clear()
-        return [self._told.get() for _ in range(self._told.qsize())]
+        return [self._announced.get() for _ in range(self._announced.qsize())]
 
     def close(self) -> None:
         self._subscribed = frozenset()
@@ -83,7 +83,7 @@ class MemoryBackend(KeyValueBackend):
         with self._lock:
             self._values[key] = (value, None if ttl is None else self.clock.now() + ttl)
         if self._source is not None:
-            self._source.tell(key.removeprefix(TASK_PREFIX))
+            self._source.announce(key.removeprefix(TASK_PREFIX))
 
     def remove(self, key: str) -> None:
         with self._lock:

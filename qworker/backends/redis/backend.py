@@ -192,7 +192,7 @@ class RedisSubscription:
         self._link = Link(where)
         self._prefix = prefix
         self._subscribed: set[str] = set()
-        self._told: list[str] = []
+        self._announced: list[str] = []
 
     def fileno(self) -> int:
         return self._link.fileno()
@@ -219,13 +219,13 @@ class RedisSubscription:
 
     def _take(self, reply: Any) -> None:
         if reply[0] == b"message":
-            self._told.append(reply[1].decode()[len(self._prefix) :])
+            self._announced.append(reply[1].decode()[len(self._prefix) :])
 
-    def told(self) -> Collection[str]:
+    def announced(self) -> Collection[str]:
         for reply in self._link.received():
             self._take(checked(self._link, reply))
-        told, self._told = self._told, []
-        return told
+        announced, self._announced = self._announced, []
+        return announced
 
     def close(self) -> None:
         self._link.close()

@@ -96,8 +96,8 @@ class RpcBackend(MemoryBackend):
         queue, correlation = meta.get("reply_to"), meta.get("correlation_id")
         if not queue:
             return None  # the caller expects no result
-        told = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
-        return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(told))), None
+        reply = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
+        return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(reply))), None
 
     def store(self, task_id: str, meta: Meta) -> bool:
         row = self.row(task_id, meta)
@@ -136,7 +136,7 @@ class Newest(dict[str, Value]):
         super().__init__()
         self._most = most
         self.size = 0
-        self._told = False
+        self._warned = False
 
     def __setitem__(self, key: str, value: Value) -> None:
         self.pop(key, None)  # so that the new value comes last
@@ -144,8 +144,8 @@ class Newest(dict[str, Value]):
         self.size += _size(value)
         while self.size > self._most and len(self) > 1:
             del self[next(iter(self))]
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 logger.warning(
                     "this process has %d MB of results from rpc://, and drops the oldest: set "
                     "task_ignore_result or ignore_result where results are not needed, or result_backend",

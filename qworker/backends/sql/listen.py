@@ -35,22 +35,22 @@ class ListenConnection:
     def subscribe(self, ids: Collection[str]) -> None:
         """Do nothing, because the server announces all tasks."""
 
-    def told(self) -> Collection[str] | None:
-        told = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
-        return None if LOOK in told else told
+    def announced(self) -> Collection[str] | None:
+        announced = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
+        return None if LOOK in announced else announced
 
     def _payloads(self) -> list[str]:
         if hasattr(self._connection, "pgconn"):
             server = self._connection.pgconn
             server.consume_input()
-            told = []
+            payloads = []
             while (notification := server.notifies()) is not None:
-                told.append(notification.extra.decode("utf-8", "replace"))
-            return told
+                payloads.append(notification.extra.decode("utf-8", "replace"))
+            return payloads
         self._connection.poll()
-        told = [notification.payload for notification in self._connection.notifies]
+        payloads = [notification.payload for notification in self._connection.notifies]
         self._connection.notifies.clear()
-        return told
+        return payloads
 
     def close(self) -> None:
         self._close()

@@ -65,7 +65,7 @@ SWEEP = (
 class PipeSource:
     """A Source: each final state is announced in all pipes, without the id of the task."""
 
-    tells_of_all = True
+    announces_all = True
 
     def __init__(self, pipe: NotificationPipe) -> None:
         self._pipe = pipe
@@ -77,7 +77,7 @@ class PipeSource:
     def subscribe(self, ids: Collection[str]) -> None:
         pass
 
-    def told(self) -> Collection[str] | None:
+    def announced(self) -> Collection[str] | None:
         return None if self._pipe.clear() else ()
 
     def close(self) -> None:

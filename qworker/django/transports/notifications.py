@@ -39,11 +39,11 @@ _notifiers: dict[str, Notifier] = {}
 
 
 class Notifications(Protocol):
-    """The notifications of a ``Source``. told: ids, names and groups of ended tasks; None if unknown."""
+    """The notifications of a ``Source``. announced: ids, names and groups of ended tasks; None if unknown."""
 
     def fileno(self) -> int: ...
 
-    def told(self) -> Collection[str] | None: ...
+    def announced(self) -> Collection[str] | None: ...
 
     def close(self) -> None: ...
 
@@ -56,7 +56,7 @@ class NoNotifications:
     def fileno(self) -> int:
         return -1
 
-    def told(self) -> Collection[str] | None:
+    def announced(self) -> Collection[str] | None:
         return ()
 
     def close(self) -> None:

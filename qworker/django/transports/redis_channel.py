@@ -67,7 +67,7 @@ class Subscription:
     def fileno(self) -> int:
         return self._link.fileno()
 
-    def told(self) -> Collection[str]:
+    def announced(self) -> Collection[str]:
         replies = [checked(self._link, reply) for reply in self._link.received()]
         texts = [reply[2].decode("utf-8", "replace") for reply in replies if reply[0] == b"message"]
         return [text for some in texts for text in some.split("\n")]

@@ -183,9 +183,9 @@ class TaskSource:
             keys.setdefault(_text_of(key), []).append(key)
         self._keys = keys
 
-    def told(self) -> Collection[str] | None:
-        told = self._notifications.told()
-        return None if told is None else [key for text in told for key in self._keys.get(text, ())]
+    def announced(self) -> Collection[str] | None:
+        announced = self._notifications.announced()
+        return None if announced is None else [key for text in announced for key in self._keys.get(text, ())]
 
     def close(self) -> None:
         self._close()
