@@ -180,7 +180,7 @@ def forget(path: str) -> None:
             os.unlink(path)
 
 
-def bury(lock: str) -> None:
+def delete_files(lock: str) -> None:
     """Delete the files of a dead consumer with the lock *lock*."""
     forget(lock)
     forget(f"{lock.removesuffix('.lock')}.running")

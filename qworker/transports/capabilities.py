@@ -152,10 +152,10 @@ def without_effect(url: str | None, options: Iterable[str], more: Iterable[str] 
 
 def warn(url: str | None, options: Iterable[str], more: Iterable[str] = ()) -> None:
     """Log the text of without_effect(), once per process, because a worker opens several connections."""
-    _say(without_effect(url, options, more))
+    _warn_once(without_effect(url, options, more))
 
 
 @cache
-def _say(text: str) -> None:
+def _warn_once(text: str) -> None:
     if text:
         logger.warning("%s", text)

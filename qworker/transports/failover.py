@@ -188,9 +188,9 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
 
     def present(self, text: str) -> None:
         self._presence = text
-        self._tell(self.broker)
+        self._present(self.broker)
 
-    def _tell(self, broker: Broker) -> None:
+    def _present(self, broker: Broker) -> None:
         if broker.presence is not None:
             broker.presence.consumer.present(self._presence)
 
@@ -214,7 +214,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         """Register at broker number *index*. The returned generation contains this number, as tags do."""
         name, queues, concurrency = self._registration
         broker = self._brokers.brokers[index]
-        self._tell(broker)
+        self._present(broker)
         generation = broker.consumer.register(name, queues, concurrency)
         self._index = index
         self._answered, self._silent = True, None

@@ -106,29 +106,29 @@ def held_seconds(worker: Presence, now: float) -> float:
 
 def to_text(presence: Presence) -> str:
     """Return the text for the broker: everything that its record does not contain."""
-    told = {name: value for name, value in presence.plain().items() if name in READERS}
-    told["running"] = [
+    values = {name: value for name, value in presence.plain().items() if name in READERS}
+    values["running"] = [
         task._replace(id=task.id[:MAX_WORD], name=task.name[:MAX_WORD], queue=task.queue[:MAX_WORD])._asdict()
         for task in presence.running[:MAX_RUNNING]
     ]
-    return json.dumps(told, separators=(",", ":"))
+    return json.dumps(values, separators=(",", ":"))
 
 
 def from_text(text: str, record: Presence) -> Presence:
     """Return the worker with this *record* and *text* ('': none) in the broker. Never fails."""
-    told: dict[str, Any] = {"seen": record.started}
+    values: dict[str, Any] = {"seen": record.started}
     for name, value in _parsed(text).items():
         reader = READERS.get(name)
         if reader is None:
             continue
         try:
-            told[name] = reader(value)
+            values[name] = reader(value)
         except (ValueError, TypeError, KeyError, OverflowError):
             continue
     kept = {name: getattr(record, name) for name in RECORDED}
     if record.host:
-        told["host"] = record.host
-    return Presence(**(told | kept))
+        values["host"] = record.host
+    return Presence(**(values | kept))
 
 
 RECORDED = ("name", "pid", "queues", "concurrency", "started")

@@ -151,13 +151,13 @@ def _one_place(source: Broker, target: Broker) -> ConfigurationError:
 def _leads_back(source: Broker, target: Broker) -> bool:
     """Whether a revocation sent to *target*, of a call that nobody made, arrives at *source*, where we are
     registered. False if tasks cannot be revoked."""
-    told, heard = target.revocations, source.revocations
-    if told is None or heard is None or type(source.sender) is not type(target.sender):
+    sending, receiving = target.revocations, source.revocations
+    if sending is None or receiving is None or type(source.sender) is not type(target.sender):
         return False
     id = f"qworker-move-{task_id()}"
-    told.sender.revoke([id])
+    sending.sender.revoke([id])
     for _ in range(HEARD_TRIES):
-        if any(revocation.task_id == id for revocation in heard.consumer.revoked_since(0)[1]):
+        if any(revocation.task_id == id for revocation in receiving.consumer.revoked_since(0)[1]):
             return True
         source.consumer.wait(HEARD_SECONDS)
     return False

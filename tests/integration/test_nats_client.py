@@ -417,17 +417,17 @@ def test_error_that_arrives_before_the_wait_is_raised(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = threading.Event()
-    tell, send = shared._tell, shared._send
+    report, send = shared._report, shared._send
 
-    def hear(error: Exception) -> None:
-        tell(error)
+    def report_and_note(error: Exception) -> None:
+        report(error)
         refused.set()
 
     def send_and_sleep(*given: Any) -> None:
         send(*given)
         assert refused.wait(PATIENCE)
 
-    monkeypatch.setattr(shared, "_tell", hear)
+    monkeypatch.setattr(shared, "_report", report_and_note)
     monkeypatch.setattr(shared, "_send", send_and_sleep)
     with pytest.raises(ConnectionError, match="Permissions Violation"):
         shared.exchange([Post("s", b"-ERR 'Permissions Violation for Publish to \"s\"'")], timeout=1.0)

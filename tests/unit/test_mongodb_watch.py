@@ -76,11 +76,11 @@ def bench() -> Iterator[Bench]:
 def test_watch_notifies_when_open_and_at_the_first_change(bench: Bench) -> None:
     bench.begin()
     assert bench.notified()
-    assert bench.watch.stands
+    assert bench.watch.active
     bench.database.stream.answers.put(None)
     bench.database.stream.answers.put({"_id": "token"})
     assert bench.notified()
-    assert not bench.watch.stands
+    assert not bench.watch.active
     assert bench.database.stream.closed.is_set(), "no stream is needed while there is work"
     assert not bench.notifications.acquire(blocking=False), "no change, no notification"
 
@@ -103,27 +103,27 @@ def test_broken_stream_notifies_and_is_reopened_after_a_pause(bench: Bench, erro
     assert bench.notified()
     bench.database.stream.answers.put(error)
     assert bench.notified(), "changes may have been lost"
-    assert not bench.watch.stands
+    assert not bench.watch.active
     bench.begin()
     assert bench.database.opened == 1
     bench.now += AGAIN_SECONDS
     bench.begin()
     assert bench.notified()
-    assert bench.watch.stands
+    assert bench.watch.active
 
 
 def test_refused_stream_is_retried_after_a_pause(bench: Bench) -> None:
     bench.database.refusal = RuntimeError("only supported on replica sets")
     bench.begin()
     assert bench.notified()
-    assert not bench.watch.stands
+    assert not bench.watch.active
     bench.begin()
     assert bench.database.opened == 1
     bench.now += AGAIN_SECONDS
     bench.database.refusal = None
     bench.begin()
     assert bench.notified()
-    assert bench.watch.stands
+    assert bench.watch.active
 
 
 def test_ended_stream_notifies_and_is_not_reopened_at_once(bench: Bench) -> None:
@@ -141,7 +141,7 @@ def test_close_does_not_wait_and_is_final(bench: Bench) -> None:
     bench.begin()
     assert bench.notified()
     bench.watch.close()  # while the server has not answered
-    assert not bench.watch.stands
+    assert not bench.watch.active
     bench.database.stream.answers.put(None)
     assert bench.database.stream.closed.wait(PATIENCE)
     thread = bench.watch._thread

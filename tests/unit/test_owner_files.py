@@ -11,8 +11,8 @@ import pytest
 from qworker.clock import boot_id
 from qworker.process.owner_files import (
     OwnerFiles,
-    bury,
     copied_tags,
+    delete_files,
     died,
     lock_beside,
     running_tags,
@@ -66,7 +66,7 @@ def test_other_files_are_neither_read_nor_removed(tmp_path: Path) -> None:
         assert not died(str(path), BOOT) or name.endswith(".running")
         assert running_tags(str(path)) is None or name.endswith(".running")
         if not name.endswith(".running"):
-            bury(str(path))
+            delete_files(str(path))
     assert sorted(os.listdir(tmp_path)) == sorted(names)
     assert not died("1.0123456789ab.lock\0", BOOT)
 
@@ -74,7 +74,7 @@ def test_other_files_are_neither_read_nor_removed(tmp_path: Path) -> None:
 def test_both_files_of_a_dead_consumer_are_removed(tmp_path: Path) -> None:
     held = holding(tmp_path)
     Path(held.running).touch()
-    bury(held.lock)
+    delete_files(held.lock)
     assert os.listdir(tmp_path) == []
 
 

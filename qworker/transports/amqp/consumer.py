@@ -87,7 +87,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._presence = PresencePublisher(server, publisher)
         self.queues: tuple[str, ...] = ()
         """The queues of the last registration; any thread may read this."""
-        self._said_so = False
+        self._logged_not_kept = False
         """Whether it was logged that failed tasks cannot be kept."""
         self._start_over()
 
@@ -195,7 +195,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             inbox.promote_due(now)
             self._send_back(subscription, inbox.later_than(now + KEPT_SECONDS))
             taken = inbox.take(queues, limit, delayed_limit, now + eta_window)
-            subscription.unheard = False
+            subscription.unreported = False
             if taken:
                 crash_point("claiming")
             return Claim(taken, inbox.next_due(), self._revoked.last)
@@ -203,7 +203,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
     def extend(self) -> None:
         with self._held() as subscription:
             subscription.link.tick()
-            self._presence.tell()
+            self._presence.announce()
 
     def present(self, text: str) -> None:
         self._presence.text = text
@@ -217,7 +217,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 self._part_with(subscription, [])
             if self._to_open and time.monotonic() >= self._open_at:
                 self._open_streams(subscription.link, logger.debug)
-            self._presence.tell_in_time()
+            self._presence.announce_if_due()
             self._settled.alive()
             inbox = subscription.inbox
             if inbox.prefetch.relax(time.monotonic(), inbox.waiting):
@@ -337,8 +337,8 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
 
     def _cannot_keep(self, error: ConfigurationError) -> None:
         """Treat a failed task as one that is not kept: its message must not come back for that reason."""
-        log = logger.debug if self._said_so else logger.error
-        self._said_so = True
+        log = logger.debug if self._logged_not_kept else logger.error
+        self._logged_not_kept = True
         log("failed tasks are not kept: %s; or set task_keep_failed = False", error)
 
     # -- waiting --
@@ -349,9 +349,13 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             raise LeaseLost("this process holds no leases: register first")
         link, inbox = subscription.link, subscription.inbox
         deadline = time.monotonic() + timeout
-        if inbox.waiting and not subscription.unheard and self._wakeup.sleep(min(timeout, GATHER_SECONDS))[0]:
+        if (
+            inbox.waiting
+            and not subscription.unreported
+            and self._wakeup.sleep(min(timeout, GATHER_SECONDS))[0]
+        ):
             return False
-        while not subscription.unheard:
+        while not subscription.unreported:
             left = deadline - time.monotonic()
             if not inbox.roomy():  # enough messages are waiting to be leased
                 self._wakeup.sleep(left)
@@ -364,8 +368,8 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 return True
             if self._wakeup.clear() or (left <= 0 and not came):
                 break
-        heard, subscription.unheard = subscription.unheard, False
-        return heard
+        received, subscription.unreported = subscription.unreported, False
+        return received
 
     def wake(self) -> None:
         self._wakeup.wake()

@@ -245,16 +245,16 @@ class Publisher:
             pass
 
     def _await_confirms(self, link: Link, deadline: float, until_blocked: bool = False) -> None:
-        heard = time.monotonic()
+        last_received = time.monotonic()
         while self._confirmed < self._sent and not (until_blocked and link.blocked):
             now = time.monotonic()
-            dead = heard + self._server.silent_seconds if not link.blocked else math.inf
+            dead = last_received + self._server.silent_seconds if not link.blocked else math.inf
             if now >= min(deadline, dead):
                 silence = self._silence(link)
                 link.drop()  # further confirms are not waited for
                 raise BrokerUnavailable(silence)
             if link.read(min(deadline, dead) - now):
-                heard = time.monotonic()
+                last_received = time.monotonic()
 
     def _silence(self, link: Link) -> str:
         why = f": {link.blocked}" if link.blocked else ""

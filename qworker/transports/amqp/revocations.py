@@ -58,7 +58,7 @@ class RevokedStream:
         self.last = 0
         self._known: dict[str, float] = {}
         """Ids of messages that were read → their expiry: over each new link all are read again."""
-        self._heard: list[tuple[int, float, Revocation]] = []
+        self._received: list[tuple[int, float, Revocation]] = []
         self._marker = ""
         self._link: Link | None = None
         self._channel = 0
@@ -120,11 +120,11 @@ class RevokedStream:
             return False
         self._known[id] = expires
         self.last += 1
-        self._heard.append((self.last, expires, found))
+        self._received.append((self.last, expires, found))
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
         """See Hearing.revoked_since()."""
         now = self._server.clock.now()
-        self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
-        return max(cursor, self.last), [entry[2] for entry in self._heard]
+        self._received = [entry for entry in self._received if entry[0] > cursor and entry[1] > now]
+        return max(cursor, self.last), [entry[2] for entry in self._received]

@@ -34,7 +34,7 @@ class Subscription:
     ) -> None:
         self.link = link
         self.inbox = inbox
-        self.unheard = False
+        self.unreported = False
         """Whether a message or a revocation has arrived, or a queue was deleted, and neither a claim nor a
         wait has reported it."""
         self._server = server
@@ -63,13 +63,13 @@ class Subscription:
             new = self.inbox.put(queue, message, self._server.clock.now())
         else:
             new = self._revoked.take(message)
-        self.unheard = new or self.unheard
+        self.unreported = new or self.unreported
 
     def _cancelled(self, consumer: str) -> None:
         queue = self._consumers.pop(consumer, None)
         if queue is not None:
             self._deleted.add(queue)
-            self.unheard = True
+            self.unreported = True
 
     def read(self) -> None:
         """Read arrived messages, as long as there is room, and recreate deleted queues."""

@@ -83,9 +83,9 @@ class PresencePublisher:
             "concurrency": concurrency,
             "started": self._server.clock.now(),
         }
-        self.tell()
+        self.announce()
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Announce it again. Never raises: it will be announced another time."""
         now = time.monotonic()
         self._due = now + EVERY_SECONDS
@@ -96,10 +96,10 @@ class PresencePublisher:
                 self._quiet_until = time.monotonic() + QUIET_SECONDS
                 logger.debug("this worker could not be announced: %s", error)
 
-    def tell_in_time(self) -> None:
+    def announce_if_due(self) -> None:
         """Announce it again, if that is due."""
         if time.monotonic() >= self._due:
-            self.tell()
+            self.announce()
 
 
 def listed(server: Server, publisher: Publisher) -> list[Presence]:

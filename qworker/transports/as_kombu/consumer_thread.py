@@ -179,7 +179,7 @@ class ConsumerThread:
         with self.shared_state.changed:
             thread, self._thread = self._thread or self._former, None
             self._ending = True
-            self.shared_state.tell()
+            self.shared_state.notify()
             self.shared_state.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_SECONDS)

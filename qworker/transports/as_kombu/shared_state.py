@@ -84,7 +84,7 @@ class SharedState:
         self._arrived: deque[Delivery] = deque()
         self._settlements: list[Settlement] = []
         self._calls: list[Call] = []
-        self._told = False
+        self._notified = False
         """Whether something was added since the consumer thread last took the calls."""
         self._asleep = False
 
@@ -115,7 +115,7 @@ class SharedState:
             if prefetch is not None:
                 inbox.prefetch = prefetch
             inbox.news = True
-            self.tell()
+            self.notify()
 
     def close(self, inbox: Inbox) -> None:
         """Give back all messages of *inbox*, held or arrived."""
@@ -127,7 +127,7 @@ class SharedState:
             if inbox in self.inboxes:
                 self.inboxes.remove(inbox)
             self._settlements += held
-            self.tell()
+            self.notify()
 
     def _take_back(self, inbox: Inbox, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -148,7 +148,7 @@ class SharedState:
             for settlement in settlements:
                 self._marks.end(inbox.held.pop(settlement.tag, -1))  # type: ignore[union-attr]
             self._settlements += settlements
-            self.tell()
+            self.notify()
 
     def next(self, timeout: float | None) -> Delivery:
         """Return the next delivery, held by the caller's inbox. Raises TimeoutError after *timeout* seconds
@@ -165,7 +165,7 @@ class SharedState:
             inbox.arrived -= 1
             self.hold(inbox, delivery.tag)
             if not inbox.prefetch and inbox.arrived == inbox.ahead // 2:
-                self.tell()  # there is room for many again
+                self.notify()  # there is room for many again
             return delivery
 
     def arrived(self, queue: str) -> int:
@@ -185,7 +185,7 @@ class SharedState:
             if self.failure is not None:
                 raise self.failure
             self._calls.append((work, answer))
-            self.tell()
+            self.notify()
         return answer
 
     def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
@@ -231,10 +231,10 @@ class SharedState:
         self._arrived.remove(delivery)
         delivery.inbox.arrived -= 1
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the consumer thread, or keep it from sleeping."""
         with self.changed:
-            self._told = True
+            self._notified = True
             if self._asleep:
                 self._asleep = False
                 self._wake()
@@ -261,7 +261,7 @@ class SharedState:
     def orders(self) -> tuple[list[Settlement], list[Call]]:
         """Take the settlements and calls for the consumer thread."""
         with self.changed:
-            self._told = False
+            self._notified = False
             settlements, self._settlements = self._settlements, []
             calls, self._calls = self._calls, []
         return settlements, calls
@@ -314,9 +314,9 @@ class SharedState:
         return unwanted
 
     def fall_asleep(self) -> bool:
-        """Whether the consumer thread may sleep: then tell() wakes it until it has called awake()."""
+        """Whether the consumer thread may sleep: then notify() wakes it until it has called awake()."""
         with self.changed:
-            self._asleep = not self._told
+            self._asleep = not self._notified
             return self._asleep
 
     def awake(self) -> None:

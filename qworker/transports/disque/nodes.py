@@ -93,8 +93,8 @@ class Cluster:
                 if node is None:
                     self._chosen = address
                 return Answer(replies, address)
-        said = "; ".join(f"{address}: {_said(error)}" for address, error in failures.items())
-        raise BrokerUnavailable(f"{self._shown}: no node of Disque answers ({said}). Is it running?")
+        reasons = "; ".join(f"{address}: {_text_of(error)}" for address, error in failures.items())
+        raise BrokerUnavailable(f"{self._shown}: no node of Disque answers ({reasons}). Is it running?")
 
     def _order(self, node: Address | None, only: bool) -> list[Address]:
         first = node or self._chosen
@@ -126,19 +126,19 @@ class Cluster:
 
     def _refused(self, address: Address, error: BaseException) -> None:
         """Raise ConfigurationError if *error* is about the password."""
-        said = str(error)
+        text = str(error)
         if any(
-            word in said for word in ("NOAUTH", "invalid password", "no password is set", "Authentication")
+            word in text for word in ("NOAUTH", "invalid password", "no password is set", "Authentication")
         ):
             hint = (
                 "it requires a password: add it to the URL, as in disque://:PASSWORD@node1,node2"
                 if self._nodes.password is None
                 else "the password in the URL is not the node's requirepass"
-                if "no password is set" not in said
+                if "no password is set" not in text
                 else "it has no password: remove it from the URL"
             )
             raise ConfigurationError(
-                f"{self._shown}: {address}: {said}: {hint}", setting="broker_url"
+                f"{self._shown}: {address}: {text}: {hint}", setting="broker_url"
             ) from error
 
     # -- the choice --
@@ -178,7 +178,7 @@ class Cluster:
             self._links = {}
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 

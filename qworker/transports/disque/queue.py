@@ -158,9 +158,9 @@ class DisqueQueue(ServerQueue):
 
     def _anew(self, messages: Sequence[Received]) -> None:
         shown = self._cluster.ask([("SHOW", one.receipt.job) for one in messages]).replies
-        for told in shown:
-            if isinstance(told, list):
-                job = fields(told)
+        for described in shown:
+            if isinstance(described, list):
+                job = fields(described)
                 way = ("RETRY", 0, "REPLICATE", 1, "TTL", max(1, job["ttl"]))
                 try:
                     self._add([(job["body"], *way)])
@@ -274,12 +274,12 @@ def _replace(cluster: Cluster, node: Address, messages: Sequence[Received]) -> N
     shown, _ = cluster.ask([("SHOW", one.receipt.job) for one in messages], node=node)
     commands: list[Command] = []
     left: list[tuple[Received, int]] = []
-    for one, told in zip(messages, shown, strict=True):
+    for one, described in zip(messages, shown, strict=True):
         queue = one.queue
         assert isinstance(queue, DisqueQueue)
-        if isinstance(told, list):  # if not, the next WORKING reports it
+        if isinstance(described, list):  # if not, the next WORKING reports it
             left.append((one, queue.retry))
-            commands.append(queue.again(fields(told)["body"]))
+            commands.append(queue.again(fields(described)["body"]))
     if not left:
         return
     asked = time.monotonic()
@@ -337,8 +337,8 @@ def scanned(cluster: Cluster, queue: str | None = None) -> dict[bytes, list[dict
             scan: Command = ("JSCAN", cursor, "COUNT", SCAN, *only, "REPLY", "all")
             (reply,), node = cluster.ask([scan], node=answer.node, only=True)
             cursor, jobs = accepted(reply, node)
-            for told in jobs:
-                job = fields(told)
+            for described in jobs:
+                job = fields(described)
                 found.setdefault(job["id"], []).append({**job, "waits": waits(job, now)})
             if cursor == b"0":
                 break
@@ -350,11 +350,11 @@ def counts(cluster: Cluster) -> dict[str, Count]:
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for copies in scanned(cluster).values():
         states = {job["state"] for job in copies}
-        standing = found[copies[0]["queue"].decode("utf-8", "replace")]
+        counter = found[copies[0]["queue"].decode("utf-8", "replace")]
         if b"queued" in states:
-            standing["ready"] += 1
+            counter["ready"] += 1
         elif b"active" in states:
-            standing["delayed" if copies[0]["waits"] else "leased"] += 1
+            counter["delayed" if copies[0]["waits"] else "leased"] += 1
     return {name: Count(one["ready"], one["delayed"], one["leased"]) for name, one in found.items()}
 
 
@@ -366,9 +366,9 @@ def once(job_id: str) -> bool:
     return not int(job_id[-1], 16) & 1
 
 
-def fields(told: list[Any]) -> dict[str, Any]:
+def fields(described: list[Any]) -> dict[str, Any]:
     """Return the fields of SHOW and JSCAN for a job, by name."""
-    return {name.decode(): value for name, value in zip(told[::2], told[1::2], strict=True)}
+    return {name.decode(): value for name, value in zip(described[::2], described[1::2], strict=True)}
 
 
 def waits(job: dict[str, Any], now: float) -> bool:

@@ -29,7 +29,7 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
     """Return the address in *url*: ``ironmq://project:token@host:port/path``, with missing parts from the
     *environment*. ``ironmq+http://`` is without TLS. Raises ConfigurationError for an invalid one."""
 
-    def said(name: str) -> str:
+    def from_environment(name: str) -> str:
         return environment.get(f"IRON_MQ_{name}") or environment.get(f"IRON_{name}") or ""
 
     try:
@@ -41,8 +41,8 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
             "escape all but letters and digits in the token as %2F and so on",
             setting="broker_url",
         ) from None
-    project = unquote(parts.username or "") or said("PROJECT_ID")
-    token = unquote(parts.password or "") or said("TOKEN")
+    project = unquote(parts.username or "") or from_environment("PROJECT_ID")
+    token = unquote(parts.password or "") or from_environment("TOKEN")
     missing = [name for name, value in (("project", project), ("token", token)) if not value]
     if missing:
         raise ConfigurationError(
@@ -51,7 +51,7 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
             setting="broker_url",
         )
     protocol = "http" if _is_plain(url) else "https"
-    host = parts.hostname or said("HOST") or HOST
+    host = parts.hostname or from_environment("HOST") or HOST
     if ":" in host:
         host = f"[{host}]"
     where = host if port is None else f"{host}:{port}"

@@ -135,10 +135,10 @@ def _whole(answer: Any) -> bytes:
     return b"".join(parts)
 
 
-def _pause(told: str | None, tries: int) -> float:
+def _pause(retry_after: str | None, tries: int) -> float:
     """Return the seconds until the next attempt, randomised to spread clients."""
     try:
-        least = float(told or "")
+        least = float(retry_after or "")
     except ValueError:
         least = FIRST_PAUSE * 2**tries
     return min(least, LONGEST_PAUSE) * random.uniform(1.0, 1.5)

@@ -50,7 +50,7 @@ class MongoConsumer(LeaseConsumer):
         super()._start_over()
         self._queues: tuple[str, ...] = ()
         """The queues of the last claim; before the first, those of our record."""
-        self._told_of: frozenset[str] = frozenset()
+        self._watched_queues: frozenset[str] = frozenset()
         """The queues announced by a change stream: those of our record, and all claimed since."""
         self._forget_lease()
 
@@ -108,7 +108,7 @@ class MongoConsumer(LeaseConsumer):
         generation = self._server.run(work)
         revoked = self._revoked
         self._forget_lease()
-        self._revoked, self._queues, self._told_of = revoked, record.queues, frozenset(record.queues)
+        self._revoked, self._queues, self._watched_queues = revoked, record.queues, frozenset(record.queues)
         return generation
 
     def _renew(self) -> None:
@@ -172,9 +172,9 @@ class MongoConsumer(LeaseConsumer):
         if queues == self._queues:
             return
         self._queues = queues
-        if not self._told_of.issuperset(queues):
-            self._told_of |= frozenset(queues)
-            self._looking.tell_anew()
+        if not self._watched_queues.issuperset(queues):
+            self._watched_queues |= frozenset(queues)
+            self._looking.end_watch()
 
     def _take(
         self,
@@ -297,7 +297,7 @@ class MongoConsumer(LeaseConsumer):
     def _is_new(self, found: Collections) -> bool:
         """Whether there is something new: a revocation; a message, or one due earlier than all before, if the
         queues were drained; a message newer than all before, if not."""
-        revoked, told = last_number(found), self._revoked
+        revoked, known = last_number(found), self._revoked
         self._revoked = revoked
         if self._drained:
             where = {"q": {"$in": list(self._queues)}}
@@ -310,9 +310,9 @@ class MongoConsumer(LeaseConsumer):
         else:
             before, self._newest = self._newest, self._newest_of(found)
             news = self._newest > before
-        if not news and revoked == told and found.replicated:
-            self._looking.watch(found.database, changes(found.names, sorted(self._told_of), FIELD))
-        return news or revoked != told
+        if not news and revoked == known and found.replicated:
+            self._looking.watch(found.database, changes(found.names, sorted(self._watched_queues), FIELD))
+        return news or revoked != known
 
     def _newest_of(self, found: Collections) -> int:
         newest = found.message.find_one({}, {"_id": 1}, sort=[("_id", -1)])

@@ -113,8 +113,8 @@ class MongoLetters(Letters):
 
 
 def _dead(row: Document) -> Dead:
-    told = (row["reason"], row["died_at"], row["n"], row["headers"], row["properties"])
-    return Dead(int(row["_id"]), row["q"], *told, bytes(row["body"]))
+    fields = (row["reason"], row["died_at"], row["n"], row["headers"], row["properties"])
+    return Dead(int(row["_id"]), row["q"], *fields, bytes(row["body"]))
 
 
 def _portions(kept: Any, tags: Sequence[int] | None) -> Iterator[list[int]]:

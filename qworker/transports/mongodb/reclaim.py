@@ -64,7 +64,7 @@ def reclaim(
             continue
         reclaimed.append(_put_back(found, owner))
         if dead:
-            owner_files.bury(owner["lock"])
+            owner_files.delete_files(owner["lock"])
     return reclaimed
 
 

@@ -54,7 +54,7 @@ class Watch:
         self._asked = self._closed = False
         self._not_before = 0.0  # of the thread, as the next
         self._warned = False
-        self.stands = False
+        self.active = False
         """Whether changes notify from now on. Written by the thread."""
 
     def begin(self, database: Any, stages: Sequence[Document]) -> None:
@@ -71,7 +71,7 @@ class Watch:
     def close(self) -> None:
         """Stop notifying. Does not wait for the thread."""
         self._closed = True
-        self.stands = False
+        self.active = False
         self._orders.put(None)
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class Watch:
             except Exception as error:  # noqa: BLE001 - after any error, the consumer polls instead
                 self._not_before = self._clock() + AGAIN_SECONDS
                 self._warn(error)
-            self.stands = self._asked = False
+            self.active = self._asked = False
             if self._closed:
                 return
             self._notify()
@@ -89,7 +89,7 @@ class Watch:
     def _wait(self, database: Any, stages: Sequence[Document]) -> None:
         """Wait until something changes, this is closed or the stream ends."""
         with database.watch(list(stages), max_await_time_ms=int(AWAIT_SECONDS * 1000)) as stream:
-            self.stands = True
+            self.active = True
             self._notify()
             while not self._closed and stream.try_next() is None:
                 if not stream.alive:  # its database was dropped
@@ -130,10 +130,10 @@ class Looking(WakeupPipe):
         self._news = True  # earlier changes are not announced
 
     def close(self) -> None:
-        self.tell_anew()
+        self.end_watch()
         super().close()
 
-    def tell_anew(self) -> None:
+    def end_watch(self) -> None:
         """End the current watch, because other changes must be announced."""
         self._watch.close()
         self._watch = Watch(self.published)
@@ -142,7 +142,7 @@ class Looking(WakeupPipe):
     @property
     def is_due(self) -> bool:
         """Whether there may be something that was not read."""
-        return self._news or not self._watch.stands
+        return self._news or not self._watch.active
 
     def begun(self) -> None:
         """Record that a poll begins: it may not cover later notifications."""
@@ -169,7 +169,7 @@ class Looking(WakeupPipe):
 
     def rest(self, seconds: float) -> bytes:
         """Sleep until the next poll, at most *seconds*; return the words passed to wake()."""
-        words, _ = self.sleep(seconds if self._watch.stands else min(seconds, self._pause))
+        words, _ = self.sleep(seconds if self._watch.active else min(seconds, self._pause))
         self._slept_out = not words
         self._pause = min(self._pause * 1.5, SLOWEST)
         return words

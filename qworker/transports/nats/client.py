@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_id
 from qworker.transports.nats.url import Host, Place
-from qworker.transports.nats.wire import Told, Wire, left_until
+from qworker.transports.nats.wire import Wire, WireMessage, left_until
 
 PAUSE_SECONDS = 0.05
 """Seconds between two attempts to reconnect, while a caller waits."""
@@ -71,12 +71,12 @@ class _Exchange:
     reads them itself."""
 
     def __init__(self, wanted: int, done: SimpleQueue[bool | Exception] | None) -> None:
-        self.answers: dict[int, Told] = {}
+        self.answers: dict[int, WireMessage] = {}
         self.wanted = wanted
         self.done = done
 
-    def add(self, number: int, told: Told) -> None:
-        self.answers[number] = told
+    def add(self, number: int, answer: WireMessage) -> None:
+        self.answers[number] = answer
         if self.done is not None and len(self.answers) == self.wanted:
             self.done.put(True)
 
@@ -108,7 +108,7 @@ class Client:
         """Whether the last exchange was completed; for an unshared connection."""
         self._order = threading.Lock()
         self._wire: Wire | None = None  # under _order once it is shared, as all below
-        self._hearers: dict[str, tuple[str, Callable[[Told], None]]] = {}
+        self._subscribers: dict[str, tuple[str, Callable[[WireMessage], None]]] = {}
         """By subscription: the subject, and the function called for its messages."""
         self._pongs: deque[SimpleQueue[bool | Exception]] = deque()
         self._waiting: set[SimpleQueue[Any]] = set()
@@ -128,7 +128,7 @@ class Client:
 
     # -- asking --
 
-    def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Told]:
+    def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[WireMessage]:
         """Publish *posts*; return the requested answers. TimeoutError when not all have arrived in time,
         ConnectionError when there is no connection; a shared connection has sent nothing then."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
@@ -147,7 +147,7 @@ class Client:
             self._drop()  # answers in transit have no reader any more
             raise
 
-    def _exchange(self, wire: Wire, posts: Sequence[Post], end: float) -> list[Told]:
+    def _exchange(self, wire: Wire, posts: Sequence[Post], end: float) -> list[WireMessage]:
         name = str(next(self._names))
         done: SimpleQueue[bool | Exception] | None = None if self._reader is None else SimpleQueue()
         exchange = _Exchange(sum(post.answered for post in posts), done)
@@ -158,7 +158,7 @@ class Client:
             self._send(wire, _framed(posts, f"{self._subject}.{name}."), end)
             if done is None:
                 while len(exchange.answers) < exchange.wanted:
-                    self._hear(wire, wire.next(end))
+                    self._handle(wire, wire.next(end))
             elif exchange.wanted:
                 self.wait(done, wire, end)
             return [exchange.answers[number] for number in range(exchange.wanted)]
@@ -175,12 +175,12 @@ class Client:
 
     # -- listening --
 
-    def subscribe(self, subject: str, hear: Callable[[Told], None]) -> str:
-        """Call *hear* for each message on *subject*, in the reading thread; return the name of the
+    def subscribe(self, subject: str, callback: Callable[[WireMessage], None]) -> str:
+        """Call *callback* for each message on *subject*, in the reading thread; return the name of the
         subscription."""
         with self._order:
             name = str(next(self._names) + 1)  # not that of the answers
-            self._hearers[name] = (subject, hear)
+            self._subscribers[name] = (subject, callback)
             if self._wire is not None:
                 self._wire.send(_listening(name, subject), time.monotonic() + self.timeout)
             return name
@@ -199,12 +199,12 @@ class Client:
                 self.wait(done, wire, end)
         finally:
             with self._order:
-                self._hearers.pop(name, None)
+                self._subscribers.pop(name, None)
 
     def forget(self, name: str) -> None:
         """End subscription *name*, and drop messages already sent."""
         with self._order:
-            self._hearers.pop(name, None)
+            self._subscribers.pop(name, None)
             if self._wire is not None:
                 self._wire.send(f"UNSUB {name}\r\n".encode(), time.monotonic() + self.timeout)
 
@@ -224,7 +224,7 @@ class Client:
         monotonic time *end*, Unanswered when the connection is lost."""
         if self._reader is None:
             while queue.empty():
-                self._hear(wire, wire.next(end))
+                self._handle(wire, wire.next(end))
             return queue.get()
         self._waiting.add(queue)
         try:
@@ -248,16 +248,16 @@ class Client:
                 raise
             raise Unanswered(f"the connection was lost: {error}") from error  # some of it may have arrived
 
-    def _hear(self, wire: Wire, found: Any) -> None:
+    def _handle(self, wire: Wire, found: Any) -> None:
         """Handle messages from the server."""
-        if type(found) is Told:
+        if type(found) is WireMessage:
             if found.subscription == ANSWERS:
                 name, _, number = found.subject[len(self._subject) + 1 :].partition(".")
                 exchange = self._exchanges.get(name)
                 if exchange is not None and number.isdecimal():  # somebody waits for it still
                     exchange.add(int(number), found)
-            elif hearer := self._hearers.get(found.subscription):
-                hearer[1](found)
+            elif subscriber := self._subscribers.get(found.subscription):
+                subscriber[1](found)
         elif isinstance(found, dict):
             self._others = wire.others(found)
         elif found == "PONG":
@@ -266,7 +266,7 @@ class Client:
         elif found is not None:
             if self._reader is None or "permissions violation" not in str(found).lower():
                 raise found
-            self._tell(found)  # the connection stays
+            self._report(found)  # the connection stays
 
     # -- one thread at a time --
 
@@ -292,7 +292,7 @@ class Client:
                 wire = Wire(host, self._place, end - left_until(end) * (left - 1) / left)
                 with self._order:
                     subjects = [(ANSWERS, f"{self._subject}.*.*")]
-                    subjects += [(name, subject) for name, (subject, _) in self._hearers.items()]
+                    subjects += [(name, subject) for name, (subject, _) in self._subscribers.items()]
                     wire.send(b"".join(_listening(*one) for one in subjects), end)
                     self._most, self._others = wire.max_payload, wire.others(wire.info)
                     self._wire = wire
@@ -307,7 +307,7 @@ class Client:
         try:
             if not wire.is_silent(0.0):
                 for found in wire.whatever_came(self.timeout):
-                    self._hear(wire, found)
+                    self._handle(wire, found)
         except OSError as error:
             reraise_interrupt(error)
             return False
@@ -369,7 +369,7 @@ class Client:
         while True:
             if not wire.is_silent(self._ping_seconds):
                 silent = False
-                self._hear(wire, wire.next(time.monotonic() + self.timeout))
+                self._handle(wire, wire.next(time.monotonic() + self.timeout))
             elif silent:
                 raise TimeoutError("the server does not answer any more")
             else:
@@ -383,9 +383,9 @@ class Client:
             self._up.clear()
             self._pongs.clear()
             self._drop()
-        self._tell(Unanswered(f"the connection was lost: {error}"))
+        self._report(Unanswered(f"the connection was lost: {error}"))
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         """Report the failure to all waiting callers."""
         for queue in list(self._waiting):
             queue.put(error)
@@ -418,7 +418,7 @@ def _listening(name: str, subject: str) -> bytes:
     return f"SUB {subject} {name}\r\n".encode()
 
 
-def read_answer(message: Told) -> dict[str, Any]:
+def read_answer(message: WireMessage) -> dict[str, Any]:
     """Return JetStream's answer. Raises Refused when it is an error, or nobody answered."""
     status = (message.headers or {}).get("Status")
     if status:

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from qworker.transports.nats.client import Client, Post, Refused, Unanswered
-from qworker.transports.nats.wire import Told
+from qworker.transports.nats.wire import WireMessage
 
 AT_ONCE_SECONDS = 1.0
 """How long the server may take to deliver available messages. It does not always report that there are none:
@@ -32,7 +32,7 @@ class PulledMessage(NamedTuple):
     """since: the earliest monotonic time of its delivery, if that may be long ago: for an abandoned request.
     None: just now."""
 
-    message: Told
+    message: WireMessage
     since: float | None
 
 
@@ -58,7 +58,7 @@ class Inbox:
         self.silent = False
         """Whether the last request had no answer at all. JetStream does not answer requests to a deleted
         consumer."""
-        self._arrived: SimpleQueue[tuple[Told, ReplySubject] | Exception | None] = SimpleQueue()
+        self._arrived: SimpleQueue[tuple[WireMessage, ReplySubject] | Exception | None] = SimpleQueue()
         """None: there was an interrupt()."""
         self._interrupted = False
 
@@ -124,7 +124,7 @@ class Inbox:
         self._replies = replies
         return replies
 
-    def _take(self, replies: ReplySubject, message: Told) -> None:
+    def _take(self, replies: ReplySubject, message: WireMessage) -> None:
         self._arrived.put((message, replies))
 
     def _retire(self, replies: ReplySubject, asked: float) -> None:

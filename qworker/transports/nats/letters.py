@@ -17,7 +17,7 @@ from qworker.transports.nats.client import Client, Post, Refused, read_answer
 from qworker.transports.nats.inbox import Reading
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.url import Layout
-from qworker.transports.nats.wire import Told
+from qworker.transports.nats.wire import WireMessage
 from qworker.transports.own_headers import QUEUE
 
 NO_MESSAGE = frozenset({10037, 10043, 10057})
@@ -84,7 +84,7 @@ class LetterQueue(ServerQueue):
         return int(self._connection.ask(f"STREAM.PURGE.{self._stream}")["purged"])
 
 
-def _was_there(answer: Told) -> bool:
+def _was_there(answer: WireMessage) -> bool:
     """Whether the message to be deleted existed."""
     try:
         read_answer(answer)

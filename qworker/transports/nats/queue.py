@@ -109,21 +109,21 @@ class NatsQueue(ServerQueue):
 
     def extend(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = by_lease(messages)
-        self._tell(ours, RENEW)
+        self._acknowledge(ours, RENEW)
         return gone + lapsed(ours)
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
         self._forget(messages)
         try:
-            self._tell(by_lease(messages)[0], word.encode())
+            self._acknowledge(by_lease(messages)[0], word.encode())
         except ConnectionError as error:
             reraise_interrupt(error)
             raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = by_lease(messages)
-        self._tell(ours, ACK)
+        self._acknowledge(ours, ACK)
         self._forget(messages)
         return gone + lapsed(ours)
 
@@ -131,7 +131,7 @@ class NatsQueue(ServerQueue):
         for one in messages:
             self._held.pop(one.delivery_tag, None)
 
-    def _tell(self, messages: Sequence[Received], word: bytes) -> None:
+    def _acknowledge(self, messages: Sequence[Received], word: bytes) -> None:
         """Send the server *word* for each of *messages*; it has carried them out when this returns."""
         if messages:
             last = len(messages) - 1

@@ -2,7 +2,7 @@
 
 Comes from:  ``broker.py`` (encoded), the server.
 Goes to:     the listener, by ``revoked_since``.
-Thread:      the listener's, except _hear(), which the connection's thread calls.
+Thread:      the listener's, except _receive(), which the connection's thread calls.
 
 The server drops messages older than revoke_expires. A plain subscription announces new ones; the stream is
 then read from there on, and again after a lost connection. Numbers are the microseconds at which the server
@@ -19,7 +19,7 @@ from qworker.transports.lease import Revocation
 from qworker.transports.nats.client import Client
 from qworker.transports.nats.inbox import Entry, Reading
 from qworker.transports.nats.url import Layout
-from qworker.transports.nats.wire import Told
+from qworker.transports.nats.wire import WireMessage
 
 
 def encoded(id: str, terminate: bool, signal: str) -> bytes:
@@ -36,9 +36,9 @@ class Revocations(ReceivedRevocations):
         self._notify = notify
         self._news = True
         self._reconnects = connection.reconnects
-        connection.subscribe(layout.revoked_subject, self._hear)
+        connection.subscribe(layout.revoked_subject, self._receive)
 
-    def _hear(self, message: Told) -> None:
+    def _receive(self, message: WireMessage) -> None:
         self._news = True
         self._notify()
 

@@ -38,7 +38,7 @@ Buffer = bytes | memoryview
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Told(NamedTuple):
+class WireMessage(NamedTuple):
     """A message on *subject*, for a *subscription*. reply: the subject for an answer. headers: None if there
     are none; with the status as ``Status`` and ``Description``."""
 
@@ -172,13 +172,13 @@ class Wire:
             yield self.next(end)
 
     def next(self, end: float) -> Any:
-        """Return the next item from the server, by the monotonic time *end*: a Told; its description, as a
-        dict; "PONG"; a ConnectionError for its complaint; or None."""
+        """Return the next item from the server, by the monotonic time *end*: a WireMessage; its description,
+        as a dict; "PONG"; a ConnectionError for its complaint; or None."""
         line, begin = self._line(end)
         word, _, rest = line.partition(" ")
         try:
             if word.upper() in ("MSG", "HMSG"):
-                return self._told(rest.split(), word.upper() == "HMSG", begin, end)
+                return self._message(rest.split(), word.upper() == "HMSG", begin, end)
             del self._read[:begin]
             match word.upper():
                 case "INFO":
@@ -204,7 +204,7 @@ class Wire:
             self._fill(end)
         return self._read[:found].decode("utf-8", "replace"), found + 2
 
-    def _told(self, words: list[str], headed: bool, begin: int, end: float) -> Told:
+    def _message(self, words: list[str], headed: bool, begin: int, end: float) -> WireMessage:
         sizes = words[-2:] if headed else ["0", words[-1]]
         subject, subscription, *reply = words[: -2 if headed else -1]
         split, size = map(int, sizes)
@@ -215,7 +215,7 @@ class Wire:
         payload = bytes(self._read[begin : begin + size])
         del self._read[: begin + size + 2]
         headers = _headers(payload[:split]) if headed else None
-        return Told(subscription, subject, reply[0] if reply else "", headers, payload[split:])
+        return WireMessage(subscription, subject, reply[0] if reply else "", headers, payload[split:])
 
     def _fill(self, end: float) -> None:
         while True:

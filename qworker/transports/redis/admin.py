@@ -87,8 +87,8 @@ class RedisAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         for _, lease, record in owners:
             with contextlib.suppress(LookupError, ValueError):  # a record that was not written by our workers
                 worker = _presence(record)
-                heard = float(lease) + float(record["lease_seconds"]) > now
-                if worker.concurrency > 0 and heard and not died(record):
+                alive = float(lease) + float(record["lease_seconds"]) > now
+                if worker.concurrency > 0 and alive and not died(record):
                     found.append(worker)
         return found
 

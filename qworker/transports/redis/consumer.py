@@ -278,24 +278,24 @@ class RedisConsumer(LeaseConsumer):
         each = min(prefetch // max(1, len(self._queues)), MOST_PREFETCHED)
         claim = partial(self._packed_claim, each) if each > 0 else None
         while True:
-            self._tell_running()
+            self._publish_running()
             left = end - time.monotonic()
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
             if subscription.drained and left > 0:
                 subscription.arm(claim)
                 part = min(part, POLL_SECONDS)
-            told = subscription.wait(part)
-            if told is False and subscription.drained:
-                told = self._others_published()
-            if told is not False or left <= 0:
-                return bool(told)
+            notified = subscription.wait(part)
+            if notified is False and subscription.drained:
+                notified = self._others_published()
+            if notified is not False or left <= 0:
+                return bool(notified)
 
     def _packed_claim(self, limit: int, queue: str) -> tuple[bytes, Numbers]:
         """Return the claim that waits behind a BLMOVE, and its numbers."""
         arguments, numbers = self._claims.prepare((queue,), limit)
         return self._layout.packed(LEASE, self._clock.now(), *arguments), numbers
 
-    def _tell_running(self) -> None:
+    def _publish_running(self) -> None:
         """Publish the running messages for other hosts, in case this one falls silent."""
         now = time.monotonic()
         if now < self._running_at:

@@ -101,7 +101,7 @@ class Reclaimer:
             if dead or reply[0]:
                 found.append(Reclaimed(record.get("name", generation.decode()), reply[0], reply[1]))
             if dead:
-                owner_files.bury(record["lock"])
+                owner_files.delete_files(record["lock"])
         return found
 
     def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:

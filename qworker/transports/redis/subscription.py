@@ -75,7 +75,7 @@ class Subscription:
         self._channels: dict[str, None] = {}
         """All channels ever subscribed to, in order."""
         self._waker = WakeupPipe()
-        self._heard = self._asked = 0.0
+        self._last_read = self._asked = 0.0
         self.blocks = True
         """Whether the server lets us call BLMOVE (6.2 and later)."""
         self.drained = False
@@ -128,7 +128,7 @@ class Subscription:
         except BaseException:
             self._link.close()  # otherwise it would seem to be subscribed
             raise
-        self._heard = self._asked = time.monotonic()
+        self._last_read = self._asked = time.monotonic()
 
     def arm(self, claim: Callable[[str], tuple[bytes, Numbers]] | None) -> None:
         """Also wait for messages of other publishers: the queues are drained. claim: makes the packed claim
@@ -170,31 +170,33 @@ class Subscription:
         self._see_to_silence()
         files = (blocked.link.fileno() for blocked in self._blocked.values())
         words, events = self._waker.sleep(timeout, self._link.fileno(), *files)
-        told = self._link.fileno() in events and self._hear()
+        notified = self._link.fileno() in events and self._read_notifications()
         for place, blocked in list(self._blocked.items()):
             if blocked.link.fileno() in events:
-                told = self._unblocked(place, blocked) or told
+                notified = self._unblocked(place, blocked) or notified
         if words:
-            return True if told else None
-        return told
+            return True if notified else None
+        return notified
 
-    def _hear(self) -> bool:
+    def _read_notifications(self) -> bool:
         """Read notifications; return whether there was one that no BLMOVE reports."""
         try:
             replies = self._link.received()
         except BrokerUnavailable:
             self._reconnect()
             return True  # there may have been a notification meanwhile
-        self._heard = time.monotonic()
-        told = False
+        self._last_read = time.monotonic()
+        notified = False
         for reply in replies:
             if reply[0] == b"message":
                 queue = reply[1].decode()[len(self._layout.channels) :]
                 if not queue or queue in self._queues:
-                    told = told or reply[2] != USUAL or (queue, self._layout.usual) not in self._blocked
-        if told:
+                    notified = (
+                        notified or reply[2] != USUAL or (queue, self._layout.usual) not in self._blocked
+                    )
+        if notified:
             self.drained = False
-        return told
+        return notified
 
     def _unblocked(self, place: tuple[str, int], blocked: Blocked) -> bool:
         """Read the data that arrived for *place*; return whether its list has, or had, something."""
@@ -239,9 +241,9 @@ class Subscription:
             if now - blocked.since > BLOCK_SECONDS + SILENCE_SECONDS:
                 blocked.link.close()
                 self._unanswered(place, blocked)
-        if now - self._heard > 2 * SILENCE_SECONDS and self._asked > self._heard:
+        if now - self._last_read > 2 * SILENCE_SECONDS and self._asked > self._last_read:
             self._reconnect()
-        elif now - max(self._heard, self._asked) > SILENCE_SECONDS:
+        elif now - max(self._last_read, self._asked) > SILENCE_SECONDS:
             self._asked = now
             try:
                 self._link.send(pack(("PING",)))

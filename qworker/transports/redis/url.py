@@ -62,9 +62,9 @@ def endpoint(
 
     Raises ConfigurationError for an invalid URL, or unusable files of certificates.
     """
-    told = _OPTIONS.get(setting, setting)
+    named = _OPTIONS.get(setting, setting)
     options = {
-        name: read(name, value, told) if name in (*CONNECTION, "db") and value is not None else value
+        name: read(name, value, named) if name in (*CONNECTION, "db") and value is not None else value
         for name, value in (options or {}).items()
     }
     scheme, _, _ = url.partition("://")

@@ -25,6 +25,7 @@ from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earli
 from qworker.transports.sql.reclaim import HELD, Tables, forget_silent, others, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
+    CHECK_OWNER,
     CLAIM_AGAIN,
     LETTERS,
     NEW_OWNER,
@@ -33,7 +34,6 @@ from qworker.transports.sql.schema import (
     PRESENT,
     PUT_BACK,
     REVOKED_SINCE,
-    STANDING,
 )
 from qworker.transports.sql.settle import settle, settle_within
 
@@ -114,7 +114,7 @@ class SQLConsumer(LeaseConsumer):
         self._results.prepare(link, recent.all())
         with link.transaction():
             ended = recent.ended()
-            if (recent.held or ended) and link.ask(STANDING, (self._generation,)):
+            if (recent.held or ended) and link.ask(CHECK_OWNER, (self._generation,)):
                 link.do(CLAIM_AGAIN, (self._generation, list(recent.held | ended)))
             ours = {tag for (tag,) in link.ask(HELD.format(message="qworker_message"), (self._generation,))}
             orphaned = ours - recent.held
@@ -260,7 +260,7 @@ class SQLConsumer(LeaseConsumer):
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         def left(link: Link) -> list[int]:
-            if not link.ask(STANDING, (self._generation,)):
+            if not link.ask(CHECK_OWNER, (self._generation,)):
                 raise self._lost()
             return [tag for (tag,) in link.ask(PRESENT, (list(tags),))]
 

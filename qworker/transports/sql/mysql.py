@@ -105,14 +105,14 @@ def url_options(url: str) -> MySQLOptions:
         text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
         raise ConfigurationError(text, setting="broker_url") from None
     asked = options_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
-    said = {
+    in_url = {
         "host": parts.hostname,
         "port": port,
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": unquote(parts.path.lstrip("/")),
     }
-    fields = {**_USUAL, **asked.fields, **{name: value for name, value in said.items() if value}}
+    fields = {**_USUAL, **asked.fields, **{name: value for name, value in in_url.items() if value}}
     return asked._replace(fields=fields)
 
 

@@ -96,7 +96,7 @@ def reclaim(
             if tags:
                 notify()
         if owner.dead:
-            owner_files.bury(owner.lock)
+            owner_files.delete_files(owner.lock)
     return found
 
 

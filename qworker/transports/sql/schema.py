@@ -122,7 +122,7 @@ started, lease_until,
 armed_until, running, presence) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '', %s)"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
-STANDING = "SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE"
+CHECK_OWNER = "SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE"
 """Whether a consumer counts as alive; within a transaction, it stays so until the end."""
 PRESENT = "SELECT tag FROM qworker_message WHERE tag = ANY(%s)"
 CLAIM_AGAIN = """UPDATE qworker_message SET state = 2, owner = %s

@@ -68,12 +68,12 @@ class SqsQueue(ServerQueue):
             if isinstance(error, ParamValidationError) or code_of(error) in UNFIT:
                 raise PublishError(f"{self.name}: {error}") from error
             raise
-        failed = told(answer, "send_message_batch", numbered)
+        failed = failures_in(answer, "send_message_batch", numbered)
         for failure in failed:
             if str(failure["Code"]).rpartition(".")[2] in UNFIT:
-                raise PublishError(_said("send_message_batch", failure))
+                raise PublishError(_described("send_message_batch", failure))
         if failed:
-            raise NotAll(_places(failed), OSError(_said("send_message_batch", failed[0])))
+            raise NotAll(_places(failed), OSError(_described("send_message_batch", failed[0])))
 
     def _way(self, entry: Entry) -> dict[str, Any]:
         if self.fifo:
@@ -132,11 +132,11 @@ class SqsQueue(ServerQueue):
         if not entries:
             return []
         answer = getattr(self.client, operation)(QueueUrl=self.url, Entries=entries)
-        failed = told(answer, operation, entries)
+        failed = failures_in(answer, operation, entries)
         for failure in failed:
             if failure["Code"] not in GONE:
                 late = [number for number, one in enumerate(messages) if id(one) in left_out]
-                raise NotAll([*late, *_places(failed)], OSError(_said(operation, failure)))
+                raise NotAll([*late, *_places(failed)], OSError(_described(operation, failure)))
         return [messages[int(failure["Id"])] for failure in failed]
 
     def count(self) -> Count:
@@ -158,18 +158,20 @@ def _places(failed: Sequence[dict[str, Any]]) -> list[int]:
     return [int(failure["Id"]) for failure in failed]
 
 
-def _said(operation: str, failure: dict[str, Any]) -> str:
+def _described(operation: str, failure: dict[str, Any]) -> str:
     """Describe *failure* without SQS's flag for faults of the sender, which does not show whether it is
     temporary: a throttled KMS key sets it."""
     return f"{operation}: {failure['Code']}: {failure.get('Message', '')}"
 
 
-def told(answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def failures_in(
+    answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return which of *entries* have failed, according to the *answer*. OSError when it does not mention all
     of them: a proxy may answer anything, and boto accepts a page of HTML as an empty answer."""
     failed = list(answer.get("Failed") or ())
-    spoken_of = {one["Id"] for one in (*failed, *(answer.get("Successful") or ()))}
-    if not spoken_of.issuperset(entry["Id"] for entry in entries):
+    mentioned = {one["Id"] for one in (*failed, *(answer.get("Successful") or ()))}
+    if not mentioned.issuperset(entry["Id"] for entry in entries):
         raise OSError(f"{operation}: {NONSENSE}")
     return failed
 

@@ -71,7 +71,7 @@ SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due 
 NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lease_until, started, marks,
 presence)
 VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-STANDING = "SELECT 1 FROM owner WHERE id = ?"
+CHECK_OWNER = "SELECT 1 FROM owner WHERE id = ?"
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
@@ -269,7 +269,7 @@ class SQLiteConsumer(LeaseConsumer):
                     began = self._uptime()
                     self._renew_by(connection)
                     self._renewed(began)
-                elif connection.execute(STANDING, (self._generation,)).fetchone() is None:
+                elif connection.execute(CHECK_OWNER, (self._generation,)).fetchone() is None:
                     raise self._lost()  # nobody would ever reclaim these messages
         if len(messages) < claimed:  # there may be more besides damaged ones
             messages += self._claim(queues, claimed - len(messages), 0, 0.0).messages
