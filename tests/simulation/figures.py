@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from qworker import signals, states
 from qworker.components.status.counters import Counters
 from qworker.errors import Reject, WorkerLost
+from qworker.message.context import message_headers
+from qworker.message.marks import FAILED
 from tests.simulation.world import Killed
 from tests.support.flows import OWN, Call, is_line
 
@@ -40,7 +42,8 @@ class Figures:
         self.told: Counter[tuple[Which, str]] = Counter()
         """How many signals of each state were sent for each call."""
         self.kept = 0
-        """How many failures have to be kept, if failed tasks are: not expected ones, and no dead letters."""
+        """How many failures have to be kept, if failed tasks are: not expected ones, and no dead letters.
+        A body that fails with the rejection of its header does not become one."""
         self.revoked: set[str] = set()
         """The ids for which ``task_revoked`` was sent."""
         self.rejected = 0
@@ -78,7 +81,8 @@ class Figures:
     def _keeps(self, sender: Any, exception: Any, args: Any, **_: Any) -> None:
         dies = args is None and isinstance(exception, WorkerLost)  # else it fails by the death of another
         again = dies and sender.reject_on_worker_lost
-        excepted = isinstance(exception, (*sender.throws, Reject, Killed))
+        rejects = isinstance(exception, Reject) and FAILED not in message_headers(sender.request)
+        excepted = rejects or isinstance(exception, (*sender.throws, Killed))
         to_keep = sender.acks_on_failure_or_timeout and not sender.request.is_eager
         self.kept += to_keep and not (again or excepted)
 

@@ -994,3 +994,9 @@ def test_a_success_is_sent_after_the_callbacks(kind: str, acks_late: bool, error
     seen = run(Case(World("kombu+rpc", acks_late=acks_late), (order,), (killed,)))
     assert problems(seen) == []
     assert seen.values["f0"] == [Failed(error)]
+
+
+def test_a_group_that_fails_with_the_rejection_of_its_header_is_kept() -> None:
+    """Its members raise ``Reject``, but only the header becomes a dead letter. The checks took them for dead
+    letters, too."""
+    assert problems(run(case_of(Chord([Call(does="reject")], Group([Call()]))))) == []
