@@ -337,7 +337,8 @@ class WorkerNode(Node):
                 raise Killed(self.name)
             if not self.built:
                 return AT_ONCE
-            rest = step()
+            with process.another_thread():
+                rest = step()
             if not process.alive:
                 raise Killed(self.name)
             return AT_ONCE if rest is not None and rest <= 0 else rest

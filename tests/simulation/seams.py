@@ -11,7 +11,8 @@ such as the sender's by ``joins.finish()``, counts separately.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
@@ -141,10 +142,21 @@ class Process:
         """Pause within a step, while other processes continue."""
         before, self.amid = self.amid, True
         self.time.frozen[self.name] = self.time.now + seconds
-        self.time.pump(self.time.now + seconds)
+        with self.another_thread():
+            self.time.pump(self.time.now + seconds)
         self.amid = before
         if not self.alive:
             raise Killed(self.name)
+
+    @contextmanager
+    def another_thread(self) -> Iterator[None]:
+        """Within the block, be in no call and no run: those that wait are of other threads."""
+        before = self.stack, self.in_child, self.execution
+        self.stack, self.in_child, self.execution = [], False, None
+        try:
+            yield
+        finally:
+            self.stack, self.in_child, self.execution = before
 
     def end_child(self, why: str) -> None:
         """Kill the running child. why: LOST or TIME_LIMIT."""

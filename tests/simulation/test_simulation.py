@@ -78,10 +78,11 @@ from tests.simulation.figures import Figures
 from tests.simulation.nodes import QUEUES
 from tests.simulation.program import Hooked
 from tests.simulation.run import Running, Seen, run
-from tests.simulation.seams import FORGETS
+from tests.simulation.seams import FORGETS, Process
 from tests.simulation.search import Drawing, find, parsed, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
+from tests.simulation.world import Actor, Time
 from tests.support.flows import PENDING, Failed, numbered
 
 CASES = 20
@@ -1351,3 +1352,28 @@ def test_too_many_deliveries_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setitem(OUTCOMES, LOST, OUTCOMES[LOST]._replace(message=again))
     assert any(text.startswith("delivered once more: ") for text in problems(run(case)))
+
+
+def test_calls_of_other_threads_are_seen_while_one_is_paused_in_a_call() -> None:
+    """They were taken for parts of the call that had been paused: no fault met them, and the checks saw no
+    state STARTED that they stored."""
+    time = Time(1)
+    process = Process("worker0", time, [], [])
+    stored: list[str] = []
+    process.starts = stored.extend
+
+    def store() -> None:
+        assert process.execution is None
+        assert not process.in_child
+        process.call("results", "store_rows", lambda rows: None, ([("id", "STARTED")],), {})
+
+    def run() -> None:
+        process.in_child = True
+        process.call("results", "join.finish", lambda: process.pause(0.1), (), {})
+        assert process.in_child
+
+    time.actors.append(Actor("other", "writer", store, 0.0))
+    run()
+    assert stored == ["id"]
+    assert process.calls["store_rows"] == 1
+    assert not process.child_calls["store_rows"]
