@@ -115,6 +115,8 @@ class Record:
         """Additional settings of all apps."""
         self.joins: dict[str, str] = {}
         """The orders of joins, by their ids."""
+        self.opened: dict[str, float] = {}
+        """When joins were opened last."""
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
@@ -162,6 +164,7 @@ class Record:
     def opens(self, joins: Sequence[Join]) -> None:
         """Record to which orders *joins* belong: their bodies name them, except those of replacing groups."""
         for join in joins:
+            self.opened[join.id] = self.now()
             self.bodies.update(first_of(join.body))
             if named := _NAME.search(join.body):
                 self.joins[join.id] = named[1].decode()

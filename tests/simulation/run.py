@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -167,6 +168,11 @@ class Seen:
     def may_lose(self) -> bool:
         """Whether tasks may be lost: those acknowledged early, or over their time limit."""
         return any(self._loses(met.fault) for met in self.met)
+
+    @property
+    def lost_until(self) -> float:
+        """When the last fault after which tasks may be lost was over."""
+        return max(met.at + met.fault.seconds for met in self.met if self._loses(met.fault))
 
     def may_lose_of(self, asked: Asked) -> bool:
         """Return whether tasks of *asked* may be lost."""
@@ -664,6 +670,9 @@ class Running:
     def unexcused(self) -> int:
         """Return the number of open joins that must not be left."""
         seen, count = self.seen, self.joins()
+        if count and self.schedules is not None and seen.may_lose:
+            opened, ids = seen.record.opened, self.stores.joins(self.observer.app.backend)
+            return sum(opened.get(id, math.inf) > seen.lost_until for id in ids)
         if not count or not seen.excused:
             return count
         excused = {asked.name for asked in seen.asked if seen.excuses(asked)}

@@ -1000,3 +1000,10 @@ def test_a_group_that_fails_with_the_rejection_of_its_header_is_kept() -> None:
     """Its members raise ``Reject``, but only the header becomes a dead letter. The checks took them for dead
     letters, too."""
     assert problems(run(case_of(Chord([Call(does="reject")], Group([Call()]))))) == []
+
+
+def test_a_scheduled_task_is_lost_after_it_has_opened_a_join() -> None:
+    """It is acknowledged early, so nothing fills the join, which the checks awaited."""
+    killed = Fault("child before", "worker1", "push")
+    timetable = Timetable(entries=(Entry(task="grouped"),))
+    assert problems(run(Case(World(acks_late=False), faults=(killed,), schedules=timetable))) == []
