@@ -65,9 +65,9 @@ class Execution:
     settled: float = math.inf
 
 
-Body = tuple[str, int | None]
-"""The id of a call that is sent when a join is finished, and its number; None for a mapping. The id is also
-that of the calls that replace it."""
+Body = tuple[str, int]
+"""The id of a call that is sent when a join is finished, and its number. The id is also that of the calls
+that it replaces, and that replace it."""
 
 
 def subjects(value: Any) -> Iterator[Any]:
@@ -102,8 +102,11 @@ def _first(call: Any) -> Iterator[Body]:
             yield from _first(each)
     elif kind == "chord":
         yield from _first(given["header"])
-    elif (id := call["options"].get("task_id")) and not given.keys().isdisjoint(("number", "it")):
-        yield id, given.get("number")
+    elif id := call["options"].get("task_id"):
+        if "number" in given:
+            yield id, given["number"]
+        for _, number, *_ in given.get("it", ())[:1]:  # a mapping
+            yield id, number
 
 
 def weight(fault: Fault) -> int:
@@ -224,7 +227,7 @@ class Repeats:
         """Return how many faults, and repeats of who sent it, explain repeats of *key*."""
         runs = self.keys[key]
         last = runs[-1]
-        if not key[2] and not self.bodies.isdisjoint((key[:2], (key[0], None))):
+        if not key[2] and key[:2] in self.bodies:
             return self._weight(runs, last, True)
         senders: dict[tuple[str, int], list[Execution]] = defaultdict(list)
         for each in self.every:

@@ -1007,3 +1007,11 @@ def test_a_scheduled_task_is_lost_after_it_has_opened_a_join() -> None:
     killed = Fault("child before", "worker1", "push")
     timetable = Timetable(entries=(Entry(task="grouped"),))
     assert problems(run(Case(World(acks_late=False), faults=(killed,), schedules=timetable))) == []
+
+
+def test_a_call_that_a_mapping_replaces_is_sent_again() -> None:
+    """The mapping, the body of a join, has its id. The checks took the call for that body, which is sent
+    once."""
+    replaced = Call(instead=Pipe([Call(), Mapping(items=1)]))
+    late = Fault("late", "caller0", "push")
+    assert problems(run(Case(World(segment=1), (Order(numbered(replaced)),), (late,)))) == []
