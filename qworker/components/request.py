@@ -44,7 +44,7 @@ class Failing(NamedTuple):
     error: dict[str, Any]
     deaths: int = 0
 
-    def told(self) -> tuple[str, str, str, dict[str, Any], bool]:
+    def as_plain(self) -> tuple[str, str, str, dict[str, Any], bool]:
         """Return it as plain values: kind, text, state, error, whether errbacks are called."""
         return self.outcome.kind, self.outcome.text, self.state, self.error, self.deaths < MOST_DEATHS
 

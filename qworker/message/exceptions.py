@@ -50,18 +50,18 @@ def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any
     except Exception as error:  # noqa: BLE001 - may be a property of a user's class
         reraise_interrupt(error)
         args = ()
-    told: dict[str, Any]
-    told = {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
+    plain: dict[str, Any]
+    plain = {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
     try:
         if isinstance(exc, BaseExceptionGroup) and depth < _DEEPEST:
-            told[GROUP] = _members(exc, depth + 1, left)
+            plain[GROUP] = _members(exc, depth + 1, left)
         notes = getattr(exc, "__notes__", None)
     except Exception as error:  # noqa: BLE001 - as above, or a __getattr__()
         reraise_interrupt(error)
         notes = None
     if isinstance(notes, list):
-        told[NOTES] = [_argument(note) for note in notes[:_MANY] if isinstance(note, str)]
-    return told
+        plain[NOTES] = [_argument(note) for note in notes[:_MANY] if isinstance(note, str)]
+    return plain
 
 
 def _members(group: BaseExceptionGroup[Any], depth: int, left: list[int]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ def about_failure(error: str, traceback: str | None) -> str:
     """Return the text of the record. error: the ``repr()`` of the exception."""
     line = " ".join(error.split("\n"))
     line = line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
-    told = traceback or ""
-    if len(told) > LONGEST_TRACEBACK:
-        told = f"{told[: LONGEST_TRACEBACK // 2]}\n...\n{told[-LONGEST_TRACEBACK // 2 :]}"
-    return f"{line}\n{told}" if told else line
+    shown = traceback or ""
+    if len(shown) > LONGEST_TRACEBACK:
+        shown = f"{shown[: LONGEST_TRACEBACK // 2]}\n...\n{shown[-LONGEST_TRACEBACK // 2 :]}"
+    return f"{line}\n{shown}" if shown else line
 
 
 def error_and_traceback(text: str) -> tuple[str, str]:

@@ -69,12 +69,12 @@ async def execute_async(
         by_worker = cancelled()
         if by_worker is None and not error.args:
             error.args = (CANCELLED_ITSELF,)
-        return run.tell(run.raised, by_worker or error)
+        return run.outcome_of(run.raised, by_worker or error)
     except BaseException as error:  # noqa: BLE001 - as in execute()
         disarm()
-        return run.tell(run.raised, error)
+        return run.outcome_of(run.raised, error)
     else:
-        return run.tell(run.returned, value)
+        return run.outcome_of(run.returned, value)
     finally:
         run.leave()
         if asyncio.current_task().cancelling():  # type: ignore[union-attr]

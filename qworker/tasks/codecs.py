@@ -34,7 +34,7 @@ from uuid import UUID
 from qworker.interrupts import reraise_interrupt
 from qworker.safe_repr import safe_repr
 
-MOST_TOLD = 3
+MOST_SHOWN = 3
 """Maximum number of invalid fields of a model in an error."""
 
 
@@ -298,17 +298,17 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:
         reraise_interrupt(error)
-        raise ConversionError(f"no {name} can be made of it: {_told(error)}") from error
+        raise ConversionError(f"no {name} can be made of it: {_described(error)}") from error
 
 
-def _told(error: Any) -> str:
+def _described(error: Any) -> str:
     """Describe an error; pydantic's by the place and the reason, without values."""
     invalid = _pydantic("ValidationError")
     if invalid is None or not isinstance(error, invalid):
         return f"{type(error).__name__}: {safe_repr(str(error), 200)}"
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    some = [f"{'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}" for each in wrong[:MOST_TOLD]]
-    return "; ".join([*some, *([f"and {len(wrong) - MOST_TOLD} more"] if len(wrong) > MOST_TOLD else [])])
+    some = [f"{'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}" for each in wrong[:MOST_SHOWN]]
+    return "; ".join([*some, *([f"and {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else [])])
 
 
 # -- classes and annotations --

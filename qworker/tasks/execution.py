@@ -121,9 +121,9 @@ def execute(
     except BaseException as error:  # noqa: BLE001 - any exception of the task's code is its outcome
         if disarm is not None:
             disarm()
-        return run.tell(run.raised, error)
+        return run.outcome_of(run.raised, error)
     else:
-        return run.tell(run.returned, value)
+        return run.outcome_of(run.returned, value)
     finally:
         run.leave()
 
@@ -139,7 +139,7 @@ def cut_short(app: App, task: Task, context: Context, error: BaseException, sinc
     time.perf_counter() of its start."""
     run = Run(app, task, context)
     run.start = since
-    return run.tell(run.raised, error)
+    return run.outcome_of(run.raised, error)
 
 
 def started(app: App, task: Task, context: Context) -> ResultRow | None:
@@ -255,15 +255,15 @@ class Run:
             return chain(self.context)
         return function(*body[0], **body[1])
 
-    def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
+    def outcome_of(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         """Return the outcome made by *step*; an error in doing so is an outcome too."""
-        outcome = self._told(step, ended)
+        outcome = self._outcome_of(step, ended)
         unsent = self.context.unsent
         if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run will send the same calls
             return outcome
         return outcome._replace(follow=(*outcome.follow, *unsent))
 
-    def _told(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
+    def _outcome_of(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         try:
             return step(ended)
         except BaseException as error:  # a bug here or in an extension; the message still needs an outcome
@@ -285,7 +285,7 @@ class Run:
                 # Without the context, which may be what cannot be stored.
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
                 follow, parts = (
-                    self._doomed(error, text),
+                    self._fail_downstream(error, text),
                     self._parts(states.FAILURE, exception_to_dict(error)),
                 )
             except Exception:
@@ -359,7 +359,7 @@ class Run:
             follow: tuple[Followed, ...] = ()
             if not has_read_chain(self.context):
                 ended = ChordError(f"Dependency {self.context.id} ended as {states.IGNORED}")
-                follow = self._doomed(ended, "")
+                follow = self._fail_downstream(ended, "")
             return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts, follow=follow)
         if isinstance(error, Reject):
             return self._rejected(error)
@@ -415,7 +415,7 @@ class Run:
         requeue = error.requeue and (self.context.is_eager or can_go_back(self.task, self.context))
         if not requeue:  # it will never run, so report its end to waiting clients
             text = _format(error)
-            row, follow = self._tell_failure(error, text), self._doomed(error, text)
+            row, follow = self._report_failure(error, text), self._fail_downstream(error, text)
             parts = self._parts(states.FAILURE, exception_to_dict(error))
         error.__traceback__ = None
         kind = REQUEUED if requeue else REJECTED
@@ -426,7 +426,7 @@ class Run:
         task, context = self.task, self.context
         self.status, self.value = states.FAILURE, error
         text = _format(error)
-        row, follow = self._tell_failure(error, text), self._doomed(error, text)
+        row, follow = self._report_failure(error, text), self._fail_downstream(error, text)
         self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
         kind = EXPECTED if isinstance(error, task.throws) else FAILURE
         if not context.is_eager:
@@ -441,13 +441,13 @@ class Run:
             return ()
         return followup.chord_parts(self.app, self.context, status, result)
 
-    def _doomed(self, error: BaseException, text: str) -> tuple[Followed, ...]:
+    def _fail_downstream(self, error: BaseException, text: str) -> tuple[Followed, ...]:
         """Return the calls that fail along with the task, which has failed with *error*."""
         if self.context.is_eager:
             return ()
         return followup.downstream_failures(self.app, self.context, exception_to_dict(error), text)
 
-    def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
+    def _report_failure(self, error: BaseException, text: str) -> ResultRow | None:
         """Report the final *error* to errbacks and signal receivers; return the row of the failure, None if
         it is not stored. Raises if an errback cannot be sent now and the message can go back."""
         task, context = self.task, self.context

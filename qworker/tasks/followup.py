@@ -82,8 +82,8 @@ def failed(app: App, context: Context, error: BaseException, traceback: str, aga
 def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
     """Run an errback now; log its error."""
     try:
-        told = call.clone(arguments)
-        returned = call.type.taking_plain(call.type)(*told.args, **told.kwargs)
+        cloned = call.clone(arguments)
+        returned = call.type.taking_plain(call.type)(*cloned.args, **cloned.kwargs)
         if isinstance(returned, Coroutine):
             run_to_end(returned)
     except (Exception, SystemExit):
@@ -161,7 +161,7 @@ def chord_failed(
             failing += (call, *calls_in(rest))
             last = rest[0] if rest else call
             later = errbacks_of((last.get("options") or {}).get("chord"))
-            told: list[Any] = []
+            errbacks: list[Any] = []
             for number, each in enumerate(listed(call.options.get("link_error"))):
                 if each in later:
                     continue
@@ -169,19 +169,19 @@ def chord_failed(
                 if errback.id is None and call.id is not None:  # repeated reports must make the same call
                     errback.set(task_id=f"{call.id}-errback-{number}")
                 try:
-                    _tell(app, errback, call, why, publication(body), cause)
-                    told.append([[errback.id, None], None])
+                    _send_errback(app, errback, call, why, publication(body), cause)
+                    errbacks.append([[errback.id, None], None])
                 except Exception as unsent:
                     if is_away(unsent):
                         raise
                     reraise_interrupt(unsent)
                     logger.exception("an errback of %s[%s] was not sent", call.task, call.id)
-            if told and call.id is not None:
-                children[call.id] = [[[f"{call.id}-errbacks", None], told]]
+            if errbacks and call.id is not None:
+                children[call.id] = [[[f"{call.id}-errbacks", None], errbacks]]
     return held, ended(app, failing, error, "", children=children)
 
 
-def _tell(
+def _send_errback(
     app: App,
     errback: Signature,
     call: Signature,
@@ -201,8 +201,8 @@ def _tell(
         return
     known = {RUN: "", **apart(tidied(app, errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
-        told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
-        known[FAILED] = told
+        failed_call = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
+        known[FAILED] = failed_call
         if cause is not None:
             known[CAUSE] = cause
     args = errback.args if errback.immutable else (call.id, *errback.args)
@@ -212,16 +212,16 @@ def _tell(
 def failure(headers: Mapping[str, Any]) -> BaseException | None:
     """Return the error with which a call fails instead of running; None if it runs. *headers*, of its
     message, contain FAILED."""
-    told = headers[FAILED]
-    return None if isinstance(told, Mapping) else _failure(str(told), headers)
+    failed_call = headers[FAILED]
+    return None if isinstance(failed_call, Mapping) else _failure(str(failed_call), headers)
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a function that calls *function*, an errback of a failed chord body, with the request and error
     in *headers*, of its message."""
-    told = headers[FAILED]
-    request = Context(**{name: told.get(name) for name in ("id", "task", "args", "kwargs")})
-    error = _failure(str(told.get("why")), headers)
+    failed_call = headers[FAILED]
+    request = Context(**{name: failed_call.get(name) for name in ("id", "task", "args", "kwargs")})
+    error = _failure(str(failed_call.get("why")), headers)
     return lambda _, *args, **kwargs: function(request, error, "", *args, **kwargs)
 
 

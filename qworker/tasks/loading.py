@@ -59,8 +59,8 @@ class TaskModules:
                 try:
                     import_object(module)
                 except ConfigurationError as error:
-                    told = f"{setting} names {module!r}: {error}"
-                    raise ConfigurationError(told, setting, conf.source(setting)) from error
+                    text = f"{setting} names {module!r}: {error}"
+                    raise ConfigurationError(text, setting, conf.source(setting)) from error
         self.load_discovered()
 
     def load_discovered(self) -> None:

@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     - follow: the following calls that end with it.
     - parts: of chords in Celery's format.
     - stored: the row is already in the result store.
-    - told: a child has reported the end to the calls in the message.
+    - reported: a child has reported the end to the calls in the message.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     follow: tuple[Followed, ...] = ()
     parts: Fields = ()
     stored: bool = False
-    told: bool = False
+    reported: bool = False
 
 
 NOT_STARTED = Outcome(UNSTARTED)

@@ -31,7 +31,7 @@ _RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
 """Ends of a task that had begun to run."""
 
 
-def tell(
+def report(
     app: App,
     task: Task,
     context: Context,
@@ -39,13 +39,13 @@ def tell(
     text: str,
     state: str,
     error: dict[str, Any],
-    aloud: bool = True,
+    call_errbacks: bool = True,
 ) -> Outcome:
     """End a task that did not run, or whose process died: call its errbacks, and fail the calls after it.
 
     - kind, text: of the outcome.
     - state, error: to be stored.
-    - aloud: False calls no errback or other user code, which may have killed the previous processes.
+    - call_errbacks: False calls no errback or other user code, which may have killed the previous processes.
 
     Return the outcome. It is SUCCESS if the success was stored before the process was killed; then the
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
@@ -53,22 +53,23 @@ def tell(
     """
     token = push(context, task)
     try:
-        if aloud and kind in _RAN and (meta := _success(app, task, context)) is not None:
+        if call_errbacks and kind in _RAN and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"])
         row = None
-        if aloud and task.has_on_terminated:
+        if call_errbacks and task.has_on_terminated:
             task.on_terminated(context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         stored = False
-        if aloud and context.errbacks and state == states.FAILURE:  # none for revoked tasks, as in Celery
+        # As in Celery, none are called for revoked tasks.
+        if call_errbacks and context.errbacks and state == states.FAILURE:
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
         follow = followup.downstream_failures(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
-        return Outcome(kind, None, text, None, row, follow, parts, stored, told=True)
+        return Outcome(kind, None, text, None, row, follow, parts, stored, reported=True)
     except Retry as directive:
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
@@ -77,7 +78,7 @@ def tell(
             app.clock.sleep(AGAIN_SECONDS)
             return NOT_STARTED
         logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
-        return Outcome(kind, None, text, told=True)
+        return Outcome(kind, None, text, reported=True)
     finally:
         pop(token)
 
@@ -98,7 +99,7 @@ def _go_on(app: App, task: Task, context: Context, value: Any) -> Outcome:
     """Send the calls after a task that succeeded with *value*."""
     run = Run(app, task, context)
     run.start, run.stored = time.perf_counter(), True
-    outcome = run.tell(run.returned, value)
+    outcome = run.outcome_of(run.returned, value)
     if outcome.kind == REQUEUED:
         logger.error("the calls after task %s[%s] are sent later: %s", task.name, context.id, outcome.text)
         app.clock.sleep(AGAIN_SECONDS)

@@ -148,7 +148,7 @@ class InlinePool(TaskPool):
         if self._app.clock.uptime() >= request.starts_before:
             return Outcome(UNSTARTED)
         if request.failing is not None:
-            return termination.tell(self._app, prepared.task, prepared.context, *request.failing.told())
+            return termination.report(self._app, prepared.task, prepared.context, *request.failing.as_plain())
         if tracks_start(prepared):
             row = execution.started(self._app, prepared.task, prepared.context)
             if row is not None:

@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[str, str, str]] = {
 except MariaDB, which is shared and not killed."""
 POINTS = (
     "join-claimed", "body-made", "body-sent", "finishing-join", "join-finished", "joins-opened", "calls-sent",
-    "recording-parts", "parts-recorded", "acking", "storing", "ran", "told", "settled",
+    "recording-parts", "parts-recorded", "acking", "storing", "ran", "reported", "settled",
 )  # fmt: skip
 COPIES = 3
 PATIENCE = 150.0

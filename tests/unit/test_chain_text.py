@@ -152,7 +152,7 @@ def test_damaged_rest_is_reported_when_it_is_read(rest: str) -> None:
 def _end(app: QWorker, prepared: Prepared) -> Outcome:
     """End the task without a run."""
     error = exception_to_dict(KeyError("why"))
-    return termination.tell(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
+    return termination.report(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
 
 
 def first_of(chain: str, how: str = "leaves") -> tuple[Outcome, list[Envelope]]:

@@ -293,7 +293,7 @@ def test_state_is_stored_before_callbacks_errbacks_and_hooks(where: str, name: s
         body = Body((), {}, {"errbacks": links})
         context = Context.from_message({"id": "parent", "task": name}, body, task=app.tasks[name])
         error = exception_to_dict(WorkerLost("died"))
-        outcome = termination.tell(app, app.tasks[name], context, LOST, "died", "FAILURE", error)
+        outcome = termination.report(app, app.tasks[name], context, LOST, "died", "FAILURE", error)
     else:
         outcome = run(app, name, callbacks=links, errbacks=links)
     assert seen
@@ -470,7 +470,7 @@ def test_lost_run_is_reported_again_when_its_errback_cannot_be_sent(
     store.failure = BrokerUnavailable("away") if away else PublishError("too large")
     context = Context(id="parent", task="five", errbacks=[Signature("tell")])
     error = exception_to_dict(WorkerLost("gone"))
-    outcome = termination.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
+    outcome = termination.report(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
     assert outcome.kind == (UNSTARTED if away else LOST)
     assert (outcome.row is None) == away
 

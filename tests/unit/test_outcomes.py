@@ -341,12 +341,15 @@ def test_signal_column_decides_the_signal(kind: str, changed: Any, caplog: pytes
 @EACH
 def test_log_columns_decide_level_and_text(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(
-        kind, level=logging.CRITICAL, said="instead of %s", fields=lambda request, outcome: (outcome.text,)
+        kind,
+        level=logging.CRITICAL,
+        log_format="instead of %s",
+        fields=lambda request, outcome: (outcome.text,),
     )
     (record,) = End(PLAIN[kind], caplog).records
     assert record.levelno == logging.CRITICAL
     assert record.getMessage().startswith("instead of why")
-    changed(kind, said="")
+    changed(kind, log_format="")
     assert End(PLAIN[kind], caplog).records == []
 
 
@@ -354,7 +357,7 @@ def test_log_columns_decide_level_and_text(kind: str, changed: Any, caplog: pyte
 def test_event_column_decides_the_logged_event(
     kind: str, changed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    changed(kind, said="instead", fields=lambda request, outcome: (), event="task-instead")
+    changed(kind, log_format="instead", fields=lambda request, outcome: (), event="task-instead")
     End(PLAIN[kind], caplog)
     assert logged(caplog)[:1] == ["task-instead"]
     changed(kind, event=None)
@@ -364,7 +367,7 @@ def test_event_column_decides_the_logged_event(
 
 @EACH
 def test_log_record_has_task_attributes(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
-    changed(kind, said="instead", fields=lambda request, outcome: ())
+    changed(kind, log_format="instead", fields=lambda request, outcome: ())
     (record, *_) = End(PLAIN[kind], caplog).records
     assert {"task_id", "task_name", "state", "runtime", "queue", "retries"} <= vars(record).keys()
 

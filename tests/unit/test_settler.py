@@ -153,7 +153,7 @@ def test_failure_handling_is_repeated_in_another_child() -> None:
     for with_errbacks in (True, False):
         setup.settler.ended([(one, Outcome(LOST, text="signal 9"))])
         assert (tags(setup.ready.get_many(Slots(9, 9))), setup.orders) == ([1], [])
-        assert one.failing.told()[-1] is with_errbacks
+        assert one.failing.as_plain()[-1] is with_errbacks
     setup.settler.ended([(one, Outcome(LOST, text="signal 9"))])
     settlement = setup.order.settlement
     assert setup.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")
@@ -164,7 +164,7 @@ def test_handled_failure_of_a_lost_task_is_final() -> None:
     setup = Setup()
     one = setup.rooms.request(1)
     one.failing = Failing(Outcome(LOST, text="signal 9"), "FAILURE", {})
-    setup.settler.ended([(one, Outcome(LOST, text="signal 9", told=True))])
+    setup.settler.ended([(one, Outcome(LOST, text="signal 9", reported=True))])
     assert (setup.ready.get_many(Slots(9, 9)), len(setup.orders)) == ([], 1)
 
 

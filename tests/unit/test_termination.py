@@ -50,12 +50,12 @@ class Setup:
         body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
-        return termination.tell(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
+        return termination.report(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
 
 
 def test_on_terminated_can_retry() -> None:
     bench = Setup()
-    outcome = bench.tell()
+    outcome = bench.report()
     assert (outcome.kind, outcome.runtime) == (RETRY, None)
     assert outcome.text == "Retry in 7s: LookupError('FAILURE')"
     assert outcome.row is not None
@@ -67,7 +67,7 @@ def test_on_terminated_can_retry() -> None:
 def test_unsent_retry_of_on_terminated_is_tried_again() -> None:
     bench = Setup(task_publish_retry=False)
     bench.store.away = True
-    assert bench.tell() == NOT_STARTED
+    assert bench.report() == NOT_STARTED
     assert bench.clock.slept == [termination.AGAIN_SECONDS]
 
 
@@ -93,13 +93,13 @@ class Linked:
         given = {"callbacks": [self.link.s().set(task_id="next")], "errbacks": [app.tasks["told"].s()]}
         self.message = TaskMessage(task="work", id="id-1", headers=self.headers, **{**given, **fields})
 
-    def tell(self, kind: str = TIME_LIMIT) -> Outcome:
+    def report(self, kind: str = TIME_LIMIT) -> Outcome:
         encoded = encode(self.message)
         headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
         body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=self.task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
-        return termination.tell(self.app, self.task, context, kind, "killed", states.FAILURE, error)
+        return termination.report(self.app, self.task, context, kind, "killed", states.FAILURE, error)
 
     def sent(self) -> list[tuple[str, Any]]:
         return [
@@ -113,7 +113,7 @@ class Linked:
 def test_task_killed_after_storing_its_success_calls_its_callbacks(kind: str, acks_late: bool) -> None:
     linked = Linked(acks_late=acks_late)
     linked.app.backend.store_result("id-1", 5, states.SUCCESS)
-    outcome = linked.tell(kind)
+    outcome = linked.report(kind)
     assert (outcome.kind, outcome.runtime, outcome.text) == (SUCCESS, None, "")
     assert linked.sent() == [("next", [5])]
     assert linked.errback_calls == []
@@ -136,7 +136,7 @@ def test_task_killed_without_a_stored_success_fails(kind: str, stored: Any, fiel
     linked = Linked(**fields)
     if stored is not None:
         linked.app.backend.store_result("id-1", {"exc_type": "E", "exc_message": []}, stored)
-    assert linked.tell(kind).kind == kind
+    assert linked.report(kind).kind == kind
     assert linked.sent() == []
     assert len(linked.errback_calls) == 1
 
@@ -145,7 +145,7 @@ def test_unsent_callbacks_of_a_killed_task_are_sent_later() -> None:
     linked = Linked()
     linked.app.backend.store_result("id-1", 5, states.SUCCESS)
     linked.store.away = True
-    assert linked.tell() == NOT_STARTED
+    assert linked.report() == NOT_STARTED
     linked.store.away = False
-    assert linked.tell().kind == SUCCESS
+    assert linked.report().kind == SUCCESS
     assert linked.sent() == [("next", [5])]

@@ -117,7 +117,7 @@ class Joiner(ThreadComponent):
         except _AWAY:
             raise
         except Exception as damaged:  # noqa: BLE001 - other clients may store anything
-            self._give_up(join, _told(damaged))
+            self._give_up(join, _text_of(damaged))
             return
         if body.tentative and join.overdue and not join.parts:
             logger.info("join %s ends without its members: they were not committed", join.id)
@@ -130,14 +130,14 @@ class Joiner(ThreadComponent):
             except Exception as raised:
                 if is_away(raised):
                     raise
-                error = error or _told(raised)  # missing values, or a call that cannot be sent
+                error = error or _text_of(raised)  # missing values, or a call that cannot be sent
                 continue
             crash_point("body-made")
             try:
                 self._joins.finish(join, envelopes, self._app.broker.sender)
                 break
             except (EncodeError, PublishError) as raised:  # the broker refuses them
-                error = error or _told(raised)
+                error = error or _text_of(raised)
         else:
             self._give_up(join, error)
         bodies.forget_added(self._app, join, body)
@@ -297,5 +297,5 @@ def _has_succeeded(meta: Any) -> bool:
     return isinstance(meta, dict) and meta["status"] == states.SUCCESS
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, QWorkerError) else safe_repr(error)

@@ -141,7 +141,7 @@ def _unknown(request: Request | UnreadableMessage, outcome: Outcome) -> QWorkerE
 # -- the signal --
 
 
-def tell_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
+def signal_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
     if signals.task_failure.receivers:
         signals.task_failure.send(
             request.task,
@@ -154,14 +154,14 @@ def tell_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorke
         )
 
 
-def tell_rejected(
+def signal_rejected(
     app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, error: QWorkerError | None
 ) -> None:
     if signals.task_rejected.receivers:
         signals.task_rejected.send(app, message=request.leased, exc=outcome.text)
 
 
-def tell_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
+def signal_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
     if signals.task_revoked.receivers:
         signals.task_revoked.send(
             request.task,
@@ -209,7 +209,7 @@ class Rule(NamedTuple):
     """One row of OUTCOMES.
 
     - message: returns the settlement for the broker; a function of this module.
-    - level, said, fields: the level and format of the log line, and its values. "": no line.
+    - level, log_format, fields: the level and format of the log line, and its values. "": no line.
     - label: its name in metrics and in reasons of dead letters. None: it is not counted.
     - event: Celery's event name, which is logged; events are not sent yet. None: no event.
     - state, error: stored if the run has no result of its own. None: nothing.
@@ -221,7 +221,7 @@ class Rule(NamedTuple):
 
     message: Callable[[Any, Outcome, float], Settlement | None]
     level: int = INFO
-    said: str = ""
+    log_format: str = ""
     fields: Callable[[Any, Outcome], tuple[Any, ...]] = _plain
     label: str | None = None
     event: str | None = None
@@ -272,12 +272,12 @@ OUTCOMES: dict[str, Rule] = {
     kinds.INVALID: Rule(
         dead_letter_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
         label="invalid", event="task-failed",
-        state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected, part=states.FAILURE,
+        state=states.FAILURE, error=_as(InvalidTaskMessage), signal=signal_rejected, part=states.FAILURE,
     ),
     kinds.LOST: Rule(
         deliver_again, ERROR, "Task %s[%s] lost its process: %s",
         label="lost", event="task-failed",
-        state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+        state=states.FAILURE, error=_worker_lost, signal=signal_failure,
         part=states.FAILURE,
         kept=True,
         report_in_child=True,
@@ -285,7 +285,7 @@ OUTCOMES: dict[str, Rule] = {
     kinds.TIME_LIMIT: Rule(
         ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
         label="time limit", event="task-failed", state=states.FAILURE,
-        error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
+        error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=signal_failure,
         part=states.FAILURE,
         kept=True,
         report_in_child=True,
@@ -293,13 +293,13 @@ OUTCOMES: dict[str, Rule] = {
     kinds.TERMINATED: Rule(
         ack, WARNING, "Task %s[%s] was terminated: %s",
         label="terminated", event="task-revoked",
-        state=states.REVOKED, error=_as(Terminated), signal=tell_revoked, part=states.REVOKED,
+        state=states.REVOKED, error=_as(Terminated), signal=signal_revoked, part=states.REVOKED,
         report_in_child=True,
     ),
     kinds.INTERRUPTED: Rule(
         give_back, INFO, "Task %s[%s] was interrupted and is put back: %s",
         label="interrupted", event="task-failed",
-        state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+        state=states.FAILURE, error=_worker_lost, signal=signal_failure,
         part=states.FAILURE,
     ),
     kinds.UNSTARTED: Rule(keep),
@@ -308,13 +308,13 @@ OUTCOMES: dict[str, Rule] = {
     kinds.REVOKED: Rule(
         ack, INFO, "Task %s[%s] was revoked: %s",
         label="revoked", event="task-revoked",
-        state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked, part=states.REVOKED,
+        state=states.REVOKED, error=_as(TaskRevoked), signal=signal_revoked, part=states.REVOKED,
         report_in_child=True,
     ),
     kinds.EXPIRED: Rule(
         ack, INFO, "Task %s[%s] expired: %s",
         label="expired", event="task-revoked",
-        state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked, part=states.REVOKED,
+        state=states.REVOKED, error=_as(TaskExpired), signal=signal_revoked, part=states.REVOKED,
         report_in_child=True,
     ),
     kinds.POISONED: Rule(
@@ -322,7 +322,7 @@ OUTCOMES: dict[str, Rule] = {
         event="task-failed", state=states.FAILURE, error=_as(WorkerLost), part=states.FAILURE,
         report_in_child=True,
     ),
-    kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
+    kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=signal_rejected),
     kinds.UNKNOWN: Rule(
         dead_letter, ERROR, "message %s in %s cannot be run: %s", _of_message,
         event="task-failed", state=states.FAILURE, error=_unknown,
@@ -330,7 +330,7 @@ OUTCOMES: dict[str, Rule] = {
     ),
     kinds.UNREADABLE: Rule(
         dead_letter, ERROR, "message %s in %s cannot be run: %s", _of_message,
-        signal=tell_rejected,
+        signal=signal_rejected,
     ),
 }  # fmt: skip
 """The consequences of every kind of Outcome."""
@@ -348,21 +348,21 @@ def end(
     """
     rule = OUTCOMES[outcome.kind]
     settlement = rule.message(request, outcome, now)
-    if rule.said and logger.isEnabledFor(rule.level):
+    if rule.log_format and logger.isEnabledFor(rule.level):
         ended = isinstance(settlement, Ack | DeadLetter)
         state = STATES.get(outcome.kind, rule.state or rule.part) if ended else states.PENDING
         extra = _extra(rule, request, outcome, state)
         described = outcome._replace(text=outcome.text + _fate(request, settlement, now))
-        logger.log(rule.level, rule.said, *rule.fields(request, described), extra=extra)
+        logger.log(rule.level, rule.log_format, *rule.fields(request, described), extra=extra)
     if not isinstance(settlement, Ack | DeadLetter):
         return settlement
-    settlement = _told(app, rule, request, outcome, settlement)
+    settlement = _completed(app, rule, request, outcome, settlement)
     if not outcome.stored or (isinstance(request, Request) and request.acked):
         return settlement  # only the row carries the parts of a message acked before its run
     return settlement._replace(row=None)
 
 
-def _told(
+def _completed(
     app: QWorker,
     rule: Rule,
     request: Request | UnreadableMessage,
@@ -387,8 +387,8 @@ def _told(
         )
     if rule.state is not None and error is not None and settlement.row is None:
         # If a child reported the end, it has made the row.
-        told = outcome.row if isinstance(request, Request) and request.failing is not None else None
-        settlement = settlement._replace(row=told or _row(app, request, rule.state, error))
+        reported_row = outcome.row if isinstance(request, Request) and request.failing is not None else None
+        settlement = settlement._replace(row=reported_row or _row(app, request, rule.state, error))
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
     return settlement

@@ -72,7 +72,7 @@ class Settler:
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
         """Settle requests that ended or must not run; put back those that did not start."""
-        orders, waiting, told = [], [], []
+        orders, waiting, ended = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
             if self._ending and outcome.kind == INTERRUPTED:
@@ -91,7 +91,7 @@ class Settler:
                 request.failing = failing
                 waiting.append(request)
                 continue
-            told.append((request, outcome))
+            ended.append((request, outcome))
             settlement = outcomes.end(app, request, outcome, now)
             if settlement is None:
                 waiting.append(request)
@@ -100,7 +100,7 @@ class Settler:
                 order = _order(request, settlement)
                 orders.append(order._replace(after_others=True) if outcome.follow else order)
         if self._counters is not None:
-            self._counters.count(_runs(told))
+            self._counters.count(_runs(ended))
         if waiting:
             self._ready.put_back(waiting)
         self._post_many(orders)
@@ -140,7 +140,7 @@ class Settler:
 def _again(failing: Failing, outcome: Outcome) -> Failing | None:
     """Return what another child must report after the one that reported *failing* ended with *outcome*; None
     for nothing."""
-    if outcome.told or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
+    if outcome.reported or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
         return None
     # Errbacks that took too long would do so again, so they are not called again.
     return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
@@ -153,7 +153,7 @@ def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcom
     """
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
-    return outcome if outcome.told or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
+    return outcome if outcome.reported or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
 
 
 def _sent_again(request: Request, outcome: Outcome) -> SettlementOrder:

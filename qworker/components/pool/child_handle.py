@@ -167,7 +167,7 @@ class ChildHandle:
                 leased.redelivered,
                 leased.headers,
                 leased.properties,
-                None if request.failing is None else request.failing.told(),
+                None if request.failing is None else request.failing.as_plain(),
                 request.starts_before,
                 leased.body,
             )

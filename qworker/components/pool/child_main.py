@@ -132,14 +132,14 @@ class Child:
             headers = protocol.parse_headers(text)
             prepared = prepare(app, self._accept, self._hostname, headers, leased, failing)
         except MessageError as error:
-            self._tell(sequence, execution.invalid(error))
+            self._report(sequence, execution.invalid(error))
             return
         if app.clock.uptime() >= before:  # we were frozen, and another worker may have the message now
-            self._tell(sequence, NOT_STARTED)
+            self._report(sequence, NOT_STARTED)
             return
         task, context, arguments, soft, _ = prepared
         if failing is not None:
-            self._tell(sequence, termination.tell(app, task, context, *failing))
+            self._report(sequence, termination.report(app, task, context, *failing))
             return
         if tracks_start(prepared):
             row = execution.started(app, task, context)
@@ -172,9 +172,9 @@ class Child:
         if CRASHING:
             crash_point("ran")
         self._running_file.set(0, 0)
-        self._tell(sequence, outcome)
+        self._report(sequence, outcome)
         if CRASHING:
-            crash_point("told")
+            crash_point("reported")
 
     async def _run_async(self, sequence: int, tag: int, prepared: Prepared, run: AsyncRun) -> None:
         slot = self._running_file.begin(tag)
@@ -182,7 +182,7 @@ class Child:
             self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
         )
         self._running_file.end(slot)
-        self._tell(sequence, outcome)
+        self._report(sequence, outcome)
 
     def _event_loop(self) -> EventLoop:
         if self._loop is None:
@@ -196,7 +196,7 @@ class Child:
         for (sequence,) in TOKEN.iter_unpack(orders):
             self._loop.cancel(sequence, Terminated("terminated on request"))
 
-    def _tell(self, sequence: int, outcome: Outcome) -> None:
+    def _report(self, sequence: int, outcome: Outcome) -> None:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
         broken = _out_of_files() if outcome.kind in (FAILURE, EXPECTED) else None
         self._send((OUTCOME, sequence, tuple(outcome), retire or broken is not None))
@@ -212,7 +212,7 @@ class Child:
 
     def interrupt(self, signum: int, frame: object) -> None:
         """Handle SIGUSR1: the soft limit has passed, or the worker interrupts tasks to stop."""
-        exceeded = self._limit.struck()
+        exceeded = self._limit.has_exceeded()
         if exceeded:
             interrupts.interrupt(SoftTimeLimitExceeded())
         elif exceeded is None:
@@ -266,7 +266,7 @@ class SoftLimit:
         self._main = threading.get_ident()
         self._deadline: list[float] = []  # written by the main thread
         """[monotonic seconds]; [] when nothing runs. Deadlines are compared by identity."""
-        self._struck: list[float] | None = None  # set by this thread, cleared by the main one
+        self._exceeded: list[float] | None = None  # set by this thread, cleared by the main one
         self._sleeps_until = math.inf  # this thread
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -284,20 +284,20 @@ class SoftLimit:
         """Cancel the limit; the task has ended."""
         self._deadline = []
 
-    def struck(self) -> bool | None:
+    def has_exceeded(self) -> bool | None:
         """Return whether the running task has just reached its limit; None if the signal has another sender.
         For the signal handler."""
-        struck, self._struck = self._struck, None
-        return None if struck is None else struck is self._deadline
+        exceeded, self._exceeded = self._exceeded, None
+        return None if exceeded is None else exceeded is self._deadline
 
     def _run(self) -> None:
-        told: list[float] = []
+        signalled: list[float] = []
         while True:
             self._sleeps_until = math.inf  # from here on, the start of a task wakes this thread
             deadline = self._deadline
-            left = math.inf if not deadline or deadline is told else deadline[0] - time.monotonic()
+            left = math.inf if not deadline or deadline is signalled else deadline[0] - time.monotonic()
             if left <= 0:
-                told = self._struck = deadline
+                signalled = self._exceeded = deadline
                 signal.pthread_kill(self._main, SIGNAL)
                 continue
             self._sleeps_until = math.inf if left == math.inf else deadline[0]

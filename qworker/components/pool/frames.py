@@ -39,7 +39,7 @@ Job = tuple[int, int, str, int, int, bool, str, str | None, Failing | None, floa
 """``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, failing, starts_before,
 body)``
 
-failing: from Failing.told(); None for a job that runs. starts_before: see Request."""
+failing: from Failing.as_plain(); None for a job that runs. starts_before: see Request."""
 
 UP, STARTED, OUTCOME = 0, 1, 2
 """Messages from a child: ``(UP,)``, ``(STARTED, sequence, row)``, ``(OUTCOME, sequence, outcome,

@@ -229,8 +229,8 @@ class ThreadPool(TaskPool):
                 self._end(request, NOT_STARTED)
                 continue
             if request.failing is not None:
-                told = request.failing.told()
-                self._end(request, termination.tell(self._app, prepared.task, prepared.context, *told))
+                failing = request.failing.as_plain()
+                self._end(request, termination.report(self._app, prepared.task, prepared.context, *failing))
                 continue
             if tracks_start(prepared):
                 row = execution.started(self._app, prepared.task, prepared.context)

@@ -61,7 +61,7 @@ class AckBuffer:
         self._oldest = 0.0
         self._hurry = False
         """A request waits for one of the orders before it may start."""
-        self._told: set[int] = set()
+        self._unconfirmed: set[int] = set()
         """Tags of requests whose early ack was sent, but not confirmed."""
         self.doubts = Doubts()
         self._now = 0.0  # monotonic, of the last collect()
@@ -93,9 +93,9 @@ class AckBuffer:
     def _perhaps_acked(self, orders: Sequence[SettlementOrder]) -> list[Request]:
         """Return the requests that wait for their early ack, if it may have reached the broker. Any
         thread."""
-        told = self._told.copy()
+        unconfirmed = self._unconfirmed.copy()
         starting = (order.request for order in orders if order.starts)
-        return [request for request in starting if request is not None and request.tag in told]
+        return [request for request in starting if request is not None and request.tag in unconfirmed]
 
     @property
     def waiting(self) -> bool:
@@ -157,20 +157,20 @@ class AckBuffer:
             if order.settlement is not None and not _is_over(order, generation)
         ]
         crash_point("settling")
-        told = self._told.copy()
+        unconfirmed = self._unconfirmed.copy()
         if self._hurry:
-            self._told.update(order.request.tag for order in orders if order.starts and order.request)
+            self._unconfirmed.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(generation, current) if current else set()
         # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
         self._orders = [order for order in orders if order.starts or order.anew]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
-            self._settlements.confirm(self._told)  # if an ack were lost, the task would run twice
-            self._told.clear()
+            self._settlements.confirm(self._unconfirmed)  # if an ack were lost, the task would run twice
+            self._unconfirmed.clear()
         crash_point("settled")
         self._orders, self._hurry = [order for order in self._orders if order.anew], False
-        self._answered([order.request for order in starting if order.request is not None], lost, told)
+        self._answered([order.request for order in starting if order.request is not None], lost, unconfirmed)
         if self._orders:
             self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
@@ -179,7 +179,7 @@ class AckBuffer:
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
         """Return *order*, changed to give its request back if the request was waiting to start."""
         request = order.request
-        if not order.starts or request is None or request.tag in self._told:
+        if not order.starts or request is None or request.tag in self._unconfirmed:
             return order
         self._early.answered([], [request])
         return SettlementOrder(request, Release(request.tag))
@@ -200,13 +200,13 @@ class AckBuffer:
             else:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
 
-    def _answered(self, requests: Sequence[Request], lost: set[int], told: set[int]) -> None:
-        """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. told: tags whose
-        ack was sent before without an answer, so that it may have been processed then."""
+    def _answered(self, requests: Sequence[Request], lost: set[int], unconfirmed: set[int]) -> None:
+        """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. unconfirmed: tags
+        whose ack was sent before without an answer, so that it may have been processed then."""
         late = [request for request in requests if request.tag in lost]
-        doubtful = [request for request in late if request.tag in told]
+        doubtful = [request for request in late if request.tag in unconfirmed]
         for request in late:
-            if request.tag not in told:
+            if request.tag not in unconfirmed:
                 self._state.leave(request)
                 logger.warning(
                     "%r is not run: its lease was lost, and another worker has it",

@@ -144,10 +144,10 @@ class Listener(ThreadComponent):
         self._news = True
 
     def _register(self) -> None:
-        self._tell_presence()
+        self._report_presence()
         self._lease.register()
 
-    def _tell_presence(self) -> None:
+    def _report_presence(self) -> None:
         if self._workers is not None:
             self._workers.consumer.present(self._presence.text())
 
@@ -175,7 +175,7 @@ class Listener(ThreadComponent):
         if now >= self._lease.renew_at or (
             now >= self._housekeeping.due_at and self._presence.has_changed()
         ):  # also renewed when the presence has changed, at most once a second
-            self._tell_presence()
+            self._report_presence()
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)
@@ -214,7 +214,7 @@ class Listener(ThreadComponent):
             self._lease.claimed(asked)
             crash_point("claimed")
         if claim.last_revocation is not None:
-            self._revocations.told(claim.last_revocation)
+            self._revocations.note_last(claim.last_revocation)
         if self._revocations.pending:  # before any claimed message can run
             # An error must not lose the claimed messages; the end of the turn reports it.
             with suppress(BrokerUnavailable, ConfigurationError):

@@ -59,20 +59,20 @@ class PresenceReport:
         self._started = clock.now()
         self._began: dict[Key, float] = {}
         """Epoch second at which each running task began; kept, because the wall clock may be adjusted."""
-        self._told: Presence | None = None
+        self._reported: Presence | None = None
 
     def has_changed(self) -> bool:
         """Whether the status has changed since the last text()."""
-        return self._snapshot() != self._told
+        return self._snapshot() != self._reported
 
     def text(self) -> str:
         """Return the current status. It includes memory, which has_changed() ignores."""
-        self._told = told = self._snapshot()
+        self._reported = reported = self._snapshot()
         return to_text(
-            told._replace(
+            reported._replace(
                 seen=self._clock.now(),
-                memory=resident(told.pid) or 0,
-                pool_memory=tuple(resident(pid) or 0 for pid in told.pool),
+                memory=resident(reported.pid) or 0,
+                pool_memory=tuple(resident(pid) or 0 for pid in reported.pool),
             )
         )
 

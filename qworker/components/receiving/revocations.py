@@ -33,7 +33,7 @@ class Revocations:
         self.pending = True
         """Whether there may be unread revocations."""
 
-    def told(self, last: int) -> None:
+    def note_last(self, last: int) -> None:
         """Record *last*, the number of the newest revocation in the broker."""
         self.pending = last > self._cursor
 

@@ -84,7 +84,7 @@ class WaitingRequests:
         been killed before."""
         again = self._ready.drop_reports(lambda request: not request.acked and _ended_by(request, RUN_AGAIN))
         if ended := [
-            (request, request.failing.outcome._replace(told=True))
+            (request, request.failing.outcome._replace(reported=True))
             for request in self._ready.drop_reports(lambda request: True)
             if request.failing is not None
         ]:

@@ -113,7 +113,7 @@ class Mediator(ThreadComponent):
         elif plain:
             self._expected = plain[-1]
         if back:
-            ready.put_back(back, tell=False)
+            ready.put_back(back, notify=False)
             self._expect(back)
         if runnable:
             crash_point("dispatching")

@@ -51,10 +51,10 @@ class ReadyQueue:
                 self._add(request)
             self._changed()
 
-    def put_back(self, requests: Iterable[Request], tell: bool = True) -> None:
+    def put_back(self, requests: Iterable[Request], notify: bool = True) -> None:
         """Add requests that were taken before, in order, in front of those of equal priority.
 
-        tell: notify waiting threads; False if the requests cannot run yet.
+        notify: notify waiting threads; False if the requests cannot run yet.
         """
         back = list(requests)
         if not back:
@@ -62,7 +62,7 @@ class ReadyQueue:
         with self._lock:
             for request in reversed(back):
                 self._add(request, front=True)
-            if tell:
+            if notify:
                 self._changed()
 
     def _add(self, request: Request, front: bool = False) -> None:

@@ -28,8 +28,8 @@ def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, o
     assert workers(watching) == []
     store.consumer.register("w@test", ["q", "r"], 4)
     (found,) = workers(watching)
-    told = (found.name, found.queues, found.concurrency, found.started)
-    assert told == ("w@test", ("q", "r"), 4, clock.now())
+    fields = (found.name, found.queues, found.concurrency, found.started)
+    assert fields == ("w@test", ("q", "r"), 4, clock.now())
     assert (found.status, found.seen) == ("", clock.now())  # it has not published a state
     victim = other(scripts.hold)
     victim.say("3600")
@@ -62,8 +62,8 @@ def test_presence_is_visible_in_other_processes(open_: Open, store: Broker, othe
     for waiting in (1, 2):  # published with the registration, and with a renewal
         worker.say(json.dumps({"waiting": waiting, "host": "far", "version": "7"}, separators=(",", ":")))
         worker.hear()
-        ((name, told),) = presences(store).items()
-        assert (name, told[0], told[2]) == ("victim@test", waiting, "7")
+        ((name, shown),) = presences(store).items()
+        assert (name, shown[0], shown[2]) == ("victim@test", waiting, "7")
     worker.kill()
     assert presences(open_()) == {}
 
