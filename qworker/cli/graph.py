@@ -62,14 +62,14 @@ def graph(
     while True:
         workflow = survey.look()
         if workflow is None:
-            text = f"nothing is stored for {identity!r:.200}"
+            told = f"nothing is stored for {identity!r:.200}"
             if not watch:
                 click.echo(
-                    f"Error: {text}: {NOT_STORED}",
+                    f"Error: {told}: {NOT_STORED}",
                     err=True,
                 )
                 return EXIT_NOT_READY
-            screen.show([f"{text} yet"])
+            screen.show([f"{told} yet"])
         else:
             if as_json:
                 screen.show_json(fields(workflow))

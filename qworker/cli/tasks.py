@@ -66,13 +66,13 @@ def tasks(
     chosen = cast("tuple[State, ...]", states or STATES)
 
     def look() -> Picture:
-        if reason := nothing_there(application):
-            return Picture([reason], [])
+        if told := nothing_there(application):
+            return Picture([told], [])
         found = peek(application, queues, states=chosen, limit=limit)
         value = [task._asdict() for task in found]
-        if note := _unseen(broker.lacks, broker.url, chosen):
+        if told := _unseen(broker.lacks, broker.url, chosen):
             shown = lines(found, limit, application.clock.now()) if found else ["No task is running."]
-            return Picture([*shown, "", note], value)
+            return Picture([*shown, "", told], value)
         if not found:
             return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
         return Picture(lines(found, limit, application.clock.now()), value)
@@ -95,10 +95,10 @@ def _unseen(lacks: Collection[str], url: str, states: Collection[State]) -> str:
 
 def lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
     """Return the text lines for tasks. limit: of each state and queue. now: epoch seconds."""
-    shown = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
+    told = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
     if max(Counter((task.state, task.queue) for task in found).values()) >= limit:
-        shown.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
-    return shown
+        told.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
+    return told
 
 
 def _row(task: TaskSeen, now: float) -> tuple[object, ...]:

@@ -35,8 +35,8 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
     broker = application.broker
 
     def look() -> Picture:
-        if reason := nothing_there(application):
-            return Picture([reason], [])
+        if told := nothing_there(application):
+            return Picture([told], [])
         found = looking.workers(application)
         value = [worker.plain() for worker in found]
         where = mask_urls(broker.url)
@@ -52,12 +52,12 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
 def lines(found: Sequence[Presence], now: float) -> list[str]:
     """Return the text lines for workers. now: epoch seconds."""
     rows = [_row(worker, now) for worker in found]
-    shown = table(_HEADS, rows, right="pid running waiting finished memory")
+    told = table(_HEADS, rows, right="pid running waiting finished memory")
     runs = [_run(worker, task, now) for worker in found for task in worker.running]
     if runs:
-        shown += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
+        told += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
     more = sum(worker.busy - len(worker.running) for worker in found)
-    return [*shown, f"… and {count(more, 'more task')}"] if more > 0 else shown
+    return [*told, f"… and {count(more, 'more task')}"] if more > 0 else told
 
 
 def _row(worker: Presence, now: float) -> tuple[object, ...]:

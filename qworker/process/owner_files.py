@@ -173,6 +173,13 @@ def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tupl
                     yield path.stem, tags
 
 
+def free_locks(running: str) -> set[str]:
+    """Return the paths of the locks of dead consumers in the directory of *running*, of any broker."""
+    with contextlib.suppress(OSError):
+        return {str(path) for path in Path(running).parent.glob("*.lock") if _is_free(str(path))}
+    return set()
+
+
 def forget(path: str) -> None:
     """Delete a consumer's file, if it exists."""
     with contextlib.suppress(OSError):

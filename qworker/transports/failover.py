@@ -301,6 +301,10 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         return self._at(lambda broker: broker.consumer.reclaim(silent))
 
     @property
+    def poll_seconds(self) -> float:  # type: ignore[override]
+        return self.broker.consumer.poll_seconds
+
+    @property
     def prefetched(self) -> bool:
         return self.broker.consumer.prefetched
 

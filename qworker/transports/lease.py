@@ -28,6 +28,8 @@ from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
 from qworker.transports.registry import Registry
 
+NO_ROOM = -1
+"""Passed to wait() by a consumer that cannot take any message now."""
 MAX_LEASE_BYTES = 32 * 1024**2
 """Maximum bytes of bodies in one lease(): the message that exceeds it is the last."""
 
@@ -303,6 +305,10 @@ class Sender(ABC):
 class Consumer(ABC):
     """The interface for a worker's listener. Only wake() may be called by other threads."""
 
+    poll_seconds: float = 1.0
+    """Seconds after which a worker with room calls lease() although wait() has reported nothing, in case a
+    notification was lost. A server that wait() itself asks from time to time may have more."""
+
     @abstractmethod
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         """Register under a new generation and return it; messages of an older one go back to their queues."""
@@ -353,7 +359,8 @@ class Consumer(ABC):
         BrokerUnavailable when the server does not answer.
 
         prefetch: how many messages may be taken as soon as they arrive, if that saves a round trip; lease()
-        returns them. 0: none; messages that were already requested go back."""
+        returns them. 0: none; messages that were already requested go back. NO_ROOM: none, and messages need
+        not be reported, so that a consumer that has room can be woken instead."""
 
     @property
     @abstractmethod

@@ -49,6 +49,8 @@ BROKER_KEYS = (
     ":qworker.dead",
     ":qworker.failure.",
     ":qworker.failed",
+    ":qworker.marker.",
+    ":qworker.wake.",
 )
 """Keys that a broker keeps without any workflow; letters are dead letters, failures failed tasks."""
 ENDS = ("success", "failure", "revoked", "unknown")

@@ -34,6 +34,7 @@ from qworker.components.worker_lease import WorkerLease
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.publishing.retry import RECONNECT
+from qworker.transports.lease import NO_ROOM
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -84,6 +85,8 @@ class Listener(ThreadComponent):
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
         """Whether the broker may have sent a notification since the last turn."""
+        self._poll_at = 0.0
+        """Monotonic time at which messages are fetched even without a notification."""
         self._plan = FetchPlan(window, conf.worker_eta_window, conf.worker_eta_task_limit)
 
     @property
@@ -128,7 +131,7 @@ class Listener(ThreadComponent):
             super().wait(seconds)
             return
         try:
-            prefetch = 0 if self._quiet else self._window.room()
+            prefetch = NO_ROOM if self._quiet else self._window.room() or NO_ROOM
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
@@ -275,7 +278,9 @@ class Listener(ThreadComponent):
     # -- periodic work --
 
     def _housekeep(self, now: float) -> None:
-        self._plan.backlog = True  # poll, because a publisher may have died before its notification
+        if now >= self._poll_at:  # a publisher may have died before its notification
+            self._poll_at = now + self._consumer.poll_seconds
+            self._plan.backlog = True
         if self._housekeeping.reclaim(now):
             self._revocations.pending = True
         self._window.reweigh()

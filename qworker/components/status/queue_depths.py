@@ -30,15 +30,13 @@ KEEP_SECONDS = 60.0
 
 
 class QueueDepths:
-    """counts: whether the broker reports more than the number of ready messages. patience: seconds for which
-    a caller waits for the broker."""
+    """counts: whether the broker reports more than the number of ready messages."""
 
-    def __init__(self, app: QWorker, queues: Sequence[str], patience: float = ANSWER_SECONDS) -> None:
+    def __init__(self, app: QWorker, queues: Sequence[str]) -> None:
         self.counts = "counts" not in app.broker.lacks
         self._store = app.broker
         self._queues = tuple(queues)
         self._clock = app.clock
-        self._patience = patience
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None  # under _lock, as all below
         self._ask_at = app.clock.monotonic()
@@ -56,7 +54,7 @@ class QueueDepths:
                 self._asking.start()
             asking = self._asking
         if asking is not None:
-            asking.join(self._patience)
+            asking.join(ANSWER_SECONDS)
         with self._lock:
             return self._answer if self._clock.monotonic() - self._answered <= KEEP_SECONDS else None
 
@@ -83,4 +81,4 @@ class QueueDepths:
             self._closed = True
             asking = self._asking
         if asking is not None:
-            asking.join(self._patience)
+            asking.join(ANSWER_SECONDS)

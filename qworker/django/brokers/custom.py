@@ -137,7 +137,7 @@ class CustomTransport(SingleObjectBroker):
         return bool(self._fetched)
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        if prefetch and not self._fetched:
+        if prefetch > 0 and not self._fetched:
             self._fetched = self._take(self._queues)
         if self._fetched:
             return True

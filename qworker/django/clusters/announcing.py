@@ -72,11 +72,11 @@ def announced(broker: Broker) -> list[Presence]:
     found = []
     for text in broker.get_stats(f"{_beginning()}:*"):
         try:
-            state = SignedPackage.loads(text)
+            told = SignedPackage.loads(text)
         except BadSignature:
             continue
-        if isinstance(state, Mapping):
-            found.append(as_presence(state))
+        if isinstance(told, Mapping):
+            found.append(as_presence(told))
     return sorted(found, key=lambda worker: worker.started)
 
 

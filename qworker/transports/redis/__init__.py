@@ -4,7 +4,7 @@ server.
 Modules, in reading order: ``client_options`` (which options a connection has), ``url``, ``connection``,
 ``envelope`` (keys, and a message in a list), ``scripts`` (what runs in the server),
 ``database`` (what the three sides share), ``broker``, ``sender``, ``consumer``,
-``subscription`` (what it holds, and how it waits), ``reclaim`` (from dead workers), ``admin``,
+``waiting`` (how it waits, and what it has claimed), ``reclaim`` (from dead workers), ``admin``,
 ``letters`` (dead letters and failed tasks), ``result_rows`` and ``join_rows`` (results and joins beside
 the ack).
 """

@@ -1,7 +1,7 @@
 """The consumer of the Redis broker: leasing and settling messages.
 
 Comes from:  the Listener.
-Goes to:     the scripts; ``subscription.py`` for held messages and waiting, ``reclaim.py`` for those of dead
+Goes to:     the scripts; ``waiting.py`` for held messages and waiting, ``reclaim.py`` for those of dead
              consumers.
 Thread:      listener only, except wake().
 """
@@ -19,6 +19,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.process.crash_points import CRASHING, crash_point
 from qworker.process.owner_files import runtime_directory
 from qworker.transports.lease import (
+    NO_ROOM,
     Ack,
     Claim,
     DeadLetter,
@@ -31,7 +32,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
-from qworker.transports.redis.connection import Link, Script, checked, pack
+from qworker.transports.redis.connection import Link, Script, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.join_rows import JoinKeys, part_arguments
 from qworker.transports.redis.letters import PORTION, SWEEP
@@ -39,28 +40,31 @@ from qworker.transports.redis.reclaim import Reclaimer
 from qworker.transports.redis.result_rows import row_arguments
 from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, REGISTER, RUNNING, SETTLE
 from qworker.transports.redis.sender import revoked_since
-from qworker.transports.redis.subscription import Answer, Claims, Numbers, Subscription
+from qworker.transports.redis.waiting import Answer, Claims, Numbers, Waiter
 
-RESTORE_SECONDS = 10.0
-"""Interval of checks for messages left by stock consumers."""
+RESTORE_SECONDS = 60.0
+"""Maximum interval of checks for messages left by stock consumers."""
 POLL_SECONDS = 0.25
-"""Interval of checks for messages that others published with a priority, which are not announced."""
+"""Interval of claims if the server does not let us wait for markers."""
+WATCH_SECONDS = 5.0
+"""Minimum interval of claims that may make this worker watch queues, apart from those during a wait."""
 RUNNING_SECONDS = 0.1
 """Minimum interval of updating the running messages in the server."""
 ALL = (0, 2**53)
 MOST_PREFETCHED = 8
-"""How many messages of a queue may be taken at once during a wait: few, because a frozen worker takes them
-too."""
+"""How many messages may be taken at once during a wait: few, because a frozen worker takes them too."""
 
 
 class RedisConsumer(LeaseConsumer):
     """uptime: the clock for leases; None: the server's."""
 
+    poll_seconds = 60.0  # wait() claims more often
+
     def __init__(self, database: Database, lease_seconds: float, uptime: Callable[[], float] | None) -> None:
         self._database = database
         self._layout = database.layout
         self._link = Link(database.where)
-        self._subscription = Subscription(database.where, database.layout)
+        self._waiter = Waiter(database.where, database.layout)
         super().__init__(database.clock, lease_seconds, uptime, runtime_directory)
 
     def _start_over(self) -> None:
@@ -69,22 +73,22 @@ class RedisConsumer(LeaseConsumer):
         """The queues of the last claim; before the first, the registered ones."""
         self._claims = Claims(self._layout, NOT_REGISTERED)
         self._reclaimer = Reclaimer(self._layout)
-        self._restore_at = self._running_at = self._poll_at = 0.0
+        self._restore_at = self._running_at = self._watch_at = 0.0
 
     def _abandon_connections(self) -> None:
         self._link.abandon()
-        self._subscription.abandon()
+        self._waiter.abandon()
 
     def _release_connections(self) -> None:
         self._link.close()
-        self._subscription.drop()
+        self._waiter.drop()
 
     def close(self) -> None:
         """Stop being a consumer, and close everything that deregister() leaves open."""
         try:
             self.deregister()
         finally:
-            self._subscription.close()
+            self._waiter.close()
 
     def _call(self, script: Script, *arguments: Any) -> Any:
         return self._layout.run(self._link, script, self._clock.now(), *arguments)
@@ -112,7 +116,6 @@ class RedisConsumer(LeaseConsumer):
             "presence": record.presence,
         }
         crash_point("registering")
-        self._subscription.open(record.queues)
         generation = int(
             self._call(
                 REGISTER,
@@ -125,6 +128,7 @@ class RedisConsumer(LeaseConsumer):
         )
         self._queues = record.queues
         self._claims = Claims(self._layout, generation)
+        self._waiter.open(generation)
         return generation
 
     def _refuse_eviction(self) -> None:
@@ -149,46 +153,53 @@ class RedisConsumer(LeaseConsumer):
         self._generation = NOT_REGISTERED
 
     def _give_back(self) -> None:
-        self._subscription.call_off()
+        self._waiter.call_off()
         self._remove()
 
     def _renew(self) -> None:
         crash_point("renewing")
         fields = self._claims.held.values()
         lease = self._lease_now(), repr(self._lease_seconds)
-        if self._call(EXTEND, self._generation, *lease, self._presence, *fields) is None:
+        began = time.monotonic()
+        reply = self._call(EXTEND, self._generation, *lease, self._presence, *fields)
+        if reply is None:
             raise self._lost()
+        if self._leases_on is None:
+            self._reclaimer.note_leases(int(reply[0]), began + float(reply[1]))
 
     # -- leasing --
 
     def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
         if self.renewal_is_due():
             self.extend()
-        self._queues = tuple(queues)
-        self._subscription.listen_for(queues)
+        if self._queues != tuple(queues):
+            self._queues = tuple(queues)
+            self._waiter.call_off()
         self._return_orphaned()
-        prefetched = [(each.queue, each.answer) for each in self._subscription.prefetches if each.answer]
-        self._subscription.prefetches.clear()
-        messages = [message for _, answer in prefetched for message in self._take(answer)]
-        if messages and self._subscription.drained and {queue for queue, _ in prefetched} == set(queues):
-            answers = [answer for _, answer in prefetched]
+        waiter, prefetched = self._waiter, [each for each in self._waiter.prefetches if each.answer]
+        waiter.prefetches.clear()
+        answers = [each.answer for each in prefetched if each.answer is not None]
+        messages = [message for answer in answers for message in self._take(answer)]
+        if messages and waiter.drained and all(each.queues == self._queues for each in prefetched):
             next_due = min((each.next_due for each in answers if each.next_due is not None), default=None)
             return Claim(messages, next_due, max(each.last_revocation for each in answers))
         limit = max(0, limit - len(messages))
         try:
-            answer = self._ask_for_messages(queues, limit, max(0, delayed_limit), until)
+            answer = self._ask_for_messages(self._queues, limit, max(0, delayed_limit), until)
         except (BrokerUnavailable, LeaseLost):
             if messages:
                 return Claim(messages)  # the next claim will raise the same
             raise
-        if limit:
-            self._subscription.drained = len(answer.fields) < limit
+        waiter.answered(self._queues, answer, limit)
         return Claim(messages + self._take(answer), answer.next_due, answer.last_revocation)
 
     def _ask_for_messages(
         self, queues: Sequence[str], limit: int, delayed_limit: int, until: float
     ) -> Answer:
-        arguments, numbers = self._claims.prepare(queues, limit, delayed_limit, until)
+        now = time.monotonic()
+        if watch := now >= self._watch_at:
+            self._watch_at = now + WATCH_SECONDS
+        arguments, numbers = self._claims.prepare(queues, limit, delayed_limit, until, watch)
         try:
             reply = self._call(LEASE, *arguments)
         except BaseException:
@@ -209,7 +220,7 @@ class RedisConsumer(LeaseConsumer):
 
     def _return_orphaned(self) -> None:
         """Give back what claims without an answer took."""
-        prefetches, orphaned = self._subscription.prefetches, self._claims.orphaned
+        prefetches, orphaned = self._waiter.prefetches, self._claims.orphaned
         orphaned += [each.numbers for each in prefetches if each.answer is None]
         prefetches[:] = [each for each in prefetches if each.answer is not None]
         while orphaned:
@@ -246,9 +257,11 @@ class RedisConsumer(LeaseConsumer):
             with contextlib.suppress(LeaseLost):  # the next claim will raise it
                 self.extend()
         now = None if self._leases_on is None else self._leases_on()
-        found = self._reclaimer.reclaim(self._link, self._generation, self._clock.now(), now, silent)
-        if self._uptime() >= self._restore_at:
-            self._restore_at = self._uptime() + RESTORE_SECONDS
+        found = self._reclaimer.reclaim(
+            self._link, self._generation, self._clock.now(), now, silent, self._files.running
+        )
+        if silent and self._uptime() >= self._restore_at:
+            self._restore_at = self._uptime() + min(RESTORE_SECONDS, self._layout.visibility_timeout / 6)
             self._reclaimer.restore(self._link, self._clock.now())
         return found
 
@@ -265,34 +278,34 @@ class RedisConsumer(LeaseConsumer):
 
     @property
     def prefetched(self) -> bool:
-        return bool(self._subscription.prefetches)
+        return bool(self._waiter.prefetches)
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         self._require()
-        subscription = self._subscription
+        waiter = self._waiter
         if prefetch <= 0:
-            subscription.call_off()
-        if subscription.prefetches:
+            waiter.call_off()
+        if waiter.prefetches:
             return True
         end = time.monotonic() + timeout
-        each = min(prefetch // max(1, len(self._queues)), MOST_PREFETCHED)
-        claim = partial(self._packed_claim, each) if each > 0 else None
+        queues = () if prefetch == NO_ROOM else self._queues
+        claim = partial(self._packed_claim, min(prefetch, MOST_PREFETCHED)) if prefetch > 0 else None
         while True:
             self._publish_running()
             left = end - time.monotonic()
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
-            if subscription.drained and left > 0:
-                subscription.arm(claim)
-                part = min(part, POLL_SECONDS)
-            notified = subscription.wait(part)
-            if notified is False and subscription.drained:
-                notified = self._others_published()
-            if notified is not False or left <= 0:
-                return bool(notified)
+            if left > 0:
+                waiter.arm(self._link, queues, claim)
+                part = min(part, waiter.poll(self._link) if waiter.blocks else POLL_SECONDS)
+            news = waiter.wait(part)
+            if news is False and not waiter.blocks:
+                return True
+            if news is not False or left <= 0:
+                return bool(news)
 
-    def _packed_claim(self, limit: int, queue: str) -> tuple[bytes, Numbers]:
-        """Return the claim that waits behind a BLMOVE, and its numbers."""
-        arguments, numbers = self._claims.prepare((queue,), limit)
+    def _packed_claim(self, limit: int) -> tuple[bytes, Numbers]:
+        """Return the claim that waits behind a BZPOPMIN, and its numbers."""
+        arguments, numbers = self._claims.prepare(self._queues, limit)
         return self._layout.packed(LEASE, self._clock.now(), *arguments), numbers
 
     def _publish_running(self) -> None:
@@ -303,24 +316,8 @@ class RedisConsumer(LeaseConsumer):
         self._running_at = now + RUNNING_SECONDS
         self._files.copy_running(lambda tags: self._call(RUNNING, self._generation, " ".join(map(str, tags))))
 
-    def _others_published(self) -> bool:
-        now = time.monotonic()
-        if now < self._poll_at or not self._queues:
-            return False
-        self._poll_at = now + POLL_SECONDS
-        keys = [
-            self._layout.list_of(queue, step)
-            for queue in self._queues
-            for step in self._layout.scale.steps
-            if step or not self._subscription.blocks
-        ]
-        found = bool(checked(self._link, self._link.ask(pack(("EXISTS", *keys)))[0]))
-        if found:
-            self._subscription.drained = False
-        return found
-
     def wake(self) -> None:
-        self._subscription.wake()
+        self._waiter.wake()
 
 
 # -- Settlements as arguments of SETTLE: a word for each, followed by its values --

@@ -1,6 +1,6 @@
 """A message in a Redis list: kombu's JSON envelope, written and read without parsing JSON if it is ours.
 
-Comes from:  ``sender.py``, ``subscription.py``, ``reclaim.py``, ``admin.py``.
+Comes from:  ``sender.py``, ``waiting.py``, ``reclaim.py``, ``admin.py``.
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 
@@ -230,22 +230,18 @@ def tag_of(delivery_tag: bytes) -> int:
     return int.from_bytes(blake2b(delivery_tag, digest_size=8).digest()) & _MOST or 1
 
 
-# -- Which keys and channels of a Redis database are the broker's --
+# -- Which keys of a Redis database are the broker's --
 
 VISIBILITY_TIMEOUT = 3600.0
-USUAL = b"0"
-"""The notification for a message without a priority, in the usual list of a queue; others have another
-word."""
 
 
 class Layout(NamedTuple):
     """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
-    full. channels: prefix of the channels for notifications of queues. join_keys: the keys of results and
+    full. join_keys: the keys of results and
     joins stored here. visibility_timeout: seconds after which messages of a stock consumer are restored."""
 
     prefix: str
     keys: tuple[str, str, str]
-    channels: str
     scale: Scale
     join_keys: JoinKeys
     visibility_timeout: float
@@ -258,20 +254,23 @@ class Layout(NamedTuple):
         """Return the key of kombu's list for *queue* and a step of its priorities."""
         return f"{self.prefix}{queue}{SEPARATOR}{step}" if step else f"{self.prefix}{queue}"
 
-    @property
-    def usual(self) -> int:
-        """Return the step of messages without a priority."""
-        return self.scale.step(0)
+    def marker(self, queue: str) -> str:
+        """Return the key of the marker that *queue* may have messages; see ``waiting.py``."""
+        return f"{self.prefix}qworker.marker.{queue}"
+
+    def wake(self, generation: int) -> str:
+        """Return the key of the marker for one worker."""
+        return f"{self.prefix}qworker.wake.{generation}"
 
     def run(
         self, link: Link, script: Script, now: float, *arguments: Any, timeout: float = SOCKET_TIMEOUT
     ) -> Any:
         """Run *script* with the common arguments; *now*: epoch seconds on the caller's wall clock."""
-        return script.call(link, self.keys, (self.prefix, self.channels, repr(now), *arguments), timeout)
+        return script.call(link, self.keys, (self.prefix, self.marker(""), repr(now), *arguments), timeout)
 
     def packed(self, script: Script, now: float, *arguments: Any) -> bytes:
         """Return the command that runs *script* with these."""
-        return script.packed(self.keys, (self.prefix, self.channels, repr(now), *arguments))
+        return script.packed(self.keys, (self.prefix, self.marker(""), repr(now), *arguments))
 
 
 def layout(
@@ -298,7 +297,6 @@ def layout(
     return Layout(
         prefix,
         (f"{prefix}{unacked}", f"{prefix}{index}", f"{prefix}qworker.owners"),
-        f"{prefix}qworker.bell.{db}.",
         Scale(steps, scale == "qworker"),
         join_keys(results, results_expires),
         visibility,

@@ -55,7 +55,7 @@ for i = 5, #ARGV, 3 do
     if ARGV[i + 1] ~= '' and status_of(ARGV[i + 1]) == 'FAILURE' then
       redis.call('DEL', ARGV[i + 1], ARGV[i + 1] .. '.status')
     end
-    notify(letter[1])
+    mark(letter[1])
     count = count + 1
   end
 end

@@ -23,6 +23,8 @@ from qworker.transports.redis.envelope import SEPARATOR, Layout, from_payload, w
 from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100
+LOOK_SECONDS = 3600.0
+"""Interval of looking for consumers to remove from the list, if no other lease has expired."""
 FORGET_SECONDS = 86400.0
 """Seconds after the end of its lease when a silent consumer without messages is removed from the list."""
 
@@ -46,12 +48,24 @@ class Reclaimer:
         self._records: dict[bytes, dict[str, str]] = {}
         self._idle: dict[bytes, bytes] = {}
         """Silent generations without messages → their lease: not checked again before that changes."""
+        self._of_others: set[str] = set()
+        """Locks of dead consumers of other brokers."""
+        self._expired = 0
+        self._next_expires = 0.0
+        """The number of expired leases, and the monotonic time until which no other lease expires."""
+        self._look_at = 0.0
+
+    def note_leases(self, expired: int, next_expires: float) -> None:
+        """Take note of the number of *expired* leases, and of the monotonic time at which the next one may
+        expire: reclaim() need not ask the server before."""
+        self._expired, self._next_expires = expired, next_expires
 
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
         """Return generation, end of the lease and record of each consumer."""
         reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         leases = {generation: lease for generation, lease in pairs if whole(generation)}
+        self._idle = {each: lease for each, lease in self._idle.items() if leases.get(each) == lease}
         unknown = [generation for generation in leases if generation not in self._records]
         if unknown:
             commands = b"".join(
@@ -63,16 +77,25 @@ class Reclaimer:
         return [(generation, lease, self._records[generation]) for generation, lease in leases.items()]
 
     def reclaim(
-        self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
+        self, link: Link, own: int, wall: float, now: float | None, silent_too: bool, running: str
     ) -> list[Reclaimed]:
         """Put back the messages of dead consumers. now: on the clock of leases, None for the server's.
-        silent_too: see ``Consumer.reclaim``."""
-        found = []
+        silent_too: see ``Consumer.reclaim``. running: our running file, beside the locks of the other
+        consumers on this machine. The server is only asked if one of them has died, or if another lease may
+        have expired."""
+        free = owner_files.free_locks(running) - self._of_others if running else set()
         began = time.monotonic()
+        if began < min(self._next_expires, self._look_at) and self._expired == len(self._idle):
+            silent_too = False
+        if not silent_too and not free:
+            return []
+        self._look_at = began + LOOK_SECONDS
+        found = []
         owners = self.owners(link)
         if not any(whole(generation) != own for generation, _, _ in owners):
+            self._of_others |= free
             return []
-        current = server_time(link) if now is None else now
+        current = server_time(link) if now is None and silent_too else now or 0.0
         silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
         for generation, lease, record in owners:
             if whole(generation) == own:
@@ -102,6 +125,8 @@ class Reclaimer:
                 found.append(Reclaimed(record.get("name", generation.decode()), reply[0], reply[1]))
             if dead:
                 owner_files.delete_files(record["lock"])
+                free.discard(record["lock"])
+        self._of_others |= free
         return found
 
     def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:

@@ -13,7 +13,7 @@ A member of ``qworker.delayed.<queue>`` is the step, a number that keeps the ord
 payload.
 
 KEYS of all: unacked, unacked_index, qworker.owners. ARGV of all begins with the prefix of all keys, the
-prefix of the channels for notifications of queues, and the wall clock of the caller in epoch seconds.
+prefix of the markers of queues (see ``waiting.py``), and the wall clock of the caller in epoch seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qworker.transports.redis.result_rows import STORE_ROW
 
 PRELUDE = r"""
 local UNACKED, INDEX, OWNERS = KEYS[1], KEYS[2], KEYS[3]
-local P, CHANNELS, WALL = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local P, MARKER, WALL = ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- Out of memory, a server refuses a script whose first write needs memory. This one does not.
 redis.call('DEL', P .. 'qworker.none')
 local function list_of(queue, step)
@@ -53,11 +53,11 @@ local function in_portions(command, key, values)
     redis.call(command, key, unpack(values, i, math.min(i + 3999, #values)))
   end
 end
-local notified = {}
-local function notify(queue)
-  if not notified[queue] then
-    notified[queue] = true
-    redis.call('PUBLISH', CHANNELS .. queue, '1')
+local marked = {}
+local function mark(queue)
+  if not marked[queue] then
+    marked[queue] = true
+    redis.call('ZADD', MARKER .. queue, 0, '0')
   end
 end
 """
@@ -101,7 +101,7 @@ local function put_back(field, value, counted, parked, redelivered, due)
   else
     redis.call('RPUSH', list_of(queue, step), payload)
   end
-  notify(queue)
+  mark(queue)
 end
 """
 
@@ -120,14 +120,16 @@ LEASE = Script(
     PRELUDE
     + r"""
 -- ARGV: generation, limit, limit of delayed messages, until when these are due, maximum bytes, first number,
--- number of steps, steps…, queues…
+-- for how many milliseconds it watches queues that nobody else watches ('': not at all), number of steps,
+-- steps…, queues…
 -- Returns false if the consumer was considered dead; else the next due time ('' for none), the number of the
--- last revocation, and field, payload, field, payload…
+-- last revocation, for each queue '1' if it watches it and '0' if not ('' if it was not asked), and field,
+-- payload, field, payload…
 local generation, limit, delayed_limit = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local most, number, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local most, number, watch, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11])
 local score = redis.call('ZSCORE', OWNERS, generation)
 if not score then return false end
-local out, hash, index, due, size = {'', '0'}, {}, {}, false, 0
+local out, hash, index, due, size = {'', '0', ''}, {}, {}, false, 0
 -- The command arrived after its sender had given it up: see 'orphaned' below.
 if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. generation, 'from') or 0) then return out end
 local function take(queue, step, payload, tail)
@@ -141,7 +143,7 @@ local function take(queue, step, payload, tail)
   out[#out + 1] = field
   out[#out + 1] = payload
 end
-for i = 11 + steps, #ARGV do
+for i = 12 + steps, #ARGV do
   local queue = ARGV[i]
   local delayed, tail = delayed_of(queue), tail_of(queue)
   local earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
@@ -168,14 +170,24 @@ for i = 11 + steps, #ARGV do
     earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
   end
   if earliest and (not due or tonumber(earliest) < tonumber(due)) then due = earliest end
-  for s = 11, 10 + steps do
-    local list = list_of(queue, ARGV[s])
-    while limit > 0 and size < most do
-      local payload = redis.call('RPOP', list)
-      if not payload then break end
-      take(queue, ARGV[s], payload, tail)
-      limit = limit - 1
+  local left = false
+  for s = 12, 11 + steps do
+    local list, payload = list_of(queue, ARGV[s]), true
+    while payload and limit > 0 and size < most do
+      payload = redis.call('RPOP', list)
+      if payload then
+        take(queue, ARGV[s], payload, tail)
+        limit = limit - 1
+      end
     end
+    left = left or payload and redis.call('EXISTS', list) == 1
+  end
+  if left then mark(queue) else redis.call('DEL', MARKER .. queue) end
+  if watch ~= '' then
+    local watcher = P .. 'qworker.watcher.' .. queue
+    local mine = (redis.call('GET', watcher) or generation) == generation
+    if mine then redis.call('SET', watcher, generation, 'PX', watch) end
+    out[3] = out[3] .. (mine and '1' or '0')
   end
 end
 in_portions('HSET', UNACKED, hash)
@@ -277,13 +289,16 @@ return generation
 EXTEND = Script(
     PRELUDE
     + r"""
--- ARGV: generation, now, lease seconds, presence, fields…  Returns false if the consumer was considered dead.
+-- ARGV: generation, now, lease seconds, presence, fields…  Returns false if the consumer was considered dead;
+-- else the number of expired leases, and in how many seconds the next one expires unless it is renewed.
 if not redis.call('ZSCORE', OWNERS, ARGV[4]) then return false end
-local expires = exact(seconds(ARGV[5]) + tonumber(ARGV[6]))
+local now = seconds(ARGV[5])
+local expires = exact(now + tonumber(ARGV[6]))
 redis.call('ZADD', OWNERS, 'XX', expires, ARGV[4])
 redis.call('HSET', P .. 'qworker.owner.' .. ARGV[4], 'presence', ARGV[7])
 for i = 8, #ARGV do redis.call('ZADD', INDEX, 'XX', expires, ARGV[i]) end
-return 1
+local next = redis.call('ZRANGEBYSCORE', OWNERS, '(' .. exact(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+return {redis.call('ZCOUNT', OWNERS, '-inf', exact(now)), exact(tonumber(next) - now)}
 """
 )
 
@@ -340,8 +355,16 @@ if whose == 'orphaned' then
   local owner = P .. 'qworker.owner.' .. generation
   redis.call('HSET', owner, 'from', math.max(to, tonumber(redis.call('HGET', owner, 'from') or 0)))
 else
+  local owner = P .. 'qworker.owner.' .. generation
+  for queue in string.gmatch(redis.call('HGET', owner, 'queues') or '', '[^\n]+') do
+    local watcher = P .. 'qworker.watcher.' .. queue
+    if redis.call('GET', watcher) == generation then -- a waiting worker takes its place
+      redis.call('DEL', watcher)
+      mark(queue)
+    end
+  end
   redis.call('ZREM', OWNERS, generation)
-  redis.call('DEL', P .. 'qworker.owner.' .. generation)
+  redis.call('DEL', owner, P .. 'qworker.wake.' .. generation)
 end
 return {#held, counted}
 """
@@ -355,7 +378,7 @@ RESTORE = Script(
 if redis.call('HDEL', UNACKED, ARGV[4]) == 0 then return 0 end
 redis.call('ZREM', INDEX, ARGV[4])
 redis.call('RPUSH', ARGV[5], ARGV[6])
-notify(ARGV[7])
+mark(ARGV[7])
 return 1
 """
 )
@@ -413,7 +436,7 @@ for _, member in ipairs(members) do
   redis.call('LPUSH', list_of(ARGV[4], step), payload)
 end
 in_portions('ZREM', delayed_of(ARGV[4]), members)
-if #members > 0 then notify(ARGV[4]) end
+if #members > 0 then mark(ARGV[4]) end
 return #members
 """
 )

@@ -3,7 +3,7 @@
 Comes from:  any thread, through ``Broker.sender``; ``backends/redis/joins.py`` and ``beat/store_redis.py``,
              in their own scripts.
 Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for delayed
-             messages; the channels that consumers subscribe to.
+             messages; the markers of queues that consumers wait for (``waiting.py``).
 Thread:      any; each use borrows a connection.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qworker.naming import task_ids
@@ -21,7 +21,7 @@ from qworker.transports.lease import Envelope, Revocation, Revoking, Sender
 from qworker.transports.portions import portions
 from qworker.transports.redis.connection import SURELY_TAKEN, Link, Script, checked, pack, refuse_too_large
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.envelope import SEPARATOR, USUAL, Layout, route, to_payload, whole
+from qworker.transports.redis.envelope import SEPARATOR, Layout, route, to_payload, whole
 from qworker.transports.redis.scripts import PRELUDE
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,8 @@ class RedisSender(Sender, Revoking):
         self._database = database
         self._layout = database.layout
         self._revoke_expires = revoke_expires
-        self._declared: dict[str, tuple[bytes, bytes]] = {}
-        """queue → its packed notifications: for its usual list alone, and for any. Stock tools know these
-        queues."""
+        self._declared: dict[str, bytes] = {}
+        """queue → the command that sets its marker. Stock tools know these queues."""
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -59,13 +58,13 @@ class RedisSender(Sender, Revoking):
 
     def commands(self, envelopes: Sequence[Envelope]) -> list[Any]:
         """Return what push() would do, as the last arguments of a script with PUBLISH: for each the command,
-        the key or channel, the number of values, and the values."""
+        the key, the number of values, and the values."""
         writes = self._gather(envelopes)
         found = [(*self._head(queue, where), values) for (queue, where), values in writes.items()]
-        for queue, more in self._queues(writes).items():
+        for queue in _queues(writes):
             if queue not in self._declared:
                 self._declare(queue)
-            found.append(("PUBLISH", f"{self._layout.channels}{queue}", ["1" if more else USUAL]))
+            found.append(("ZADD", self._layout.marker(queue), ["0", "0"]))
         return [part for command, key, values in found for part in (command, key, len(values), *values)]
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -78,13 +77,13 @@ class RedisSender(Sender, Revoking):
         data, count = self._packed(writes)
         if count > 1:
             data, count = b"".join((pack(("MULTI",)), data, pack(("EXEC",)))), count + 2
-        queues = self._queues(writes)
-        notifications = self._notifications(queues)
+        queues = _queues(writes)
+        markers = self._markers(queues)
         links = self._database.links
         link = links.take()
         try:
             crash_point("publishing")
-            replies = link.ask(data + notifications, count + len(queues), timeout)
+            replies = link.ask(data + markers, count + len(queues), timeout)
             # After MULTI the last reply covers all.
             for reply in replies[: count - 2 or 1] if count > 1 else ():
                 checked(link, reply)
@@ -98,7 +97,7 @@ class RedisSender(Sender, Revoking):
     def _push_portions(self, envelopes: Sequence[Envelope], timeout: float) -> None:
         """Push in portions, so that at most one portion is in memory twice; all or none."""
         links = self._database.links
-        queues: dict[str, bool] = {}
+        queues: dict[str, None] = {}
         link = links.take()
         try:
             link.ask(pack(("MULTI",)), 1, timeout)
@@ -106,10 +105,9 @@ class RedisSender(Sender, Revoking):
                 writes = self._gather(some)
                 for reply in link.ask(*self._packed(writes), timeout):
                     checked(link, reply)
-                for queue, more in self._queues(writes).items():
-                    queues[queue] = queues.get(queue, False) or more
+                queues |= _queues(writes)
             crash_point("publishing")
-            final, *_ = link.ask(pack(("EXEC",)) + self._notifications(queues), 1 + len(queues), timeout)
+            final, *_ = link.ask(pack(("EXEC",)) + self._markers(queues), 1 + len(queues), timeout)
             for reply in checked(link, final):
                 checked(link, reply)
         except BaseException:
@@ -129,12 +127,10 @@ class RedisSender(Sender, Revoking):
                 refuse_too_large(link, (value for values in writes.values() for value in values))
         return data, len(writes)
 
-    def _notifications(self, queues: Mapping[str, bool]) -> bytes:
-        """Return the packed notifications for *queues*, one for each; see _queues()."""
+    def _markers(self, queues: Iterable[str]) -> bytes:
+        """Return the packed commands that set the markers of *queues*, one for each."""
         declared = self._declared
-        return b"".join(
-            [(declared.get(queue) or self._declare(queue))[more] for queue, more in queues.items()]
-        )
+        return b"".join([declared.get(queue) or self._declare(queue) for queue in queues])
 
     def _gather(self, envelopes: Sequence[Envelope]) -> Writes:
         """Return the values to be written for *envelopes*, by queue and step; "delayed" instead of a step for
@@ -155,22 +151,14 @@ class RedisSender(Sender, Revoking):
                 writes.setdefault((envelope.queue, step), []).append(payload)
         return writes
 
-    def _queues(self, writes: Writes) -> dict[str, bool]:
-        """Return the queues that get something, and whether any of it is outside of their usual list."""
-        queues: dict[str, bool] = {}
-        usual = self._layout.usual
-        for queue, where in writes:
-            queues[queue] = queues.get(queue, False) or where != usual
-        return queues
-
     def _head(self, queue: str, where: str | int) -> tuple[str, str]:
         """Return the command that stores values, and its key."""
         if where == "delayed":
             return "ZADD", self._layout.key(f"delayed.{queue}")
         return "LPUSH", self._layout.list_of(queue, int(where))
 
-    def _declare(self, queue: str) -> tuple[bytes, bytes]:
-        """Announce *queue* to stock tools, once per process; return its packed notifications."""
+    def _declare(self, queue: str) -> bytes:
+        """Announce *queue* to stock tools, once per process; return the command that sets its marker."""
         member = f"{queue}{SEPARATOR}{SEPARATOR}{queue}"
         tables = [
             f"{self._layout.prefix}_kombu.{table}.{queue}" for table in ("binding", "binding_permanent")
@@ -180,15 +168,18 @@ class RedisSender(Sender, Revoking):
         with self._database.links.lent() as link:
             for reply in link.ask(b"".join(commands), len(commands)):
                 checked(link, reply)
-        channel = f"{self._layout.channels}{queue}"
-        notifications = pack(("PUBLISH", channel, USUAL)), pack(("PUBLISH", channel, "1"))
-        self._declared[queue] = notifications
-        return notifications
+        marker = self._declared[queue] = pack(("ZADD", self._layout.marker(queue), 0, 0))
+        return marker
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._database.clock.now() + self._revoke_expires
         if ids:
             revoke(self._database, until, ids, terminate, signal)
+
+
+def _queues(writes: Writes) -> dict[str, None]:
+    """Return the queues that get something, in order."""
+    return dict.fromkeys(queue for queue, _ in writes)
 
 
 # -- Revocations on Redis: each has a number, and is valid until it expires --
@@ -201,7 +192,9 @@ for i = 5, #ARGV do
   local number = number_after(P .. 'qworker.revoked.number')
   redis.call('ZADD', P .. 'qworker.revoked', number, ARGV[4] .. ' ' .. number .. ' ' .. ARGV[i])
 end
-notify('')
+for _, generation in ipairs(redis.call('ZRANGE', OWNERS, 0, -1)) do
+  redis.call('ZADD', P .. 'qworker.wake.' .. generation, 0, '1')
+end
 return 1
 """
 )

@@ -8,8 +8,8 @@ Ready, delayed and leased messages have an index each, so that taking a message 
 wait. PostgreSQL's indexes are partial; MySQL has none of that kind, so the state is a column of the first
 two. ``urgency`` is the negated priority: so the most urgent come first in a plain index. Stored names are not
 changed, since workers of several versions share the tables: an ``owner`` is a consumer, its ``id`` the
-generation, ``marks`` its running file, ``armed_until`` until when it wants notifications, and ``bell`` counts
-them.
+generation, ``marks`` its running file, ``armed_until`` until when it wants notifications, and
+``qworker_bell`` counts them.
 """
 
 from __future__ import annotations
