@@ -1,8 +1,8 @@
 """WorkerLease: this worker's registration with the broker, and the time until which its lease holds.
 
 Comes from:  Listener, which registers, and renews the lease after a third of its duration.
-Goes to:     the broker; Mediator calls standing() before it starts anything.
-Thread:      listener; standing() is for any.
+Goes to:     the broker; Mediator calls current() before it starts anything.
+Thread:      listener; current() is for any.
 """
 
 from collections.abc import Callable
@@ -83,12 +83,12 @@ class WorkerLease:
         self._holds(Held(self.generation, max(self._held.until, until)))
 
     def _holds(self, held: Held) -> None:
-        lapsed = self.standing() is None
+        lapsed = self.current() is None
         self._held = held
         if lapsed:
             self._on_regained()
 
-    def standing(self) -> Held | None:
+    def current(self) -> Held | None:
         """Return the lease if it still holds, so that requests may start; otherwise None. Any thread."""
         held = self._held
         return held if self._clock.uptime() < held.until else None

@@ -1402,13 +1402,13 @@ def test_resend_of_an_early_acked_message_is_not_retried(caplog: pytest.LogCaptu
 
 def test_lease_is_valid_only_until_it_may_have_expired() -> None:
     rig = ListenerRig(worker_lease_seconds=15)
-    assert rig.lease.standing()
+    assert rig.lease.current()
     rig.clock.advance(14.9)
-    assert rig.lease.standing()
+    assert rig.lease.current()
     rig.clock.advance(0.2)
-    assert not rig.lease.standing()
+    assert not rig.lease.current()
     rig.run_until_idle()
-    assert rig.lease.standing()
+    assert rig.lease.current()
 
 
 def test_shorter_silence_limit_of_the_server_shortens_the_lease() -> None:
@@ -1416,9 +1416,9 @@ def test_shorter_silence_limit_of_the_server_shortens_the_lease() -> None:
     store.silent_seconds = 5.0
     rig = ListenerRig(worker_lease_seconds=15, store=store)
     rig.clock.advance(4.9)
-    assert rig.lease.standing()
+    assert rig.lease.current()
     rig.clock.advance(0.2)
-    assert not rig.lease.standing()
+    assert not rig.lease.current()
 
 
 def test_renewed_lease_counts_from_the_start_of_the_renewal() -> None:
@@ -1434,7 +1434,7 @@ def test_renewed_lease_counts_from_the_start_of_the_renewal() -> None:
     rig.run_until_idle()
     rig.clock.advance(6)
     rig.listener.step(rig.clock.monotonic())
-    assert not rig.lease.standing()
+    assert not rig.lease.current()
 
 
 def test_ready_queue_is_woken_when_the_lease_is_valid_again() -> None:
@@ -1444,7 +1444,7 @@ def test_ready_queue_is_woken_when_the_lease_is_valid_again() -> None:
     rig.clock.advance(16)
     seen = rig.ready.changes
     rig.run_until_idle()
-    assert rig.lease.standing()
+    assert rig.lease.current()
     assert rig.ready.changes > seen
 
 
@@ -1464,7 +1464,7 @@ def test_no_lease_is_valid_while_registering_again() -> None:
 
     class Watched(MemoryStore):
         def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-            stood.append(len(stood) > 0 and rig.lease.standing() is not None)
+            stood.append(len(stood) > 0 and rig.lease.current() is not None)
             return super().register(name, queues, concurrency)
 
     stood: list[bool] = []
@@ -1476,10 +1476,10 @@ def test_no_lease_is_valid_while_registering_again() -> None:
     other.consumer.register("other@h", ["celery"], 1)
     servers.advance(20)
     assert other.consumer.reclaim()
-    assert rig.lease.standing() is not None
+    assert rig.lease.current() is not None
     rig.run_until_idle()
     assert stood == [False, False]
-    assert rig.lease.standing() is not None
+    assert rig.lease.current() is not None
 
 
 def test_lease_expired_outcome_after_lease_loss_is_ignored() -> None:

@@ -56,7 +56,7 @@ class Lease:
 
     held: Held | None = Held(1, 500.0)
 
-    def standing(self) -> Held | None:
+    def current(self) -> Held | None:
         return self.held
 
 

@@ -103,7 +103,7 @@ class Mediator(ThreadComponent):
                 max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
                 max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
             )
-        held = self._lease.standing()
+        held = self._lease.current()
         take = ready.get_reports if self._quiet else ready.get_many
         requests = [] if held is None else take(slots)
         runnable, back = self._runnable([*acked, *requests] if acked else requests, held)
@@ -147,7 +147,7 @@ class Mediator(ThreadComponent):
             idle = self.pool.free_slots_for(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
-            held = self._lease.standing()
+            held = self._lease.current()
             if held is None:
                 return requests
             runnable, back = self._runnable(requests, held)

@@ -17,7 +17,7 @@ class Disque(TransportBroker):
     kind = "disque"
     name = "Disque"
 
-    def _standing(self) -> QueueInfo:
+    def _queue_info(self) -> QueueInfo:
         # Disque counts only waiting jobs; queues() also counts delayed and locked ones.
         found = (each for each in self._transport.admin.queues() if each.queue == self.list_key)
         return next(found, QueueInfo(self.list_key))

@@ -82,13 +82,13 @@ class TransportBroker(Broker):
         self._taking.settle(DeadLetter(task_id, "the package could not be unpacked"))
 
     def queue_size(self) -> int:
-        found = self._standing()
+        found = self._queue_info()
         return found.ready + found.delayed
 
     def lock_size(self) -> int | None:
-        return self._standing().leased
+        return self._queue_info().leased
 
-    def _standing(self) -> QueueInfo:
+    def _queue_info(self) -> QueueInfo:
         (found,) = self._transport.admin.depths([self.list_key])
         return found
 

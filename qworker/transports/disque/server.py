@@ -65,7 +65,7 @@ class DisqueServer(Server):
         answers = every_node(connection.asking, ("QSCAN", "BUSYLOOP"))
         return {name.decode("utf-8", "replace") for answer in answers for name in answer.replies[0][1]}
 
-    def standing(self, connection: Connection, queues: Sequence[str]) -> list[QueueInfo]:
+    def queue_infos(self, connection: Connection, queues: Sequence[str]) -> list[QueueInfo]:
         found = counts(connection.asking)
         return [QueueInfo(name, *count) for name, count in found.items() if name != DEAD]
 

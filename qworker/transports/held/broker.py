@@ -56,11 +56,11 @@ class HeldAdmin(Admin):
     def queues(self) -> list[QueueInfo]:
         with self._connected() as connection:
             names = {*self._known, *self._sender.known, *self._server.names(connection)} - {DEAD, FAILED}
-            standing = {info.queue: info for info in self._server.standing(connection, sorted(names))}
+            infos = {info.queue: info for info in self._server.queue_infos(connection, sorted(names))}
         dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
         found = [
-            standing.get(name, QueueInfo(name))._replace(dead=dead[name])
-            for name in sorted({*names, *standing, *dead})
+            infos.get(name, QueueInfo(name))._replace(dead=dead[name])
+            for name in sorted({*names, *infos, *dead})
         ]
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
 

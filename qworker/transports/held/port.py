@@ -315,7 +315,7 @@ class Server(ABC):
         """Return the queues known to the server, if it lists them."""
         return set()
 
-    def standing(self, connection: Any, queues: Sequence[str]) -> list[QueueInfo]:
+    def queue_infos(self, connection: Any, queues: Sequence[str]) -> list[QueueInfo]:
         """Return the states of *queues*, including details that require reading each message; other queues
         may be included."""
         return depths(self, connection, queues)
