@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 from qworker.contracts import App
 from qworker.errors import InvalidTaskMessage, NotSupported
 from qworker.message.reading import parse_headers
-from qworker.transports.lease import Peeked, QueueInfo, Standing
+from qworker.transports.lease import MessageState, Peeked, QueueInfo
 from qworker.transports.presence import Presence
 
 State = Literal["running", "reserved", "waiting", "delayed"]
 STATES: tuple[State, ...] = ("running", "reserved", "waiting", "delayed")
-_STANDINGS: dict[Standing, tuple[State, ...]] = {
+_POSSIBLE_STATES: dict[MessageState, tuple[State, ...]] = {
     "leased": ("running", "reserved"),
     "ready": ("waiting",),
     "delayed": ("waiting", "delayed"),  # some may be due without a worker having fetched them
@@ -92,9 +92,9 @@ def peek(
         found = [
             task
             for queue in places
-            for standing, possible in _STANDINGS.items()
+            for state, possible in _POSSIBLE_STATES.items()
             if not set(possible).isdisjoint(states)
-            for task in _lying(broker.peeking.peek(queue, standing, limit), running, now)
+            for task in _lying(broker.peeking.peek(queue, state, limit), running, now)
         ]
     known = {task.id for task in found}
     found += [task for id, task in running.items() if id not in known]  # acked before their run
@@ -128,13 +128,13 @@ def _lying(found: Sequence[Peeked], running: dict[str, TaskSeen], now: float) ->
             headers = parse_headers(message.headers)
         except InvalidTaskMessage:
             headers = {"id": "", "task": "", "retries": 0, "argsrepr": None, "kwargsrepr": None}
-        run = running.get(headers["id"]) if message.standing == "leased" else None
+        run = running.get(headers["id"]) if message.state == "leased" else None
         is_late = message.due is not None and message.due > now
         held: State = "reserved" if run is None else "running"
         yield TaskSeen(
             headers["id"],
             headers["task"],
-            held if message.standing == "leased" else "delayed" if is_late else "waiting",
+            held if message.state == "leased" else "delayed" if is_late else "waiting",
             message.queue,
             headers["argsrepr"],
             headers["kwargsrepr"],

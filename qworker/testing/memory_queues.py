@@ -20,13 +20,13 @@ from qworker.transports.lease import (
     Envelope,
     Kind,
     Leased,
+    MessageState,
     Peeked,
     QueueInfo,
     Release,
     ResultRow,
     Revocation,
     Settlement,
-    Standing,
     Store,
 )
 
@@ -57,14 +57,14 @@ class Message:
     def is_due(self, now: float) -> bool:
         return self.due is None or self.due <= now
 
-    def standing(self, now: float) -> Standing:
+    def state(self, now: float) -> MessageState:
         if self.owner:
             return "leased"
         return "ready" if self.is_due(now) else "delayed"
 
-    def peeked(self, standing: Standing, worker: str) -> Peeked:
+    def peeked(self, state: MessageState, worker: str) -> Peeked:
         headers, priority = self.envelope.headers, self.envelope.priority
-        return Peeked(self.queue, standing, priority, self.due, self.sent, self.deliveries, headers, worker)
+        return Peeked(self.queue, state, priority, self.due, self.sent, self.deliveries, headers, worker)
 
     def leased(self) -> Leased:
         queue, headers, properties, body, priority = self.envelope[:5]
@@ -199,17 +199,17 @@ class MemoryQueues:
             self.revoked.remove(entry)
         return sum(len(things[:SWEPT_AT_ONCE]) for things in (old, stale, over))
 
-    def peek(self, queue: str, standing: Standing, limit: int, now: float) -> list[Peeked]:
+    def peek(self, queue: str, state: MessageState, limit: int, now: float) -> list[Peeked]:
         """Return the first *limit* messages of *queue* in that state."""
         found = [
             message
             for message in self.messages.values()
-            if message.queue == queue and message.standing(now) == standing
+            if message.queue == queue and message.state(now) == state
         ]
         found.sort(
-            key=lambda message: (message.due or 0, message.tag) if standing == "delayed" else message.urgency
+            key=lambda message: (message.due or 0, message.tag) if state == "delayed" else message.urgency
         )
-        return [message.peeked(standing, self._holder(message)) for message in found[:limit]]
+        return [message.peeked(state, self._holder(message)) for message in found[:limit]]
 
     def _holder(self, message: Message) -> str:
         owner = self.owners.get(message.owner)

@@ -31,6 +31,7 @@ from qworker.transports.lease import (
     Leased,
     Letters,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     Presenting,
@@ -43,7 +44,6 @@ from qworker.transports.lease import (
     Revoking,
     Settlement,
     SingleObjectBroker,
-    Standing,
     Store,
     StoredResults,
     Workers,
@@ -320,9 +320,9 @@ class MemoryStore(
         with self._reached() as memory:
             return memory.queues(self.clock.now())
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
         with self._reached() as memory:
-            return memory.peek(queue, standing, limit, self.clock.now())
+            return memory.peek(queue, state, limit, self.clock.now())
 
     def purge(self, queue: str) -> int:
         with self._reached() as memory:

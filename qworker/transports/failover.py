@@ -36,6 +36,7 @@ from qworker.transports.lease import (
     Kind,
     Letters,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     Presenting,
@@ -46,7 +47,6 @@ from qworker.transports.lease import (
     Revoking,
     Sender,
     Settlement,
-    Standing,
     Store,
     Workers,
 )
@@ -353,8 +353,8 @@ class FailoverAdmin(Admin, Listing, Peeking, Delayed):
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._current.ask(lambda broker: _there(broker.delayed).next_due(queues))
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        return self._current.ask(lambda broker: _there(broker.peeking).peek(queue, standing, limit))
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
+        return self._current.ask(lambda broker: _there(broker.peeking).peek(queue, state, limit))
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         return self._consumer.broker.admin.depths(queues)  # the listener's server

@@ -90,7 +90,7 @@ class QueueInfo(NamedTuple):
     oldest: float | None = None
 
 
-Standing = Literal["ready", "delayed", "leased"]
+MessageState = Literal["ready", "delayed", "leased"]
 """The state of a message in its queue: ready, waiting for its due time, or on lease."""
 
 
@@ -102,7 +102,7 @@ class Peeked(NamedTuple):
     """
 
     queue: str
-    standing: Standing
+    state: MessageState
     priority: int
     due: float | None
     sent: float | None
@@ -487,7 +487,7 @@ class Peeking(ABC):
     """Reads messages without leasing them. Any thread."""
 
     @abstractmethod
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
         """Return the first *limit* messages of *queue* in this state, without changing them: ready ones in
         the order of delivery, delayed ones by due time, leased ones in any order."""
 

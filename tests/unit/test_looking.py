@@ -11,7 +11,7 @@ from qworker import QWorker
 from qworker.control.looking import State, TaskSeen
 from qworker.errors import NotSupported
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.lease import Envelope, Peeked, Standing
+from qworker.transports.lease import Envelope, MessageState, Peeked
 
 
 class Scene:
@@ -95,13 +95,11 @@ def test_peek_filters_by_state_queue_and_limit(scene: Scene) -> None:
 class LazyStore(MemoryStore):
     """Moves due messages only when a worker leases."""
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        if standing == "leased":
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
+        if state == "leased":
             return []
         found = super().peek(queue, "delayed", limit) + super().peek(queue, "ready", limit)
-        return [
-            each._replace(standing=standing) for each in found if (each.due is None) == (standing == "ready")
-        ]
+        return [each._replace(state=state) for each in found if (each.due is None) == (state == "ready")]
 
 
 def test_due_delayed_task_is_shown_as_waiting() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.lease import Broker, Peeked, Revocation, Standing
+from qworker.transports.lease import Broker, MessageState, Peeked, Revocation
 from qworker.transports.presence import Presence
 
 
@@ -33,9 +33,9 @@ def workers(store: Broker) -> list[Presence]:
     return store.presence.admin.workers()
 
 
-def peek(store: Broker, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+def peek(store: Broker, queue: str, state: MessageState, limit: int) -> list[Peeked]:
     assert store.peeking is not None
-    return store.peeking.peek(queue, standing, limit)
+    return store.peeking.peek(queue, state, limit)
 
 
 def next_due(store: Broker, queues: Sequence[str]) -> float | None:

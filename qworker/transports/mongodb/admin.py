@@ -15,10 +15,10 @@ from qworker.transports.lease import (
     Admin,
     Delayed,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     QueueInfo,
-    Standing,
     StoredResults,
 )
 from qworker.transports.mongodb.claim import next_due
@@ -27,8 +27,8 @@ from qworker.transports.mongodb.reclaim import silent_for
 from qworker.transports.mongodb.server import Collections, Server, clock_of
 from qworker.transports.presence import Presence, from_text
 
-_STATES: Mapping[int, Standing] = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
-_ORDERS: Mapping[Standing, tuple[int, list[tuple[str, int]]]] = {
+_STATES: Mapping[int, MessageState] = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
+_ORDERS: Mapping[MessageState, tuple[int, list[tuple[str, int]]]] = {
     "ready": (READY, [("u", 1), ("_id", 1)]),
     "delayed": (DELAYED, [("due", 1), ("_id", 1)]),
     "leased": (LEASED, [("_id", 1)]),
@@ -81,11 +81,11 @@ class MongoAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
     def may_have_due_joins(self, now: float) -> bool:
         return False  # joins are not kept here
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        state, order = _ORDERS[standing]
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
+        code, order = _ORDERS[state]
 
-        where: Document = {"q": queue, "s": state}
-        if state == LEASED:
+        where: Document = {"q": queue, "s": code}
+        if code == LEASED:
             where["owner"] = {"$exists": True}  # there is an index for it
 
         def work(found: Collections) -> tuple[list[Document], dict[int, str]]:
@@ -97,7 +97,7 @@ class MongoAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         rows, names = self._server.run(work) if limit > 0 else ([], {})
         return [
             Peeked(
-                queue, standing, -row["u"], row["due"], row["sent"], row["n"], row["headers"],
+                queue, state, -row["u"], row["due"], row["sent"], row["n"], row["headers"],
                 names.get(row.get("owner", 0), ""),
             )
             for row in rows

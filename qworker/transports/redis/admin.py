@@ -14,10 +14,10 @@ from qworker.transports.lease import (
     Admin,
     Delayed,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     QueueInfo,
-    Standing,
     StoredResults,
 )
 from qworker.transports.presence import Presence, from_text
@@ -62,10 +62,10 @@ class RedisAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
         )
         return min((float(due[1]) for due in first if due), default=None)
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
         scale = self._layout.scale
-        rows = self._database.run(PEEK, queue, standing, limit, *scale.steps)
-        return [peeked(row, queue, standing, scale) for row in rows]
+        rows = self._database.run(PEEK, queue, state, limit, *scale.steps)
+        return [peeked(row, queue, state, scale) for row in rows]
 
     def purge(self, queue: str) -> int:
         count: int = self._database.run(PURGE, queue, *self._layout.scale.steps)
@@ -153,13 +153,13 @@ return out
 )
 
 
-def peeked(row: Sequence[bytes], queue: str, standing: Standing, scale: Scale) -> Peeked:
+def peeked(row: Sequence[bytes], queue: str, state: MessageState, scale: Scale) -> Peeked:
     """Return the result of PEEK for one message of *queue*."""
     payload, sent, worker = row
     message = from_payload(payload, scale, queue)
     return Peeked(
         queue,
-        standing,
+        state,
         message.priority,
         message.due,
         moment(sent),

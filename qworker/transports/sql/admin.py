@@ -14,10 +14,10 @@ from qworker.transports.lease import (
     Admin,
     Delayed,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     QueueInfo,
-    Standing,
     StoredResults,
 )
 from qworker.transports.presence import Presence, from_text
@@ -38,7 +38,7 @@ WHERE concurrency > 0 ORDER BY id"""
 _PEEK = """SELECT urgency, due, sent, deliveries, headers,
 coalesce((SELECT name FROM qworker_owner WHERE id = qworker_message.owner), '')
 FROM qworker_message WHERE queue = %s AND state = {state} ORDER BY {order} LIMIT %s"""
-PEEK: Mapping[Standing, str] = {
+PEEK: Mapping[MessageState, str] = {
     "ready": _PEEK.format(state=READY, order="urgency, tag"),
     "delayed": _PEEK.format(state=DELAYED, order="due, tag"),
     "leased": _PEEK.format(state=LEASED, order="tag"),
@@ -86,9 +86,9 @@ class SQLAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        rows = self._handle.look(lambda link: link.ask(PEEK[standing], (queue, limit)), [])
-        return [Peeked(queue, standing, -urgency, *more) for urgency, *more in rows]
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
+        rows = self._handle.look(lambda link: link.ask(PEEK[state], (queue, limit)), [])
+        return [Peeked(queue, state, -urgency, *more) for urgency, *more in rows]
 
     def purge(self, queue: str) -> int:
         return self._handle.look(lambda link: link.do(PURGE, (queue,)), 0)

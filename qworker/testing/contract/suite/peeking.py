@@ -13,14 +13,14 @@ from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.parts import peek
 from qworker.transports.capabilities import PEEK
-from qworker.transports.lease import Ack, Broker, Peeked, Release, Standing
+from qworker.transports.lease import Ack, Broker, MessageState, Peeked, Release
 
-STANDINGS: tuple[Standing, ...] = ("ready", "delayed", "leased")
+MESSAGE_STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased")
 
 
 def seen(store: Broker, queue: str = "q", limit: int = 100) -> list[list[str]]:
     """Return the names of ready, delayed and leased messages in *queue*."""
-    return [[each.headers for each in peek(store, queue, how, limit)] for how in STANDINGS]
+    return [[each.headers for each in peek(store, queue, how, limit)] for how in MESSAGE_STATES]
 
 
 @asks(PEEK)
@@ -36,7 +36,7 @@ def test_peek_shows_the_state_of_each_message(store: Broker, open_: Open, clock:
     assert seen(watching) == [["high", "low"], ["soon", "later"], ["held"]]
     assert seen(watching, "r") == [["elsewhere"], [], []]
     assert seen(watching, "nothing") == [[], [], []]
-    (first, _), (soon, _), (leased,) = (peek(watching, "q", how, 100) for how in STANDINGS)
+    (first, _), (soon, _), (leased,) = (peek(watching, "q", how, 100) for how in MESSAGE_STATES)
     assert first == Peeked("q", "ready", 9, None, sent + 5, 0, "high")
     assert soon == Peeked("q", "delayed", 0, sent + 30, sent + 5, 0, "soon")
     assert leased == Peeked("q", "leased", 9, None, sent, 0, "held", "again@test")

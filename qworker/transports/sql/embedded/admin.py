@@ -16,10 +16,10 @@ from qworker.transports.lease import (
     Admin,
     Delayed,
     Listing,
+    MessageState,
     Peeked,
     Peeking,
     QueueInfo,
-    Standing,
     StoredResults,
 )
 from qworker.transports.presence import Presence, from_text
@@ -37,7 +37,7 @@ _PEEK = """SELECT CAST(priority AS INTEGER), CAST(due AS REAL), CAST(sent AS REA
 CAST(deliveries AS INTEGER), CAST(headers AS TEXT),
 ifnull((SELECT CAST(name AS TEXT) FROM owner WHERE id = message.owner), '')
 FROM message WHERE queue = ? AND state = {state} ORDER BY {order} LIMIT ?"""
-PEEK: Mapping[Standing, str] = {
+PEEK: Mapping[MessageState, str] = {
     "ready": _PEEK.format(state=READY, order="priority DESC, tag"),
     "delayed": _PEEK.format(state=DELAYED, order="due, tag"),
     "leased": _PEEK.format(state=LEASED, order="tag"),
@@ -81,9 +81,9 @@ class SQLiteAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
 
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        rows = self._handle.read(PEEK[standing], (queue, limit))
-        return [Peeked(queue, standing, *row) for row in rows]
+    def peek(self, queue: str, state: MessageState, limit: int) -> list[Peeked]:
+        rows = self._handle.read(PEEK[state], (queue, limit))
+        return [Peeked(queue, state, *row) for row in rows]
 
     def purge(self, queue: str) -> int:
         statement = f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})"
