@@ -64,7 +64,7 @@ _ALIASES = {
 }
 _FIELD_OF = {setting.replace("_", "-"): name for name, setting in SETTING_OF.items()}
 _LISTS = frozenset(option.name for option in fields(SpoolerOptions) if isinstance(option.default, tuple))
-_EMPTY_IS_UNSAID = frozenset({"processes", "chdir", "max_tasks", "harakiri", "frequency", "imports"})
+_EMPTY_IS_UNSET = frozenset({"processes", "chdir", "max_tasks", "harakiri", "frequency", "imports"})
 """Fields that may be empty, as in uWSGI: then they count as not set."""
 _APPLICATION = frozenset({"chdir", "pythonpath", "env", "module", "wsgi-file", "import", "shared-import"})
 _LOGIC = re.compile(r"(end-?)?(if|for)(-.*)?", re.ASCII | re.DOTALL)
@@ -318,14 +318,14 @@ _MAGIC: dict[str, Callable[[_Line], str]] = {
 
 
 def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     application: dict[str, list[tuple[_Line, str]]] = {name: [] for name in _APPLICATION}
     others: dict[str, None] = {}
     without: dict[str, None] = {}
     for line in values.lines:
         key = _ALIASES.get(line.key, line.key)
         if key in _FIELD_OF:
-            _say(said, _FIELD_OF[key], line, values.resolved(line))
+            _set_option(options, _FIELD_OF[key], line, values.resolved(line))
         elif key in _APPLICATION:
             if line.value:
                 application[key].append((line, values.resolved(line)))
@@ -352,7 +352,7 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
     module, wsgi_file = last("module"), last("wsgi-file")
     return IniFile(
         files,
-        with_whole_paths(said, folder),
+        with_whole_paths(options, folder),
         folder,
         tuple(path(name) for _, name in application["pythonpath"]),
         dict(_variable(line, text) for line, text in application["env"]),
@@ -365,15 +365,15 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
     )
 
 
-def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
-    """Add an option of the spooler to *said*. Lists are extended; for other options the last value wins."""
+def _set_option(options: dict[str, Any], name: str, line: _Line, text: str) -> None:
+    """Add an option of the spooler to *options*. Lists are extended; for others the last value wins."""
     setting = SETTINGS[SETTING_OF[name]]
     if setting.kind is BOOLEAN:
-        said[name] = text.lower() not in _FALSE
+        options[name] = text.lower() not in _FALSE
         return
-    if not text and name in _EMPTY_IS_UNSAID:
+    if not text and name in _EMPTY_IS_UNSET:
         if name not in _LISTS:
-            said.pop(name, None)
+            options.pop(name, None)
         return
     if not text:
         raise line.wrong(f"{line.key} needs a value")
@@ -383,11 +383,11 @@ def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
         shown = "" if name == "socket_key" else f", and is {safe_repr(text)}"
         raise line.wrong(f"{line.key} {error}{shown}") from None
     if name in _LISTS:
-        said[name] = (*said.get(name, ()), *value)
+        options[name] = (*options.get(name, ()), *value)
     else:
-        said[name] = value
+        options[name] = value
     if name in ("directories", "external"):
-        said.setdefault("default", value[0])  # the first directory, of either kind
+        options.setdefault("default", value[0])  # the first directory, of either kind
 
 
 def _variable(line: _Line, text: str) -> tuple[str, str]:

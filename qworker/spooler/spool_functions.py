@@ -149,8 +149,8 @@ def _answer(pairs: dict[Any, Any]) -> int | None:
     try:
         return int(pairs["ud_spool_ret"])
     except (ValueError, TypeError):
-        said = safe_repr(pairs["ud_spool_ret"], 100)
-        raise UnrunnableJob(f"the pair ud_spool_ret of the job is not a number: {said}") from None
+        shown = safe_repr(pairs["ud_spool_ret"], 100)
+        raise UnrunnableJob(f"the pair ud_spool_ret of the job is not a number: {shown}") from None
 
 
 def _decoded(value: Any) -> Any:

@@ -25,7 +25,7 @@ from qworker.errors import ConfigurationError, SpoolError
 from qworker.spooler.files.packet import encode
 from qworker.spooler.files.writing import Writer
 from qworker.spooler.network import SpoolConnection, SpoolServer, send, spool_to
-from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, extended, told
+from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, encode_answer, extended
 from qworker.spooler.network.peers import Access
 from qworker.spooler.network.server import HURRY
 from tests.support.spool_servers import EVERYWHERE, Served, rest, served, talk
@@ -462,7 +462,7 @@ def test_response_before_the_end_of_the_body_is_received(tmp_path: Path) -> None
             client, _ = listening.accept()
             with client:
                 client.recv(10)
-                client.sendall(told(False, "too much"))
+                client.sendall(encode_answer(False, "too much"))
 
         thread = threading.Thread(target=serve)
         thread.start()

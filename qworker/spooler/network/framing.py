@@ -98,7 +98,7 @@ def extended(packet: bytes, body: bytes) -> bytes:
     return b"%b\x01%b%b%b" % (packet[:3], packet[HEADER:], len(body).to_bytes(BODY_LENGTH, "little"), body)
 
 
-def told(enqueued: bool, text: str) -> bytes:
+def encode_answer(enqueued: bool, text: str) -> bytes:
     """Return the encoded answer to an extended packet. text: the name of the file, or the error."""
     value = os.fsencode(text) if enqueued else text[:LARGEST_ERROR].encode(errors="backslashreplace")
     pairs = encode({"name" if enqueued else "error": value})

@@ -18,7 +18,7 @@ from qworker.spooler.network.framing import (
     EXTENDED,
     REFUSED,
     Limits,
-    told,
+    encode_answer,
 )
 
 AT_ONCE = 16
@@ -148,7 +148,7 @@ class Conversation:
 
     def _answer(self, is_extended: bool, enqueued: bool, text: str, now: float) -> None:
         plain = ENQUEUED if enqueued else REFUSED
-        self.unsent += told(enqueued, text) if is_extended else plain
+        self.unsent += encode_answer(enqueued, text) if is_extended else plain
         self._wait(self._limits.timeout if self._incoming else self._limits.keep_alive, now)
 
     def _wait(self, seconds: float, now: float) -> None:

@@ -46,11 +46,11 @@ LINGER_SECONDS = 1.0
 """How long further input of a refused client is read and discarded, so that it gets the answer."""
 HURRY = 8
 """Clients get this fraction of their time, 1/8, while there are too many connections."""
-TELL_SECONDS = 1.0
+LOG_SECONDS = 1.0
 """Seconds between two log lines about refusals."""
 
 
-def _say_crashed(name: str, error: BaseException) -> None:
+def _log_crash(name: str, error: BaseException) -> None:
     logger.error("the %s has crashed", name, exc_info=error)
 
 
@@ -85,7 +85,7 @@ class SpoolServer(ThreadComponent):
         limits: Limits | None = None,
         access: Access | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        on_crash: Callable[[str, BaseException], None] = _say_crashed,
+        on_crash: Callable[[str, BaseException], None] = _log_crash,
     ) -> None:
         super().__init__(clock, on_crash)
         self.addresses = list(addresses)
@@ -104,7 +104,7 @@ class SpoolServer(ThreadComponent):
         self._is_listening = False
         self._next_sweep = 0.0
         self._refused = 0
-        self._next_tell = 0.0
+        self._next_log = 0.0
 
     # -- any thread --
 
@@ -159,7 +159,7 @@ class SpoolServer(ThreadComponent):
                 case _:
                     self._wakeup.clear()
         for peer in list(self._unfinished):
-            self._hear(peer.conversation, b"", now)
+            self._receive(peer.conversation, b"", now)
             self._settle(peer, now)
         for listener in callers:
             self._accept(listener, now)
@@ -198,19 +198,19 @@ class SpoolServer(ThreadComponent):
         if not listener.is_tcp:
             if self._access.allows_user(connection):
                 return True
-            self._tell("refused a connection to %s: its user may not send jobs", listener.address)
+            self._log_refusal("refused a connection to %s: its user may not send jobs", listener.address)
             return False
         assert isinstance(address, tuple)
         if self._access.allows_ip(address[0]):
             return True
-        self._tell("refused a connection from %s, which is in no allowed network", address[0])
+        self._log_refusal("refused a connection from %s, which is in no allowed network", address[0])
         return False
 
     def _admit(self, must_be_signed: bool, request: Request) -> str:
         try:
             return self._admission.admit(request, must_be_signed)
         except SpoolError as error:
-            self._tell("a job was refused: %s", error)
+            self._log_refusal("a job was refused: %s", error)
             raise
 
     def _turn(self, peer: _Peer, now: float) -> None:
@@ -225,12 +225,12 @@ class SpoolServer(ThreadComponent):
                 self._close(peer)
                 return
             if data:
-                self._hear(conversation, data, now)
+                self._receive(conversation, data, now)
             elif data is not None:
                 peer.ended = True
         self._settle(peer, now)
 
-    def _hear(self, conversation: Conversation, data: bytes, now: float) -> None:
+    def _receive(self, conversation: Conversation, data: bytes, now: float) -> None:
         """Handle new data, and data left from earlier."""
         before = conversation.held
         conversation.received(data, now)
@@ -315,17 +315,17 @@ class SpoolServer(ThreadComponent):
                 self._close(peer)
         if not self._is_listening and len(self._peers) < self._limits.max_connections:
             self._listen(True)
-        if self._refused and now >= self._next_tell:
+        if self._refused and now >= self._next_log:
             logger.warning("%d more refusals were not logged", self._refused)
-            self._refused, self._next_tell = 0, now + TELL_SECONDS
+            self._refused, self._next_log = 0, now + LOG_SECONDS
 
-    def _tell(self, text: str, what: object) -> None:
+    def _log_refusal(self, text: str, what: object) -> None:
         """Log *text*, or only count it if there was a log line just before."""
         now = self.clock.monotonic()
-        if now < self._next_tell:
+        if now < self._next_log:
             self._refused += 1
             return
-        self._next_tell = now + TELL_SECONDS
+        self._next_log = now + LOG_SECONDS
         logger.warning(text, what)
 
     def _close_listeners(self) -> None:

@@ -80,7 +80,7 @@ class SpoolCombined(Broker):
             self._broker.close()
 
 
-class _Deaf(Hearing):
+class _NoRevocations(Hearing):
     """Receives no revocations: those in the app's broker are not about jobs of directories."""
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
@@ -94,7 +94,7 @@ class SpoolInstead(Broker):
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         letters: dict[Kind, Letters] = dict(broker.letters)
         letters.pop("failed", None)
-        told, lacks = broker.revocations, capabilities_of("spool:").lacks
+        revocations, lacks = broker.revocations, capabilities_of("spool:").lacks
         super().__init__(
             broker.url,
             broker.sender,
@@ -102,7 +102,7 @@ class SpoolInstead(Broker):
             admin,
             lacks=lacks,
             letters=letters,
-            revocations=told and Revocations(told.sender, _Deaf()),
+            revocations=revocations and Revocations(revocations.sender, _NoRevocations()),
             presence=broker.presence,
             peeking=broker.peeking,
             delayed=broker.delayed,
@@ -232,8 +232,8 @@ class _Both(Consumer):
         if self._spool.has_news():
             return True
         self._watch.arm(self._spool.files())
-        told = self._own.wait(min(timeout, self._spool.rest()), prefetch)
-        return self._spool.has_news() or told
+        notified = self._own.wait(min(timeout, self._spool.rest()), prefetch)
+        return self._spool.has_news() or notified
 
     def wake(self) -> None:
         self._own.wake()

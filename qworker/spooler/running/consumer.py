@@ -179,22 +179,22 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         _, ready = self._wakeup.sleep(min(timeout, self.rest()), *self.files())
-        return self._heard(ready)
+        return self._process_notifications(ready)
 
-    def _heard(self, ready: set[int]) -> bool:
+    def _process_notifications(self, ready: set[int]) -> bool:
         """Process the readable ones of files(); return whether there may be something to lease."""
         news, self._more = self._more, False
-        told = False
+        notified = False
         for lane in self._lanes:
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
-                told = True
+                notified = True
                 if not self.poll_cooldown:
                     lane.drained, news = False, True
             if lane.drained and lane.directory.rest() <= 0.0:
                 lane.drained = False  # notified once: without room for it, it is not notified again
                 news = True
-        if told and not news:
+        if notified and not news:
             self._cooldown_until = self._clock.monotonic() + self.poll_cooldown
         return news
 
@@ -223,7 +223,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def files(self) -> list[int]:
         """Return the descriptors that are readable when there may be something to lease."""
-        if self._deaf_for() > 0.0:
+        if self._ignored_for() > 0.0:
             return []
         return [lane.directory.fileno() for lane in self._lanes]
 
@@ -232,7 +232,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         if self._more:
             return 0.0
         rest = min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)
-        return min(rest, self._deaf_for() or math.inf)
+        return min(rest, self._ignored_for() or math.inf)
 
     def has_news(self) -> bool:
         """Return whether there may be something new since the last lease(); once. Never waits."""
@@ -240,7 +240,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     # -- inside --
 
-    def _deaf_for(self) -> float:
+    def _ignored_for(self) -> float:
         """Return the seconds for which notifications are ignored; 0.0 when they are not."""
         return max(0.0, self._cooldown_until - self._clock.monotonic())
 

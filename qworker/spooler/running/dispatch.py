@@ -177,8 +177,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
     def offer_again(self) -> None:
         self._again = list(self._given)
 
-    def _heard(self, ready: set[int]) -> bool:
-        news = super()._heard(ready)
+    def _process_notifications(self, ready: set[int]) -> bool:
+        news = super()._process_notifications(ready)
         news = self._collect_signals() or news
         for lane in self._lanes:
             if self._give_to_others(lane):

@@ -139,7 +139,7 @@ class JobRunner:
         self._policy = RetryPolicy(options.max_attempts, options.backoff, options.backoff_max)
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._running: set[Claim] = set()
         _runners.add(self)
         self._stuck: list[Claim] = []
@@ -277,10 +277,10 @@ class JobRunner:
         """Give back a job without counting the attempt, because the deployment is wrong, and not the job: it
         waits without limit, as with uWSGI. Each reason is logged once per process."""
         claim.give_back(self._options.frequency, attempts=before)
-        said = str(error)
-        level = logging.DEBUG if said in self._told else logging.ERROR
-        self._told.add(said)
-        logger.log(level, "job %s waits: %s", claim.name, said)
+        reason = str(error)
+        level = logging.DEBUG if reason in self._logged else logging.ERROR
+        self._logged.add(reason)
+        logger.log(level, "job %s waits: %s", claim.name, reason)
         if self._results:
             raise Reject(f"waits: {error}"[:200], requeue=True)
 

@@ -27,7 +27,7 @@ from qworker.spooler.files.place import prepared
 from qworker.spooler.options import FREQUENCY_SECONDS
 from qworker.spooler.watching.candidates import WHOLE, Candidates, Share
 from qworker.spooler.watching.scanning import Entry, scan, scan_in_order
-from qworker.spooler.watching.watcher import NOTHING, Told, Watcher
+from qworker.spooler.watching.watcher import NO_CHANGES, Changes, Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class SpoolDirectory:
 
     def rest(self) -> float:
         """Return the seconds for which there is no job, unless fileno() can be read."""
-        self._mind_attributes()
+        self._watch_attributes()
         if self._candidates or self._scanning is not None or self._ended or self._again:
             return 0.0
         until_due = self.next_due() - self._clock.now()
@@ -228,31 +228,31 @@ class SpoolDirectory:
                 self._candidates.done(path)
             else:
                 self._candidates.refuse(path, refusal)
-        self._mind_attributes()
+        self._watch_attributes()
         for _ in range(MOST_READS):
-            told = self._watcher.told()
-            self._take_in(told)
-            if told is NOTHING or self._candidates:
+            changes = self._watcher.read()
+            self._take_in(changes)
+            if changes is NO_CHANGES or self._candidates:
                 break
         if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
             self._begin_scan()
 
-    def _mind_attributes(self) -> None:
+    def _watch_attributes(self) -> None:
         """Request notifications of changed attributes while there are refused files, whose times may be
         changed."""
         rests = self._candidates.have_refused
-        if self._watcher.mind_attributes(rests) and rests:
+        if self._watcher.watch_attributes(rests) and rests:
             self._candidates.touch_all()  # they may have changed before that
 
-    def _take_in(self, told: Told) -> None:
-        for path in told.written:
+    def _take_in(self, changes: Changes) -> None:
+        for path in changes.written:
             self._candidates.offer(path)
-        for path in told.touched:
+        for path in changes.touched:
             self._candidates.touch(path)
-        for folder in told.folders:
+        for folder in changes.folders:
             with suppress(OSError):  # it was just removed
                 self._candidates.seen(self._in_order(folder))
-        self._again = self._again or told.rescan
+        self._again = self._again or changes.rescan
 
     def _begin_scan(self) -> None:
         self._again = False

@@ -26,7 +26,7 @@ _HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK | inotify.NOT_UNLINKED
 _LOST = inotify.OVERFLOW | inotify.IGNORED | inotify.DELETE_SELF | inotify.MOVE_SELF
 
 
-class Told(NamedTuple):
+class Changes(NamedTuple):
     """written: files that were written or renamed. touched: files of which only the attributes have changed.
     folders: new priorities. rescan: something was missed."""
 
@@ -36,7 +36,7 @@ class Told(NamedTuple):
     rescan: bool
 
 
-NOTHING = Told([], [], [], False)
+NO_CHANGES = Changes([], [], [], False)
 
 
 class Watcher:
@@ -68,20 +68,20 @@ class Watcher:
         except OSError as error:
             logger.warning("%s/%s is only checked from time to time: %s", self._place, folder, error)
 
-    def mind_attributes(self, mind: bool) -> bool:
+    def watch_attributes(self, enabled: bool) -> bool:
         """Turn notifications of changed attributes on or off. Return whether this has changed anything."""
-        if mind == self._attributes:
+        if enabled == self._attributes:
             return False
-        self._attributes = mind
+        self._attributes = enabled
         for folder in list(self._folders.values()):
             self.watch(folder)
         return True
 
-    def told(self) -> Told:
+    def read(self) -> Changes:
         """Return the events since the last call. Never waits."""
         events = [] if self._inotify is None else self._inotify.read()
         if not events:
-            return NOTHING
+            return NO_CHANGES
         lost = False
         written: list[str] = []
         touched: list[str] = []
@@ -98,7 +98,7 @@ class Watcher:
                     folders.append(_path(folder, name))
             elif name.startswith(PREFIX) and not mask & inotify.CREATE:
                 (touched if mask & inotify.ATTRIB else written).append(_path(folder, name))
-        return Told(written, touched, folders, lost)
+        return Changes(written, touched, folders, lost)
 
     def close(self) -> None:
         """Safe to call twice."""

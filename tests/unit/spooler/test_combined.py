@@ -144,7 +144,7 @@ def test_rescan_finds_files_without_a_notification(jobs: JobDispatch, writer: Wr
     jobs.register("w", (), 1)
     assert jobs.lease((), 10).messages == []
     writer.write({})
-    jobs._lanes[0].directory._watcher.told()  # the notification is lost
+    jobs._lanes[0].directory._watcher.read()  # the notification is lost
     assert jobs.wait(0.0) is False
     jobs.rescan()
     assert jobs.wait(10.0) is True
