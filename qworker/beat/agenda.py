@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
-from qworker.beat.catalog import Listed, marked, said
+from qworker.beat.catalog import Listed, error_text, marked
 from qworker.beat.entry import ALLOW, SKIP, Entry
-from qworker.beat.kinds import told
+from qworker.beat.kinds import schedule_text
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
 
@@ -95,7 +95,7 @@ class Agenda:
             try:
                 entry = anchored(each.entry, state)
             except Exception as error:  # noqa: BLE001 - the clock may be outside the calendar
-                self._tell(each.name, error)
+                self._report_error(each.name, error)
             else:
                 self.plan(each.name, entry, state)
         return fresh
@@ -118,7 +118,7 @@ class Agenda:
             found = entry.next(self._instant(_base(state)))
             due = None if found is None else found.timestamp()
         except Exception as error:  # noqa: BLE001 - schedules and time zones may be user code
-            self._tell(name, error)
+            self._report_error(name, error)
             return None
         if due is None:
             return None
@@ -158,7 +158,7 @@ class Agenda:
             try:
                 due = self._choose(name, plan, now)
             except Exception as error:  # noqa: BLE001 - schedules and time zones may be user code
-                self._tell(name, error)
+                self._report_error(name, error)
                 continue
             found.append(due)
             calls += max(1, len(due.dues))
@@ -197,8 +197,8 @@ class Agenda:
             dues.append(due)
         return Due(name, entry, state, tuple(reversed(dues)), upto)
 
-    def _tell(self, name: str, error: Exception) -> None:
-        self.wrong[name] = text = said(error)
+    def _report_error(self, name: str, error: Exception) -> None:
+        self.wrong[name] = text = error_text(error)
         logger.error("the entry %s is not called: %s", name, text, extra={"event": "entry-wrong"})
 
     def _instant(self, seconds: float) -> datetime:
@@ -216,7 +216,7 @@ def seen_as(found: Listed) -> str:
     entry = found.entry
     if entry is None:
         return "removed"
-    return told(entry.schedule) + ("" if entry.enabled else " paused") + marked(found.born)
+    return schedule_text(entry.schedule) + ("" if entry.enabled else " paused") + marked(found.born)
 
 
 def _base(state: State) -> float:

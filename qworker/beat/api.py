@@ -19,9 +19,9 @@ from qworker.beat.calls import DUE_HEADER, NAME_HEADER
 from qworker.beat.catalog import Edit, Listed, base_of, catalog, edit_of, listed, read_edit
 from qworker.beat.entry import Entry, read_entry
 from qworker.beat.overlap import hindrance
+from qworker.beat.serialization import read_fields, to_json, write_fields
 from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
-from qworker.beat.written import read_fields, to_json, write_fields
 from qworker.clock import isoformat
 from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, InvalidSchedule, NoSuchEntry, NotSupported

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from qworker import __version__
 from qworker.beat.entry import FIELDS, USUAL, Entry, read_entry
 from qworker.beat.kinds import write_schedule
+from qworker.beat.serialization import from_json, read_fields
 from qworker.beat.store import Row, State
-from qworker.beat.written import from_json, read_fields
 from qworker.contracts import App
 from qworker.errors import InvalidSchedule, QWorkerError
 
@@ -108,7 +108,7 @@ def _born(state: State) -> str | None:
     return found and found[1]
 
 
-def says_nothing(row: Row) -> bool:
+def is_leftover(row: Row) -> bool:
     """Tell whether *row* is left over from a removed entry, and can be deleted. (Only for entries that are
     not in settings or code.)"""
     if row.edit is not None:
@@ -168,10 +168,10 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
             entry = entry.changed(read_fields(edit.fields))
         return Listed(name, entry, source, changes, state=state)
     except Exception as error:  # noqa: BLE001 - settings, code and stores may contain any objects
-        return Listed(name, None, source, error=said(error), state=state)
+        return Listed(name, None, source, error=error_text(error), state=state)
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of *error*, preceded by its type unless it is a QWorkerError."""
     return str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
 
@@ -179,11 +179,11 @@ def said(error: Exception) -> str:
 def about(plain: Mapping[str, Listed]) -> str:
     """Return JSON that is the same in processes of one version whose settings and code have the same entries:
     ``qworker``, the version, and ``entries``, a hash. plain: ``catalog(base, ())``."""
-    every = [(name, _told(plain[name])) for name in sorted(plain)]
+    every = [(name, _comparable(plain[name])) for name in sorted(plain)]
     try:
         text = _as_text(every)
     except Exception:  # noqa: BLE001 - arguments may be any objects: then only the task is compared
-        text = _as_text([(name, _as_text_or_task(told)) for name, told in every])
+        text = _as_text([(name, _as_text_or_task(values)) for name, values in every])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
 
@@ -193,7 +193,7 @@ _VALUES = attrgetter(*_OPTIONAL)
 _USUAL_VALUES = tuple(USUAL[name] for name in _OPTIONAL)
 
 
-def _told(found: Listed) -> tuple[Any, ...]:
+def _comparable(found: Listed) -> tuple[Any, ...]:
     """Return values that are the same in each process and differ when the entry does; the task is first."""
     if found.entry is None:
         return ("wrong",)
@@ -211,11 +211,11 @@ def _as_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=_plain)
 
 
-def _as_text_or_task(told: tuple[Any, ...]) -> Any:
+def _as_text_or_task(values: tuple[Any, ...]) -> Any:
     try:
-        return _as_text(told)
+        return _as_text(values)
     except Exception:  # noqa: BLE001 - arguments may be any objects
-        return told[0]
+        return values[0]
 
 
 def _plain(value: Any) -> str:

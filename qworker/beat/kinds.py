@@ -1,6 +1,6 @@
 """Kinds: read and write schedules of all kinds.
 
-Comes from:  ``entry.py``, with values from users; ``written.py``, with stored data.
+Comes from:  ``entry.py``, with values from users; ``serialization.py``, with stored data.
 Goes to:     the kinds of schedules, one class each.
 Thread:      any.
 
@@ -138,7 +138,7 @@ def read_schedule(given: Any) -> Schedule:
     raise InvalidSchedule(f"{given!r:.200} is not a schedule: its kind is unknown here")
 
 
-def told(given: Schedule) -> str:
+def schedule_text(given: Schedule) -> str:
     """Return text that is the same in each process, and differs when the schedule has changed."""
     try:
         try:

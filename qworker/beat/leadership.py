@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_TOLD = 20
+MOST_REPORTED = 20
 """Maximum entries whose problems are reported by health."""
 SWEEP_SECONDS = 60.0
 AWAY: tuple[type[Exception], ...] = (BackendError, BrokerUnavailable)
@@ -188,7 +188,7 @@ class Scheduling(ThreadComponent):
             self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
 
     def _note_problems(self) -> None:
-        self._problems = tuple(islice(self.wrong(), MOST_TOLD))
+        self._problems = tuple(islice(self.wrong(), MOST_REPORTED))
 
     def problems(self) -> Sequence[str]:
         """Return a sentence for each entry that is not called, as far as this process knows."""

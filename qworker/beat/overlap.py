@@ -40,7 +40,7 @@ class Before(Enum):
     """The state of the previous call."""
 
     ENDED = auto()
-    LIVES = auto()
+    RUNNING = auto()
     UNKNOWN = auto()
 
 
@@ -103,12 +103,12 @@ class Overlaps:
             if each.entry.overlap == ALLOW or task_id is None or hindrance(self._app, each.entry):
                 continue
             if task_id.endswith(NO_RESULT):  # revoking an ended call does no harm
-                known[each.name] = Before.LIVES if each.entry.overlap == REPLACE else Before.ENDED
+                known[each.name] = Before.RUNNING if each.entry.overlap == REPLACE else Before.ENDED
             else:
                 asking.append((task_id, each))
         if asking:
             answer = self._answer({task_id for task_id, _ in asking})
-            known.update((each.name, self._told(each, answer.get(task_id))) for task_id, each in asking)
+            known.update((each.name, self._state_of(each, answer.get(task_id))) for task_id, each in asking)
         return known
 
     def _answer(self, ids: Collection[str]) -> Mapping[str, Answer]:
@@ -124,7 +124,7 @@ class Overlaps:
         self._question = None
         return question.found
 
-    def _told(self, due: Due, answer: Answer) -> Before:
+    def _state_of(self, due: Due, answer: Answer) -> Before:
         name, entry = due.name, due.entry
         if isinstance(answer, DamagedResult):
             self._note(name, f"the previous call is assumed to have ended: {answer}")
@@ -134,13 +134,13 @@ class Overlaps:
             return Before.ENDED
         if isinstance(answer, Exception):
             if entry.overlap == REPLACE:
-                return Before.LIVES  # revoking an ended call does no harm
+                return Before.RUNNING  # revoking an ended call does no harm
             self._note(name, f"it waits until the result of the previous call is known: {answer}")
             return Before.UNKNOWN
         if answer is not None:
-            return Before.ENDED if answer["status"] in states.READY_STATES else Before.LIVES
+            return Before.ENDED if answer["status"] in states.READY_STATES else Before.RUNNING
         expires, ran = self._app.backend.expires, due.state.last_run or 0.0
-        return Before.LIVES if expires is None or self._app.clock.now() - ran < expires else Before.ENDED
+        return Before.RUNNING if expires is None or self._app.clock.now() - ran < expires else Before.ENDED
 
 
 class Question(threading.Thread):

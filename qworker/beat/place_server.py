@@ -63,13 +63,13 @@ class ServerPlace:
         plain = as_written_plainly(url)
         self.dialect = family_of(plain)
         connect = connector(plain, _timeout(plain), {}, "beat_store")
-        self._handle = Handle(lambda: connect(False), mask_urls(url), prepare=self._tell)
+        self._handle = Handle(lambda: connect(False), mask_urls(url), prepare=self._prepare)
         _places.add(self)
 
     def _after_fork(self) -> None:
         self._handle.abandon()
 
-    def _tell(self, link: Link) -> None:
+    def _prepare(self, link: Link) -> None:
         link.use_client_cursor()
         link.do(SETTINGS[self.dialect])
 
@@ -105,8 +105,8 @@ class ServerPlace:
 
     def _explained(self, error: QWorkerError) -> BackendError:
         cause = error.__cause__
-        said = str(error if cause is None or isinstance(cause, QWorkerError) else cause)
-        text = explained(said, POSTGRESQL if self.dialect == "postgresql" else MYSQL)
+        cause_text = str(error if cause is None or isinstance(cause, QWorkerError) else cause)
+        text = explained(cause_text, POSTGRESQL if self.dialect == "postgresql" else MYSQL)
         return BackendError(f"the schedule store {mask_urls(self._url)}: {text}")
 
     def pusher(self, sender: Sender) -> Pusher | None:

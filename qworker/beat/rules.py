@@ -111,14 +111,14 @@ class rrule(Schedule):
         zone = self.zone(after)
         # In UTC: adding to an ambiguous local time would return its first occurrence.
         wall = self._first(wall_before(after.astimezone(UTC) + MICROSECOND, zone) - MICROSECOND)
-        return None if wall is None else self._told(wall, zone, after)
+        return None if wall is None else self._instant(wall, zone, after)
 
     def previous(self, before: datetime) -> datetime | None:
         zone = self.zone(before)
         wall = self._last(wall_before(before, zone))
-        return None if wall is None else self._told(wall, zone, before)
+        return None if wall is None else self._instant(wall, zone, before)
 
-    def _told(self, wall: datetime, zone: tzinfo, asked: datetime) -> datetime:
+    def _instant(self, wall: datetime, zone: tzinfo, asked: datetime) -> datetime:
         return instant_of(wall, zone).astimezone(asked.tzinfo if self.tz is None else zone)
 
     def _first(self, after: datetime) -> datetime | None:

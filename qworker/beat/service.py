@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 from qworker import signals
 from qworker.beat.agenda import Agenda, Due
 from qworker.beat.calls import id_of, messages
-from qworker.beat.catalog import Listed, about, base_of, catalog, listed, said, says_nothing
+from qworker.beat.catalog import Listed, about, base_of, catalog, error_text, is_leftover, listed
 from qworker.beat.caution import Caution, N
 from qworker.beat.entry import ALLOW, REPLACE, Entry
 from qworker.beat.leadership import AWAY, Scheduling
@@ -152,11 +152,11 @@ class Beat(Scheduling):
         return len(self._base)
 
     def wrong(self) -> Iterator[str]:
-        told = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
-        for name, text in told.items():
+        errors = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
+        for name, text in errors.items():
             yield f"the entry {name} is not called: {text:.500}"
         for name, text in self._notes.items():
-            if name not in told:
+            if name not in errors:
                 yield f"the entry {name}: {text:.500}"
 
     # -- entries --
@@ -168,7 +168,7 @@ class Beat(Scheduling):
         self._errors.clear()
         self._notes.clear()
         self._tombstones = {
-            row.name: row.version for row in rows if row.name not in self._base and says_nothing(row)
+            row.name: row.version for row in rows if row.name not in self._base and is_leftover(row)
         }
         agenda = Agenda(self._zone, self.app.conf.beat_history_expires)
         for some in portions(self._listed.values(), PORTION):
@@ -176,7 +176,7 @@ class Beat(Scheduling):
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # due entries need not wait for the others
         self.store.prepare(self.app.broker.sender)
-        self._tell_of_errors(self._listed.values())
+        self._report_errors(self._listed.values())
         self._version = max([lease.version, *(row.version for row in rows)])
         return agenda
 
@@ -204,9 +204,9 @@ class Beat(Scheduling):
                 changed.append(found)
             self._caution.forget(row.name)
         self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
-        self._tell_of_errors(changed)
+        self._report_errors(changed)
 
-    def _tell_of_errors(self, every: Iterable[Listed]) -> None:
+    def _report_errors(self, every: Iterable[Listed]) -> None:
         for each in every:
             self._note_error(each.name, each.error or (each.state and each.state.error))
             self._notes.pop(each.name, None)
@@ -357,7 +357,7 @@ class Beat(Scheduling):
         """Return the calls for *due*; None if it must wait. known: the state of the previous call; None if
         not needed."""
         try:
-            return self._prepared(due, known is Before.LIVES)
+            return self._prepared(due, known is Before.RUNNING)
         except AWAY as error:  # raised by this task's call, and not by the broker
             self._caution.failed(frozenset([due.name]), self.clock.monotonic())
             self._note(due.name, f"it waits: {error}")
@@ -375,19 +375,19 @@ class Beat(Scheduling):
             raise
         self._unsure = unsure or len(free) < len(firings)  # this process may have taken the other slots
         self.fired += len(free)
-        self._tell(free)
+        self._log_calls(free)
         # Not earlier: the replacements must have been called.
         self._revocations.update((each.name, each.replaces) for each in calls if each.replaces is not None)
 
-    def _prepared(self, due: Due, lives: bool) -> _Call:
-        """Return the calls for *due*, and the new state of the entry. lives: the previous call has not ended.
-        Raises errors in AWAY."""
+    def _prepared(self, due: Due, is_running: bool) -> _Call:
+        """Return the calls for *due*, and the new state of the entry. is_running: the previous call has not
+        ended. Raises errors in AWAY."""
         name, entry, before, dues, upto = due
         numbered = not self.store.is_with(self.app.broker.sender)
         state = before._replace(last_due=upto)
         # Without this mark, a call without a result would seem to run until results expire.
         mark = "" if without_result(self.app, entry) is None else NO_RESULT
-        if lives and entry.overlap != REPLACE:
+        if is_running and entry.overlap != REPLACE:
             return _Call(due, (), state, None)
         made: list[Firing] = []
         for each in dues:
@@ -405,13 +405,13 @@ class Beat(Scheduling):
                 error=None,
             )
             made.append(Firing(name, each, task_id, envelopes, state))
-        return _Call(due, made, state, before.called_id if lives else None)
+        return _Call(due, made, state, before.called_id if is_running else None)
 
     def _failed(self, due: Due, error: Exception) -> State:
         """Return the state of an entry whose call for *due* cannot be made; the error is reported once."""
-        text = said(error)[:1000]
+        text = error_text(error)[:1000]
         if due.state.error != text:
-            self._tell_of_failure(due.name, error)
+            self._log_failure(due.name, error)
         return due.state._replace(last_due=due.upto, error=text)
 
     def _revoke(self) -> None:
@@ -455,7 +455,7 @@ class Beat(Scheduling):
             return sent(some)
 
         def refuse(slot: Slot, error: Exception) -> None:
-            self._tell_of_failure(slot.name, error)
+            self._log_failure(slot.name, error)
             sent([slot])
 
         for part in self._caution.parts(slots, self.clock.monotonic()):
@@ -473,13 +473,15 @@ class Beat(Scheduling):
         except AWAY:
             raise
         except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
-            self._tell_of_failure(slot.name, error)
+            self._log_failure(slot.name, error)
             return []
 
-    def _tell_of_failure(self, name: str, error: Exception) -> None:
-        logger.error("the entry %s cannot be called: %s", name, said(error), extra={"event": "entry-failed"})
+    def _log_failure(self, name: str, error: Exception) -> None:
+        logger.error(
+            "the entry %s cannot be called: %s", name, error_text(error), extra={"event": "entry-failed"}
+        )
 
-    def _tell(self, made: list[Firing]) -> None:
+    def _log_calls(self, made: list[Firing]) -> None:
         for each in made:
             logger.info("sending due task %s (%s)", each.name, each.task_id, extra={"event": "entry-called"})
 

@@ -409,9 +409,9 @@ class SQLScheduleStore(ScheduleStore):
         self._place.close()
 
 
-def are_missing(said: str) -> bool:
+def are_missing(text: str) -> bool:
     """Tell whether an error means that our tables are missing."""
-    return any(name in said for name in TABLES)
+    return any(name in text for name in TABLES)
 
 
 def _leases(rows: Sequence[Any]) -> Lease:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker, chain, chord, graph, group
-from qworker.beat.written import from_json, to_json
+from qworker.beat.serialization import from_json, to_json
 from qworker.errors import DamagedResult, EncodeError, InvalidSchedule, QWorkerError, SpoolError
 from qworker.spooler.arguments import read_arguments, write_arguments
 from qworker.testing import FakeClock, MemoryStore, StepWorker

@@ -15,10 +15,10 @@ from qworker import QWorker
 from qworker.beat.calls import id_of
 from qworker.beat.catalog import Edit
 from qworker.beat.sealed import SealedScheduleStore
+from qworker.beat.serialization import to_json
 from qworker.beat.service import Beat
 from qworker.beat.store import PENDING, ScheduleStore, Slot
 from qworker.beat.stores import open_store
-from qworker.beat.written import to_json
 from qworker.errors import InvalidSchedule, NotSupported
 from qworker.testing import FakeClock
 from tests.support.stores import KeepingStore

@@ -19,10 +19,10 @@ from qworker.beat import clocked, crontab, rrule, schedule
 from qworker.beat.catalog import Edit as Written
 from qworker.beat.overlap import Overlaps, Question
 from qworker.beat.schedule import Schedule
+from qworker.beat.serialization import to_json, write_fields
 from qworker.beat.service import Beat
 from qworker.beat.store import ScheduleStore
 from qworker.beat.stores import open_store
-from qworker.beat.written import to_json, write_fields
 from qworker.errors import BrokerUnavailable
 from tests.simulation.case import Edit, Entry, Fault, Timetable
 from tests.simulation.nodes import Caller, Node

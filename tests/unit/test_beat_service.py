@@ -17,10 +17,10 @@ from qworker.beat.calls import DUE_HEADER, NAME_HEADER, id_of
 from qworker.beat.catalog import Edit
 from qworker.beat.overlap import Question
 from qworker.beat.schedule import Schedule
+from qworker.beat.serialization import to_json
 from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
 from qworker.beat.store_memory import MemoryScheduleStore
-from qworker.beat.written import to_json
 from qworker.cli.beat.shown import whole
 from qworker.errors import BackendError
 from qworker.testing.clock import START, FakeClock

@@ -11,8 +11,8 @@ from qworker import QWorker
 from qworker.beat import crontab, schedule
 from qworker.beat.catalog import CODE, HAND, SETTINGS, TASK, Edit, Listed, base_of, catalog, listed, read_edit
 from qworker.beat.entry import Entry
+from qworker.beat.serialization import to_json
 from qworker.beat.store import Row, State
-from qworker.beat.written import to_json
 from qworker.errors import InvalidSchedule
 
 GIVEN = {"a": (SETTINGS, {"task": "t", "schedule": 60, "args": [1]})}

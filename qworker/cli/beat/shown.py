@@ -18,9 +18,9 @@ from qworker.app import QWorker
 from qworker.beat.catalog import HAND, Listed
 from qworker.beat.leadership import living
 from qworker.beat.schedule import Schedule
+from qworker.beat.serialization import as_data
 from qworker.beat.store import Slot, State
 from qworker.beat.stores import store_url
-from qworker.beat.written import as_data
 from qworker.cli.beat.examined import troubles
 from qworker.cli.beat.options import zone_of_app
 from qworker.cli.output import print_table, visible

@@ -25,7 +25,7 @@ from django.db.models import Min, Q
 from django.utils import timezone
 
 from qworker import QWorker
-from qworker.beat.catalog import said
+from qworker.beat.catalog import error_text
 from qworker.beat.leadership import AWAY, Scheduling
 from qworker.beat.store import Firing, Lease, ScheduleStore, State
 from qworker.beat.stores import open_store
@@ -240,7 +240,7 @@ class Scheduler(Scheduling):
         return row is not None and text.endswith(_fingerprint(row))
 
     def _note_wrong(self, row: Schedule, error: Exception) -> None:
-        text = said(error)
+        text = error_text(error)
         logger.error("the schedule %s is not sent: %s", _called(row), text, extra={"event": "entry-wrong"})
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 

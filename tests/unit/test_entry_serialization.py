@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from qworker.beat import Schedule, clocked, crontab, rrule, schedule, solar
 from qworker.beat.catalog import HAND, listed
 from qworker.beat.entry import FIELDS, Entry, read_entry
-from qworker.beat.kinds import read_schedule, told, write_schedule
+from qworker.beat.kinds import read_schedule, schedule_text, write_schedule
+from qworker.beat.serialization import LARGEST, as_data, from_json, read_fields, to_json, write_fields
 from qworker.beat.store import Row
-from qworker.beat.written import LARGEST, as_data, from_json, read_fields, to_json, write_fields
 from qworker.errors import InvalidSchedule
 
 ZONES = st.none() | st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/New_York"])
@@ -102,7 +102,7 @@ def reads(text: bytes) -> Any:
     for each in found:
         assert (each.entry is None) == (each.error is not None or each.removed)
         if each.entry is not None:
-            told(each.entry.schedule)
+            schedule_text(each.entry.schedule)
     return found
 
 
@@ -116,7 +116,7 @@ def test_schedules_round_trip(one: Schedule) -> None:
     assert back == one
     assert back.next(NOW) == one.next(NOW)
     assert back.previous(NOW) == one.previous(NOW)
-    assert told(back) == told(one)
+    assert schedule_text(back) == schedule_text(one)
     assert write_schedule(back) == written
 
 
@@ -131,7 +131,7 @@ def test_entries_round_trip(one: Entry) -> None:
 @given(SCHEDULES, SCHEDULES)
 def test_different_schedules_have_different_descriptions(one: Schedule, other: Schedule) -> None:
     if write_schedule(one) != write_schedule(other):
-        assert told(one) != told(other)
+        assert schedule_text(one) != schedule_text(other)
 
 
 def test_fields_are_plain_data() -> None:
@@ -155,8 +155,8 @@ def test_custom_schedules_are_rejected() -> None:
 
     with pytest.raises(InvalidSchedule, match="is a custom schedule"):
         write_schedule(Plain())
-    assert told(Plain()) == told(Plain())
-    assert told(Own()).endswith("Own")
+    assert schedule_text(Plain()) == schedule_text(Plain())
+    assert schedule_text(Own()).endswith("Own")
     with pytest.raises(InvalidSchedule, match="has no name"):
         write_schedule(crontab(tz=timezone(timedelta(hours=1))))
 

@@ -1,4 +1,4 @@
-"""Written entries: the plain data in which entries are stored and displayed.
+"""The plain data in which entries are stored and displayed.
 
 Comes from:  ``catalog.py`` and the command line.
 Goes to:     the schedule store, as JSON.
