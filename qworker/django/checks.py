@@ -51,14 +51,14 @@ def check_values(**_: Any) -> Messages:
 
 def check_keys(**_: Any) -> Messages:
     """W001: unknown keys. W002: alternative spellings. W003: keys without effect in ALT_CLUSTERS."""
-    told: tuple[tuple[str, str, list[Mistake]], ...] = (
+    warnings: tuple[tuple[str, str, list[Mistake]], ...] = (
         ("qworker.W001", "Correct or remove the key.", unknown_keys()),
         ("qworker.W002", "Rename the key; the old spelling still works.", other_spellings()),
         ("qworker.W003", "Remove it from ALT_CLUSTERS.", ignored_keys()),
     )
     return [
         Warning(mistake.message, hint=hint, id=number)
-        for number, hint, mistakes in told
+        for number, hint, mistakes in warnings
         for mistake in mistakes
     ]
 

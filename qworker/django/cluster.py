@@ -31,7 +31,7 @@ from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize
 from qworker.django.settings.cluster import override
-from qworker.django.status import Stat, Status, broker_tells, node_of
+from qworker.django.status import Stat, Status, broker_stores_state, node_of
 from qworker.django.transports.databases import url_of
 from qworker.django.transports.opening import broker_alias
 from qworker.errors import ConfigurationError, QWorkerError
@@ -140,7 +140,7 @@ class Cluster:
         title = f"{self.name} [{conf.cluster_name}]"
 
         def ready() -> None:
-            cluster_log.tell_running(title)
+            cluster_log.log_running(title)
             if self.start_event is not None:
                 import_object(f"{ENDING}:with_our_parent")(self.stop_event.is_set)
                 self.start_event.set()
@@ -148,11 +148,11 @@ class Cluster:
                 on_ready()
 
         def stopping(**_: Any) -> None:
-            cluster_log.tell_stopping(title)
+            cluster_log.log_stopping(title)
 
         self.pid = os.getpid()
         cluster_log.prepare()
-        cluster_log.tell_start(title)
+        cluster_log.log_start(title)
         node = node_of(conf.cluster_name, self.cluster_id, self.host)
         worker: Worker
         parts = besides(self.broker, lambda: presence_of(worker, started))
@@ -163,7 +163,7 @@ class Cluster:
             code = worker.run()
         finally:
             signals.worker_shutting_down.disconnect(stopping)
-        cluster_log.tell_end(title)
+        cluster_log.log_end(title)
         return code
 
     @property
@@ -220,7 +220,7 @@ def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeCo
     makers: list[MakeComponent] = [_retention]
     if conf.scheduler:
         makers.append(_scheduler)
-    if not broker_tells():
+    if not broker_stores_state():
         makers.append(partial(_announcer, broker, snapshot))
     return makers
 

@@ -98,7 +98,7 @@ class Stat(Status):
     @staticmethod
     def get_all(broker: Broker | None = None) -> list[Stat]:
         """Return this broker's live clusters, oldest first; [] if it does not answer."""
-        if not broker_tells():
+        if not broker_stores_state():
             return [Stat(each) for each in announced(broker or get_broker())]
         try:
             presence = app().broker.presence
@@ -108,7 +108,7 @@ class Stat(Status):
         return [Stat(each) for each in sorted(found, key=lambda worker: worker.started) if is_ours(each)]
 
 
-def broker_tells() -> bool:
+def broker_stores_state() -> bool:
     """Return whether the broker stores the state of clusters; if not, Django's cache is used."""
     if conf.broker == "orm" and is_in_memory(broker_alias()):
         return False
@@ -117,7 +117,7 @@ def broker_tells() -> bool:
 
 def can_see() -> bool:
     """Return whether clusters in other processes can be seen at all."""
-    return broker_tells() or is_shared(conf.cache)
+    return broker_stores_state() or is_shared(conf.cache)
 
 
 def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:

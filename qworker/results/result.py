@@ -26,7 +26,7 @@ from qworker.results.waiting import (
     hint,
     look,
     refuse_to_wait_in_a_task,
-    states_told,
+    state_changes,
     timeout_seconds,
     wait_for,
 )
@@ -150,7 +150,7 @@ class AsyncResult(Generic[R]):
             on_interval = all_of(self._look_before, on_interval)
             self._look_before()
         if on_message is not None and self._meta is None:
-            on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)
+            on_interval = all_of(state_changes(self.app, self.id, on_message), on_interval)
         looked = self.backend.watcher.mark()
         meta = self._final_meta()
         if meta is None:

@@ -137,12 +137,12 @@ def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callab
     return both
 
 
-def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
-    """Return a function that reads the task's state, and calls tell(metadata) if it has changed and is not
+def state_changes(app: App, task_id: str, notify: Callable[[Meta], Any]) -> Callable[[], None]:
+    """Return a function that reads the task's state, and calls notify(metadata) if it has changed and is not
     final."""
     last: list[Meta] = []
 
-    def tell_if_new() -> None:
+    def notify_if_new() -> None:
         try:
             meta = app.backend.get(task_id)
         except BackendError as error:
@@ -151,9 +151,9 @@ def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable
             return  # if it persists, waiting raises it
         if meta is not None and [meta] != last and meta["status"] not in states.READY_STATES:
             last[:] = [meta]
-            tell(meta)
+            notify(meta)
 
-    return tell_if_new
+    return notify_if_new
 
 
 def hint(app: App, task_id: str, queue: str | None) -> None:

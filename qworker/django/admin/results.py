@@ -78,7 +78,7 @@ IN_LIST = {"args": "short_args", "kwargs": "short_kwargs", "result": "short_resu
 """The same, for lists."""
 TRACE = " : Traceback "
 """Separates an error from its traceback."""
-MOST_TOLD = 5
+MOST_SHOWN = 5
 """Errors shown for one action."""
 
 
@@ -86,13 +86,14 @@ MOST_TOLD = 5
 def resubmit_tasks(model_admin: Any, request: Any, queryset: Any) -> None:
     """Send the chosen tasks again. A failure is deleted when it is sent."""
     done: Resubmission = resubmit(queryset)
-    for name, error in done.errors[:MOST_TOLD]:
+    for name, error in done.errors[:MOST_SHOWN]:
         model_admin.message_user(request, _("%s was not sent: %s") % (name, error), messages.ERROR)
     if not done.sent:
         return
     LogEntry.objects.log_actions(request.user.pk, done.sent, CHANGE, str(_("Resubmitted to the queue.")))
-    told = ngettext("%d task was resubmitted.", "%d tasks were resubmitted.", len(done.sent)) % len(done.sent)
-    model_admin.message_user(request, told, messages.SUCCESS)
+    sent = len(done.sent)
+    text = ngettext("%d task was resubmitted.", "%d tasks were resubmitted.", sent) % sent
+    model_admin.message_user(request, text, messages.SUCCESS)
 
 
 def _short(name: str, heading: Any) -> Any:
@@ -218,9 +219,9 @@ class FailAdmin(ResultAdmin):
         text = columns.text_of(task, "result", columns.LARGEST_OF_LIST)
         if text is None:
             return None
-        said = text.partition(TRACE)[0].strip()
+        description = text.partition(TRACE)[0].strip()
         # An error without a message has at least a name, in the last line.
-        return shown(said or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)
+        return shown(description or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)
 
 
 # -- resubmitting: sends ended tasks again, unchanged --

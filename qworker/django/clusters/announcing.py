@@ -72,11 +72,11 @@ def announced(broker: Broker) -> list[Presence]:
     found = []
     for text in broker.get_stats(f"{_beginning()}:*"):
         try:
-            told = SignedPackage.loads(text)
+            state = SignedPackage.loads(text)
         except BadSignature:
             continue
-        if isinstance(told, Mapping):
-            found.append(as_presence(told))
+        if isinstance(state, Mapping):
+            found.append(as_presence(state))
     return sorted(found, key=lambda worker: worker.started)
 
 

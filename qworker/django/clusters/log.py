@@ -49,16 +49,16 @@ def prepare() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for qworker's *record* of a package that raised: the child has logged it."""
-    told = getattr(record, "task_name", None) == RUN and getattr(record, "event", None) == "task-failed"
-    return not (told and "raised" in record.msg)
+    is_failure = getattr(record, "task_name", None) == RUN and getattr(record, "event", None) == "task-failed"
+    return not (is_failure and "raised" in record.msg)
 
 
-def tell_start(cluster: str) -> None:
+def log_start(cluster: str) -> None:
     """Log that the cluster starts."""
     logger.info("Q Cluster %s starting.", cluster)
 
 
-def tell_running(cluster: str) -> None:
+def log_running(cluster: str) -> None:
     """Log that everything runs."""
     pid = os.getpid()
     logger.info("monitoring at %d", pid)
@@ -67,14 +67,14 @@ def tell_running(cluster: str) -> None:
     logger.info("Q Cluster %s running.", cluster)
 
 
-def tell_stopping(cluster: str) -> None:
+def log_stopping(cluster: str) -> None:
     """Log that the cluster was told to stop and takes no more tasks."""
     logger.info("Q Cluster %s stopping.", cluster)
     logger.info("stopping cluster processes")
     logger.info("stopped pushing tasks")
 
 
-def tell_end(cluster: str) -> None:
+def log_end(cluster: str) -> None:
     """Log that the last result is stored."""
     logger.info("stopped monitoring results")
     logger.info("Q Cluster %s has stopped.", cluster)
@@ -102,8 +102,8 @@ def _ended(*, task: dict[str, Any], **_: Any) -> None:
     else:
         why, mark, traceback = str(task.get("result")).partition(TRACEBACK)
         more = {"event": "task-failed", "task_id": task["id"], "task_name": name}
-        said = f"{why[:SHOWN]}{mark}{traceback}"
-        logger.error("Failed '%s' (%s) - %s", name, label, said, extra=more)
+        description = f"{why[:SHOWN]}{mark}{traceback}"
+        logger.error("Failed '%s' (%s) - %s", name, label, description, extra=more)
 
 
 signals.worker_process_init.connect(_begins, weak=False)

@@ -47,15 +47,15 @@ def end(package: Package) -> list[Following]:
 
     Raises BackendError if the database or the cache does not answer.
     """
-    is_told = package.get("hook") is not None or post_execute.has_listeners(SENDER)
-    _make_fit(package, is_told)
+    is_observed = package.get("hook") is not None or post_execute.has_listeners(SENDER)
+    _make_fit(package, is_observed)
     if package["success"] and package.get("attempt", 1) > 1 and not is_kept(package):
         _in_database(lambda: Task.objects.filter(pk=package["id"], success=False).delete())
     if package.get("iter_count"):
         _in_database(lambda: parts.add(package))
     elif package.get("cached"):
         cached.put(package)
-    if is_told and is_kept(package):  # they may read the task; the ack of its message stores it again
+    if is_observed and is_kept(package):  # they may read the task; the ack of its message stores it again
         _in_database(lambda: task_rows.save(row_of(package)))
     if package.get("hook") is not None:
         _call_hook(package)
@@ -64,10 +64,10 @@ def end(package: Package) -> list[Following]:
     return _next(package) if package["success"] else []
 
 
-def _make_fit(package: Package, is_told: bool) -> None:
+def _make_fit(package: Package, is_observed: bool) -> None:
     """Turn a result that is too large for the database into a failure, before a success is reported."""
-    is_told = is_told or bool(package.get("chain"))
-    if package["success"] and (package.get("iter_count") or (is_told and is_kept(package))):
+    is_observed = is_observed or bool(package.get("chain"))
+    if package["success"] and (package.get("iter_count") or (is_observed and is_kept(package))):
         try:
             task_rows.pack(row_of(package), router.db_for_write(Task))
         except EncodeError as error:

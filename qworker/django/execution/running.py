@@ -42,7 +42,7 @@ TEXT = "text"
 """The key for a package's original text."""
 UNLIKE = "unlike"
 """The key that marks a package whose stored arguments differ from the originals."""
-TOLD_APART = frozenset(["timeout", "save", "ack_failure", "chain", "iter_count"])
+NOT_IN_FIELDS = frozenset(["timeout", "save", "ack_failure", "chain", "iter_count"])
 """Options that no field of ``Task`` other than the package stores."""
 NEEDED = frozenset(["id", "name", "func", "args", "kwargs", "started"])
 LENGTHS = {"name": 100, "func": 256, "hook": 256, "group": 100, "cluster": 100}
@@ -163,8 +163,8 @@ def _saves(package: Package) -> bool:
 
 def row_of(package: Package) -> dict[str, Any]:
     """Return values_of() for the table, with the original package if the fields are not sufficient."""
-    told = package["success"] and UNLIKE not in package and TOLD_APART.isdisjoint(package)
-    return {**values_of(package), "package": None if told else package.get(TEXT)}
+    is_plain = package["success"] and UNLIKE not in package and NOT_IN_FIELDS.isdisjoint(package)
+    return {**values_of(package), "package": None if is_plain else package.get(TEXT)}
 
 
 def values_of(package: Package) -> dict[str, Any]:

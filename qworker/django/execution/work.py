@@ -213,8 +213,8 @@ def _text_of(error: Any) -> str:
     """Return a stored error as text."""
     if not isinstance(error, dict):
         return str(error)
-    kind, said = error.get("exc_type"), error.get("exc_message")
-    words = ", ".join(map(str, said)) if isinstance(said, list | tuple) else str(said)
+    kind, message = error.get("exc_type"), error.get("exc_message")
+    words = ", ".join(map(str, message)) if isinstance(message, list | tuple) else str(message)
     if kind == TimeLimitExceeded.__name__:
         words = f"it took longer than {words} s"
     return f"{kind}: {words}"

@@ -39,7 +39,7 @@ _DERIVED_FROM = frozenset({SETTING, "TIME_ZONE", "SECRET_KEY", "SECRET_KEY_FALLB
 
 _overrides: dict[str, Any] = {}
 """Values set on Conf, by attribute; set only by tests, in the main thread."""
-_told: set[str] = set()
+_logged: set[str] = set()
 """Messages that were logged, and SETTING once all keys were checked."""
 
 
@@ -93,7 +93,7 @@ class ClusterConf(ClusterKeys, TaskKeys, ResultKeys, ScheduleKeys, BrokerKeys, W
         return name in _overrides or self._given(KEYS[name]) is not None
 
     def _resolve(self, name: str) -> Any:
-        _tell_unknown()
+        _log_unknown()
         if name == "cluster_name" and self._cluster:
             return self._cluster
         if name in _overrides:
@@ -153,20 +153,20 @@ def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
     return found
 
 
-def _tell_unknown() -> None:
+def _log_unknown() -> None:
     """Log each unknown key once in this process."""
-    if SETTING in _told:
+    if SETTING in _logged:
         return
-    _told.add(SETTING)
+    _logged.add(SETTING)
     for mistake in unknown_keys():
-        if mistake.message not in _told:
-            _told.add(mistake.message)
+        if mistake.message not in _logged:
+            _logged.add(mistake.message)
             logger.warning("%s", mistake.message)
 
 
 def _forget(*, setting: str, **_: Any) -> None:
     if setting in _DERIVED_FROM:
-        _told.discard(SETTING)
+        _logged.discard(SETTING)
         conf.reset()
 
 

@@ -73,8 +73,8 @@ def url_of(alias: str) -> str:
 
 def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for an invalid address. Options are checked where they are read."""
-    told = {name: settings.get(name) for name in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
-    for name, value in told.items():
+    address = {name: settings.get(name) for name in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
+    for name, value in address.items():
         if name == "PORT":
             fits = re.fullmatch(r"\d*(,\d*)*", str(value or "")) and type(value) is not bool
             what = "a port number"

@@ -183,7 +183,7 @@ def store(rows: Sequence[ResultRow], alias: str) -> None:
     with connection.cursor() as cursor:
         for query, values in statements(connection.vendor, rows):
             cursor.execute(query, values)
-    notify(connection, [text for row in rows for text in _told_of(unpack(row[2]))])
+    notify(connection, [text for row in rows for text in _texts_of(unpack(row[2]))])
 
 
 def save(values: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ def save(values: Mapping[str, Any]) -> None:
         store([(*row[:2], refused(row[2], f"it cannot be stored: {error}"), None)], alias)
 
 
-def _told_of(columns: Sequence[Any]) -> list[str]:
+def _texts_of(columns: Sequence[Any]) -> list[str]:
     """Return the texts by which callers wait for a task: its id, name and group."""
     return [columns[place] for place in _KNOWN_BY if columns[place] is not None]
 

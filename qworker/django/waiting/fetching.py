@@ -99,8 +99,8 @@ def found_by(what: Look, wait: int) -> Any:
     if wait == 0 or what.is_there(found):
         return found
     if where := _watcher(what):
-        told = where.watcher.wait([what.key], _seconds(wait))
-        return _taken(what, where, told.get(what.key))
+        notifications = where.watcher.wait([what.key], _seconds(wait))
+        return _taken(what, where, notifications.get(what.key))
     for pause in _pauses(wait):
         time.sleep(pause)
         found = what.look()
@@ -117,11 +117,11 @@ async def afound_by(what: Look, wait: int) -> Any:
     if wait == 0 or what.is_there(found):
         return found
     if where := _watcher(what):
-        told = None
+        notification = None
         with suppress(TimeoutError):
             async with asyncio.timeout(_seconds(wait)):
-                told = await ended(where.watcher, what.key)
-        return await sync_to_async(_taken)(what, where, told)
+                notification = await ended(where.watcher, what.key)
+        return await sync_to_async(_taken)(what, where, notification)
     for pause in _pauses(wait):
         await asyncio.sleep(pause)
         found = await look()
@@ -155,12 +155,12 @@ def _watcher(what: Look) -> TaskWatcher | None:
     return watcher_of(alias, router.db_for_write(Task))
 
 
-def _taken(what: Look, where: TaskWatcher, told: Mapping[str, Any] | None) -> Any:
-    """Return the current result, after the notification *told*, or a timeout if it is None."""
+def _taken(what: Look, where: TaskWatcher, notification: Mapping[str, Any] | None) -> Any:
+    """Return the current result, after the *notification*, or a timeout if it is None."""
     found = what.look()
-    if told is None or what.load is None or what.is_there(found):
+    if notification is None or what.load is None or what.is_there(found):
         return found
-    return what.load(where, told["result"])  # the caller's transaction does not see it
+    return what.load(where, notification["result"])  # the caller's transaction does not see it
 
 
 # -- queries --
