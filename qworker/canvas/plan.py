@@ -375,8 +375,8 @@ def _leave_errbacks(inner: Signature, outer: Signature) -> None:
     """Remove errbacks from *inner*, the body of a chord in a header, that *outer* has too: ``link_error()``
     adds an errback to both, and when inner fails, outer fails too. (Not in Celery's format, which Celery's
     workers read.)"""
-    told, own = errbacks_of(outer), listed(inner["options"].get("link_error"))
-    if left := [each for each in own if each not in told]:
+    of_outer, own = errbacks_of(outer), listed(inner["options"].get("link_error"))
+    if left := [each for each in own if each not in of_outer]:
         inner["options"]["link_error"] = left
     else:
         inner["options"].pop("link_error", None)

@@ -116,8 +116,8 @@ def stamp_links(sig: Any, visitor: StampingVisitor, append: bool, given: Mapping
             continue
         links = [_copy(sig, each) for each in (linked if isinstance(linked, list | tuple) else [linked])]
         for each in links:
-            tell = visitor.on_callback if option == "link" else visitor.on_errback
-            stamp(each, visitor, append, _stamps(given, tell(each, **given), append, {}))
+            visit = visitor.on_callback if option == "link" else visitor.on_errback
+            stamp(each, visitor, append, _stamps(given, visit(each, **given), append, {}))
         sig["options"][option] = links
 
 

@@ -90,8 +90,8 @@ def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def _named(ctx: click.Context) -> str | None:
     """Return the value of -A, given before or after the command; `start` also accepts the app as an
     argument."""
-    said = (ctx.params.get("app"), ctx.params.get("named"), ctx.find_root().params.get("app"))
-    return next((name for name in said if name), None)
+    given = (ctx.params.get("app"), ctx.params.get("named"), ctx.find_root().params.get("app"))
+    return next((name for name in given if name), None)
 
 
 def _fitting(names: Iterable[str], incomplete: str) -> list[str]:

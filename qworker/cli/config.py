@@ -86,7 +86,7 @@ def _each_once(problems: list[Problem]) -> list[Problem]:
     """Remove duplicates: a store that cannot be opened is reported by several checks."""
     once: list[Problem] = []
     for problem in problems:
-        if not any(f": {problem.message}".endswith(f": {told.message}") for told in once):
+        if not any(f": {problem.message}".endswith(f": {earlier.message}") for earlier in once):
             once.append(problem)
     return once
 

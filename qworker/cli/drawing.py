@@ -49,8 +49,8 @@ def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
             continue
         step = steps[identity]
         mark = "  ←" if identity == workflow.asked != workflow.root else ""
-        told = f"{identity}  {_state(step, workflow)}{_after(step, workflow)}"
-        yield f"{head}{_label(step, workflow)}  {told}{mark}"
+        description = f"{identity}  {_state(step, workflow)}{_after(step, workflow)}"
+        yield f"{head}{_label(step, workflow)}  {description}{mark}"
         then, calls = step.then, step.calls
         if not then and len(calls) == 1 and not step.is_group:
             then, calls = calls, ()
@@ -114,8 +114,8 @@ def _color(state: str) -> str:
 
 
 def _counted(more: Mapping[str, int]) -> str:
-    told = ", ".join(f"{count:,} {visible(state)}" for state, count in sorted(more.items()))
-    return f"{sum(more.values()):,} more: {told}"
+    counts = ", ".join(f"{count:,} {visible(state)}" for state, count in sorted(more.items()))
+    return f"{sum(more.values()):,} more: {counts}"
 
 
 # -- Graphviz --

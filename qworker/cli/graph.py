@@ -62,14 +62,14 @@ def graph(
     while True:
         workflow = survey.look()
         if workflow is None:
-            told = f"nothing is stored for {identity!r:.200}"
+            text = f"nothing is stored for {identity!r:.200}"
             if not watch:
                 click.echo(
-                    f"Error: {told}: {NOT_STORED}",
+                    f"Error: {text}: {NOT_STORED}",
                     err=True,
                 )
                 return EXIT_NOT_READY
-            screen.show([f"{told} yet"])
+            screen.show([f"{text} yet"])
         else:
             if as_json:
                 screen.show_json(fields(workflow))

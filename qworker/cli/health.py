@@ -96,8 +96,8 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     """Query the broker's list of workers."""
     store = app.broker
     where = mask_urls(store.url)
-    if told := nothing_there(app):
-        return Check("broker", False, told)
+    if reason := nothing_there(app):
+        return Check("broker", False, reason)
     try:
         if store.presence is None:
             store.admin.queues()

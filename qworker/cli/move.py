@@ -77,7 +77,7 @@ def move_(
         question += f" and {count(letters, 'dead letter')}" if dead else ""
         confirm(f"{question} from {mask_urls(source.url)} to {mask_urls(target.url)}?", yes)
         try:
-            return _tell(_run(source, target, queues, dead, total, conf), dead)
+            return _print_report(_run(source, target, queues, dead, total, conf), dead)
         except KeyboardInterrupt:
             click.echo("\nNothing is lost: run this again to move the rest.", err=True)
             raise
@@ -95,13 +95,13 @@ def _run(
     if not on_screen(errors=True):
         reported = 0
 
-        def tell(moved: int) -> None:
+        def report_progress(moved: int) -> None:
             nonlocal reported
             if moved - reported >= _LINE_EVERY:
                 reported = moved
                 click.echo(f"{moved} of {max(total, moved)} messages moved", err=True)
 
-        return move(source, target, queues, dead, conf.worker_lease_seconds, tell)
+        return move(source, target, queues, dead, conf.worker_lease_seconds, report_progress)
     with click.progressbar(length=total, label="Moving", file=sys.stderr) as bar:
         return move(
             source,
@@ -138,7 +138,7 @@ def _warn(source: Broker, target: Broker) -> None:
         click.echo(text, err=True)
 
 
-def _tell(report: Report, dead: bool) -> int:
+def _print_report(report: Report, dead: bool) -> int:
     letters = f" and {count(report.dead, 'dead letter')}" if dead else ""
     click.echo(f"Moved {count(report.moved, 'message')}{letters}.")
     if report.twice:

@@ -105,11 +105,11 @@ def misspelt_queues(app: QWorker, names: Iterable[str] | None) -> list[str]:
 def slips(names: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return a sentence for each queue of *names* that is missing in *known*, and similar to one."""
     there = sorted(known)
-    told = []
+    hints = []
     for name in names:
         if name not in there and (guesses := close_matches(name, there)):
-            told.append(f"There is no queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
-    return told
+            hints.append(f"There is no queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
+    return hints
 
 
 def doubt_queues(app: QWorker, names: Iterable[str] | None) -> None:

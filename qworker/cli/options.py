@@ -102,8 +102,8 @@ def open_sent(option: str | None, tasks: bool = True) -> AppChoice:
     Raises ConfigurationError if the broker is a missing file or directory.
     """
     choice = open_app(option, tasks)
-    if told := nothing_there(choice.app):
-        raise ConfigurationError(told, setting="broker_url")
+    if reason := nothing_there(choice.app):
+        raise ConfigurationError(reason, setting="broker_url")
     return choice
 
 
@@ -231,8 +231,8 @@ def _read_json(text: str) -> Any:
     try:
         return kombu_json.loads(text) if "__type__" in text else parsed
     except Exception as error:  # noqa: BLE001 - decoders of registered types raise anything
-        said = f"{type(error).__name__}: {error}"
-        raise click.BadParameter(f"a value tagged with __type__ cannot be read: {said}") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise click.BadParameter(f"a value tagged with __type__ cannot be read: {reason}") from None
 
 
 def _refuse_constant(name: str) -> Any:

@@ -35,8 +35,8 @@ def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: f
     application = (open_app if watch else open_sent)(app).app
 
     def look() -> Picture:
-        if told := nothing_there(application):
-            return Picture([told], [])
+        if reason := nothing_there(application):
+            return Picture([reason], [])
         rows = _rows(application, names)
         if not rows:
             return Picture([_nothing(application)], rows)
@@ -52,8 +52,8 @@ def _nothing(app: QWorker) -> str:
     """Explain what is known when no reported queue has messages."""
     where = mask_urls(app.broker.url)
     if "counts" in app.broker.lacks:
-        untold = "This broker does not report delayed or running messages."
-        return f"No message is ready in any queue of {where}. {untold}"
+        note = "This broker does not report delayed or running messages."
+        return f"No message is ready in any queue of {where}. {note}"
     return f"All queues of {where} are empty."
 
 

@@ -83,21 +83,21 @@ def result(
     def look() -> Picture:
         nonlocal answers, unknown
         answers, unknown = _read(choice, [answer.id for answer in answers])
-        told = [fields(answer) for answer in answers]
+        shown = [fields(answer) for answer in answers]
         is_last = all(map(_has_ended, answers))
         if len(answers) == 1:
-            return Picture(lines(answers[0], traceback), told[0], is_last)
+            return Picture(lines(answers[0], traceback), shown[0], is_last)
         together: list[str] = []
         for answer in answers:
             first, *rest = lines(answer, traceback)
             together += [f"{answer.id}  {first}", *rest]
-        return Picture(together, told, is_last)
+        return Picture(together, shown, is_last)
 
     def rest(seconds: float) -> None:
         _wait_for_one([answer.id for answer in answers if not _has_ended(answer)], choice, seconds)
 
     display(look, as_json, watch, every, rest)
-    _tell_unknown(unknown)
+    _report_unknown(unknown)
     return max(map(exit_code, answers), key=_GRAVITY.index)
 
 
@@ -128,7 +128,7 @@ def _read(app: QWorker, ids: list[str]) -> tuple[list[AsyncResult[Any]], list[st
     return answers, [id for id in ids if id not in stored]
 
 
-def _tell_unknown(ids: list[str]) -> None:
+def _report_unknown(ids: list[str]) -> None:
     """Explain the state PENDING of *ids* on standard error."""
     for id in ids:
         click.echo(f"Nothing is stored for {id!r:.200}: {NOT_STORED}.", err=True)

@@ -135,13 +135,13 @@ def start(
             before_application(spooler)
         choice = _prepare(app or named, queues, values)
         parts = [beat_of(choice.app)] if with_beat else []
-        tell_more = None
+        log_more = None
         if spooler.names_directories or choice.app.conf.spooler:
             from qworker.cli.spool.spooling import spool_in
 
             spooling = spool_in(choice.app, spooler, alone=False)
             parts += spooling.besides
-            tell_more = spooling.tell
+            log_more = spooling.log_more
     except ConfigurationError as error:
         if reloader is None:
             raise
@@ -154,7 +154,7 @@ def start(
         queues=queues,
         reloader=reloader,
         besides=parts,
-        tell_more=tell_more,
+        log_more=log_more,
     )
 
 

@@ -66,13 +66,13 @@ def tasks(
     chosen = cast("tuple[State, ...]", states or STATES)
 
     def look() -> Picture:
-        if told := nothing_there(application):
-            return Picture([told], [])
+        if reason := nothing_there(application):
+            return Picture([reason], [])
         found = peek(application, queues, states=chosen, limit=limit)
         value = [task._asdict() for task in found]
-        if told := _unseen(broker.lacks, broker.url, chosen):
+        if note := _unseen(broker.lacks, broker.url, chosen):
             shown = lines(found, limit, application.clock.now()) if found else ["No task is running."]
-            return Picture([*shown, "", told], value)
+            return Picture([*shown, "", note], value)
         if not found:
             return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
         return Picture(lines(found, limit, application.clock.now()), value)
@@ -95,10 +95,10 @@ def _unseen(lacks: Collection[str], url: str, states: Collection[State]) -> str:
 
 def lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
     """Return the text lines for tasks. limit: of each state and queue. now: epoch seconds."""
-    told = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
+    shown = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
     if max(Counter((task.state, task.queue) for task in found).values()) >= limit:
-        told.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
-    return told
+        shown.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
+    return shown
 
 
 def _row(task: TaskSeen, now: float) -> tuple[object, ...]:

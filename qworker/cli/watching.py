@@ -122,7 +122,7 @@ class Watching:
         except (BrokerUnavailable, BackendError) as error:
             if self._last is None:
                 raise
-            self._say_lost(mask_urls(str(error)))
+            self._show_lost(mask_urls(str(error)))
             return False
         back = self._away and f"The server answers again; it had not since {self._away}."
         self._away = ""
@@ -135,7 +135,7 @@ class Watching:
         self._last = picture
         return picture.is_last
 
-    def _say_lost(self, why: str) -> None:
+    def _show_lost(self, why: str) -> None:
         is_news = not self._away
         self._away = self._away or self._now()
         if self._is_drawn and self._last is not None:

@@ -46,15 +46,15 @@ def run_worker(
     queues: tuple[str, ...] | None,
     reloader: Reloader | None = None,
     besides: Sequence[MakeComponent] = (),
-    tell: Callable[[int], None] | None = None,
-    tell_more: Callable[[], None] | None = None,
+    log_start: Callable[[int], None] | None = None,
+    log_more: Callable[[], None] | None = None,
 ) -> int:
     """Run a worker of the app until it is told to stop, and return the exit code.
 
     - queues: to consume; None for those of the settings.
     - besides: factories of additional parts.
-    - tell: logs what will run, given the number of processes; None: tasks and queues.
-    - tell_more: logs details about its parts.
+    - log_start: logs what will run, given the number of processes; None: tasks and queues.
+    - log_more: logs details about its parts.
     """
     conf = choice.app.conf
     node = process.node
@@ -68,7 +68,7 @@ def run_worker(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader, besides, tell, tell_more)
+        return _run(choice, node, queues, reloader, besides, log_start, log_more)
 
 
 def _run(
@@ -77,8 +77,8 @@ def _run(
     queues: tuple[str, ...] | None,
     reloader: Reloader | None,
     besides: Sequence[MakeComponent],
-    tell: Callable[[int], None] | None,
-    tell_more: Callable[[], None] | None,
+    log_start: Callable[[int], None] | None,
+    log_more: Callable[[], None] | None,
 ) -> int:
     from qworker.worker import Worker
 
@@ -86,7 +86,7 @@ def _run(
 
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
-        if tell is not None:
+        if log_start is not None:
             logger.info("ready", extra={"event": "worker-ready"})
         else:
             logger.info(
@@ -103,12 +103,12 @@ def _run(
 
     worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready, besides=besides)
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
-    if tell is not None:
-        tell(worker.concurrency)
+    if log_start is not None:
+        log_start(worker.concurrency)
     else:
-        _tell(choice, reloader is not None)
-    if tell_more is not None:
-        tell_more()
+        _log_app(choice, reloader is not None)
+    if log_more is not None:
+        log_more()
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()
@@ -125,7 +125,7 @@ def where_results_go(app: QWorker) -> str:
     return "beside the messages" if app.conf.result_backend is None else mask_urls(place.url)
 
 
-def _tell(choice: AppChoice, reload_on_change: bool) -> None:
+def _log_app(choice: AppChoice, reload_on_change: bool) -> None:
     """Log what will run, the first thing to check if something unexpected happens."""
     app, conf = choice.app, choice.app.conf
     names_of_tasks = own_tasks(app.tasks)

@@ -35,8 +35,8 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
     broker = application.broker
 
     def look() -> Picture:
-        if told := nothing_there(application):
-            return Picture([told], [])
+        if reason := nothing_there(application):
+            return Picture([reason], [])
         found = looking.workers(application)
         value = [worker.plain() for worker in found]
         where = mask_urls(broker.url)
@@ -52,12 +52,12 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
 def lines(found: Sequence[Presence], now: float) -> list[str]:
     """Return the text lines for workers. now: epoch seconds."""
     rows = [_row(worker, now) for worker in found]
-    told = table(_HEADS, rows, right="pid running waiting finished memory")
+    shown = table(_HEADS, rows, right="pid running waiting finished memory")
     runs = [_run(worker, task, now) for worker in found for task in worker.running]
     if runs:
-        told += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
+        shown += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
     more = sum(worker.busy - len(worker.running) for worker in found)
-    return [*told, f"… and {count(more, 'more task')}"] if more > 0 else told
+    return [*shown, f"… and {count(more, 'more task')}"] if more > 0 else shown
 
 
 def _row(worker: Presence, now: float) -> tuple[object, ...]:

@@ -240,7 +240,7 @@ class EmbeddedWorker:
     ) -> None:
         """Stop. Raises the error that stopped the worker, unless the block raised one."""
         self.stop()
-        self._tell(error)
+        self._raise_failure(error)
 
     async def __aenter__(self) -> Self:
         run = self._begin()
@@ -256,9 +256,9 @@ class EmbeddedWorker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._apart(self.stop)
-        self._tell(error)
+        self._raise_failure(error)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _raise_failure(self, error: BaseException | None) -> None:
         if error is None and (failure := self.error) is not None:
             raise failure
 

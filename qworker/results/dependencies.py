@@ -62,14 +62,14 @@ class GraphFormatter:
 
     def attrs(self, own: Mapping[str, object] | None, scheme: Mapping[str, object] | None = None) -> str:
         """Return the common attributes, overridden by *scheme* and *own*, in Graphviz's syntax."""
-        told = {**self.scheme, **(scheme or {}), **(own or {})}
-        return ", ".join(f"{name}={_quoted(value)}" for name, value in told.items())
+        merged = {**self.scheme, **(scheme or {}), **(own or {})}
+        return ", ".join(f"{name}={_quoted(value)}" for name, value in merged.items())
 
     def head(self, **attrs: object) -> str:
         """Return the first lines."""
         root = {} if self.root is None else {"root": self.label(self.root)}
-        told = self.attrs({**root, **attrs}, self.graph_scheme)
-        return f"{self._outer}{self.type} {self.id} {{\n{self._inner}graph [{told}]"
+        attributes = self.attrs({**root, **attrs}, self.graph_scheme)
+        return f"{self._outer}{self.type} {self.id} {{\n{self._inner}graph [{attributes}]"
 
     def tail(self) -> str:
         """Return the last line."""

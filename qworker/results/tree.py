@@ -222,10 +222,10 @@ def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
 
 def described(result: Node) -> Any:
     """See ``AsyncResult.as_tuple``."""
-    told: Any = None
+    nested: Any = None
     for node in reversed(list(islice(line(result), DESCRIBED))):
-        told = (node.id, told), node._members_described()
-    return told
+        nested = (node.id, nested), node._members_described()
+    return nested
 
 
 def ids_of_line(result: Node) -> list[str]:

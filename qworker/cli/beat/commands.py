@@ -26,7 +26,7 @@ from qworker.cli.beat.options import (
     schedule_options,
     zone_of_app,
 )
-from qworker.cli.beat.process import run_until_told
+from qworker.cli.beat.process import run_until_stopped
 from qworker.cli.beat.shown import (
     OVER,
     brief,
@@ -69,7 +69,7 @@ _MOST_DUES = 1000
 def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
     """Run the schedules: call what is due, until told to stop. The commands show and change them."""
     if context.invoked_subcommand is None:
-        return run_until_told(app, **options)
+        return run_until_stopped(app, **options)
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
         if given and option.name != "app":
@@ -196,7 +196,9 @@ def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> N
         raise click.UsageError("Give a schedule: --every, --cron, --at, --rrule or --sun.")
     fields = read_field_options(application, given, {})
     _check_options(application, task, fields.get("options", {}))
-    _tell(application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json)
+    _print_changed(
+        application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json
+    )
 
 
 @beat.command("set")
@@ -223,7 +225,7 @@ def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
         fields["task"] = likely_task(application, fields["task"])
     _check_options(application, fields.get("task", before.task), fields.get("options", {}))
     application.schedules.set(name, **fields)
-    _tell(application, name, "Changed", as_json)
+    _print_changed(application, name, "Changed", as_json)
 
 
 @beat.command()
@@ -319,7 +321,7 @@ def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
     check_priority(task, options, app.conf.task_queue_max_priority)
 
 
-def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
+def _print_changed(app: QWorker, name: str, done: str, as_json: bool) -> None:
     """Print what was done to an entry, and problems of its next call."""
     found = app.schedules.get(name)
     entry = found.entry

@@ -32,7 +32,7 @@ END_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
-def run_until_told(
+def run_until_stopped(
     app: str | None, loglevel: int, logfile: str | None, log_json: bool | None, pidfile: str | None
 ) -> int:
     """Run the schedules of *app*; return the exit code: 0 stopped, 1 failed.
@@ -67,7 +67,7 @@ def _run(choice: AppChoice, node: str) -> int:
 
     try:
         service = Beat(choice.app, on_crash)
-        _tell(choice, node, service)
+        _log_start(choice, node, service)
         service.start()
         while not len(requests):
             requests.rest(LOOK_SECONDS)
@@ -99,7 +99,7 @@ def _ended(service: Beat, requests: ShutdownRequests, choice: AppChoice) -> bool
     return True
 
 
-def _tell(choice: AppChoice, node: str, service: Beat) -> None:
+def _log_start(choice: AppChoice, node: str, service: Beat) -> None:
     """Log the configuration. Entries added by hand are not counted, because reading the store would delay the
     start."""
     app, shared = choice.app, service.store.shared

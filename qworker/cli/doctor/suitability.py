@@ -167,9 +167,9 @@ def _results(choice: AppChoice) -> Iterator[Problem]:
 
 def _options(conf: Any) -> Iterator[Problem]:
     """Return transport options that have no effect."""
-    if said := without_effect(conf.broker_url, conf.broker_transport_options):
+    if text := without_effect(conf.broker_url, conf.broker_transport_options):
         source = conf.source("broker_transport_options")
-        yield Problem("broker_transport_options", said, source, "warning")
+        yield Problem("broker_transport_options", text, source, "warning")
 
 
 def _redis(choice: AppChoice) -> Iterator[Problem]:

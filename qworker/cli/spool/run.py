@@ -69,7 +69,7 @@ def run(
     options = spooler.options(conf)
     queues = tuple(map(queue_name, options.directories))
 
-    def tell(processes: int) -> None:
+    def log_start(processes: int) -> None:
         logger.info(
             "spool directories %s; %s × %d", ", ".join(options.directories), conf.worker_pool, processes
         )
@@ -83,8 +83,8 @@ def run(
         Process(hostname or node_name(), loglevel, logfile, log_json, pidfile),
         queues=queues,
         besides=spooling.besides,
-        tell=tell,
-        tell_more=spooling.tell,
+        log_start=log_start,
+        log_more=spooling.log_more,
     )
 
 

@@ -53,11 +53,11 @@ def before_application(given: SpoolerGiven) -> None:
 
 
 class Spooling(NamedTuple):
-    """A worker's preparation for jobs. besides: factories of its additional parts, which run them. tell: logs
-    warnings, once logging is set up."""
+    """A worker's preparation for jobs. besides: factories of its additional parts, which run them. log_more:
+    logs warnings, once logging is set up."""
 
     besides: list[MakeComponent]
-    tell: Callable[[], None]
+    log_more: Callable[[], None]
 
 
 def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
@@ -80,13 +80,13 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
     attached = attach(app, options, alone=alone)
     signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # like a spooler of uWSGI
 
-    def tell() -> None:
+    def log_more() -> None:
         if not alone:
             logger.info("spool directories %s, in addition to the queues", ", ".join(options.directories))
         for sentence in not_imported:
             logger.error("%s", sentence)
         if given.ini is not None:
-            _tell_of_ini(given.ini)
+            _log_ini(given.ini)
         if options.ordered and conf.worker_concurrency != 1 and not alone:
             logger.warning(
                 "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs start in "
@@ -103,7 +103,7 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
                     ", ".join(waiting),
                 )
 
-    return Spooling(attached.besides, tell)
+    return Spooling(attached.besides, log_more)
 
 
 def _import_application(options: SpoolerOptions, ini: IniFile | None) -> list[str]:
@@ -140,7 +140,7 @@ def _import(name: str) -> None:
     spec.loader.exec_module(module)
 
 
-def _tell_of_ini(ini: IniFile) -> None:
+def _log_ini(ini: IniFile) -> None:
     if ini.others:
         logger.info("not for a spooler, and ignored: %s", ", ".join(ini.others))
     for sentence in ini.without_effect:

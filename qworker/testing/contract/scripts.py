@@ -170,4 +170,4 @@ def publish_presence(place: Place) -> None:
             store.consumer.register("victim@test", ["q"], 1)
         else:
             store.consumer.extend()
-        say("told")
+        say("published")
