@@ -52,12 +52,22 @@ FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 
 class ResultWatcher:
     """Watches *backend* for all waiters in this process. linger: seconds after which idle threads end.
-    outage: seconds for which the store may be unavailable."""
+    outage: seconds for which the store may be unavailable. poll: the longest pause between two polls.
+    stalled: seconds after which threads no longer trust the leader."""
 
-    def __init__(self, backend: Watched, linger: float = LINGER, outage: float = OUTAGE_SECONDS) -> None:
+    def __init__(
+        self,
+        backend: Watched,
+        linger: float = LINGER,
+        outage: float = OUTAGE_SECONDS,
+        poll: float = POLL_SECONDS,
+        stalled: float = STALLED,
+    ) -> None:
         self.backend = backend
         self.linger = linger
+        self.poll = poll
         self._outage = outage
+        self.stalled = stalled
         self._start_anew()
         _watchers.add(self)
 
@@ -109,7 +119,7 @@ class ResultWatcher:
         """See Backend.wait()."""
         clock = self.backend.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
-        longest = max(0.001, min(interval, POLL_SECONDS))
+        longest = max(0.001, min(interval, self.poll))
         waiter = Waiter(frozenset(ids), longest, looked)
         try:
             while True:
@@ -122,7 +132,7 @@ class ResultWatcher:
                 for news in self.attend(waiter, min(longest, left)):
                     # If the leader's read has failed, this one raises the reason.
                     found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
-                if not found and time.monotonic() - self._served_at > STALLED:
+                if not found and time.monotonic() - self._served_at > self.stalled:
                     found = self.own_look(ids) or {}
                 if ended := readable(final(found)):
                     return ended
@@ -139,7 +149,7 @@ class ResultWatcher:
         """See Backend.wait_each(), without its first read."""
         clock = self.backend.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
-        longest = max(0.001, min(interval, POLL_SECONDS))
+        longest = max(0.001, min(interval, self.poll))
         missing, watched = set(ids), set(ids)
         waiter = Waiter(watched, longest)
         call_at = 0.0
@@ -155,7 +165,7 @@ class ResultWatcher:
                 for news in self.attend(waiter, min(longest, left)):
                     # If the leader's read has failed, this one raises the reason.
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
-                if not found and time.monotonic() - self._served_at > STALLED:
+                if not found and time.monotonic() - self._served_at > self.stalled:
                     found = self.own_look(missing) or {}
                 if ended := {each: meta for each, meta in final(found).items() if each in missing}:
                     missing.difference_update(ended)
@@ -335,7 +345,7 @@ class ResultWatcher:
         done = self._served_at = time.monotonic()
         if self._source is not None:
             if everything:
-                self._look_at = done + POLL_SECONDS
+                self._look_at = done + self.poll
         else:
             # No notifications: the pauses grow, and are at least as long as a read (up to SLOWEST).
             slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
@@ -358,7 +368,7 @@ class ResultWatcher:
         seconds."""
         if self._source is not None:
             self._rested_at = done + min(10 * took, REST_WITH_SOURCE)
-            self._look_at_many = done + max(POLL_SECONDS, min(50 * took, REST_BETWEEN_POLLS))
+            self._look_at_many = done + max(self.poll, min(50 * took, REST_BETWEEN_POLLS))
         else:
             self._rested_at = self._look_at_many = done + max(self._pause, min(3 * took, REST_WITHOUT_SOURCE))
 
@@ -540,7 +550,7 @@ class WaiterThread:
                     self.waiter.taken(idle)
                     continue
                 try:
-                    for news in self._watcher.attend(self.waiter, POLL_SECONDS):
+                    for news in self._watcher.attend(self.waiter, self._watcher.poll):
                         self._give(news)
                 except Exception as error:  # noqa: BLE001 - passed to the callbacks
                     self._give(error)

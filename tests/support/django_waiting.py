@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -116,18 +117,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 def never_looking() -> Callable[[], None]:
     """Disable polling without notifications, until the returned function is called."""
-    from qworker.backends import result_watcher, waiters
+    from qworker.django.waiting.watcher import watcher_of
 
-    modules = (result_watcher, waiters)
-    before = result_watcher.POLL_SECONDS
-
-    def set_to(seconds: float) -> None:
-        for module in modules:
-            module.POLL_SECONDS = seconds
-
-    set_to(1e9)
-    result_watcher.STALLED = 1e9
-    return lambda: set_to(before)
+    watcher = watcher_of("default", "default").watcher
+    before = watcher.poll
+    watcher.poll = watcher.stalled = 1e9
+    return partial(setattr, watcher, "poll", before)
 
 
 def told() -> list[Any]:
