@@ -30,13 +30,15 @@ KEEP_SECONDS = 60.0
 
 
 class QueueDepths:
-    """counts: whether the broker reports more than the number of ready messages."""
+    """counts: whether the broker reports more than the number of ready messages. patience: seconds for which
+    a caller waits for the broker."""
 
-    def __init__(self, app: QWorker, queues: Sequence[str]) -> None:
+    def __init__(self, app: QWorker, queues: Sequence[str], patience: float = ANSWER_SECONDS) -> None:
         self.counts = "counts" not in app.broker.lacks
         self._store = app.broker
         self._queues = tuple(queues)
         self._clock = app.clock
+        self._patience = patience
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None  # under _lock, as all below
         self._ask_at = app.clock.monotonic()
@@ -54,7 +56,7 @@ class QueueDepths:
                 self._asking.start()
             asking = self._asking
         if asking is not None:
-            asking.join(ANSWER_SECONDS)
+            asking.join(self._patience)
         with self._lock:
             return self._answer if self._clock.monotonic() - self._answered <= KEEP_SECONDS else None
 
@@ -81,4 +83,4 @@ class QueueDepths:
             self._closed = True
             asking = self._asking
         if asking is not None:
-            asking.join(ANSWER_SECONDS)
+            asking.join(self._patience)
