@@ -35,7 +35,8 @@ from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
-from qworker.transports.sql.result_upserts import COUNTING, MAY_REPLACE, UPSERTS, channel_of, lock_of
+from qworker.transports.sql.result_states import MAY_REPLACE
+from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
 
 PORTION = 500
 """Number of ids per statement."""

@@ -4,7 +4,8 @@ Modules, in reading order: ``schema``, ``link`` (one connection, and what differ
 ``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options`` and ``limited_connection``,
 ``links`` (which of them a URL needs), ``refusals`` (values that a database will never accept), ``broker``
 with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead letters and failed tasks), ``settle``,
-``reclaim`` (from dead workers, also in SQLite), ``results`` with ``result_rows`` and ``result_upserts``
-(stored with the ack), ``join_rows`` (parts of joins, stored with it, too), ``registry`` (kombu's exchanges).
+``reclaim`` (from dead workers, also in SQLite), ``results`` with ``result_rows``, ``result_states`` and
+``result_upserts`` (stored with the ack), ``join_rows`` (parts of joins, stored with it, too), ``registry``
+(kombu's exchanges).
 Package: ``embedded``, the broker in an SQLite file.
 """

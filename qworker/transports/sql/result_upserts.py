@@ -16,9 +16,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from qworker import states
 from qworker.transports.portions import length_of, portions_by_size
 from qworker.transports.sql.result_rows import DIGEST
+from qworker.transports.sql.result_states import FINAL, MAY_REPLACE
 
 Row = tuple[Any, ...]
 Steps = Iterator[tuple[str, tuple[Any, ...]]]
@@ -30,15 +30,6 @@ MAX_ROWS = 500
 MAX_BYTES = 1024**2
 """Maximum bytes of the values of one statement, if the server limits the length of its text."""
 
-_FINAL, _UNREADY = (
-    "({})".format(", ".join(f"'{state}'" for state in sorted(group)))
-    for group in (states.READY_STATES, states.UNREADY_STATES)
-)
-MAY_REPLACE = (
-    f"{{old}} IS NULL OR ({{new}} IN {_FINAL} AND {{old}} <> 'SUCCESS')"
-    f" OR ({{old}} NOT IN {_FINAL} AND ({{new}} <> 'STARTED' OR {{old}} IN {_UNREADY}))"
-)
-"""The rule of states.may_replace() in SQL."""
 _KINDS = {
     "result": "bytea", "children": "bytea", "args": "bytea", "kwargs": "bytea", "stamps": "bytea",
     "date_done": "timestamp", "retries": "integer",
@@ -86,7 +77,7 @@ def _postgresql(table: str, columns: tuple[str, ...], makes_ids: bool, place: st
     INSERT INTO {table} AS standing ({key}{names}) SELECT {value}{names}
     FROM unnest({arrays}) AS given ({names})
     ON CONFLICT (task_id) DO UPDATE SET {changes} WHERE {may_replace} RETURNING task_id, status),
-ended AS (SELECT string_agg(task_id, E'\\n') AS ids FROM stored WHERE status IN {_FINAL})
+ended AS (SELECT string_agg(task_id, E'\\n') AS ids FROM stored WHERE status IN {FINAL})
 SELECT (SELECT count(*) FROM stored), CASE WHEN ids IS NOT NULL
 AND NOT pg_try_advisory_xact_lock({lock_of(table)})
     THEN pg_notify({channel_of(table)}, CASE WHEN octet_length(ids) < 8000

@@ -7,7 +7,7 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-from qworker.transports.sql.result_upserts import MAY_REPLACE
+from qworker.transports.sql.result_states import MAY_REPLACE
 
 SCHEMA_VERSION = 6
 
