@@ -1015,3 +1015,22 @@ def test_a_call_that_a_mapping_replaces_is_sent_again() -> None:
     replaced = Call(instead=Pipe([Call(), Mapping(items=1)]))
     late = Fault("late", "caller0", "push")
     assert problems(run(Case(World(segment=1), (Order(numbered(replaced)),), (late,)))) == []
+
+
+@pytest.mark.parametrize("ask", ["raise", "await"])
+def test_a_body_fails_for_a_member_that_its_caller_cannot_know_failed(ask: str) -> None:
+    """The member was added, or is ignored and stays pending: the body's own error is raised. The checks
+    expected none from the group that follows, or that of another chord or "pending"."""
+    failing = Chord([Call(fails=True)], Call())
+    for member in (
+        Call(adds=Call(fails=True)),
+        Call(adds=failing),
+        Call(adds=Call(does="ignore")),
+        Call(instead=Call(adds=Call(fails=True))),
+        Call(links=[failing], adds=Call(fails=True)),
+        Call(does="ignore"),
+    ):
+        for flow in (Chord([member], Call()), Pipe([Chord([member], Call()), Group([Call(), Call()])])):
+            seen = run(Case(orders=(Order(numbered(flow), ask=ask),)))
+            assert problems(seen) == []
+            assert seen.asked[0].told == [Failed("ChordError")]

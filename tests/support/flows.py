@@ -529,8 +529,8 @@ class Expected:
     """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
     number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
     refused: it cannot be called: the value of a call that ignores it is waited for, or an option is wrong.
-    causes: the errors of members for which bodies fail, of which get() raises one. early: something before
-    the last stage fails. called: the values of what
+    causes: the errors of members for which bodies fail, of which get() raises one; the body's own if the
+    caller cannot know of one. early: something before the last stage fails. called: the values of what
     the calls call, by the number of who calls. dead: how many messages are rejected. pending: something never
     ends."""
 
@@ -743,7 +743,9 @@ class _Oracle:
                 after = frozenset().union(*(ends for _, ends in rows)) if rows else after
                 if (joined or not last) and any(isinstance(each, Failed) for each in value):
                     known = value[: len(stage.rows)]  # the caller does not know of those that were added
-                    self.found.causes |= {each.error for each in known if isinstance(each, Failed)}
+                    self.found.causes |= {
+                        each.error for each in known if isinstance(each, Failed) and each is not PENDING
+                    } or {"ChordError"}
                     failed = next(each for each in value if isinstance(each, Failed))
                     # A body that is a group fails with the error of the member.
                     alone = not joined and isinstance(stages[-1], Beside) and place == len(stages) - 2
