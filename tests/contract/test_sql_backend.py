@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,38 @@ def test_unresponsive_server_times_out(env: Env) -> None:
         backend.store("c", backend.meta("c", "SUCCESS", 3))
         assert backend.get("c")["result"] == 3  # type: ignore[index]
         app.close()
+
+
+@pytest.mark.parametrize("names", [{}, {"join": "later_join", "part": "earlier_part"}], ids=["usual", "own"])
+def test_lost_connection_leaves_no_table_or_index_out(
+    env: Env, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No transaction spans the creation of a table and that of its indexes."""
+    monkeypatch.setattr("qworker.backends.sql.database.TRIES", 1)
+    env.app.conf.database_table_names = names
+    engine, cut = env.backend._database.engine, set[str]()
+
+    def cut_once(connection: Any, cursor: Any, statement: str, *others: Any) -> None:
+        if statement.lstrip().startswith("CREATE ") and statement not in cut:
+            cut.add(statement)
+            env.place.end_connections()
+
+    sa.event.listen(engine, "before_cursor_execute", cut_once)
+    for _ in range(20):
+        with suppress(BackendError):
+            env.backend._joins._place.make()
+    sa.event.remove(engine, "before_cursor_execute", cut_once)
+    found = sa.inspect(engine)
+    indexes = {
+        name: {column for each in found.get_indexes(name) for column in each["column_names"]}
+        for name in found.get_table_names()
+    }
+    assert sum("CREATE INDEX" in statement for statement in cut) == 4
+    assert "date_done" in indexes["celery_taskmeta"]
+    assert "date_done" in indexes["celery_tasksetmeta"]
+    assert "expires" in indexes["qworker_keyvalue"]
+    assert "due" in indexes[names.get("join", "qworker_join")]
+    assert names.get("part", "qworker_part") in indexes
 
 
 def test_psycopg_connection_is_closed_after_a_timeout(postgresql: Env) -> None:

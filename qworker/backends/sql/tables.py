@@ -8,7 +8,7 @@ Thread:      any.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
@@ -81,16 +81,15 @@ class Layout(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The three tables and their metadata."""
+    """The three tables."""
 
-    metadata: sa.MetaData
     task: sa.Table
     group: sa.Table
     keyvalue: sa.Table
 
     def create(self, engine: sa.Engine) -> None:
         """Create missing tables."""
-        _create(self.metadata, engine)
+        _create((self.task, self.group, self.keyvalue), engine)
 
     def layout(self, connection: sa.Connection) -> Layout:
         """Return the layout of the existing table of tasks."""
@@ -103,7 +102,6 @@ class Tables(NamedTuple):
 class JoinLayout(NamedTuple):
     """The tables of joins and of their parts, which older versions did not create."""
 
-    metadata: sa.MetaData
     join: sa.Table
     part: sa.Table
 
@@ -112,17 +110,18 @@ class JoinLayout(NamedTuple):
         return sa.inspect(connection).has_table(self.part.name)
 
     def create(self, engine: sa.Engine) -> None:
-        """Create missing tables."""
-        _create(self.metadata, engine)
+        """Create missing tables, last the one that are_there() looks for."""
+        _create((self.join, self.part), engine)
 
 
-def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
+def _create(tables: Iterable[sa.Table], engine: sa.Engine) -> None:
     """Create missing tables; other processes may do so at the same time."""
-    for table in metadata.sorted_tables:
+    for table in tables:
         for tries_left in reversed(range(4)):
             with engine.connect() as connection:
                 try:
                     table.create(connection, checkfirst=True)
+                    _create_indexes(table, connection)
                     connection.commit()
                     break
                 except sa_errors.DBAPIError as error:
@@ -130,6 +129,20 @@ def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
                     if not tries_left or error.connection_invalidated:
                         raise
             time.sleep(0.05)
+
+
+def _create_indexes(table: sa.Table, connection: sa.Connection) -> None:
+    """Create indexes that are missing because the creation of *table* was interrupted after its first
+    statement. Only if it is empty: building those of a large table of older Celery versions takes long."""
+    if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None:
+        return
+    for index in table.indexes:
+        try:
+            index.create(connection, checkfirst=True)
+        except sa_errors.DBAPIError as error:
+            # Another process has just created it, or we may not: the table can be used without it.
+            if error.connection_invalidated:
+                raise
 
 
 def make_tables(names: Mapping[str, str]) -> Tables:
@@ -176,7 +189,7 @@ def make_tables(names: Mapping[str, str]) -> Tables:
         sa.Column("expires", sa.Double, index=True),
         **_ON_MYSQL,
     )
-    return Tables(metadata, task, group, keyvalue)
+    return Tables(task, group, keyvalue)
 
 
 def make_join_layout(names: Mapping[str, str]) -> JoinLayout:
@@ -205,7 +218,7 @@ def make_join_layout(names: Mapping[str, str]) -> JoinLayout:
         sa.Column("status", sa.String(50), nullable=False),
         **_ON_MYSQL,
     )
-    return JoinLayout(metadata, join, part)
+    return JoinLayout(join, part)
 
 
 def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
