@@ -173,11 +173,26 @@ def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tupl
                     yield path.stem, tags
 
 
-def free_locks(running: str) -> set[str]:
-    """Return the paths of the locks of dead consumers in the directory of *running*, of any broker."""
-    with contextlib.suppress(OSError):
-        return {str(path) for path in Path(running).parent.glob("*.lock") if _is_free(str(path))}
-    return set()
+class LocalDeaths:
+    """Shows without asking a broker whether consumers on this machine may have died: from their locks."""
+
+    def __init__(self) -> None:
+        self._ignored: set[str] = set()
+        """Free locks that belong to none of the broker's consumers."""
+
+    def look(self, running: str) -> set[str]:
+        """Return the paths of the free locks in the directory of the running file *running*."""
+        if not running:
+            return set()
+        free: set[str] = set()
+        with contextlib.suppress(OSError):
+            free = {str(path) for path in Path(running).parent.glob("*.lock") if _is_free(str(path))}
+        self._ignored &= free  # a consumer creates its lock before it takes it
+        return free - self._ignored
+
+    def ignore(self, locks: Collection[str]) -> None:
+        """Do not return *locks* again while they stay free: the broker knows no consumers with them."""
+        self._ignored.update(locks)
 
 
 def forget(path: str) -> None:

@@ -41,7 +41,7 @@ class Setup:
             **settings,
         )
 
-    def tell(self) -> Outcome:
+    def report(self) -> Outcome:
         app = self.app
         task = app.task(name="work", base=Persistent, acks_late=True)(lambda: None)
         app.finalize()

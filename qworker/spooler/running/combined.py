@@ -176,6 +176,10 @@ class _Both(Consumer):
         self._registered = False
         self._spool_first = False
 
+    @property
+    def poll_seconds(self) -> float:  # type: ignore[override]
+        return self._own.poll_seconds
+
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         generation = self._own.register(name, queues, concurrency)
         if self._registered:

@@ -90,8 +90,8 @@ def _unless_final(document: Document) -> UpdateOne:
     """Return the write that replaces a document with *document*, unless its state must not be replaced."""
     operator, listed = _replaced_by(document["status"])
     is_listed = {"$in": [{"$ifNull": ["$status", None]}, listed]}
-    replaces = is_listed if operator == "$in" else {"$not": [is_listed]}
-    chosen = {"$cond": [replaces, {"$literal": document}, "$$ROOT"]}
+    new, old = {"$literal": document}, "$$ROOT"
+    chosen = {"$cond": [is_listed, *((new, old) if operator == "$in" else (old, new))]}
     return UpdateOne({"_id": document["_id"]}, [{"$replaceWith": chosen}], upsert=True)
 
 

@@ -86,6 +86,8 @@ class Link:
         self._timeout = 0.0
         self._whole = True
         """Whether the last use was completed."""
+        self.connects = 0
+        """How often it has connected."""
 
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
         """Send packed commands; return that many replies, with errors as ``hiredis.ReplyError``.
@@ -189,6 +191,7 @@ class Link:
                 setting="broker_url",
             )
         self._socket, self._reader, self._timeout = connected, hiredis.Reader(), 0.0
+        self.connects += 1
         self._ready = select.poll()
         self._ready.register(connected, select.POLLIN)
         return connected

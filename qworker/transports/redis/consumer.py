@@ -297,6 +297,8 @@ class RedisConsumer(LeaseConsumer):
             if left > 0:
                 waiter.arm(self._link, queues, claim)
                 part = min(part, waiter.poll(self._link) if waiter.blocks else POLL_SECONDS)
+            if waiter.prefetches:  # the connection was lost
+                return True
             news = waiter.wait(part)
             if news is False and not waiter.blocks:
                 return True

@@ -48,8 +48,7 @@ class Reclaimer:
         self._records: dict[bytes, dict[str, str]] = {}
         self._idle: dict[bytes, bytes] = {}
         """Silent generations without messages → their lease: not checked again before that changes."""
-        self._of_others: set[str] = set()
-        """Locks of dead consumers of other brokers."""
+        self._local_deaths = owner_files.LocalDeaths()
         self._expired = 0
         self._next_expires = 0.0
         """The number of expired leases, and the monotonic time until which no other lease expires."""
@@ -83,7 +82,7 @@ class Reclaimer:
         silent_too: see ``Consumer.reclaim``. running: our running file, beside the locks of the other
         consumers on this machine. The server is only asked if one of them has died, or if another lease may
         have expired."""
-        free = owner_files.free_locks(running) - self._of_others if running else set()
+        free = self._local_deaths.look(running)
         began = time.monotonic()
         if began < min(self._next_expires, self._look_at) and self._expired == len(self._idle):
             silent_too = False
@@ -93,7 +92,7 @@ class Reclaimer:
         found = []
         owners = self.owners(link)
         if not any(whole(generation) != own for generation, _, _ in owners):
-            self._of_others |= free
+            self._local_deaths.ignore(free)
             return []
         current = server_time(link) if now is None and silent_too else now or 0.0
         silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
@@ -126,7 +125,7 @@ class Reclaimer:
             if dead:
                 owner_files.delete_files(record["lock"])
                 free.discard(record["lock"])
-        self._of_others |= free
+        self._local_deaths.ignore(free)
         return found
 
     def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:

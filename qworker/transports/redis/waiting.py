@@ -83,6 +83,8 @@ class Waiter:
         self._link = Link(where)
         self._waiting: deque[Waiting] = deque()
         """The BZPOPMINs that the server has; at most the last one has not been cancelled."""
+        self._connects = 0
+        """How often the connection for commands had connected when this one began to wait."""
         self._own = ""
         """The key of this worker's own marker."""
         self._watched: dict[str, Link | None] = {}
@@ -109,7 +111,12 @@ class Waiter:
         self, link: Link, queues: tuple[str, ...], claim: Callable[[], tuple[bytes, Numbers]] | None
     ) -> None:
         """Wait for the markers of *queues*, and for the worker's own. claim: makes the packed claim to be
-        carried out when there is one, and its numbers. link: for commands."""
+        carried out when there is one, and its numbers. link: for commands; if it had to connect again, the
+        connection that waits is broken, too, perhaps without a sign."""
+        if self._connects != (connects := link.connects):
+            if self._waiting:
+                self._lost()
+            self._connects = connects
         current = self._waiting[-1] if self._waiting and self._link.fileno() >= 0 else None
         claims = current is not None and current.numbers is not None
         if not self.blocks or (

@@ -16,12 +16,22 @@ from typing import TypeVar
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.process.crash_points import crash_point
-from qworker.process.owner_files import runtime_directory
+from qworker.process.owner_files import LocalDeaths, runtime_directory
 from qworker.process.wakeup import WakeupPipe
-from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Release, Revocation, Settlement, Store
+from qworker.transports.lease import (
+    NO_ROOM,
+    Claim,
+    Kind,
+    Leased,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.recent import Recent
-from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
+from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, Notified, earliest
 from qworker.transports.sql.reclaim import HELD, Tables, forget_silent, others, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
@@ -69,6 +79,13 @@ class SQLConsumer(LeaseConsumer):
         super()._start_over()
         self._recent = RecentSettlements()
         self._subscription = Subscription()
+        self._listed: frozenset[str] = frozenset()
+        """The queues in our row."""
+        self._passed_on = False
+        """Whether notifications came while there was no room."""
+        self._local_deaths = LocalDeaths()
+        self._look_at = 0.0
+        """The monotonic time until which no lease of another consumer expires."""
         self._copy_at = 0.0
         self._crash = ""
         """The server's last known crash."""
@@ -100,7 +117,7 @@ class SQLConsumer(LeaseConsumer):
                 setting="broker_url",
             )
         self._results.forget_layout()
-        link.listen()
+        link.listen(self._generation)
         crash, age = link.crash()
         rest = CRASH_SECONDS - age
         late = self._crash not in ("", crash) and rest <= 0
@@ -154,12 +171,14 @@ class SQLConsumer(LeaseConsumer):
                 generation = int(link.ask(NEXT_NUMBER.format(table="qworker_owner", column="id"))[0][0])
                 link.do(statement, (generation, *row))
                 crash_point("registering")
+            link.listen(generation)
             link.flush()  # without the record, a crash of the server would give our messages to others
             return generation
 
         generation = self._handle.run(work)
         self._recent = RecentSettlements()
         self._subscription = Subscription()
+        self._listed = frozenset(record.queues)
         return generation
 
     def _renew(self) -> None:
@@ -213,6 +232,10 @@ class SQLConsumer(LeaseConsumer):
         if began < self._claim_at:
             self._subscription.look_at = self._claim_at
             return Claim([])
+        if not self._listed.issuperset(queues):  # publishers notify by the queues in our row
+            row = "\n".join(queues), self._generation
+            self._run(lambda link: link.do("UPDATE qworker_owner SET queues = %s WHERE id = %s", row))
+            self._listed = frozenset(queues)
         asked = limit
         messages: list[Leased] = []
         dues: list[float | None] = []
@@ -235,7 +258,9 @@ class SQLConsumer(LeaseConsumer):
             self._recent.leased(found)
         if messages:
             crash_point("claiming")
-        self._subscription.claimed(began, full=asked > 0 and limit <= 0)
+        if self._subscription.claimed(began, full=asked > 0 and limit <= 0):
+            with suppress(BrokerUnavailable):  # there may be more than this consumer has room for
+                self._wake_another()
         if self._subscription.has_enough:
             with suppress(BrokerUnavailable):
                 self._run(lambda link: self._subscription.pause(link, self._generation))
@@ -274,8 +299,19 @@ class SQLConsumer(LeaseConsumer):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         now = None if self._leases_on is None else self._leases_on()
 
+        free = self._local_deaths.look(self._files.running)
+        began = time.monotonic()
+        if not free and (not silent or began < self._look_at):
+            return []
+
         def work(link: Link) -> list[Reclaimed]:
-            return reclaim(link, Tables(), others(link, self._generation, now, silent), link.notify)
+            owners = list(others(link, self._generation, now, silent))
+            found = reclaim(link, Tables(), owners, link.notify)
+            leases = [each.until - each.now for each in owners if not each.dead and each.until > each.now]
+            if silent and now is None:  # no lease expires before
+                self._look_at = began + min(leases, default=self._lease_seconds)
+            self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
+            return found
 
         return self._run(work)
 
@@ -306,10 +342,16 @@ class SQLConsumer(LeaseConsumer):
                 return False
             self._run(lambda link: subscription.resume(link, self._generation))
             return True
+        if prefetch != NO_ROOM and self._passed_on:
+            self._passed_on = False
+            return True
         until = time.monotonic() + max(0.0, timeout)
         copy_at = time.monotonic() + COPY_SECONDS
         while True:
             notified = self._run(lambda link: link.notified())
+            if notified is Notified.ONE and prefetch == NO_ROOM:
+                self._passed_on, notified = True, Notified.NONE
+                self._wake_another()
             now = time.monotonic()
             if notified or subscription.look_is_due(now):
                 self._wakeup.found()
@@ -322,6 +364,9 @@ class SQLConsumer(LeaseConsumer):
             file = self._handle.open().fileno()
             if self._wakeup.rest(file, min(until, subscription.look_at, copy_at) - now):
                 return False
+
+    def _wake_another(self) -> None:
+        self._run(lambda link: link.wake_another(self._generation, sorted(self._listed)))
 
     def wake(self) -> None:
         self._wakeup.wake()
@@ -434,11 +479,13 @@ class Subscription:
         self._full_claims = 0
         self._paused_until = 0.0
 
-    def claimed(self, began: float, full: bool) -> None:
-        """Record a claim that *began* then. full: it returned the requested number."""
+    def claimed(self, began: float, full: bool) -> bool:
+        """Record a claim that *began* then. full: it returned the requested number. Return whether it is the
+        first such after others: then another consumer should look for the rest."""
         self._full_claims = self._full_claims + 1 if full else 0
         if began >= self.look_at:
             self.look_at = math.inf  # it has seen everything
+        return self._full_claims == 1
 
     @property
     def has_enough(self) -> bool:

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
@@ -72,6 +73,14 @@ class Claimed(NamedTuple):
 def earliest(dues: Sequence[float | None]) -> float | None:
     """Return the first of *dues*; None when there is none."""
     return min((due for due in dues if due is not None), default=None)
+
+
+class Notified(IntEnum):
+    """NONE; ONE: a message, of which only this consumer was notified; ALL: all consumers were."""
+
+    NONE = 0
+    ONE = 1
+    ALL = 2
 
 
 class Link(ABC):
@@ -208,12 +217,17 @@ class Link(ABC):
         """Within a transaction: wake waiting consumers, once it is committed."""
 
     @abstractmethod
-    def listen(self) -> None:
-        """From now on notified() reports notifications."""
+    def listen(self, generation: int) -> None:
+        """From now on notified() reports notifications, also those for the consumer *generation* alone."""
 
     @abstractmethod
-    def notified(self) -> bool:
-        """Whether a notification came since the last call."""
+    def notified(self) -> Notified:
+        """Return which notifications came since the last call."""
+
+    @abstractmethod
+    def wake_another(self, generation: int, queues: Sequence[str]) -> None:
+        """Wake one other waiting consumer of *queues* than *generation*, where notifications are for one. A
+        notification that is passed on ends when it has come round."""
 
     @abstractmethod
     def fileno(self) -> int:

@@ -28,7 +28,16 @@ from qworker.transports.connect_errors import INVALID_HOST, explained
 from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.portions import portions_by_size
-from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, leased
+from qworker.transports.sql.link import (
+    Claimed,
+    ClaimOrder,
+    DriverError,
+    Link,
+    MessageRow,
+    Notified,
+    Row,
+    leased,
+)
 from qworker.transports.sql.mysql_options import MySQLOptions, options_of
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
@@ -307,15 +316,18 @@ class MySQLLink(Link):
 
     # -- notifications --
 
-    def listen(self) -> None:
+    def listen(self, generation: int) -> None:
         self.notified()
 
-    def notified(self) -> bool:
+    def notified(self) -> Notified:
         before, self._notifications = (
             self._notifications,
             int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0]),
         )
-        return self._notifications != before
+        return Notified.NONE if self._notifications == before else Notified.ALL
+
+    def wake_another(self, generation: int, queues: Sequence[str]) -> None:
+        pass  # all were
 
     def fileno(self) -> int:
         return -1

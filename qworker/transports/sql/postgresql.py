@@ -4,10 +4,11 @@ Comes from:  ``broker.py``, for ``postgresql://`` URLs.
 Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
-Waiting consumers are notified by NOTIFY; but a commit with one waits for all other such commits, so
-publishers only send it when some worker has a subscription in ``qworker_owner.armed_until``
-(``consumer.py``). The worker's own commits need not reach the disk at once (``synchronous_commit = off``):
-the worker repeats those that a crash of the server undoes (``consumer.py``).
+A publisher notifies one waiting consumer by NOTIFY: one of those that have a subscription in
+``qworker_owner.armed_until`` (``consumer.py``), from a random place on. A consumer without room passes it on,
+and one that does not take all wakes another. A commit with a notification waits for all other such commits,
+so none is sent if nobody waits. The worker's own commits need not reach the disk at once
+(``synchronous_commit = off``): the worker repeats those that a crash of the server undoes (``consumer.py``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from qworker.transports.sql.link import (
     DriverError,
     Link,
     MessageRow,
+    Notified,
     Row,
     detach_socket,
     leased,
@@ -51,6 +53,8 @@ from qworker.transports.sql.schema import (
     NOW,
     POSTGRESQL,
     VERSION,
+    waking,
+    waking_values,
 )
 
 try:
@@ -100,6 +104,10 @@ def _item(value: Any) -> str:
     return repr(value)
 
 
+def _queues(rows: Sequence[MessageRow]) -> Iterator[str]:
+    return (queue for queue, *_ in rows)
+
+
 def fields_of(url: str) -> dict[str, Any]:
     """Return the arguments of psycopg's connection for *url*. psycopg.ProgrammingError when libpq does not
     know a parameter; ConfigurationError for an invalid one of psycopg's own."""
@@ -127,7 +135,11 @@ class PostgreSQLLink(Link):
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
-        self._notified = False
+        self._notified = Notified.NONE
+        self._passed_by = ""
+        """The first consumer that passed on the last notification, if any has."""
+        self._woken: int | None = None
+        """The consumer that was notified last."""
         self._claims = Claims()
         try:
             fields: dict[str, Any] = {
@@ -166,7 +178,7 @@ class PostgreSQLLink(Link):
             raise _no_url(error) from None
 
     def _note(self, notification: Any) -> None:
-        self._notified = True
+        self._take(notification.channel, notification.payload)
 
     def prepare(self) -> None:
         self._connection.execute(
@@ -248,15 +260,18 @@ class PostgreSQLLink(Link):
         if len(rows) < COPY_FROM:
             # One statement, so one exchange with the server and one commit.
             places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
-            self.do(
-                f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
-                f"SELECT pg_notify(%s, '') WHERE {SOMEBODY_LISTENS}",
-                [*(value for row in rows for value in row), self.table],
-            )
+            statement = f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
+            self._wake(statement + waking(), [value for row in rows for value in row], rows)
             return
         with self.transaction():
             self.copy(rows)
-            self.notify()
+            self._wake(waking(), (), rows)
+
+    def _wake(self, statement: str, values: Sequence[Any], rows: Sequence[MessageRow]) -> None:
+        """Run *statement*, which ends with waking(), for *rows*: the next consumer, so that each gets its
+        share."""
+        found = self.ask(statement, [*values, *waking_values(self.table, _queues(rows), self._woken)])
+        self._woken = found[0][0] if found else self._woken
 
     def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
         # Not with COPY: PostgreSQL would wait forever for a client that falls silent during it.
@@ -276,17 +291,32 @@ class PostgreSQLLink(Link):
 
     # -- notifications --
 
-    def listen(self) -> None:
-        self.do(f"LISTEN {self.table}")
+    def listen(self, generation: int) -> None:
+        self.do(f"LISTEN {self.table}; LISTEN {self.table}_{generation}")
+        self.ask("SELECT pg_try_advisory_lock_shared(%s)", (generation,))
         self.notified()
 
-    def notified(self) -> bool:
+    def notified(self) -> Notified:
         server = self._connection.pgconn
         server.consume_input()
-        while server.notifies() is not None:
-            self._notified = True
-        notified, self._notified = self._notified, False
+        while (found := server.notifies()) is not None:
+            self._take(found.relname.decode(), found.extra.decode())
+        notified, self._notified = self._notified, Notified.NONE
         return notified
+
+    def _take(self, channel: str, payload: str) -> None:
+        if channel == self.table:
+            self._notified = Notified.ALL
+        else:
+            known = self._notified is Notified.ONE and self._passed_by != payload
+            self._notified = max(self._notified, Notified.ONE)
+            self._passed_by = "" if known else payload  # of two, the one that goes further
+
+    def wake_another(self, generation: int, queues: Sequence[str]) -> None:
+        first = self._passed_by or str(generation)
+        self._passed_by = ""
+        values = waking_values(self.table, queues, generation, first)
+        self.do(f"{waking()} WHERE id NOT IN (%s, %s)", (*values, generation, int(first)))
 
     def fileno(self) -> int:
         return self._connection.fileno()

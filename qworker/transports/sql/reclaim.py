@@ -42,7 +42,8 @@ SILENT_SECONDS = 3600.0
 
 
 class Owner(NamedTuple):
-    """Another consumer. dead: it has certainly ended. silent: its lease has expired by *now*. forgotten: so
+    """Another consumer. dead: it has certainly ended. until: the end of its lease, which has expired by *now*
+    if it is silent. forgotten: so
     long ago that its row is deleted even if it holds nothing. copied: the running tags in its row."""
 
     id: int
@@ -50,6 +51,7 @@ class Owner(NamedTuple):
     dead: bool
     silent: bool
     forgotten: bool
+    until: float
     now: float
     lock: str
     running: str
@@ -110,7 +112,7 @@ def others(link: Link, generation: int, now: float | None, silent_too: bool) -> 
         current = float(clock) if now is None else now
         dead, silent = owner_files.died(lock, boot), silent_too and until < current
         file = running if boot == boot_id() else ""
-        yield Owner(id, name, dead, silent, False, current, lock, file, copied)
+        yield Owner(id, name, dead, silent, False, until, current, lock, file, copied)
 
 
 def forget_silent(link: Link) -> int:

@@ -17,7 +17,7 @@ from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.portions import portions
 from qworker.transports.sql.link import Handle, Link, MessageRow
-from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY
+from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY, waking, waking_values
 
 REVOKE = (
     "INSERT INTO qworker_revoked (seq, task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s, %s)"
@@ -97,7 +97,8 @@ class SQLSender(Sender, Revoking):
             return
         link.add_messages(self._rows(envelopes), table)
         if channel:
-            link.do("SELECT pg_notify(%s, '')", (channel,))
+            queues = (envelope.queue for envelope in envelopes)
+            link.do(waking(_owners(table)), waking_values(channel, queues))
 
     def notify(self) -> None:
         """Notify consumers of messages that join() or push_in() has published without a notification: after
@@ -159,7 +160,13 @@ class TransactionalSender(Sender):
             places = ", ".join([_PLACES] * len(portion))
             self.execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
         if self._channel and rows:
-            self.execute("SELECT pg_notify(%s, '')", (self._channel,))
+            values = waking_values(self._channel, (envelope.queue for envelope in envelopes))
+            self.execute(waking(_owners(self._table)), values)
+
+
+def _owners(table: str) -> str:
+    """Return the full name of the table of consumers beside *table*, of messages."""
+    return f"{table.removesuffix('message')}owner"
 
 
 def executor(connection: Any, family: str) -> Execute:

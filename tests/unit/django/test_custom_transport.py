@@ -6,7 +6,10 @@ from qworker.django.brokers.custom import CustomTransport
 from qworker.transports.lease import Admin, Consumer, Sender
 from tests.support.promise import FIELDS, not_defined
 
-WITHHELD = {"join": "no method of the class publishes by somebody's connection"}
+WITHHELD = {
+    "join": "no method of the class publishes by somebody's connection",
+    "poll_seconds": "it is asked as often as by default",
+}
 WITHOUT = {
     "letters": "fail() takes what was taken, and shows it no more; failed tasks are rows of the project's",
     "revocations": "no method of the class tells other workers anything",

@@ -31,10 +31,13 @@ def test_push_before_wait_is_not_missed(store: Broker, open_: Open) -> None:
 
 
 @asks(Assumption.ON_DEMAND)
-def test_push_notifies_every_waiting_consumer(open_: Open) -> None:
+def test_push_notifies_a_waiting_consumer(open_: Open) -> None:
+    """One of them, or all."""
     stores = [open_(registered=True) for _ in range(3)]
     stores[0].sender.push([message("a")])
-    assert [each.consumer.wait(30) for each in stores] == [True, True, True]
+    deadline = time.monotonic() + 20
+    while not any(each.consumer.wait(0.1) for each in stores):
+        assert time.monotonic() < deadline
 
 
 @asks(Assumption.ANY_QUEUE)
@@ -92,12 +95,12 @@ def test_wake_without_wait_is_harmless(open_: Open) -> None:
 
 
 @asks(Assumption.ON_DEMAND)
-def test_push_notifies_other_processes(store: Broker, other: Start) -> None:
-    listening = other(scripts.listen)
+def test_push_notifies_other_processes(open_: Open, other: Start) -> None:
+    listening, sender = other(scripts.listen), open_().sender
     assert listening.hear() == "up"
     for number in range(3):
         listening.say("wait")
-        store.sender.push([message(f"message{number}")])
+        sender.push([message(f"message{number}")])
         assert listening.hear() == f"True message{number}"
 
 

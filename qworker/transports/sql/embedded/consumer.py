@@ -355,7 +355,7 @@ class SQLiteConsumer(LeaseConsumer):
             lock = lock_beside(running)
             dead, silent = boot != boot_id() or died(lock, boot), silent_too and until < now
             forgotten = until < now - LONG_DEAD
-            yield Owner(id, printable(name), dead, silent, forgotten, now, lock, running, "")
+            yield Owner(id, printable(name), dead, silent, forgotten, until, now, lock, running, "")
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         with self._held() as connection:
