@@ -137,6 +137,8 @@ def _problems(seen: Seen) -> list[str]:
     if not exact:  # a call that is rejected again leaves another
         most = max(dead.stop, _rejected(seen) + seen.unsigned + 1)
         dead = range(dead.start if kinds <= KEEPING and not seen.may_lose else 0, most)
+    elif sent_again and seen.case.world.acks_late:  # a dead letter that runs again may call others
+        dead = range(dead.start, max(dead.stop, _rejected_calls(seen) + seen.unsigned + 1))
     known = seen.poison if seen.case.world.key != "late" else 0  # else it may be in seen.unsigned
     dead = range(dead.start + known, dead.stop + seen.poison)
     sure = "stranger" not in kinds and (exact or not (seen.poison or seen.case.world.key == "late"))
@@ -196,12 +198,28 @@ def _perhaps_dead(asked: Asked, want: Expected) -> int:
 def _rejected(seen: Seen) -> int:
     """Return how many runs were rejected."""
     return sum(
-        seen.record.ran(asked.name)[part.number]
+        seen.record.ran(asked.name)[number] for asked in seen.asked for number in _rejecting(asked.order.flow)
+    )
+
+
+def _rejected_calls(seen: Seen) -> int:
+    """Return how many different calls were rejected."""
+    return sum(
+        len({run.id for number, run in seen.record.executions[asked.name] if number in rejecting})
+        * len(asked.results)
         for asked in seen.asked
-        for part in parts_of(asked.order.flow)
+        if (rejecting := _rejecting(asked.order.flow))
+    )
+
+
+def _rejecting(flow: Any) -> set[int]:
+    """Return the calls of *flow* that are rejected."""
+    return {
+        part.number
+        for part in parts_of(flow)
         if (does := getattr(part, "does", "")) in ("reject", "requeue", "unacked", "dies")
         and (does == "unacked" or not part.fails)
-    )
+    }
 
 
 def _limited(seen: Seen) -> float:

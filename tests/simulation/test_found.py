@@ -1034,3 +1034,12 @@ def test_a_body_fails_for_a_member_that_its_caller_cannot_know_failed(ask: str) 
             seen = run(Case(orders=(Order(numbered(flow), ask=ask),)))
             assert problems(seen) == []
             assert seen.asked[0].told == [Failed("ChordError")]
+
+
+def test_a_dead_letter_that_is_sent_again_calls_another_that_is_rejected() -> None:
+    """The checks expected as many dead letters as without the operator."""
+    flow = Call(does="unacked", calls=Call(does="reject"))
+    seen = run(case_of(flow, faults=(Fault("retry dead", at=0.2),)))
+    assert problems(seen) == []
+    seen.left["dead"].append("another")
+    assert any("dead letters: " in text for text in problems(seen))
