@@ -215,7 +215,8 @@ class Seen:
             or asked.cut
             or asked.name in self.record.unsigned
             or (asked.rolled_back and self.case.world.stores != "sqlite")  # unknown in the results
-            or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
+            # A job has no flow.
+            or (self.fired and _calls_joins(getattr(asked.order, "flow", None), self.case.world.segment))
         )
 
     @property
@@ -234,10 +235,13 @@ class Seen:
             ]
 
 
-def _calls_joins(flow: Any) -> bool:
-    """Return whether a task in *flow* makes a call that needs a join."""
-    calls = (getattr(part, "calls", None) for part in parts_of(flow))
-    return any(call is not None and not is_line(call) for call in calls)
+def _calls_joins(flow: Any, segment: int) -> bool:
+    """Return whether a task in *flow* makes a call that needs a join: also a chain of several segments."""
+    calls = [call for part in parts_of(flow) if (call := getattr(part, "calls", None)) is not None]
+    return any(
+        not is_line(call) or sum(isinstance(part, Call) for part in parts_of(call)) > segment
+        for call in calls
+    )
 
 
 class Errors(logging.Handler):
@@ -806,8 +810,10 @@ class Running:
                 )  # a long run that is terminated only waits
                 if self.case.world.track_started and not seen.fired and not started:
                     yield f"{asked.name}: {id} was never stored as started"
-                # One of two calls may write into a result of the other; so may one whose join has expired.
-                shared = asked.order.how == "twice" or (seen.fired and self.case.world.forgets)
+                # One of two calls may write into a result of the other; so may one whose join has expired,
+                # and a join that is finished again after its results were forgotten.
+                gone = self.case.world.forgets or asked.name in seen.record.dropped
+                shared = asked.order.how == "twice" or (seen.fired and gone)
                 kin = {} if shared else seen.record.kin.get(id, {})
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"

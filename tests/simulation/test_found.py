@@ -1043,3 +1043,20 @@ def test_a_dead_letter_that_is_sent_again_calls_another_that_is_rejected() -> No
     assert problems(seen) == []
     seen.left["dead"].append("another")
     assert any("dead letters: " in text for text in problems(seen))
+
+
+def test_a_join_is_finished_again_after_its_results_were_forgotten() -> None:
+    """Its worker died after it had sent the body. The next one found no result of the header and wrote a
+    failure of the body, which had also been forgotten: the checks missed the body's parent in it."""
+    graph = Graph([Node(Call(number=0)), Node(Call(number=1)), Node(Call(number=2), after=[1])])
+    died = Fault("die", "worker", "published")
+    case = Case(World("sqlite+other"), (Order(graph, ask="forget"),), (died,), seed=1)
+    assert problems(run(case)) == []
+
+
+def test_a_chain_of_several_segments_is_called_by_a_task_that_is_killed() -> None:
+    """Its join is left, and the task's next run opens another: the checks expected that only of chords and
+    groups."""
+    flow = Call(retries=1, calls=Chain([Call(), Call()]))
+    killed = Fault("kill after", "worker0", "join.open")
+    assert problems(run(case_of(flow, world=World(segment=1), faults=(killed,), seed=2))) == []
