@@ -62,6 +62,8 @@ class Name:
     lives: list[Life] = field(default_factory=list)
     gone: list[float] = field(default_factory=list)
     """When it was removed, or replaced by an entry that cannot be called."""
+    paused: list[tuple[float, Entry]] = field(default_factory=list)
+    """Its paused entries, with the times from which they apply."""
 
     @property
     def there(self) -> bool:
@@ -209,6 +211,7 @@ class Oracle:
         last = known.lives[-1] if known.lives else None
         alive = last is not None and last.end == float("inf")
         if entry is not None and not entry.fields.get("enabled", True):
+            known.paused.append((at, entry))
             entry = None
         identity = entry and (entry.when, known.number if known.hand else -1)
         if entry is not None and alive and last is not None and last.identity == identity:
@@ -483,7 +486,11 @@ class Oracle:
                 if (late := self._wall(run.given) - run.due) > max(expires) + TOLERANCE
             ]
         shown = {tuple(entry.fields.get("args", ())) for entry in every}
-        self.found += [f"{name} ran with {run.args}" for run in runs if tuple(run.args) not in shown]
+        self.found += [
+            f"{name} ran with {run.args}"
+            for run in runs
+            if tuple(run.args) not in shown | self._args_while_paused(known, run)
+        ]
         if self.only_beats and not self.jumps and self.story.together and self._is_alone:
             later = [run.due for run in sorted(runs, key=lambda run: run.started)]
             if later != sorted(later):
@@ -514,6 +521,18 @@ class Oracle:
             for start, end in self.troubles
             for gone in known.gone
         )
+
+    def _args_while_paused(self, known: Name, run: Run) -> set[tuple[Any, ...]]:
+        """Return the arguments that *run* may have, if its leader died before the message was sent and the
+        entry was paused before the next one sent it."""
+        if self.story.together or not self.troubles:
+            return set()
+        second = run.due - self.story.base
+        return {
+            tuple(entry.fields.get("args", ()))
+            for at, entry in known.paused
+            if second - self.skew <= at <= run.given + self.skew
+        }
 
     @property
     def _is_alone(self) -> bool:

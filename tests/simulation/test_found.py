@@ -1060,3 +1060,15 @@ def test_a_chain_of_several_segments_is_called_by_a_task_that_is_killed() -> Non
     flow = Call(retries=1, calls=Chain([Call(), Call()]))
     killed = Fault("kill after", "worker0", "join.open")
     assert problems(run(case_of(flow, world=World(segment=1), faults=(killed,), seed=2))) == []
+
+
+def test_an_entry_is_paused_and_changed_before_its_call_is_sent() -> None:
+    """The leader died before it sent the message. The next one sends it with the entry's new arguments, which
+    the checks did not expect of a paused entry."""
+    timetable = Timetable(
+        store="other",
+        entries=(Entry(when=("every", 1.0)),),
+        edits=(Edit("stranger", at=4.0, entry=Entry(fields={"enabled": False, "args": [None]})),),
+    )
+    died = Fault("die", "beat1", "slots-pending", 3)
+    assert problems(run(Case(faults=(died,), schedules=timetable))) == []
