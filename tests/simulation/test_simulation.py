@@ -616,6 +616,7 @@ def test_a_result_that_expires_at_another_time_is_noticed(
         ("traceback", "ValueError: 1\n", "has no traceback of its ValueError"),
         ("children", [], "and has no children"),
         ("date_done", "2024-02-29T00:00:00+00:00", "and ended at 9164800.0"),
+        ("date_done", "2023-11-14T00:00:00+00:00", "and ended at -"),
     ],
 )
 def test_results_with_wrong_metadata_are_noticed(
