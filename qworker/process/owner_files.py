@@ -165,12 +165,19 @@ def copied_tags(text: str) -> set[int]:
 def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
     """Yield the names, except *known*, and running tags of dead consumers with files in the directory of
     *running*."""
+    for path in _free_locks(running):
+        if path.stem not in known:
+            tags = running_tags(str(path.with_suffix(".running")))
+            if tags is not None:  # otherwise it is about to take its lock, or has run nothing yet
+                yield path.stem, tags
+
+
+def _free_locks(running: str) -> Iterator[Path]:
+    """Yield the free locks in the directory of the running file *running*; nothing if that is ''."""
     with contextlib.suppress(OSError):
-        for path in Path(running).parent.glob("*.lock"):
-            if path.stem not in known and _is_free(str(path)):
-                tags = running_tags(str(path.with_suffix(".running")))
-                if tags is not None:  # otherwise it is about to take its lock, or has run nothing yet
-                    yield path.stem, tags
+        for path in Path(running).parent.glob("*.lock") if running else ():
+            if _is_free(str(path)):
+                yield path
 
 
 class LocalDeaths:
@@ -182,11 +189,7 @@ class LocalDeaths:
 
     def look(self, running: str) -> set[str]:
         """Return the paths of the free locks in the directory of the running file *running*."""
-        if not running:
-            return set()
-        free: set[str] = set()
-        with contextlib.suppress(OSError):
-            free = {str(path) for path in Path(running).parent.glob("*.lock") if _is_free(str(path))}
+        free = {str(path) for path in _free_locks(running)}
         self._ignored &= free  # a consumer creates its lock before it takes it
         return free - self._ignored
 

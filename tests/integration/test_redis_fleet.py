@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
-from qworker.transports.lease import NO_ROOM, Ack, Leased  # noqa: E402
+from qworker.transports.lease import NO_ROOM, Leased  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from tests.acceptance.private_servers import Redis  # noqa: E402
+from tests.support.fleet import fleet, taken  # noqa: E402
 from tests.support.messages import message, names  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
@@ -46,44 +46,6 @@ def open_(server: Redis) -> Iterator[Callable[..., RedisBroker]]:
         yield open_one
 
 
-class Idle(threading.Thread):
-    """A worker that takes one message at a time and acks it at once."""
-
-    def __init__(self, broker: RedisBroker, name: str) -> None:
-        super().__init__(daemon=True)
-        self.broker, self.taken, self.ending = broker, 0, False
-        self._label = name
-
-    def run(self) -> None:
-        consumer = self.broker.consumer
-        generation = consumer.register(self._label, ["q"], 1)
-        room = True
-        while not self.ending:
-            messages = consumer.lease(["q"], 1).messages if room or consumer.prefetched else []
-            if messages:
-                self.taken += len(messages)
-                consumer.settle(generation, [Ack(each.tag) for each in messages])
-            room = consumer.wait(1.0, 1)
-        consumer.deregister()
-
-
-@contextmanager
-def fleet(open_: Callable[..., RedisBroker], client: Any, size: int) -> Iterator[list[Idle]]:
-    """Run *size* idle workers, until all of them wait."""
-    workers = [Idle(open_(), f"w{number}") for number in range(size)]
-    for worker in workers:
-        worker.start()
-    until(lambda: client.info("clients")["blocked_clients"] >= size)
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.ending = True
-            worker.broker.consumer.wake()
-        for worker in workers:
-            worker.join(30)
-
-
 def calls(client: Any) -> dict[str, int]:
     """Return how often each command was called, also by scripts."""
     stats: Mapping[str, Any] = client.info("commandstats")
@@ -95,11 +57,12 @@ def test_commands_per_message_do_not_grow_with_idle_workers(
 ) -> None:
     sender, costs = open_().sender, {}
     for size in (2, 10, 30):
-        with fleet(open_, client, size) as workers:
+        with fleet(open_, size) as workers:
+            until(lambda least=size: client.info("clients")["blocked_clients"] >= least)
             before = calls(client)
             for number in range(20):
                 sender.push([message(str(number))])
-                until(lambda done=number + 1: sum(worker.taken for worker in workers) == done)
+                until(lambda done=number + 1: taken(workers) == done)
                 until(lambda: client.hlen("unacked") == 0)
             after = calls(client)
             costs[size] = {
@@ -115,7 +78,7 @@ def test_commands_per_message_do_not_grow_with_idle_workers(
 
 def test_idle_workers_cost_next_to_nothing(open_: Callable[..., RedisBroker], client: Any) -> None:
     """Two of ten renew their leases in these two seconds, or claim because they have waited for long."""
-    with fleet(open_, client, 10):
+    with fleet(open_, 10):
         time.sleep(0.5)  # the last one has just registered
         before = calls(client)
         time.sleep(2.0)
@@ -137,8 +100,8 @@ def test_what_a_woken_worker_leaves_wakes_the_next(open_: Callable[..., RedisBro
     open_().sender.push([message(str(number)) for number in range(5)])
     until(lambda: client.hlen("unacked") == 3)
     assert client.zcard("qworker.marker.q") == 1
-    taken = [name for consumer in consumers if consumer.wait(10, 1) for name in leased(consumer)]
-    assert sorted(taken) == ["0", "1", "2"]
+    first = [name for consumer in consumers if consumer.wait(10, 1) for name in leased(consumer)]
+    assert sorted(first) == ["0", "1", "2"]
     assert leased(consumers[0]) == ["3"]
     assert leased(consumers[0]) == ["4"]
     assert leased(consumers[0]) == []
@@ -147,19 +110,6 @@ def test_what_a_woken_worker_leaves_wakes_the_next(open_: Callable[..., RedisBro
 
 def leased(consumer: Any) -> list[str]:
     return names(consumer.lease(["q"], 1).messages)
-
-
-def test_a_worker_without_room_leaves_the_message_to_another(
-    open_: Callable[..., RedisBroker], client: Any
-) -> None:
-    full = open_().consumer
-    full.register("full", ["q"], 1)
-    assert full.lease(["q"], 1).messages == []
-    assert full.wait(0.05, NO_ROOM) is False
-    with fleet(open_, client, 1) as (idle,):
-        open_().sender.push([message("a")])
-        until(lambda: idle.taken == 1)
-    assert full.wait(0.05, NO_ROOM) is False
 
 
 def test_a_worker_that_gets_room_takes_what_came_meanwhile(open_: Callable[..., RedisBroker]) -> None:
@@ -173,19 +123,6 @@ def test_a_worker_that_gets_room_takes_what_came_meanwhile(open_: Callable[..., 
     assert names(broker.consumer.lease(["q"], 1).messages) == ["a"]
 
 
-def test_all_workers_hear_of_a_revocation_even_without_room(
-    open_: Callable[..., RedisBroker], client: Any
-) -> None:
-    consumers = [open_().consumer for _ in range(3)]
-    for consumer in consumers:
-        consumer.register("w", ["q"], 1)
-        consumer.lease(["q"], 1)
-        consumer.wait(0.05, NO_ROOM)
-    open_().sender.revoke(["x"])
-    assert [consumer.wait(10, NO_ROOM) for consumer in consumers] == [True] * 3
-    assert [len(consumer.revoked_since(0)[1]) for consumer in consumers] == [1] * 3
-
-
 def stock(client: Any, name: str, step: str = "") -> None:
     """Publish like a producer that knows no markers."""
     client.lpush(f"q{step}", name)
@@ -195,10 +132,10 @@ def stock(client: Any, name: str, step: str = "") -> None:
 def test_a_message_of_a_stock_publisher_wakes_one_worker(
     open_: Callable[..., RedisBroker], client: Any, step: str
 ) -> None:
-    with fleet(open_, client, 5) as workers:
+    with fleet(open_, 5) as workers:
         before = calls(client)
         stock(client, "from another", step)
-        until(lambda: sum(worker.taken for worker in workers) == 1)
+        until(lambda: taken(workers) == 1)
         assert calls(client)["bzpopmin"] - before["bzpopmin"] <= 2
 
 
@@ -210,18 +147,18 @@ def test_another_worker_watches_when_the_watching_one_leaves(
     first.lease(["q"], 1)
     first.wait(0.05, 1)
     assert client.get("qworker.watcher.q") == str(own).encode()
-    with fleet(open_, client, 2) as workers:
+    with fleet(open_, 2) as workers:
         assert client.get("qworker.watcher.q") == str(own).encode()
         first.deregister()
         until(lambda: client.get("qworker.watcher.q") not in (None, str(own).encode()))
         began = time.monotonic()
         stock(client, "from another")
-        until(lambda: sum(worker.taken for worker in workers) == 1)
+        until(lambda: taken(workers) == 1)
         assert time.monotonic() - began < 10, "until a worker looked without being woken"
 
 
 def test_nothing_is_left_of_workers_that_end(open_: Callable[..., RedisBroker], client: Any) -> None:
-    with fleet(open_, client, 3):
+    with fleet(open_, 3):
         open_().sender.revoke(["x"])
     assert [key for key in client.keys("qworker.*") if key.startswith((b"qworker.w", b"qworker.owner"))] == []
 
@@ -250,18 +187,18 @@ def test_a_lost_marker_delays_a_message_by_one_wait_at_most(
         consumer.lease(["q"], 1)
         consumer.wait(0.05, 1)
     open_().sender.push([message("a")])
-    taken: list[Leased] = []
+    found: list[Leased] = []
 
     def look() -> list[Leased]:
         for consumer in (watching, other):
             consumer.wait(0.05, 1)
             if consumer.prefetched:
-                taken.extend(consumer.lease(["q"], 0).messages)
-        return taken
+                found.extend(consumer.lease(["q"], 0).messages)
+        return found
 
     until(look)
     client.lpush("q\x06\x169", "without a marker")
-    taken.clear()
+    found.clear()
     client.delete("qworker.watcher.q")  # nobody watches
     until(look)
-    assert names(taken) == ["without a marker"]
+    assert names(found) == ["without a marker"]

@@ -107,6 +107,31 @@ def test_upgrade_without_permission_only_allows_publishing(tmp_path: Path) -> No
             connection.execute(f"DROP ROLE IF EXISTS {role}")
 
 
+def test_a_transaction_only_needs_to_insert_messages(tmp_path: Path) -> None:
+    """Publishing in one's own transaction; waiting workers are notified all the same."""
+    place = PostgreSQLPlace(tmp_path)
+    role = place._name
+    with closing(place.open()) as broker, closing(place._connect()) as connection:
+        try:
+            broker.consumer.register("w@test", ["q"], 1)
+            while broker.consumer.wait(0.05):
+                broker.consumer.lease(["q"], 1)
+            connection.execute(f"CREATE ROLE {role}")
+            connection.execute(f"GRANT USAGE ON SCHEMA {role} TO {role}")
+            connection.execute(f"GRANT INSERT ON {role}.qworker_message TO {role}")
+            connection.execute(f"GRANT USAGE ON SEQUENCE {role}.qworker_message_tag_seq TO {role}")
+            connection.execute(f"SET ROLE {role}")
+            with connection.transaction():
+                broker.sender.join(connection).push([message("a")])
+            assert broker.consumer.wait(5) is True
+            assert [leased.headers for leased in broker.consumer.lease(["q"], 9).messages] == ["a"]
+        finally:
+            connection.execute("RESET ROLE")
+            broker.close()
+            place.clear()
+            connection.execute(f"DROP ROLE IF EXISTS {role}")
+
+
 def test_connections_closed_by_the_server_are_replaced(stores: Any, place: SQLPlace) -> None:
     store = stores()
     store.consumer.register("w@test", ["q"], 1)
@@ -150,6 +175,21 @@ def test_running_messages_are_counted_without_the_running_file(stores: Any) -> N
         "runs": 1,
         "waits": 0,
     }
+
+
+def test_an_expired_lease_is_looked_at_again_after_a_late_answer(
+    stores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = stores(lease_seconds=0.1), stores()
+    gone.consumer.register("gone@test", ["q"], 1)
+    other.consumer.register("w@test", ["q"], 1)
+    other.sender.push([message("a")])
+    assert gone.consumer.lease(["q"], 1).messages
+    time.sleep(0.2)
+    monkeypatch.setattr("qworker.process.owner_files.PROMPT_SECONDS", -1.0)
+    assert other.consumer.reclaim() == [], "its owner may only have been unable to renew"
+    monkeypatch.undo()
+    assert [(one.name, one.returned) for one in other.consumer.reclaim()] == [("gone@test", 1)]
 
 
 def test_busy_worker_is_not_notified(stores: Any) -> None:

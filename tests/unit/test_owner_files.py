@@ -10,6 +10,7 @@ import pytest
 
 from qworker.clock import boot_id
 from qworker.process.owner_files import (
+    LocalDeaths,
     OwnerFiles,
     copied_tags,
     delete_files,
@@ -188,3 +189,25 @@ def test_runtime_directory_must_not_be_a_symlink(tmp_path: Path, monkeypatch: py
     (tmp_path / "qworker").rmdir()
     (tmp_path / "qworker").symlink_to(elsewhere)
     assert runtime_directory() is None
+
+
+def test_local_deaths_are_the_free_locks_beside_ours(tmp_path: Path) -> None:
+    own, other = holding(tmp_path), holding(tmp_path)
+    deaths, lock = LocalDeaths(), other.lock
+    assert deaths.look(own.running) == set()
+    other.let_go()
+    assert deaths.look(own.running) == {lock}
+    assert deaths.look("") == set()
+
+
+def test_a_lock_is_only_ignored_while_it_stays_free(tmp_path: Path) -> None:
+    """A consumer creates its lock before it takes it."""
+    own, other = holding(tmp_path), holding(tmp_path)
+    deaths, lock = LocalDeaths(), other.lock
+    other.let_go()
+    deaths.ignore({lock})
+    assert deaths.look(own.running) == set()
+    other.take()
+    assert deaths.look(own.running) == set()
+    other.let_go()
+    assert deaths.look(own.running) == {lock}

@@ -48,8 +48,8 @@ POLL_SECONDS, IDLE_POLL_SECONDS, SEEN_SECONDS = 0.25, 1.0, 60.0
 minute after there were any, and later."""
 WATCH_MILLISECONDS = 30_000
 """How long a worker watches its queues after its last claim."""
-CANCELLED, REVOKED = b"0", b"1"
-"""The members of a worker's own marker: to stop waiting for it alone, and for revocations."""
+CANCELLED = b"0"
+"""The member of a worker's own marker that ends its wait and tells nothing."""
 
 
 @dataclass(slots=True)
@@ -112,10 +112,13 @@ class Waiter:
     ) -> None:
         """Wait for the markers of *queues*, and for the worker's own. claim: makes the packed claim to be
         carried out when there is one, and its numbers. link: for commands; if it had to connect again, the
-        connection that waits is broken, too, perhaps without a sign."""
+        others are broken, too, perhaps without a sign."""
         if self._connects != (connects := link.connects):
             if self._waiting:
                 self._lost()
+            watched = list(self._watched)
+            self.watch(())
+            self.watch(watched)
             self._connects = connects
         current = self._waiting[-1] if self._waiting and self._link.fileno() >= 0 else None
         claims = current is not None and current.numbers is not None

@@ -53,7 +53,7 @@ from qworker.transports.sql.schema import (
     NOW,
     POSTGRESQL,
     VERSION,
-    waking,
+    WAKE,
     waking_values,
 )
 
@@ -261,14 +261,14 @@ class PostgreSQLLink(Link):
             # One statement, so one exchange with the server and one commit.
             places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
             statement = f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
-            self._wake(statement + waking(), [value for row in rows for value in row], rows)
+            self._wake(statement + WAKE, [value for row in rows for value in row], rows)
             return
         with self.transaction():
             self.copy(rows)
-            self._wake(waking(), (), rows)
+            self._wake(WAKE, (), rows)
 
     def _wake(self, statement: str, values: Sequence[Any], rows: Sequence[MessageRow]) -> None:
-        """Run *statement*, which ends with waking(), for *rows*: the next consumer, so that each gets its
+        """Run *statement*, which ends with WAKE, for *rows*: the next consumer, so that each gets its
         share."""
         found = self.ask(statement, [*values, *waking_values(self.table, _queues(rows), self._woken)])
         self._woken = found[0][0] if found else self._woken
@@ -316,7 +316,7 @@ class PostgreSQLLink(Link):
         first = self._passed_by or str(generation)
         self._passed_by = ""
         values = waking_values(self.table, queues, generation, first)
-        self.do(f"{waking()} WHERE id NOT IN (%s, %s)", (*values, generation, int(first)))
+        self.do(f"{WAKE} WHERE id NOT IN (%s, %s)", (*values, generation, int(first)))
 
     def fileno(self) -> int:
         return self._connection.fileno()

@@ -133,24 +133,19 @@ WHERE seq > %s AND expires > %s ORDER BY seq"""
 # -- Waking one waiting consumer, on PostgreSQL --
 
 # A consumer's session holds a shared lock on its id, so that the dead are not chosen.
-_WAITING = f"""SELECT id FROM {{owners}} WHERE armed_until > {NOW}
+_WAITING = f"""SELECT id FROM qworker_owner WHERE armed_until > {NOW}
 AND string_to_array(queues, chr(10)) && string_to_array(%s, chr(10)) AND NOT pg_try_advisory_xact_lock(id)"""
-_ANYWHERE = "(SELECT min(id) + (random() * (max(id) - min(id)))::bigint - 1 FROM {owners})"
-_WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s)
+_ANYWHERE = "(SELECT min(id) + (random() * (max(id) - min(id)))::bigint - 1 FROM qworker_owner)"
+WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s)
 FROM (({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
 UNION ALL ({_WAITING} ORDER BY id LIMIT 1) LIMIT 1) AS chosen"""
-
-
-def waking(owners: str = "qworker_owner") -> str:
-    """Return the statement that wakes one waiting consumer, and returns its id; without WHERE. owners: the
-    full name of the table of consumers."""
-    return _WAKE.format(owners=owners)
+"""The statement that wakes one waiting consumer, and returns its id; without WHERE."""
 
 
 def waking_values(
     channel: str, queues: Iterable[str], after: int | None = None, payload: str = ""
 ) -> tuple[Any, ...]:
-    """Return the values of waking(): for the next consumer of *queues* whose id is higher than *after*, or
+    """Return the values of WAKE: for the next consumer of *queues* whose id is higher than *after*, or
     the first one; None: a random number."""
     names = "\n".join(dict.fromkeys(queues))
     # Always text: for each type of a value the server would prepare another statement.

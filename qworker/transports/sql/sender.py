@@ -17,7 +17,7 @@ from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.portions import portions
 from qworker.transports.sql.link import Handle, Link, MessageRow
-from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY, waking, waking_values
+from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY
 
 REVOKE = (
     "INSERT INTO qworker_revoked (seq, task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s, %s)"
@@ -97,8 +97,7 @@ class SQLSender(Sender, Revoking):
             return
         link.add_messages(self._rows(envelopes), table)
         if channel:
-            queues = (envelope.queue for envelope in envelopes)
-            link.do(waking(_owners(table)), waking_values(channel, queues))
+            link.do(NOTIFY, (channel,))
 
     def notify(self) -> None:
         """Notify consumers of messages that join() or push_in() has published without a notification: after
@@ -125,6 +124,9 @@ class SQLSender(Sender, Revoking):
 
 PORTION = 500
 """Maximum rows of one statement."""
+NOTIFY = "SELECT pg_notify(%s, '')"
+"""Notifies all waiting consumers: to choose one, the user would need to read ``qworker_owner``, and here only
+needs to insert messages."""
 _PLACES = "(%s, %s, %s, %s, %s, %s, %s, %s)"
 _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql", "MySQLdb": "mysql"}
 
@@ -160,13 +162,7 @@ class TransactionalSender(Sender):
             places = ", ".join([_PLACES] * len(portion))
             self.execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
         if self._channel and rows:
-            values = waking_values(self._channel, (envelope.queue for envelope in envelopes))
-            self.execute(waking(_owners(self._table)), values)
-
-
-def _owners(table: str) -> str:
-    """Return the full name of the table of consumers beside *table*, of messages."""
-    return f"{table.removesuffix('message')}owner"
+            self.execute(NOTIFY, (self._channel,))
 
 
 def executor(connection: Any, family: str) -> Execute:
