@@ -1076,8 +1076,8 @@ def test_an_entry_is_paused_and_changed_before_its_call_is_sent() -> None:
 
 @pytest.mark.parametrize("kind", ["child after", "limit after"])
 def test_an_ignored_call_keeps_the_failure_of_a_killed_task_that_was_retried(kind: str) -> None:
-    """The calls after the killed task failed with it. Its next attempt ran, and so did they, but they store no
-    result: the checks missed their times and parents in what was stored before."""
+    """The calls after the killed task failed with it. Its next attempt ran, and so did they, but they store
+    no result: the checks missed their times and parents in what was stored before."""
     flow = Chain([Call(retries=1, delay=0.5), Call(ignored=True), Call(ignored=True)])
     case = case_of(flow, world=World(acks_late=False, workers=1), faults=(Fault(kind, "worker0", "push"),))
     assert problems(run(case)) == []
