@@ -469,6 +469,16 @@ def test_ignored_results_are_not_stored() -> None:
         assert end(rooms.app, one, Outcome(TIME_LIMIT, text="why"), NOW) == Ack(1)
 
 
+def test_failures_that_the_worker_reports_are_stored_even_if_ignored() -> None:
+    options = {"ignore_result": True, "store_errors_even_if_ignored": True}
+    for kind, state in ((TIME_LIMIT, "FAILURE"), (EXPIRED, "REVOKED")):
+        rooms, one = made(options)
+        settlement = end(rooms.app, one, Outcome(kind, text="why"), NOW)
+        assert isinstance(settlement, Ack)
+        assert settlement.row is not None
+        assert settlement.row[1] == state
+
+
 @pytest.mark.parametrize("acked", [False, True])
 @pytest.mark.parametrize("kind", [SUCCESS, FAILURE, EXPECTED, REJECTED, LOST])
 def test_result_stored_by_a_child_is_not_stored_again(kind: str, acked: bool) -> None:

@@ -439,7 +439,8 @@ def _row(
     """Return the result of a task that the worker ends with *error*; None if it is ignored or unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))
-    if not headers or is_ignored(headers, task is not None and task.ignore_result):
+    stores_errors = task is not None and task.store_errors_even_if_ignored
+    if not headers or (not stores_errors and is_ignored(headers, task is not None and task.ignore_result)):
         return None
     meta: dict[str, Any] = app.backend.meta(
         headers["id"],
