@@ -421,8 +421,9 @@ def _unrepeated(seen: Seen) -> Iterator[str]:
     revoked = {id for asked in seen.asked for id in asked.stopped}
     if seen.may_lose or seen.case.world.key == "late" or any(fault.kind == "crash" for fault in seen.fired):
         return
+    lost = max((met.at for met in seen.met if met.fault.kind == "lost"), default=-1.0)
     for id, when in seen.again.items():
-        if id not in revoked and max(seen.record.begun[id]) < when:
+        if id not in revoked and when > lost and max(seen.record.begun[id]) < when:
             yield f"{id} was sent again at {when:.3f} s, and has not run since"
 
 

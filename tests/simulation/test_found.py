@@ -1081,3 +1081,11 @@ def test_an_ignored_call_keeps_the_failure_of_a_killed_task_that_was_retried(kin
     flow = Chain([Call(retries=1, delay=0.5), Call(ignored=True), Call(ignored=True)])
     case = case_of(flow, world=World(acks_late=False, workers=1), faults=(Fault(kind, "worker0", "push"),))
     assert problems(run(case)) == []
+
+
+def test_what_was_sent_again_is_lost_with_the_stores() -> None:
+    """The worker that had received it was killed, and then all stores lost what they held. The checks expected
+    that it runs."""
+    order = Order(Call(does="set", number=0))
+    faults = (Fault("retry failed", at=0.3), Fault("die", "worker", "offering", 2), Fault("lost", at=2.0))
+    assert problems(run(Case(orders=(order,), faults=faults))) == []
