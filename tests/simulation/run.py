@@ -49,7 +49,7 @@ from tests.simulation.nodes import (
     value_of,
 )
 from tests.simulation.program import THEIRS, Record
-from tests.simulation.repeats import Met
+from tests.simulation.repeats import RECOVERED, Met
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
 from tests.simulation.stores import Stores
@@ -87,6 +87,8 @@ HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "stall"})
 """Faults of some duration, in which work may stand still."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
+UNHEARD = frozenset({("after", "settle"), ("before", "confirm"), ("after", "confirm")})
+"""Faults after which a listener does not know that the broker has settled messages."""
 STALLED = ("confirm", "extend", "lease", "settle")
 """Calls during which a listener may stall without losing a task."""
 UNKNOWN = 6.0
@@ -169,18 +171,18 @@ class Seen:
     @property
     def may_lose(self) -> bool:
         """Whether tasks may be lost: those acknowledged early, or over their time limit."""
-        return any(self._loses(met.fault) for met in self.met)
+        return any(self._loses(met) for met in self.met)
 
     @property
     def lost_until(self) -> float:
         """When the last fault after which tasks may be lost was over."""
-        return max(met.at + met.fault.seconds for met in self.met if self._loses(met.fault))
+        return max(met.at + met.fault.seconds for met in self.met if self._loses(met))
 
     def may_lose_of(self, asked: Asked) -> bool:
         """Return whether tasks of *asked* may be lost."""
         # A call that was added to a chord is not sent if its task is revoked when it is delivered again.
         lost = asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
-        return lost or any(self._loses(met.fault) and not self._is_of_another(met, asked) for met in self.met)
+        return lost or any(self._loses(met) and not self._is_of_another(met, asked) for met in self.met)
 
     def kills_children_of(self, asked: Asked) -> bool:
         """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""
@@ -195,7 +197,8 @@ class Seen:
         runs = (*self.record.executions.items(), *self.record.tellings.items())
         return any(name != asked.name and run.id in met.about for name, each in runs for _, run in each)
 
-    def _loses(self, fault: Fault) -> bool:
+    def _loses(self, met: Met) -> bool:
+        fault = met.fault
         if fault.kind.startswith("limit"):
             return True
         known = not self.case.world.stores.startswith("kombu")  # whether it can report what it received
@@ -204,7 +207,20 @@ class Seen:
             self.case.world.acks_late
             or fault.node.startswith(("beat", "caller"))
             or fault.kind in LOSES_NOTHING
-            or (known and answer_lost)
+            or (known and answer_lost and not self._loses_lease(met))
+        )
+
+    def _loses_lease(self, met: Met) -> bool:
+        """Return whether a worker that does not know, because of *met*, whether its early acknowledgement was
+        carried out may be considered dead before it asks again. Then nobody runs the task."""
+        if (met.fault.kind, met.fault.method) not in UNHEARD:
+            return False
+        return any(
+            each.fault.kind in ("freeze", "stall")
+            and met.node in (each.node, each.fault.node)
+            and each.fault.seconds > LEASE_SECONDS / 2  # a worker may wait as long before it asks again
+            and met.at - each.fault.seconds - RECOVERED <= each.at <= met.at + RECOVERED
+            for each in self.met
         )
 
     def excuses(self, asked: Asked) -> bool:

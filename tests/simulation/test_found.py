@@ -1084,8 +1084,25 @@ def test_an_ignored_call_keeps_the_failure_of_a_killed_task_that_was_retried(kin
 
 
 def test_what_was_sent_again_is_lost_with_the_stores() -> None:
-    """The worker that had received it was killed, and then all stores lost what they held. The checks expected
-    that it runs."""
+    """The worker that had received it was killed, and then all stores lost what they held. The checks
+    expected that it runs."""
     order = Order(Call(does="set", number=0))
     faults = (Fault("retry failed", at=0.3), Fault("die", "worker", "offering", 2), Fault("lost", at=2.0))
     assert problems(run(Case(orders=(order,), faults=faults))) == []
+
+
+@pytest.mark.parametrize("method", ["settle", "confirm"])
+@pytest.mark.parametrize(
+    "silent",
+    [Fault("freeze", "worker1", at=2.0, seconds=6.0), Fault("stall", "worker1", "settle", 2, seconds=6.0)],
+)
+def test_a_worker_loses_its_lease_before_it_knows_of_its_acknowledgement(method: str, silent: Fault) -> None:
+    """Its tasks fail without a run, as documented. The checks expected that they run: a lost answer alone
+    loses no task, nor does a lost lease."""
+    order = Order(Chunks(items=3, each=1, number=0), at=1.99)
+    case = Case(World(acks_late=False), (order,), (Fault("after", "worker1", method), silent))
+    seen = run(case)
+    assert problems(seen) == []
+    assert seen.values["f0"] == [[Failed("WorkerLost"), Failed("WorkerLost"), ["0(2)"]]]
+    seen.met[:] = [met for met in seen.met if met.fault.kind != silent.kind]
+    assert "f0: call 0 ran 1 times, not 3" in problems(seen)
