@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SUSPECT_DEATHS = 2
 MOST_DEATHS = 2
-"""The maximum number of children that the errbacks of one request may kill."""
+"""The maximum number of children that errbacks and hooks of one request may kill."""
 
 Key = tuple[int, str, int]
 
@@ -35,8 +35,9 @@ class Failing(NamedTuple):
 
     - state: to be stored.
     - error: the stored exception.
-    - deaths: the number of children that died while reporting it, because an errback may kill them. After
-      two, errbacks are no longer called; after three, nothing is reported.
+    - deaths: the number of children that died while reporting it, because an errback or a hook may kill them.
+      After two, none is run, but messages are sent; after three, no callback or errback is sent; after four,
+      nothing is reported.
     """
 
     outcome: Outcome
@@ -44,9 +45,11 @@ class Failing(NamedTuple):
     error: dict[str, Any]
     deaths: int = 0
 
-    def as_plain(self) -> tuple[str, str, str, dict[str, Any], bool]:
-        """Return it as plain values: kind, text, state, error, whether errbacks are called."""
-        return self.outcome.kind, self.outcome.text, self.state, self.error, self.deaths < MOST_DEATHS
+    def as_plain(self) -> tuple[str, str, str, dict[str, Any], bool, bool]:
+        """Return it as plain values: kind, text, state, error, whether errbacks and hooks are run, and
+        whether callbacks and errbacks are sent."""
+        runs, sends = self.deaths < MOST_DEATHS, self.deaths <= MOST_DEATHS
+        return self.outcome.kind, self.outcome.text, self.state, self.error, runs, sends
 
 
 class Request:

@@ -293,6 +293,16 @@ class Run:
             return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts)
 
     def returned(self, value: Any) -> Outcome:
+        outcome = self.succeeded(value)
+        if outcome.kind == SUCCESS:
+            task, context = self.task, self.context
+            if signals.task_success.receivers:
+                signals.task_success.send(task, result=value, runtime=self.runtime)
+            self._hook(task.on_success, value, context.id, context.args, context.kwargs)
+        return outcome
+
+    def succeeded(self, value: Any) -> Outcome:
+        """Like returned(), but call no hooks."""
         self.runtime = time.perf_counter() - self.start
         self.value, self.status = value, states.SUCCESS
         task, context = self.task, self.context
@@ -325,9 +335,6 @@ class Run:
                 return self._failed(error)
             else:
                 raise
-        if signals.task_success.receivers:
-            signals.task_success.send(task, result=value, runtime=self.runtime)
-        self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
         return Outcome(SUCCESS, self.runtime, text, None, row, follow, parts, self.stored)
 

@@ -53,23 +53,36 @@ def succeeded(app: App, context: Context, value: Any) -> None:
         follow(app, context, context.chain[-1], (value,), chain=context.chain[:-1] or None)
 
 
-def failed(app: App, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
+def failed(
+    app: App,
+    context: Context,
+    error: BaseException,
+    traceback: str,
+    again: bool = False,
+    runs: bool = True,
+) -> None:
     """Call the errbacks.
 
     An errback that takes ``(request, exc, traceback)`` before its own arguments runs here. Any other one, and
     an immutable, bound or unknown one, is sent with the id of the failed task before its arguments.
 
-    again: the caller can repeat the call, so raise an error that prevents sending now. Otherwise nothing is
-    raised.
+    - again: the caller can repeat the call, so raise an error that prevents sending now. Otherwise nothing is
+      raised.
+    - runs: False runs none here.
     """
     for errback in context.errbacks or ():
         call = Signature(errback, app=app)
         arguments = (context, error, traceback)
         try:
-            if _takes(app.tasks.get(call.task), call, arguments):
+            if not _takes(app.tasks.get(call.task), call, arguments):
+                follow(app, context, errback, (context.id,))
+            elif runs:
                 _run_here(call, arguments)
             else:
-                follow(app, context, errback, (context.id,))
+                logger.error(
+                    "errback %s of task %s[%s] is not called again: it may have killed the last processes",
+                    call.task, context.task, context.id,
+                )  # fmt: skip
         except QWorkerError as unsent:
             if again and is_away(unsent):
                 raise

@@ -39,13 +39,15 @@ def report(
     text: str,
     state: str,
     error: dict[str, Any],
-    call_errbacks: bool = True,
+    runs: bool = True,
+    sends: bool = True,
 ) -> Outcome:
     """End a task that did not run, or whose process died: call its errbacks, and fail the calls after it.
 
     - kind, text: of the outcome.
     - state, error: to be stored.
-    - call_errbacks: False calls no errback or other user code, which may have killed the previous processes.
+    - runs: False runs no errback and no hook here, because they may have killed the previous processes.
+    - sends: False sends no callbacks or errbacks either.
 
     Return the outcome. It is SUCCESS if the success was stored before the process was killed; then the
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
@@ -53,20 +55,20 @@ def report(
     """
     token = push(context, task)
     try:
-        if call_errbacks and kind in _RAN and (meta := _success(app, task, context)) is not None:
-            return _go_on(app, task, context, meta["result"])
+        if sends and kind in _RAN and (meta := _success(app, task, context)) is not None:
+            return _go_on(app, task, context, meta["result"], runs)
         row = None
-        if call_errbacks and task.has_on_terminated:
+        if runs and task.has_on_terminated:
             task.on_terminated(context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         stored = False
         # As in Celery, none are called for revoked tasks.
-        if call_errbacks and context.errbacks and state == states.FAILURE:
+        if sends and context.errbacks and state == states.FAILURE:
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
-            followup.failed(app, context, cause, "", again=True)
+            followup.failed(app, context, cause, "", again=True, runs=runs)
         follow = followup.downstream_failures(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
         return Outcome(kind, None, text, None, row, follow, parts, stored, reported=True)
@@ -95,11 +97,11 @@ def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None
     return meta if meta is not None and meta["status"] == states.SUCCESS else None
 
 
-def _go_on(app: App, task: Task, context: Context, value: Any) -> Outcome:
-    """Send the calls after a task that succeeded with *value*."""
+def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> Outcome:
+    """Send the calls after a task that succeeded with *value*. hooks: whether its hooks are called."""
     run = Run(app, task, context)
     run.start, run.stored = time.perf_counter(), True
-    outcome = run.outcome_of(run.returned, value)
+    outcome = run.outcome_of(run.returned if hooks else run.succeeded, value)
     if outcome.kind == REQUEUED:
         logger.error("the calls after task %s[%s] are sent later: %s", task.name, context.id, outcome.text)
         app.clock.sleep(AGAIN_SECONDS)

@@ -639,21 +639,50 @@ def test_death_while_calling_errbacks_keeps_the_outcome(env: Env) -> None:
     assert env.ran == []
 
 
-@pytest.mark.parametrize("deaths", [[LOST, LOST], [TIME_LIMIT], [LOST, TIME_LIMIT]])
-def test_errbacks_that_kill_their_process_are_skipped(env: Env, deaths: list[str]) -> None:
-    """The rest of the chain fails all the same."""
-    env.app.task(name="tell")(env.ran.append)
-    last = dict(env.app.signature("work", (2,), options={"task_id": "last"}))
-    result, worker = killed(env, LOST, chain=[last], link_error=env.app.signature("tell"))
+def killed_again(env: Env, worker: Any, deaths: list[str]) -> None:
+    """Kill the children that report the end of a call of killed(), and let the next one report it."""
     for why in deaths:
         worker.run()
         worker.pool.end(worker.pool.held[0], why, "killed once more")
     for _ in range(3):
         worker.run()
         worker.pool.run()
-    states = [env.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
-    assert (states, env.ran) == (["FAILURE"] * 2, [])
+    worker.run()
     assert env.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "told"),
+    [
+        ([LOST, LOST], True),
+        ([TIME_LIMIT], True),
+        ([LOST, TIME_LIMIT], True),
+        ([LOST, LOST, LOST], False),
+        ([TIME_LIMIT, TIME_LIMIT], False),
+    ],
+)
+def test_errbacks_that_kill_their_process_are_skipped(env: Env, deaths: list[str], told: bool) -> None:
+    """Those that are messages are sent, unless this also kills the process. The rest of the chain fails all
+    the same."""
+    env.app.task(name="tell")(env.ran.append)
+    env.app.task(name="explain")(lambda request, exc, traceback: env.ran.append("explained"))
+    last = dict(env.app.signature("work", (2,), options={"task_id": "last"}))
+    errbacks = [env.app.signature("explain"), env.app.signature("tell")]
+    result, worker = killed(env, LOST, chain=[last], link_error=errbacks)
+    killed_again(env, worker, deaths)
+    states = [env.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
+    assert (states, env.ran) == (["FAILURE"] * 2, [result.id] if told else [])
+
+
+@pytest.mark.parametrize("deaths", [[LOST, LOST], [TIME_LIMIT]])
+def test_callbacks_are_sent_if_hooks_kill_their_process(env: Env, deaths: list[str]) -> None:
+    """Such as ``on_success()``: the success of the task has been stored before."""
+    env.app.task(name="tell")(env.ran.append)
+    result, worker = killed(env, LOST, link=env.app.signature("tell"))
+    env.app.backend.store_result(result.id, 5, "SUCCESS")
+    env.app.tasks["work"].on_success = lambda *given: env.ran.append("hook")  # type: ignore[method-assign]
+    killed_again(env, worker, deaths)
+    assert (result.state, env.ran) == ("SUCCESS", [5])
 
 
 @pytest.mark.parametrize("why", [TIME_LIMIT, LOST])

@@ -1106,3 +1106,26 @@ def test_a_worker_loses_its_lease_before_it_knows_of_its_acknowledgement(method:
     assert seen.values["f0"] == [[Failed("WorkerLost"), Failed("WorkerLost"), ["0(2)"]]]
     seen.met[:] = [met for met in seen.met if met.fault.kind != silent.kind]
     assert "f0: call 0 ran 1 times, not 3" in problems(seen)
+
+
+def test_an_errback_is_sent_after_children_died_that_reported_a_failure() -> None:
+    """After the second death, which an errback that runs in place may have caused, no errback was called any
+    more, not even those that are sent."""
+    flow = Chain([Call(), Call(does="lost")], errbacks=[Errback()])
+    faults = (Fault("child after", "worker", "store_rows"), Fault("child before", "worker", "push", 2))
+    assert problems(run(case_of(flow, faults=faults))) == []
+
+
+def test_an_errback_that_may_have_killed_two_processes_is_called_no_more() -> None:
+    """The checks expected it, though the processes died before they called it. After one death it is called,
+    and others are sent all the same."""
+    flow = Call(does="lost", errbacks=[Errback(now=True), Errback()])
+    faults = tuple(Fault("child before", "worker", "store_rows", nth) for nth in (1, 2))
+    seen = run(case_of(flow, faults=faults))
+    assert problems(seen) == []
+    assert sum(seen.record.told["f0"].values()) == 1
+    seen = run(case_of(flow, faults=faults[:1]))
+    assert problems(seen) == []
+    assert sum(seen.record.told["f0"].values()) == 2
+    seen.record.told["f0"].clear()
+    assert len(problems(seen)) == 2

@@ -140,10 +140,11 @@ class Settler:
 def _again(failing: Failing, outcome: Outcome) -> Failing | None:
     """Return what another child must report after the one that reported *failing* ended with *outcome*; None
     for nothing."""
-    if outcome.reported or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
+    if outcome.reported or failing.deaths > MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
         return None
-    # Errbacks that took too long would do so again, so they are not called again.
-    return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
+    # Errbacks that took too long would do so again, so they are not run again.
+    least = 0 if outcome.kind == LOST else MOST_DEATHS
+    return failing._replace(deaths=max(failing.deaths + 1, least))
 
 
 def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:

@@ -34,7 +34,7 @@ MOST_FRAME = 2**31
 TOKEN = struct.Struct("=Q")
 NO_FRAMES = (ValueError, EOFError, TypeError)
 
-Failing = tuple[str, str, str, dict[str, Any], bool]
+Failing = tuple[str, str, str, dict[str, Any], bool, bool]
 Job = tuple[int, int, str, int, int, bool, str, str | None, Failing | None, float, bytes]
 """``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, failing, starts_before,
 body)``
