@@ -107,12 +107,13 @@ def _problems(seen: Seen) -> list[str]:
     moved = any(fault.kind == "move" for fault in seen.fired)
     dead = range(1)  # possible numbers of dead letters: a revoked task need not run
     for asked in seen.asked:
-        if asked.name in forged:
+        if asked.name in forged:  # what follows a failed join may become a dead letter without a run
+            dead = range(dead.start, dead.stop + sum(_letters(seen, asked, _wanted(seen, asked))))
             continue
         if asked.name in seen.record.unsigned:
             found += [f"{asked.name}: {text}" for text in _unsigned(seen, asked)]
             continue
-        want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
+        want = _wanted(seen, asked)
         found += [
             f"{asked.name}: {text}"
             for text in _order(
@@ -122,8 +123,7 @@ def _problems(seen: Seen) -> list[str]:
                 exact and not (sent_again and want.dead) and not (moved and _puts_back(asked.order.flow)),
             )
         ]
-        letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
-        more = _perhaps_dead(asked, want)
+        letters, more = _letters(seen, asked, want)
         dead = range(dead.start + (0 if _may_end_early(seen, asked) else letters), dead.stop + letters + more)
     if seen.schedules is not None:
         found += Oracle(seen.case, seen.schedules, [(met.at, met.fault) for met in seen.met]).problems()
@@ -189,10 +189,16 @@ def _forged(seen: Seen) -> set[str | None]:
     return {name for ids in joins for name in ([seen.record.joins[id] for id in ids] or [None])}
 
 
-def _perhaps_dead(asked: Asked, want: Expected) -> int:
-    """Return how many calls may become dead letters without a run, because what is before them has failed."""
+def _wanted(seen: Seen, asked: Asked) -> Expected:
+    return expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
+
+
+def _letters(seen: Seen, asked: Asked, want: Expected) -> tuple[int, int]:
+    """Return how many calls become dead letters, and how many more may do so without a run, because what is
+    before them has failed."""
+    letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
     parts = (part for part in parts_of(asked.order.flow) if getattr(part, "does", "") == "unacked")
-    return len(asked.results) * sum(not want.runs[part.number] for part in parts)
+    return letters, len(asked.results) * sum(not want.runs[part.number] for part in parts)
 
 
 def _rejected(seen: Seen) -> int:
@@ -564,7 +570,7 @@ def _repeats_nothing(fault: Fault) -> bool:
 def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:
     """Yield problems of an order called before the key was set: its tasks must not run any more, see Record,
     and its results must not be readable, except signed results of later failures."""
-    want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
+    want = _wanted(seen, asked)
     yield from (
         f"call {number} ran, which must not"
         for number in seen.record.ran(asked.name)

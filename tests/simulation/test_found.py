@@ -1129,3 +1129,14 @@ def test_an_errback_that_may_have_killed_two_processes_is_called_no_more() -> No
     assert sum(seen.record.told["f0"].values()) == 2
     seen.record.told["f0"].clear()
     assert len(problems(seen)) == 2
+
+
+def test_a_body_becomes_a_dead_letter_when_a_stranger_has_made_its_join_fail() -> None:
+    """It does not run. The checks expected no dead letters of orders with such joins."""
+    flow = Chord([Call()], Chord([Call()], Call(does="unacked")))
+    forge = Fault("forge", "worker0", "join.open")
+    seen = run(case_of(flow, world=World(key="signed"), faults=(forge,), seed=1))
+    assert problems(seen) == []
+    assert len(seen.left["dead"]) == 1
+    seen.left["dead"].append("another")
+    assert any("dead letters: " in text for text in problems(seen))
