@@ -52,7 +52,7 @@ class Worker:
     - hostname: name@host.
     - queues: to consume; None for all of ``task_queues``, or the default one.
     - on_ready: called once everything runs.
-    - besides: factories of additional parts, such as the scheduler of ``--beat``.
+    - extras: factories of additional parts, such as the scheduler of ``--beat``.
     """
 
     parts: Assembly
@@ -65,7 +65,7 @@ class Worker:
         hostname: str | None = None,
         queues: Sequence[str] | None = None,
         on_ready: Callable[[], None] | None = None,
-        besides: Sequence[MakeComponent] = (),
+        extras: Sequence[MakeComponent] = (),
         **settings: Any,
     ) -> None:
         self.app = app
@@ -79,7 +79,7 @@ class Worker:
         self.registration = Registration(self.hostname, self.queues, self.concurrency)
         self.phase = RUNNING
         self._on_ready = on_ready
-        self._besides = tuple(besides)
+        self._extras = tuple(extras)
         self._requests = ShutdownRequests()
         self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
         self._started = self._built = self._consuming = self._stopped = False
@@ -129,7 +129,7 @@ class Worker:
             from qworker.components.assembly import Assembly
 
             self.parts = Assembly(
-                app, self.registration, self._crashed, lambda: self.phase, self._make_pool, self._besides
+                app, self.registration, self._crashed, lambda: self.phase, self._make_pool, self._extras
             )
         except BaseException:
             if self._zygote is not None:

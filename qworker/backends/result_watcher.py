@@ -322,9 +322,9 @@ class ResultWatcher:
             count += len(ids)
             if waiter.looked is not None:
                 if waiter.looked == self._source_events:
-                    waiter.anew.clear()
+                    waiter.new.clear()
                 waiter.looked = None
-            if waiter.anew:
+            if waiter.new:
                 wanted.update(filter(ids.__contains__, waiter.taken_anew()))
             if len(ids) > MANY:
                 many.append(ids)
@@ -502,7 +502,7 @@ class WaiterThread:
         with self._lock:
             for task_id, callback in callbacks.items():
                 self._calls.setdefault(task_id, []).append(callback)
-            self.waiter.anew.extend(callbacks)
+            self.waiter.new.extend(callbacks)
             self.ensure()
             self._rouse()
         self._watcher.wake()

@@ -32,7 +32,7 @@ class Waiter:
     If ids is a set, delivered results are removed from it: this waiter waits for all of them.
     """
 
-    __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "looked", "news")
+    __slots__ = ("__weakref__", "asleep", "ids", "interval", "looked", "new", "news")
 
     def __init__(
         self, ids: Collection[str], interval: float = POLL_SECONDS, looked: int | None = None
@@ -41,7 +41,7 @@ class Waiter:
         self.looked = looked
         """The ResultWatcher.mark() made before all ids were read; None if they were not read."""
         self.interval = interval
-        self.anew = deque(ids)
+        self.new = deque(ids)
         """Ids not read since they were added. Any thread."""
         self.asleep = False
         """Whether it waits while another thread leads."""
@@ -56,7 +56,7 @@ class Waiter:
 
     def taken_anew(self) -> list[str]:
         """Return all ids in anew, and empty it."""
-        return [self.anew.popleft() for _ in range(len(self.anew))]
+        return [self.new.popleft() for _ in range(len(self.new))]
 
     def taken(self, seconds: float) -> list[Mapping[str, Found] | Exception]:
         """Return all its news; if there is none, wait for up to *seconds*."""

@@ -56,12 +56,12 @@ class Caution:
         while clean:
             some, clean = clean[: self.most], clean[self.most :]
             yield some
-        apart: dict[str, list[N]] = {}
+        by_name: dict[str, list[N]] = {}
         for each in every if now >= self._apart_at else ():
             if now >= self._again_at.get(each.name, now + 1):
-                apart.setdefault(each.name, []).append(each)
-        for name in sorted(apart, key=lambda name: self._again_at.get(name, 0.0)):
-            yield apart[name]
+                by_name.setdefault(each.name, []).append(each)
+        for name in sorted(by_name, key=lambda name: self._again_at.get(name, 0.0)):
+            yield by_name[name]
             if name in self._failures:
                 return
 

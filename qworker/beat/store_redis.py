@@ -379,8 +379,8 @@ def open_redis_store(app: App, url: str, scope: str) -> RedisScheduleStore:
     options = dict(conf.broker_transport_options if broker else conf.result_backend_transport_options)
     tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
     where = endpoint(url, options, tls, "beat_store")
-    apart = scope.replace("%", "%25").replace(".", "%2E")  # because a dot ends the scope
-    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{apart}.", app.clock)
+    key = scope.replace("%", "%25").replace(".", "%2E")  # because a dot ends the scope
+    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{key}.", app.clock)
 
 
 def _lease(found: Sequence[Any]) -> Lease:

@@ -19,7 +19,7 @@ from qworker.canvas.plain import known_task, plain, sendable
 from qworker.conf.unsupported import SIGNATURE, unsupported
 from qworker.context import get_current_app
 from qworker.contracts import App, Task
-from qworker.message.marks import apart, over, unmarked
+from qworker.message.marks import options_of_call, over, unmarked
 from qworker.naming import task_id as new_id
 from qworker.results.result import AsyncResult
 
@@ -353,7 +353,7 @@ class Signature(dict[str, Any]):
         if "headers" in options:
             options["headers"] = unmarked(options["headers"])
         call = self.clone(args, kwargs, **options)
-        app, made = self.app, apart(call.options)
+        app, made = self.app, options_of_call(call.options)
         task = app.tasks.get(call.task)
         if task is None:
             return app.send_task(call.task, call.args, call.kwargs, **made)

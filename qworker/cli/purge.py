@@ -34,9 +34,9 @@ def purge(
     infos = store.admin.queues() if queues is None else store.admin.depths(queues)
     known = {info.queue: info for info in infos}
     chosen = [name for name in queues or known if name not in exclude_queues]
-    standing = [known[name] for name in chosen if name in known]
-    leased = sum(info.leased for info in standing) if store.admin.purges_leased else 0
-    waiting = sum(info.ready + info.delayed for info in standing) + leased
+    infos = [known[name] for name in chosen if name in known]
+    leased = sum(info.leased for info in infos) if store.admin.purges_leased else 0
+    waiting = sum(info.ready + info.delayed for info in infos) + leased
     if not waiting:
         click.echo("There is nothing to remove.")
         doubt_queues(application, queues)

@@ -140,7 +140,7 @@ def start(
             from qworker.cli.spool.spooling import spool_in
 
             spooling = spool_in(choice.app, spooler, alone=False)
-            parts += spooling.besides
+            parts += spooling.extras
             log_more = spooling.log_more
     except ConfigurationError as error:
         if reloader is None:
@@ -153,7 +153,7 @@ def start(
         Process(node, loglevel, logfile, log_json, pidfile),
         queues=queues,
         reloader=reloader,
-        besides=parts,
+        extras=parts,
         log_more=log_more,
     )
 

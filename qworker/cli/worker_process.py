@@ -45,14 +45,14 @@ def run_worker(
     *,
     queues: tuple[str, ...] | None,
     reloader: Reloader | None = None,
-    besides: Sequence[MakeComponent] = (),
+    extras: Sequence[MakeComponent] = (),
     log_start: Callable[[int], None] | None = None,
     log_more: Callable[[], None] | None = None,
 ) -> int:
     """Run a worker of the app until it is told to stop, and return the exit code.
 
     - queues: to consume; None for those of the settings.
-    - besides: factories of additional parts.
+    - extras: factories of additional parts.
     - log_start: logs what will run, given the number of processes; None: tasks and queues.
     - log_more: logs details about its parts.
     """
@@ -68,7 +68,7 @@ def run_worker(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader, besides, log_start, log_more)
+        return _run(choice, node, queues, reloader, extras, log_start, log_more)
 
 
 def _run(
@@ -76,7 +76,7 @@ def _run(
     node: str,
     queues: tuple[str, ...] | None,
     reloader: Reloader | None,
-    besides: Sequence[MakeComponent],
+    extras: Sequence[MakeComponent],
     log_start: Callable[[int], None] | None,
     log_more: Callable[[], None] | None,
 ) -> int:
@@ -101,7 +101,7 @@ def _run(
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 
-    worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready, besides=besides)
+    worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready, extras=extras)
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     if log_start is not None:
         log_start(worker.concurrency)

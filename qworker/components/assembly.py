@@ -68,7 +68,7 @@ class Assembly:
     - on_crash: called with the name of a part and the error that ended it.
     - phase: returns the worker's phase.
     - pool_maker: see make_worker_pool().
-    - besides: factories of independent parts that run in the worker, such as a scheduler.
+    - extras: factories of independent parts that run in the worker, such as a scheduler.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Assembly:
         on_crash: OnCrash,
         phase: Callable[[], str],
         pool_maker: MakePool,
-        besides: Sequence[MakeComponent] = (),
+        extras: Sequence[MakeComponent] = (),
     ) -> None:
         conf, clock, broker = app.conf, app.clock, app.broker
         # First the targets of other parts: the Listener's mailbox, the ledger, the ready queue.
@@ -114,7 +114,7 @@ class Assembly:
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And the observers.
-        self.others = others = tuple(make(on_crash) for make in besides)
+        self.others = others = tuple(make(on_crash) for make in extras)
         long_runs = LongRuns(clock, self.pool, registration.concurrency)
         self.health = Health(
             registration.hostname,

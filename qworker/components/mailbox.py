@@ -20,7 +20,7 @@ class SettlementOrder(NamedTuple):
 
     - final: the worker is done with the request.
     - starts: the request runs once the broker has confirmed this settlement.
-    - anew: send the request again, because its message was acked before a run that does not take place.
+    - resend: send the request again, because its message was acked before a run that does not take place.
     - after_others: settle it after the results of other tasks that end with it are stored.
     """
 
@@ -28,7 +28,7 @@ class SettlementOrder(NamedTuple):
     settlement: Settlement | None
     final: bool = True
     starts: bool = False
-    anew: bool = False
+    resend: bool = False
     after_others: bool = False
 
 

@@ -246,23 +246,23 @@ class EmbeddedWorker:
         run = self._begin()
         if run is not None:
             try:
-                await self._apart(self._bring_up, run)
+                await self._in_thread(self._bring_up, run)
             except BaseException:
-                await self._apart(self.stop, "cold")
+                await self._in_thread(self.stop, "cold")
                 raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._apart(self.stop)
+        await self._in_thread(self.stop)
         self._raise_failure(error)
 
     def _raise_failure(self, error: BaseException | None) -> None:
         if error is None and (failure := self.error) is not None:
             raise failure
 
-    async def _apart(self, work: Callable[..., None], *args: Any) -> None:
+    async def _in_thread(self, work: Callable[..., None], *args: Any) -> None:
         """Run *work* in a thread. If cancelled meanwhile, request a cold stop and wait for *work*."""
         import asyncio  # here, because only coroutines need it
 

@@ -155,8 +155,8 @@ class Cluster:
         cluster_log.log_start(title)
         node = node_of(conf.cluster_name, self.cluster_id, self.host)
         worker: Worker
-        parts = besides(self.broker, lambda: presence_of(worker, started))
-        worker = Worker(app(), hostname=node, on_ready=ready, besides=parts)
+        parts = extra_parts(self.broker, lambda: presence_of(worker, started))
+        worker = Worker(app(), hostname=node, on_ready=ready, extras=parts)
         started = SYSTEM_CLOCK.now()
         signals.worker_shutting_down.connect(stopping, weak=False)
         try:
@@ -212,7 +212,7 @@ def _check_database() -> None:
         )
 
 
-def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
+def extra_parts(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
     """Return functions that make the additional components of a cluster's worker.
 
     broker: the cluster's. snapshot: returns the worker's current state.

@@ -5,7 +5,7 @@ Goes to:     the message. Workers read them: ``canvas/membership.py``, ``tasks/c
 Thread:      any; pure.
 
 In the dict of a signature, marks are in the ``headers`` of its options; headers set later do not remove them
-(``over``). When the call is made, each mark becomes a separate option (``apart``), which is added to the
+(``over``). When the call is made, each mark becomes a separate option (``options_of_call``), added to the
 message after all user code, such as middleware and signal receivers, has changed the headers. Marks are not
 in ``request.headers``, so tasks do not pass them on.
 """
@@ -93,7 +93,7 @@ def names_ids(options: Mapping[str, Any]) -> bool:
 _FOLLOWING = ("link", "link_error", "chain", "chord")
 
 
-def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def options_of_call(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the *options* of a signature as those of a call, with marks as separate options."""
     headers = options.get("headers")
     if not isinstance(headers, Mapping) or MARKS.isdisjoint(headers):

@@ -14,7 +14,7 @@ from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
 from qworker.contracts import App
-from qworker.message.marks import CAUSE, FAILED, MEMBERS, RUN, apart, mark, run_in
+from qworker.message.marks import CAUSE, FAILED, MEMBERS, RUN, mark, options_of_call, run_in
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
@@ -61,6 +61,12 @@ def failed_messages_of(
     with holding_back(app) as held:
         for call, rest in calls:
             # By name, so that the arguments are not checked; without a countdown, because it does not run.
-            options = {**apart(call.options), **marks, "countdown": None, "eta": None, "chain": rest or None}
+            options = {
+                **options_of_call(call.options),
+                **marks,
+                "countdown": None,
+                "eta": None,
+                "chain": rest or None,
+            }
             app.send_task(call.task, call.args, call.kwargs, **options)
     return held

@@ -17,7 +17,7 @@ from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.contracts import App, Task
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.context import Context, current_context, message_headers
-from qworker.message.marks import MARKS, RUN, apart, marks_in, names_ids, new_run, unmarked
+from qworker.message.marks import MARKS, RUN, marks_in, names_ids, new_run, options_of_call, unmarked
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
 from qworker.message.serialization import content_types
@@ -144,7 +144,7 @@ def read_call(app: App, task: Task | None, item: Any) -> Invocation:
         if task is not None and item.task != task.name:
             raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
         called = task or app.tasks.get(item.task)
-        return Invocation(called, item.task, item.args, item.kwargs, apart(item.options))
+        return Invocation(called, item.task, item.args, item.kwargs, options_of_call(item.options))
     if task is None:
         if isinstance(item, str):
             return Invocation(None, item, (), {}, {})

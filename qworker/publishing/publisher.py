@@ -23,7 +23,7 @@ from qworker.contracts import App, Task
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, reraise_interrupt
 from qworker.message.context import Context, current_context
-from qworker.message.marks import MARKS, RUN, apart, mark, marks_in, run_in, unmarked
+from qworker.message.marks import MARKS, RUN, mark, marks_in, options_of_call, run_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
@@ -279,7 +279,7 @@ class Publisher:
     def check_later(self, name: str, options: Mapping[str, Any]) -> None:
         """Raise the error that a later call of the task *name* with the *options* of a signature would raise,
         because later there is no caller to report it to."""
-        given = {key: value for key, value in apart(options).items() if key not in _OF_OTHERS}
+        given = {key: value for key, value in options_of_call(options).items() if key not in _OF_OTHERS}
         check_options(self.app, name, given)
         router = self._derive().router.without_functions()
         # By name, because the task's code must not see incomplete arguments.

@@ -27,7 +27,7 @@ from qworker.interrupts import reraise_interrupt
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.context import Context, carried_chain, message_headers
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
-from qworker.message.marks import CAUSE, FAILED, RUN, apart, mark, run_in
+from qworker.message.marks import CAUSE, FAILED, RUN, mark, options_of_call, run_in
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
@@ -212,7 +212,7 @@ def _send_errback(
             mark(each["options"], marks)
         start(app, made)
         return
-    known = {RUN: "", **apart(tidied(app, errback.options)), **marks}
+    known = {RUN: "", **options_of_call(tidied(app, errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
         failed_call = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
         known[FAILED] = failed_call

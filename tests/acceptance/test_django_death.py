@@ -59,7 +59,7 @@ def test_idle_processes_are_killed(django_site: DjangoSite) -> None:
 
 CHILD_POINTS = ("ran",)
 """Crash points of a child, which is replaced: the task is done, but was not reported to the worker."""
-MAIN_POINTS = ("heard", "acking", "settled")
+MAIN_POINTS = ("received", "acking", "settled")
 """Crash points of the main process: a task has ended, its result is stored with the ack, both are stored."""
 
 

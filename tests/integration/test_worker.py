@@ -598,11 +598,11 @@ def test_failed_start_raises_and_leaves_no_threads(env: Env, tmp_path: Path) -> 
 def test_extra_components_start_after_the_broker_has_answered(env: Env) -> None:
     answered: list[float] = []
 
-    class Besides(Component):
+    class Extra(Component):
         def start(self) -> None:
             answered.append(worker.parts.listener.connection.answered_at)
 
-    worker = Worker(env.app, pool=env.pool, concurrency=1, besides=[lambda on_crash: Besides()])
+    worker = Worker(env.app, pool=env.pool, concurrency=1, extras=[lambda on_crash: Extra()])
     worker.start()
     worker.stop()
     assert len(answered) == 1
@@ -613,7 +613,7 @@ def test_failed_component_leaves_no_process(forking: Env) -> None:
     def broken(on_crash: object) -> Component:
         raise ConfigurationError("there is no such part")
 
-    worker = Worker(forking.app, pool="prefork", concurrency=1, besides=[broken])
+    worker = Worker(forking.app, pool="prefork", concurrency=1, extras=[broken])
     with pytest.raises(ConfigurationError, match="no such part"):
         worker.run()
     assert worker._zygote is not None

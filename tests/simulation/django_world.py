@@ -32,7 +32,7 @@ from django.test import override_settings  # noqa: E402
 
 from qworker import QWorker  # noqa: E402
 from qworker.django.brokers import get_broker, orm, transported  # noqa: E402
-from qworker.django.cluster import besides  # noqa: E402
+from qworker.django.cluster import extra_parts  # noqa: E402
 from qworker.django.clusters import engine  # noqa: E402
 from qworker.django.clusters.retention import TIDY_SECONDS  # noqa: E402
 from qworker.django.models import Part, Schedule, Task  # noqa: E402
@@ -255,8 +255,8 @@ class DjangoWorker(InProject, WorkerNode):
 
     queues = None
 
-    def _besides(self) -> Any:
-        return besides(get_broker(), lambda: None)  # type: ignore[arg-type,return-value]
+    def _extras(self) -> Any:
+        return extra_parts(get_broker(), lambda: None)  # type: ignore[arg-type,return-value]
 
     def _more_parts(self) -> Any:
         self.more = [later._make() for later in self.worker.parts.others]  # type: ignore[attr-defined]

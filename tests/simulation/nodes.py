@@ -282,7 +282,7 @@ class WorkerNode(Node):
             concurrency=world.concurrency,
             hostname=f"{name}@sim",
             queues=self.queues,
-            besides=self._besides(),
+            extras=self._extras(),
         )
         self.record.figures.counters.append(self.worker.counters)
         parts = self.worker.parts
@@ -307,7 +307,7 @@ class WorkerNode(Node):
         self.time.actors.append(actor)
         return Bell(self.time, actor)
 
-    def _besides(self) -> Sequence[Any]:
+    def _extras(self) -> Sequence[Any]:
         """Return factories for additional components of the worker."""
         return ()
 

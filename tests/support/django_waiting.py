@@ -102,7 +102,7 @@ def waiting(*calls: Callable[[], Any]) -> Any:
     for thread in threads:
         thread.start()
     until(lambda: len(watcher._waiters) > len(calls) and watcher._source is not None)
-    until(lambda: not any(waiter.anew for waiter in watcher._all()))  # all of it has been queried
+    until(lambda: not any(waiter.new for waiter in watcher._all()))  # all of it has been queried
     yield found
     for thread in threads:
         thread.join()

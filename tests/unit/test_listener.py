@@ -1198,7 +1198,7 @@ def test_unsent_settlements_are_logged_on_close(caplog: pytest.LogCaptureFixture
     rig.post(two, Release(two.tag))
     three.acked = True
     three.id = "acked"
-    rig.mailbox.post(SettlementOrder(three, None, anew=True))
+    rig.mailbox.post(SettlementOrder(three, None, resend=True))
     make_unavailable_for(rig, 100)
     rig.listener.closed()
     assert logged(caplog).count("tasks-left") == 2
@@ -1238,7 +1238,7 @@ def test_acked_message_that_cannot_be_resent_is_reported_as_lost(caplog: pytest.
     rig.run_until_idle()
     (request,) = rig.take()
     request.acked = True
-    rig.mailbox.post(SettlementOrder(request, None, anew=True))
+    rig.mailbox.post(SettlementOrder(request, None, resend=True))
     rig.listener.closed()
     assert rig.listener.left() == {LOST: ["pushed"]}
     assert "tasks-left" in logged(caplog)
@@ -1272,7 +1272,7 @@ def test_lease_loss_on_close_is_logged(caplog: pytest.LogCaptureFixture) -> None
     one, acked = rig.take()
     rig.post(one, Ack(one.tag))
     acked.acked = True
-    rig.mailbox.post(SettlementOrder(acked, None, anew=True))
+    rig.mailbox.post(SettlementOrder(acked, None, resend=True))
     rig.listener.closed()
     assert "1 tasks ended and will run again: pushed" in caplog.text
     assert rig.store.pushes == 2, "the acked message is sent again"

@@ -193,7 +193,7 @@ def test_acked_message_with_an_undecodable_body_is_sent_again() -> None:
     one = setup.rooms.request(1, "once")
     one.mark_acked()
     setup.settler.ended([(one, Outcome(INVALID, 0.0, "the body is cut off"))])
-    assert setup.order == SettlementOrder(one, None, anew=True)
+    assert setup.order == SettlementOrder(one, None, resend=True)
 
 
 def test_started_state_is_stored_without_settling() -> None:

@@ -99,7 +99,7 @@ class KeyValueJoins(Joins):
     def _write(self, key: str, state: State) -> None:
         self._keys.write(key, json.dumps(vars(state)).encode(), None)
 
-    def _standing(self, key: str) -> State | None:
+    def _state(self, key: str) -> State | None:
         """Return the join at *key*; None if it is missing or being deleted."""
         state = self._read(key)
         return None if state is None or state.gone else state
@@ -116,7 +116,7 @@ class KeyValueJoins(Joins):
                 state = State(name, size, b64encode(body).decode(), expires, due, now, place)
                 key = _key(name)
                 with self._keys.locked(key):
-                    if self._standing(key) is None and self._keys.read(_done_key(key)) is None:
+                    if self._state(key) is None and self._keys.read(_done_key(key)) is None:
                         self._forget(key)
                         made.append(key)
                         self._write(key, state)
@@ -129,7 +129,7 @@ class KeyValueJoins(Joins):
     def grow(self, join: str, task_id: str) -> int | None:
         key = _key(join)
         with self._keys.locked(key):
-            state = self._standing(key)
+            state = self._state(key)
             if state is None:
                 return None
             if task_id in state.added:
@@ -147,7 +147,7 @@ class KeyValueJoins(Joins):
         for join, numbered in by_join(parts).items():
             key = _key(join)
             with self._keys.locked(key):
-                state = self._standing(key)
+                state = self._state(key)
                 if state is not None:
                     self._record(key, state, numbered)
 
@@ -203,7 +203,7 @@ class KeyValueJoins(Joins):
         found = []
         for key in fitting((key, size) for *_, key, size in sorted(due)[:limit]):
             with self._keys.locked(key):
-                state = self._standing(key)
+                state = self._state(key)
                 if state is not None and state.due is not None and state.due <= now:
                     state.due, state.token = now + seconds, os.urandom(8).hex()
                     self._write(key, state)
@@ -223,7 +223,7 @@ class KeyValueJoins(Joins):
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
         key = _key(join.id)
         with self._keys.locked(key):
-            state = self._standing(key)
+            state = self._state(key)
             if state is None or state.token != join.token:
                 return False
             state.due = self._clock.now() + PUSH_SECONDS
@@ -231,7 +231,7 @@ class KeyValueJoins(Joins):
         sender.push(envelopes)
         crash_point("body-sent")
         with self._keys.locked(key):
-            state = self._standing(key)
+            state = self._state(key)
             if state is not None and state.token == join.token:
                 now = self._clock.now()
                 self._keys.write(_done_key(key), b"1", remembered(state.expires, now) - now)
@@ -265,7 +265,7 @@ class KeyValueJoins(Joins):
         return publication if held is None else int(held)
 
     def count(self) -> int:
-        return sum(self._standing(key) is not None for key in self._keys.list(JOIN_PREFIX))
+        return sum(self._state(key) is not None for key in self._keys.list(JOIN_PREFIX))
 
 
 def _key(join: str) -> str:

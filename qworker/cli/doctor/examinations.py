@@ -107,8 +107,8 @@ def tasks(choice: AppChoice) -> Iterator[Finding]:
     load_tasks(choice.app)
     own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
     if DJANGO_PACKAGES in choice.app.tasks:
-        besides = f"; {count(len(own), 'task')} of other kinds" if own else ""
-        yield Finding("ok", f"functions of the project are called by name with async_task(){besides}")
+        more = f"; {count(len(own), 'task')} of other kinds" if own else ""
+        yield Finding("ok", f"functions of the project are called by name with async_task(){more}")
     elif not own:
         yield Finding(
             "warning",

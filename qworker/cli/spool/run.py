@@ -82,7 +82,7 @@ def run(
         choice,
         Process(hostname or node_name(), loglevel, logfile, log_json, pidfile),
         queues=queues,
-        besides=spooling.besides,
+        extras=spooling.extras,
         log_start=log_start,
         log_more=spooling.log_more,
     )

@@ -53,10 +53,10 @@ def before_application(given: SpoolerGiven) -> None:
 
 
 class Spooling(NamedTuple):
-    """A worker's preparation for jobs. besides: factories of its additional parts, which run them. log_more:
+    """A worker's preparation for jobs. extras: factories of its additional parts, which run them. log_more:
     logs warnings, once logging is set up."""
 
-    besides: list[MakeComponent]
+    extras: list[MakeComponent]
     log_more: Callable[[], None]
 
 
@@ -103,7 +103,7 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
                     ", ".join(waiting),
                 )
 
-    return Spooling(attached.besides, log_more)
+    return Spooling(attached.extras, log_more)
 
 
 def _import_application(options: SpoolerOptions, ini: IniFile | None) -> list[str]:

@@ -165,7 +165,7 @@ def _sent_again(request: Request, outcome: Outcome) -> SettlementOrder:
         request.name, request.id, outcome.text,
     )  # fmt: skip
     request.acks_late = True
-    return SettlementOrder(request, None, anew=True)
+    return SettlementOrder(request, None, resend=True)
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:

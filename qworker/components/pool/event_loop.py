@@ -81,13 +81,13 @@ class EventLoop:
         else:  # cancelled before its first step, by a task that cancels all tasks of the loop
             self._begin(run)
 
-    def watch(self, file: int, heard: Callable[[bytes], None]) -> None:
-        """Call *heard* on the loop's thread with all data from the pipe *file*, until it is closed."""
+    def watch(self, file: int, on_data: Callable[[bytes], None]) -> None:
+        """Call *on_data* on the loop's thread with all data from the pipe *file*, until it is closed."""
 
         def read() -> None:
             data = os.read(file, 4096)
             if data:
-                heard(data)
+                on_data(data)
             else:
                 self._loop.remove_reader(file)
 

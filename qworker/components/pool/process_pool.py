@@ -265,7 +265,7 @@ class ProcessPool(TaskPool):
             if kind == OUTCOME:
                 sequence, fields, retire = content
                 if CRASHING:
-                    crash_point("heard")
+                    crash_point("received")
                 outcome = Outcome(*fields)
                 request = self._children.finished(child, sequence, outcome, retire, now)
                 if request is None:

@@ -83,7 +83,7 @@ class AckBuffer:
         for order in (*self._given_up, *orders):
             request = order.request
             if request is not None and order.final and not isinstance(order.settlement, Release):
-                fate = LOST if order.anew else UNSTORED if request.acked else AGAIN
+                fate = LOST if order.resend else UNSTORED if request.acked else AGAIN
                 found.setdefault(fate, []).append(request.id)
         for request in (*self._doubtful, *self._perhaps_acked(orders)):
             if request.id not in found.get(LOST, ()):
@@ -123,7 +123,7 @@ class AckBuffer:
             crash_point("giving back")
         for request in requests:
             if request.acked:
-                self._orders.append(SettlementOrder(request, None, anew=True))
+                self._orders.append(SettlementOrder(request, None, resend=True))
             else:
                 self._state.leave(request)
                 self._orders.append(SettlementOrder(None, Release(request.tag)))
@@ -163,18 +163,18 @@ class AckBuffer:
         lost = self._settlements.carry_out(generation, current) if current else set()
         # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
-        self._orders = [order for order in orders if order.starts or order.anew]
+        self._orders = [order for order in orders if order.starts or order.resend]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
             self._settlements.confirm(self._unconfirmed)  # if an ack were lost, the task would run twice
             self._unconfirmed.clear()
         crash_point("settled")
-        self._orders, self._hurry = [order for order in self._orders if order.anew], False
+        self._orders, self._hurry = [order for order in self._orders if order.resend], False
         self._answered([order.request for order in starting if order.request is not None], lost, unconfirmed)
         if self._orders:
             self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
-            self._send_anew()
+            self._resend()
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
         """Return *order*, changed to give its request back if the request was waiting to start."""
@@ -188,7 +188,7 @@ class AckBuffer:
         """Handle *orders* that the broker has processed; those for the tags *lost* came too late."""
         for order in orders:
             request, settlement = order.request, order.settlement
-            if order.anew:
+            if order.resend:
                 continue
             if order.final and (request is not None or settlement is not None):
                 self._state.totals[_counted(settlement)] += 1
@@ -229,7 +229,7 @@ class AckBuffer:
                 self._given_up.append(order)
             self._state.finished_elsewhere(request, order.settlement)
 
-    def _send_anew(self) -> None:
+    def _resend(self) -> None:
         """Send requests again that were acked and have not run. If that fails, they may have been sent: they
         must not run twice, so they are not sent again but fail."""
         orders, self._orders = self._orders, []
@@ -276,10 +276,10 @@ class AckBuffer:
                 self.flush(generation)
             except LeaseLost as error:
                 # Other workers have the held messages now. No worker has those acked before their run.
-                held = [order for order in self._orders if not order.anew]
-                self._orders = [order for order in self._orders if order.anew]
+                held = [order for order in self._orders if not order.resend]
+                self._orders = [order for order in self._orders if order.resend]
                 self._give_up(held, error)
-                self._send_anew()
+                self._resend()
                 return
             except (BrokerUnavailable, ConfigurationError) as error:
                 if failures == 0:

@@ -82,7 +82,7 @@ def run(package: Package) -> Any:
         ):
             _check_picklable(value)
     except BaseException as error:
-        note(package, False, _said(error))
+        note(package, False, _described(error))
         report_error()
         observe(post_execute_in_worker, func=func, task=package)
         raise
@@ -109,7 +109,7 @@ def _check_picklable(value: Any) -> None:
         raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return *error* with its traceback, as stored in ``Task``."""
     try:
         text = str(error)

@@ -104,20 +104,20 @@ def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> Non
     migration, when run again, finds all rows under one of the two names, or none. An SQLite file has one
     writer at a time, and rolls everything back.
     """
-    aside = table if connection.vendor == "sqlite" else f"{table}_moving"
+    old = table if connection.vendor == "sqlite" else f"{table}_moving"
     with connection.cursor() as cursor:
         # Otherwise commits made while RENAME waits would not be visible.
         if connection.vendor == "postgresql":
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         for _ in range(2):  # first the table left by an interrupted attempt
             there = connection.introspection.table_names(cursor)
-            if aside not in there:
+            if old not in there:
                 if table not in there:
                     return
-                cursor.execute(f"ALTER TABLE {table} RENAME TO {aside}")
-            move(cursor, aside)
-            cursor.execute(f"DELETE FROM {aside}")
-            cursor.execute(f"DROP TABLE {aside}")
+                cursor.execute(f"ALTER TABLE {table} RENAME TO {old}")
+            move(cursor, old)
+            cursor.execute(f"DELETE FROM {old}")
+            cursor.execute(f"DROP TABLE {old}")
 
 
 def _rows(cursor: Any, table: str, key: str, columns: str, more: str = "") -> Iterator[tuple[Any, ...]]:

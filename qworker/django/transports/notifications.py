@@ -111,8 +111,8 @@ def open_notifications(alias: str, table: str) -> Notifications:
     if vendor == "sqlite":
         return _piped(alias)
     if _by_redis(vendor):
-        heard: Notifications = import_object(f"{CHANNEL}:Subscription")()
-        return heard
+        found: Notifications = import_object(f"{CHANNEL}:Subscription")()
+        return found
     return NoNotifications()
 
 
@@ -141,10 +141,10 @@ def _listening(alias: str, table: str) -> Notifications:
             cursor.execute("SET LOCAL lock_timeout = '5s'")
             cursor.execute(f"SELECT pg_advisory_lock_shared({lock_of(table)})")
             cursor.execute("COMMIT")
-        heard: Notifications = import_object(f"{LISTENING}:ListenConnection")(
+        found: Notifications = import_object(f"{LISTENING}:ListenConnection")(
             connection.connection, connection.close
         )
-        return heard
+        return found
     except BaseException as error:
         reraise_interrupt(error)
         connection.close()

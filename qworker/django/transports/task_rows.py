@@ -171,8 +171,8 @@ def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
     place = COLUMNS.index("success")
     for row in rows:
         columns = unpack(row[2])
-        standing = found.get(columns[0])
-        if standing is None or not standing[place]:
+        stored = found.get(columns[0])
+        if stored is None or not stored[place]:
             found[columns[0]] = columns
     return [found[identity] for identity in sorted(found)]
 

@@ -93,7 +93,7 @@ class SpoolAdmin:
     def set_aside(self) -> Iterator[Aside]:
         """Yield the jobs that were set aside."""
         try:
-            yield from aside(self.path, self._directory)
+            yield from jobs_set_aside(self.path, self._directory)
         except OSError as error:
             raise self._failed(DEAD, error) from error
 
@@ -413,7 +413,7 @@ def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLo
     return Waiting(path, status.st_size, status.st_mtime, begun, running)
 
 
-def aside(place: str, directory: int) -> Iterator[Aside]:
+def jobs_set_aside(place: str, directory: int) -> Iterator[Aside]:
     """Yield the jobs that were set aside, in natural order. OSError when they cannot be read."""
     for name in sorted(aside_names(place), key=natural_key):
         with suppress(FileNotFoundError):  # it was just removed

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class Attached(NamedTuple):
-    """besides: functions that make additional components of the worker. rescan: makes it scan all
+    """extras: functions that make additional components of the worker. rescan: makes it scan all
     directories; any thread, and signal handlers."""
 
-    besides: list[MakeComponent]
+    extras: list[MakeComponent]
     rescan: Callable[[], None]
 
 

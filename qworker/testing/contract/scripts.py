@@ -90,9 +90,9 @@ def listen(place: Place) -> None:
     while hear():
         found: list[Leased] = []
         while not found:  # one message may be announced twice
-            heard = store.consumer.wait(60)
+            notified = store.consumer.wait(60)
             found = store.consumer.lease(["q"], 10).messages
-        say(heard, *[leased.headers for leased in found])
+        say(notified, *[leased.headers for leased in found])
 
 
 def wait_for_nothing(place: Place) -> None:

@@ -255,7 +255,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             lost: set[int] = set()
             gone: list[Held] = []
             back: list[Held] = []
-            anew: list[tuple[Held, Release | DeadLetter]] = []
+            changed: list[tuple[Held, Release | DeadLetter]] = []
             seen: set[int] = set()
             for settlement in settlements:
                 if isinstance(settlement, Store):
@@ -269,12 +269,12 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
                 if isinstance(settlement, Ack):
                     gone.append(held)
                 elif isinstance(settlement, DeadLetter) or held.expires or self._changes(settlement):
-                    anew.append((held, settlement))
+                    changed.append((held, settlement))
                 else:
                     back.append(held)
-            if anew:
+            if changed:
                 # First, because only this can fail without losing the lease: then nothing was done.
-                self._part_with(subscription, anew)
+                self._part_with(subscription, changed)
             crash_point("acking")
             subscription.settle(gone, back)
             self._settled.add([held.identity for held in gone])

@@ -154,9 +154,9 @@ class DisqueQueue(ServerQueue):
         for node, ones in _by_node([one for one in ours if not once(one.receipt.job)]).items():
             self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node, again=False)
         if never:
-            self._anew(never)
+            self._add_again(never)
 
-    def _anew(self, messages: Sequence[Received]) -> None:
+    def _add_again(self, messages: Sequence[Received]) -> None:
         shown = self._cluster.ask([("SHOW", one.receipt.job) for one in messages]).replies
         for described in shown:
             if isinstance(described, list):

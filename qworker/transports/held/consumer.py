@@ -273,12 +273,12 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._leaving[id(held.message)] = End(held, delay=delay)
         self._holdings.end(held)
 
-    def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
-        """Whether *held* is kept here until *due*, besides this number of others that are about to be."""
+    def _stays(self, held: Held, due: float, others: int = 0) -> bool:
+        """Whether *held* is kept here until *due*, if this number of others are about to be."""
         queue = held.message.queue
         waits = max(queue.longest_delay, queue.longest_return)
         near = not waits or due - self._clock.now() <= AHEAD_SECONDS
-        return near and self._holdings.has_room(besides)
+        return near and self._holdings.has_room(others)
 
     def _part_with_the_early(self) -> None:
         for end, _ in carry_out(list(self._leaving.values())):

@@ -78,10 +78,10 @@ class Holdings:
         """Whether no messages are taken for a moment, because the limit was reached."""
         return self._monotonic() < self._full_until
 
-    def has_room(self, besides: int = 0) -> bool:
-        """Whether one more may wait here, besides this number of others that are about to; otherwise the
+    def has_room(self, others: int = 0) -> bool:
+        """Whether one more may wait here, if this number of others are about to; otherwise the
         limit is reached."""
-        if len(self._waiting) + besides < self._eta_limit:
+        if len(self._waiting) + others < self._eta_limit:
             return True
         self._full_until = self._monotonic() + FULL_SECONDS
         return False

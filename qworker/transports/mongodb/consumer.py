@@ -84,7 +84,7 @@ class MongoConsumer(LeaseConsumer):
 
     # -- the record in the server --
 
-    def _standing(self) -> tuple[Document, Document]:
+    def _renewal(self) -> tuple[Document, Document]:
         """Return the fields that renew the lease in our record, and the clock."""
         if self._leases_on is None:
             return {}, {"$currentDate": {"renewed": True}}
@@ -93,7 +93,7 @@ class MongoConsumer(LeaseConsumer):
     def _insert(self, record: WorkerRecord) -> int:
         self._files.tidy()
         self._looking.open()
-        fields, clock = self._standing()
+        fields, clock = self._renewal()
         fields |= {**record._asdict(), "queues": list(record.queues), "lease": self._lease_seconds}
 
         def work(found: Collections) -> int:
@@ -113,7 +113,7 @@ class MongoConsumer(LeaseConsumer):
 
     def _renew(self) -> None:
         crash_point("renewing")
-        fields, clock = self._standing()
+        fields, clock = self._renewal()
         change = {"$set": {**fields, "presence": self._presence}, **clock}
         which = {"_id": self._generation, "ended": None}
         if not self._run(lambda found: found.owner.update_one(which, change).matched_count):

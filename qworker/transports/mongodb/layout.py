@@ -105,6 +105,6 @@ def leased(found: Mapping[str, Any]) -> Leased:
     )
 
 
-def ready(**besides: Any) -> Document:
+def ready(**fields: Any) -> Document:
     """Return the update that puts a message back to its queue."""
-    return {"$set": {"s": READY, **besides}, "$unset": {"owner": ""}}
+    return {"$set": {"s": READY, **fields}, "$unset": {"owner": ""}}

@@ -72,8 +72,8 @@ def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) ->
     transaction of a *session* they are not counted, and 0 is returned."""
     last: dict[str, ResultRow] = {}
     for row in rows:
-        standing = last.get(row[0])
-        if standing is None or states.may_replace(standing[1], row[1]):
+        before = last.get(row[0])
+        if before is None or states.may_replace(before[1], row[1]):
             last[row[0]] = row
     documents = [unpack(row) for row in last.values()]
     if not documents:

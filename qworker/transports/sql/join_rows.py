@@ -126,9 +126,9 @@ added AS (INSERT INTO {tables.part} (seq, number, task_id, status)
     AS given (id, number, task_id, status) JOIN found USING (id) WHERE number < size
     ON CONFLICT DO NOTHING RETURNING seq),
 counted AS (SELECT seq, count(*) AS new FROM added GROUP BY seq)
-UPDATE {tables.join} AS standing
+UPDATE {tables.join} AS existing
 SET due = CASE WHEN remaining <= new AND token IS NULL THEN 0 ELSE due END, remaining = remaining - new
-FROM counted WHERE standing.seq = counted.seq"""
+FROM counted WHERE existing.seq = counted.seq"""
 
 
 def places(values: Sequence[object]) -> str:

@@ -54,8 +54,8 @@ def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     deadlocks."""
     last: dict[str, ResultRow] = {}
     for row in rows:
-        standing = last.get(row[0])
-        if standing is None or states.may_replace(standing[1], row[1]):
+        before = last.get(row[0])
+        if before is None or states.may_replace(before[1], row[1]):
             last[row[0]] = row
     return [last[task_id] for task_id in sorted(last)]
 

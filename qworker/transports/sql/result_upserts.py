@@ -72,9 +72,9 @@ def _postgresql(table: str, columns: tuple[str, ...], makes_ids: bool, place: st
     names = ", ".join(columns)
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "task_id")
     key, value = ("", "") if makes_ids else ("id, ", "nextval('task_id_sequence'), ")
-    may_replace = MAY_REPLACE.format(old="standing.status", new="excluded.status")
+    may_replace = MAY_REPLACE.format(old="existing.status", new="excluded.status")
     return f"""WITH stored AS (
-    INSERT INTO {table} AS standing ({key}{names}) SELECT {value}{names}
+    INSERT INTO {table} AS existing ({key}{names}) SELECT {value}{names}
     FROM unnest({arrays}) AS given ({names})
     ON CONFLICT (task_id) DO UPDATE SET {changes} WHERE {may_replace} RETURNING task_id, status),
 ended AS (SELECT string_agg(task_id, E'\\n') AS ids FROM stored WHERE status IN {FINAL})

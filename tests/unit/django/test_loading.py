@@ -93,13 +93,13 @@ def test_unneeded_modules_are_not_imported(code: str, unneeded: set[str]) -> Non
 
 TAKING = """
 from qworker.django.management import serving
-from qworker.django.cluster import besides
+from qworker.django.cluster import extra_parts
 from qworker.components import assembly
 from qworker.components.pool import process_pool, zygote
 
 app = serving.app()
 app.load_tasks()
-parts = [make(print) for make in besides(serving.get_broker(), lambda: None)]
+parts = [make(print) for make in extra_parts(serving.get_broker(), lambda: None)]
 app.broker, app.results_with_broker
 """
 """Imports everything that a cluster needs for its first task."""

@@ -368,8 +368,8 @@ class SQLiteConsumer(LeaseConsumer):
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         now = self._clock.now()
-        besides = EXPIRED if kind == "dead" else ()
-        return self._sweep((*_over(kind), *besides), (now - expires, most, *(now for _ in besides)))
+        more = EXPIRED if kind == "dead" else ()
+        return self._sweep((*_over(kind), *more), (now - expires, most, *(now for _ in more)))
 
     def _sweep(self, what: Sequence[tuple[str, str, str]], limits: Sequence[float]) -> int:
         with self._held() as connection:
