@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from qworker import states
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
-from qworker.canvas.signatures import Signature, listed, signature
+from qworker.canvas.plain import known_task
+from qworker.canvas.signatures import Signature, is_ignored, listed, signature
 from qworker.canvas.stamping import hand_on
 from qworker.contracts import App, Task
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
@@ -252,7 +253,8 @@ def ended(
     children: Mapping[str, list[Any]] = MappingProxyType({}),
     reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
-    """Return the results of *calls* that fail with *error* (as stored) without running.
+    """Return the results of *calls* that fail with *error* (as stored) without running. One whose result is
+    ignored has none, unless its failure is stored all the same or a join waits for it.
 
     - children: of some calls, by id, in the form of ``as_tuple()``.
     - reply_to: the queue for their results, unless a call names another.
@@ -269,6 +271,8 @@ def ended(
             *(tuple(part) for part in parts_of(headers, states.FAILURE)),
             *_chord_parts(app, *chord, task_id, states.FAILURE, error),
         )
+        if not parts and not _stores_failures(app, call):
+            continue
         places = {"group_id": given.get("group_id"), "parent_id": parent}
         known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
         if task_id in children:
@@ -279,6 +283,12 @@ def ended(
         if row is not None:
             found.append((row, parts))
     return tuple(found)
+
+
+def _stores_failures(app: App, call: Signature) -> bool:
+    """Return whether a failure of *call* is stored; True if its task is not known here."""
+    task = known_task(call, app)
+    return task is None or bool(task.store_errors_even_if_ignored) or not is_ignored(call, task)
 
 
 def _takes(task: Task | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:

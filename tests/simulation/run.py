@@ -109,8 +109,6 @@ ROUNDING = 1e-4
 """Seconds by which times are rounded."""
 RAISED = frozenset({*ARGS, "ValueError", "ExceptionGroup"})
 """Errors that tasks raise: their tracebacks name the place."""
-OF_CHILDREN = frozenset({"WorkerLostError", "TimeLimitExceeded"})
-"""Errors of tasks whose child was killed, as they are stored."""
 LONG = 40 * 86400.0
 """Seconds after which everything has expired, by the settings."""
 ROUNDS = 3
@@ -813,7 +811,6 @@ class Running:
         for asked in seen.asked:
             parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
             known = {part.number for part in parts if part.instead is None}
-            ignored = {part.number for part in parts if part.ignored}
             longer = delays_of(asked.order)  # for which values of members are kept
             for id in (each.id for made in asked.results for each in calls_of(made)):
                 begun, meta = seen.record.begun.get(id), ended(id)
@@ -827,19 +824,16 @@ class Running:
                 if self.case.world.track_started and not seen.fired and not started:
                     yield f"{asked.name}: {id} was never stored as started"
                 error = meta["result"]["exc_type"] if meta["status"] == states.FAILURE else ""
-                # A task before it in its chain was killed, but had sent its next attempt or its replacement.
-                # An ignored call keeps the failure that was stored for it then.
-                unrun = bool(seen.fired) and error in OF_CHILDREN and numbers.get(id) in ignored
                 # One of two calls may write into a result of the other; so may one whose join has expired,
                 # and a join that is finished again after its results were forgotten.
                 gone = self.case.world.forgets or asked.name in seen.record.dropped
-                shared = unrun or asked.order.how == "twice" or (seen.fired and gone)
+                shared = asked.order.how == "twice" or (seen.fired and gone)
                 kin = {} if shared else seen.record.kin.get(id, {})
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"
                 done = self._done(meta)
                 last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
-                if not (unrun or begun[0] - ahead <= done) or done > last + longer + ahead:
+                if not begun[0] - ahead <= done <= last + longer + ahead:
                     yield f"{asked.name}: {id} began at {begun} and ended at {done}"
                 raised = (
                     error in RAISED and numbers.get(id) in known

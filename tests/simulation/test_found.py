@@ -1075,9 +1075,9 @@ def test_an_entry_is_paused_and_changed_before_its_call_is_sent() -> None:
 
 
 @pytest.mark.parametrize("kind", ["child after", "limit after"])
-def test_an_ignored_call_keeps_the_failure_of_a_killed_task_that_was_retried(kind: str) -> None:
+def test_an_ignored_call_runs_after_a_killed_task_that_was_retried(kind: str) -> None:
     """The calls after the killed task failed with it. Its next attempt ran, and so did they, but they store
-    no result: the checks missed their times and parents in what was stored before."""
+    no result: the failures stayed."""
     flow = Chain([Call(retries=1, delay=0.5), Call(ignored=True), Call(ignored=True)])
     case = case_of(flow, world=World(acks_late=False, workers=1), faults=(Fault(kind, "worker0", "push"),))
     assert problems(run(case)) == []
@@ -1140,3 +1140,10 @@ def test_a_body_becomes_a_dead_letter_when_a_stranger_has_made_its_join_fail() -
     assert len(seen.left["dead"]) == 1
     seen.left["dead"].append("another")
     assert any("dead letters: " in text for text in problems(seen))
+
+
+def test_an_ignored_call_runs_after_the_task_that_has_sent_it_is_lost() -> None:
+    """Its failure with that task was stored. Its run stores nothing, so the failure stayed."""
+    steps = [Call(errbacks=[Errback(number=1)], number=0), Call(ignored=True, number=2)]
+    killed = Fault("child after", "worker", "push")
+    assert problems(run(Case(World(acks_late=False), (Order(Chain(steps)),), (killed,), seed=7))) == []

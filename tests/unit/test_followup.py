@@ -24,7 +24,7 @@ from qworker.errors import (
 )
 from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
-from qworker.message.marks import FAILED, PUBLICATION
+from qworker.message.marks import FAILED, JOINS, PUBLICATION
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks import followup, termination
 from qworker.tasks.execution import execute
@@ -230,6 +230,32 @@ def test_stored_success_is_kept_when_callbacks_cannot_be_sent(
     assert sorted(row[0] for row, _ in outcome.follow) == ["c", "l", "n"]
     assert {row[1] for row, _ in outcome.follow} == {"FAILURE"}
     assert [type(each) for each in seen] == [type(error)]
+
+
+@pytest.mark.parametrize(
+    ("task_options", "options", "stored"),
+    [
+        ({}, {"ignore_result": True}, False),
+        ({"ignore_result": True}, {}, False),
+        ({"ignore_result": True}, {"ignore_result": False}, True),
+        ({"ignore_result": True}, {"headers": {JOINS: [["join", 0]]}}, True),
+        ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, True),
+    ],
+)
+def test_ignored_call_that_fails_with_the_one_before_it_has_no_result(
+    app_and_store: tuple[QWorker, KeepingStore],
+    task_options: dict[str, Any],
+    options: dict[str, Any],
+    stored: bool,
+) -> None:
+    app, _ = app_and_store
+    app.task(name="quiet", **task_options)(lambda value: value)
+    calls = [
+        Signature("elsewhere", options={"task_id": "last"}),
+        Signature("quiet", options={"task_id": "next", **options}),
+    ]
+    outcome = run(app, "fail", chain=calls)
+    assert {row[0] for row, _ in outcome.follow} == ({"next", "last"} if stored else {"last"})
 
 
 @pytest.mark.parametrize("options", [{"retry_policy": {"max_retries": "x"}}, {"serializer": "nobody's"}])
