@@ -208,7 +208,7 @@ class Stores:
         """Return the ids of the open joins of *backend*."""
         joins = backend.joins
         if isinstance(joins, KeyValueJoins):
-            states = map(joins._standing, joins._keys.list(JOIN_PREFIX))
+            states = map(joins._state, joins._keys.list(JOIN_PREFIX))
             return [state.id for state in states if state is not None]
         file = self.directory / ("results.db" if self._results == "other" else "q.db")
         with closing(sqlite3.connect(file)) as connection:
