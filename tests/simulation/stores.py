@@ -187,17 +187,19 @@ class Stores:
         return restore
 
     def lose(self) -> None:
-        """Lose everything, as if the stores had been made anew."""
+        """Lose everything, as if the stores had been made anew. Only numbers of consumers and revocations go
+        on, as on a machine with one clock: here, where clocks differ by whole seconds, another consumer might
+        get a number that is in use."""
         if self._broker is not None:
             queues = self._broker._building.queues
-            self._broker._building.queues = MemoryQueues(last=queues.last)  # as if taken from the clock
+            self._broker._building.queues = MemoryQueues(last=queues.last)
         if self._backend is not None:
             self._backend._values.clear()
         self._empty()
         for file in self.directory.glob("*.db"):
             with closing(sqlite3.connect(file)) as connection, connection:
                 for (name,) in connection.execute(
-                    "SELECT name FROM sqlite_schema WHERE type = 'table'"
+                    "SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'sqlite_sequence'"
                 ).fetchall():
                     connection.execute(f"DELETE FROM {name}")
         for path in (self.directory / "results").rglob("[!.]*"):
