@@ -21,6 +21,7 @@ from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 from tests.integration.test_workflow_leftovers import BROKER_KEYS
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -156,6 +157,7 @@ def test_revoke_cancels_the_whole_workflow(env: Env, kind: str, when: str) -> No
         env.result = result = flow()
         if when == "before":
             result.revoke()
+            until(lambda: env.app.broker.consumer.revoked_since(0)[1])  # RabbitMQ delivers them at any time
         env.ran.clear()
         worker.run()
         if when == "before":  # otherwise the worker already has some members
