@@ -875,6 +875,8 @@ def round_trips(backend: Backend, kind: str) -> list[str]:
     return asked
 
 
+SMALLER = {"filesystem": 200, "mongodb": 200}
+"""The size of a large group where each result is a file, and where the server of the tests is slow."""
 CHECKS = {
     "ready": lambda group: group.ready() is False,
     "waiting": lambda group: group.waiting() is True,
@@ -888,7 +890,7 @@ CHECKS = {
 def test_large_group_is_queried_in_few_round_trips(open_: Open, kind: str) -> None:
     backend = open_()
     app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
-    ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
+    ids = [new_id() for _ in range(SMALLER.get(kind, 1000))]
     states_of = {ids[0]: states.FAILURE, ids[1]: states.STARTED}
     value = exception_to_dict(KeyError())
     rows = [backend.row(each, backend.meta(each, states_of.get(each, states.SUCCESS), value)) for each in ids]
@@ -914,7 +916,7 @@ def test_large_group_is_queried_in_few_round_trips(open_: Open, kind: str) -> No
 def test_as_completed_of_a_large_group_reads_in_batches(open_: Open, kind: str) -> None:
     asking, storing = open_(), open_()
     app = QWorker("proj", broker=KeepingStore(), backend=asking, set_as_current=False)
-    ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
+    ids = [new_id() for _ in range(SMALLER.get(kind, 1000))]
     reads: list[int] = []
     read_many = asking.read_many
     asking.read_many = lambda ids: reads.append(len(ids)) or read_many(ids)  # type: ignore[func-returns-value,method-assign]

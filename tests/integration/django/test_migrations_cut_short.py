@@ -15,6 +15,8 @@ from tests.conftest import REPOSITORY
 from tests.support.django_places import KINDS, Place
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.one_python  # what an interrupted statement leaves depends on the server
+
 APP = "qworker.django.apps.DjangoQConfig"
 DATA = REPOSITORY / "tests" / "data"
 OLD, NEW = "django_q_ormq", {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker_message"}
