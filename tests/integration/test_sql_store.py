@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.testing.contract import mark
-from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
+from qworker.transports.lease import NO_ROOM, Ack, Broker, Consumer, Reclaimed, Release, Store
 from qworker.transports.sql.broker import SQLBroker
+from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.link import ClaimOrder
+from qworker.transports.sql.schema import WAKE, waking_values
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
@@ -190,6 +192,143 @@ def test_an_expired_lease_is_looked_at_again_after_a_late_answer(
     assert other.consumer.reclaim() == [], "its owner may only have been unable to renew"
     monkeypatch.undo()
     assert [(one.name, one.returned) for one in other.consumer.reclaim()] == [("gone@test", 1)]
+
+
+# -- Waking one waiting worker on PostgreSQL --
+
+
+@pytest.fixture
+def postgresql(tmp_path: Path) -> Iterator[PostgreSQLPlace]:
+    place = PostgreSQLPlace(tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def waiting(postgresql: PostgreSQLPlace) -> Iterator[Callable[[], Consumer]]:
+    """Opens consumers that wait for messages of the queue q."""
+    brokers: list[Broker] = []
+
+    def open_one() -> Consumer:
+        brokers.append(postgresql.open())
+        consumer = brokers[-1].consumer
+        consumer.register("w@test", ["q"], 1)
+        drain(consumer)
+        return consumer
+
+    yield open_one
+    for broker in brokers:
+        with suppress(BrokerUnavailable):  # of the dead
+            broker.close()
+
+
+def disconnect(place: PostgreSQLPlace, *consumers: Consumer) -> None:
+    """Have the server end all connections; *consumers* notice it."""
+    place.end_connections()
+    for consumer in consumers:
+        with pytest.raises(BrokerUnavailable):
+            consumer.wait(60)
+
+
+def drain(consumer: Consumer) -> list[Any]:
+    """Lease from q until there is nothing more; return the headers."""
+    found = consumer.lease(["q"], 9).messages
+    while consumer.wait(0.05, 9):
+        found += consumer.lease(["q"], 9).messages
+    return [leased.headers for leased in found]
+
+
+def number(consumer: Consumer) -> int:
+    """Return the id of *consumer*."""
+    assert isinstance(consumer, SQLConsumer)
+    return consumer._generation
+
+
+def channel(place: SQLPlace) -> str:
+    ((oid,),) = place._ask("SELECT to_regclass('qworker_message')::oid")
+    return f"qworker_{oid}"
+
+
+def test_a_dead_worker_is_not_notified_while_another_publishes(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer]
+) -> None:
+    gone, live = waiting(), waiting()
+    disconnect(postgresql, live)
+    drain(live)
+    with closing(postgresql.open()) as broker, closing(postgresql._connect()) as publisher:
+        publisher.execute(f"SET search_path = {postgresql._name}")
+        with publisher.transaction():
+            values = waking_values(channel(postgresql), ["q"], number(gone) - 1)
+            assert publisher.execute(WAKE, values).fetchone()[0] == number(live)
+            for text in "abcd":
+                broker.sender.push([message(text)])
+                assert live.wait(10, 9) is True
+                assert [leased.headers for leased in live.lease(["q"], 9).messages] == [text]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_worker_is_notified_if_one_published_when_it_connected(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer], kept: bool
+) -> None:
+    """kept: the publisher is just looking whether the worker is dead."""
+    consumer = waiting()
+    disconnect(postgresql, consumer)
+    with closing(postgresql.open()) as broker, closing(postgresql._connect()) as publisher:
+        publisher.execute(f"SET search_path = {postgresql._name}")
+        with publisher.transaction():
+            publisher.execute(WAKE, waking_values(channel(postgresql), ["q"]))
+            if kept:
+                publisher.execute("SELECT pg_advisory_xact_lock(%s)", (number(consumer),))
+            connecting = threading.Thread(target=drain, args=(consumer,))
+            connecting.start()
+            if kept:
+                waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s"
+                until(lambda: publisher.execute(waits, (number(consumer) % 2**32,)).fetchone() is not None)
+            else:
+                connecting.join(30)
+        connecting.join(30)
+        broker.sender.push([message("a")])
+        assert consumer.wait(10, 9) is True
+
+
+def test_a_notification_that_is_passed_on_ends_if_the_first_to_do_so_has_died(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer]
+) -> None:
+    full = [waiting() for _ in range(3)]
+    name = channel(postgresql)
+    with closing(postgresql.open()) as broker, closing(postgresql._connect()) as listener:
+        for consumer in full:
+            listener.execute(f"LISTEN {name}_{number(consumer)}")
+        broker.sender.push([message("a")])
+        (first,) = listener.notifies(timeout=10, stop_after=1)
+        gone = next(consumer for consumer in full if first.channel.endswith(str(number(consumer))))
+        assert gone.wait(0.05, NO_ROOM) is False
+        full.remove(gone)
+        postgresql.execute(f"UPDATE qworker_owner SET armed_until = 0 WHERE id = {number(gone)}")
+        for _ in range(5):
+            for consumer in full:
+                consumer.wait(0.05, NO_ROOM)
+        passed = [each.payload for each in listener.notifies(timeout=0.2)]
+    assert passed.count(str(number(gone))) <= 3
+    assert [headers for consumer in full for headers in drain(consumer)] == ["a"]
+
+
+def test_a_notification_with_an_invalid_payload_is_passed_on(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer]
+) -> None:
+    """Any user of the database may notify."""
+    full, free = waiting(), waiting()
+    postgresql.execute(f"NOTIFY {channel(postgresql)}_{number(full)}, 'what''s this'")
+    assert full.wait(0.2, NO_ROOM) is False
+    assert free.wait(10, 9) is True
+
+
+def test_what_a_dead_worker_was_notified_of_is_taken_by_others(waiting: Callable[[], Consumer]) -> None:
+    gone, other, third = waiting(), waiting(), waiting()
+    assert isinstance(gone, SQLConsumer)
+    gone._files.let_go()  # like the kernel for a killed process
+    assert [one.returned for one in other.reclaim()] == [0]
+    assert third.wait(10, 9) is True
 
 
 def test_busy_worker_is_not_notified(stores: Any) -> None:

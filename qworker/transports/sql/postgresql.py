@@ -14,6 +14,7 @@ so none is sent if nobody waits. The worker's own commits need not reach the dis
 from __future__ import annotations
 
 import math
+import re
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ BROKEN_CLASSES = ("08", "57P", "58", "XX")
 PASSING = ("40001", "40P01", "55P03", "25P02")
 MISSING_TABLE = ("42P01", "42703")
 TAKEN = "23505"
+BY_CONSUMER = re.compile(r"[0-9]{1,18}")
 _NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 
 
@@ -293,7 +295,8 @@ class PostgreSQLLink(Link):
 
     def listen(self, generation: int) -> None:
         self.do(f"LISTEN {self.table}; LISTEN {self.table}_{generation}")
-        self.ask("SELECT pg_try_advisory_lock_shared(%s)", (generation,))
+        # It waits for a publisher that looks at this moment whether we are dead.
+        self.ask("SELECT pg_advisory_lock_shared(%s)", (generation,))
         self.notified()
 
     def notified(self) -> Notified:
@@ -308,15 +311,19 @@ class PostgreSQLLink(Link):
         if channel == self.table:
             self._notified = Notified.ALL
         else:
+            if not BY_CONSUMER.fullmatch(payload):  # any user of the database may notify
+                payload = ""
             known = self._notified is Notified.ONE and self._passed_by != payload
             self._notified = max(self._notified, Notified.ONE)
             self._passed_by = "" if known else payload  # of two, the one that goes further
 
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
-        first = self._passed_by or str(generation)
+        first = int(self._passed_by or generation)
         self._passed_by = ""
-        values = waking_values(self.table, queues, generation, first)
-        self.do(f"{WAKE} WHERE id NOT IN (%s, %s)", (*values, generation, int(first)))
+        values = waking_values(self.table, queues, generation, str(first))
+        # Only those between us and the first, who may wait no more.
+        joint = "AND" if first > generation else "OR"
+        self.do(f"{WAKE} WHERE id > %s {joint} id < %s", (*values, generation, first))
 
     def fileno(self) -> int:
         return self._connection.fileno()

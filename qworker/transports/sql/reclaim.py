@@ -95,8 +95,7 @@ def reclaim(
             session.do(PUT_BACK.format(message=tables.message), (owner.id,))
             found.append(Reclaimed(owner.name, len(tags), len(running)))
             crash_point("reclaiming")
-            if tags:
-                notify()
+            notify()  # it may have been notified of messages that it did not claim
         if owner.dead:
             owner_files.delete_files(owner.lock)
     return found

@@ -132,9 +132,11 @@ WHERE seq > %s AND expires > %s ORDER BY seq"""
 
 # -- Waking one waiting consumer, on PostgreSQL --
 
-# A consumer's session holds a shared lock on its id, so that the dead are not chosen.
+# A consumer's session holds a shared lock on its id, so that the dead are not chosen. The lock is not kept
+# until the commit: meanwhile other publishers would take the dead consumer for a living one.
 _WAITING = f"""SELECT id FROM qworker_owner WHERE armed_until > {NOW}
-AND string_to_array(queues, chr(10)) && string_to_array(%s, chr(10)) AND NOT pg_try_advisory_xact_lock(id)"""
+AND string_to_array(queues, chr(10)) && string_to_array(%s, chr(10))
+AND CASE WHEN pg_try_advisory_lock(id) THEN NOT pg_advisory_unlock(id) ELSE true END"""
 _ANYWHERE = "(SELECT min(id) + (random() * (max(id) - min(id)))::bigint - 1 FROM qworker_owner)"
 WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s)
 FROM (({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
