@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 KINDS = ("sqlite", "postgresql", "mysql")
-LASTING = frozenset({"django_migrations", "qworker_bell", "qworker_schema", "django_content_type"})
+LASTING = frozenset({"django_migrations", "qworker_schema", "django_content_type"})
 """Tables that empty() skips."""
 
 

@@ -23,7 +23,7 @@ from tests.servers import require
 KINDS = ("sqlite", "postgresql", "mysql")
 STORED = {
     "postgresql": ("schema", "message", "dead", "owner", "revoked"),
-    "mysql": ("schema", "message", "dead", "owner", "revoked", "bell"),
+    "mysql": ("schema", "message", "dead", "owner", "revoked"),
 }
 
 

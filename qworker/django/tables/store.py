@@ -23,7 +23,7 @@ from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
 from qworker.transports.sql.embedded.database import schema_statements
 from qworker.transports.sql.embedded.schema import ADDED_COLUMNS
-from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
+from qworker.transports.sql.schema import ADDITIONS, MYSQL, POSTGRESQL, VERSION
 
 QUEUE_MIGRATION = "0004_queue"
 """The last migration that creates them."""
@@ -63,7 +63,6 @@ _TRIGGERS = (
 
 
 def _kinds() -> Mapping[str, Kind]:
-    bells = ", ".join(f"({slot}, 0)" for slot in range(BELLS))
     return {
         "sqlite": Kind(
             schema_statements(),
@@ -81,7 +80,6 @@ def _kinds() -> Mapping[str, Kind]:
         "mysql": Kind(
             (
                 *MYSQL,
-                f"INSERT IGNORE INTO qworker_bell (slot, rung) VALUES {bells}",
                 f"INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, {VERSION})",
             ),
             _views("qworker_message", "qworker_owner", "`"),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qworker.conf import Settings
 
 POLL_SECONDS = 10.0
-"""Seconds between the claims of an idle consumer on PostgreSQL that no notification has caused."""
+"""Seconds between the claims of an idle consumer that no message has caused."""
 CAPABILITIES = Capabilities(
     "PostgreSQL, MariaDB, MySQL",
     ("postgresql", "postgres", "mysql", "mariadb"),
@@ -89,8 +89,7 @@ class SQLBroker(Broker):
         """The connection that publishes and administers."""
         sender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)
         consumer = SQLConsumer(partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime)
-        if family == "postgresql":  # where every publisher notifies
-            consumer.poll_seconds = POLL_SECONDS
+        consumer.poll_seconds = POLL_SECONDS
         admin = SQLAdmin(self._shared, results, lease_seconds, uptime)
         super().__init__(
             url,

@@ -257,6 +257,7 @@ class SQLConsumer(LeaseConsumer):
             messages += found
             self._recent.leased(found)
         if messages:
+            self._wakeup.found()
             crash_point("claiming")
         if self._subscription.claimed(began, full=asked > 0 and limit <= 0):
             with suppress(BrokerUnavailable):  # there may be more than this consumer has room for
@@ -348,13 +349,12 @@ class SQLConsumer(LeaseConsumer):
         until = time.monotonic() + max(0.0, timeout)
         copy_at = time.monotonic() + COPY_SECONDS
         while True:
-            notified = self._run(lambda link: link.notified())
+            notified = self._run(lambda link: link.notified(self._listed))
             if notified is Notified.ONE and prefetch == NO_ROOM:
                 self._passed_on, notified = True, Notified.NONE
                 self._wake_another()
             now = time.monotonic()
             if notified or subscription.look_is_due(now):
-                self._wakeup.found()
                 return True
             if now >= copy_at:
                 copy_at = math.inf
@@ -378,6 +378,8 @@ class SQLConsumer(LeaseConsumer):
 
 QUICKEST, SLOWEST = 0.001, 0.25
 """Seconds between two polls without notifications."""
+GROWTH = 1.2
+"""Factor from one pause to the next; after a message each pause is a fifth of the time since then."""
 
 
 class PollBackoff(WakeupPipe):
@@ -388,7 +390,7 @@ class PollBackoff(WakeupPipe):
         self.pause = QUICKEST
 
     def found(self) -> None:
-        """A poll has found something: more may come soon."""
+        """A claim has found messages: more may come soon."""
         self.pause = QUICKEST
 
     def rest(self, file: int, seconds: float) -> bool:
@@ -396,7 +398,7 @@ class PollBackoff(WakeupPipe):
         called."""
         if file < 0:
             seconds = min(seconds, self.pause)
-            self.pause = min(self.pause * 1.5, SLOWEST)
+            self.pause = min(self.pause * GROWTH, SLOWEST)
         words, _ = self.sleep(seconds, file)
         return bool(words)
 

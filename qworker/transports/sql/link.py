@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
@@ -76,7 +76,7 @@ def earliest(dues: Sequence[float | None]) -> float | None:
 
 
 class Notified(IntEnum):
-    """NONE; ONE: a message, of which only this consumer was notified; ALL: all consumers were."""
+    """NONE; ONE: a message, for this consumer; ALL: all consumers were notified."""
 
     NONE = 0
     ONE = 1
@@ -221,8 +221,9 @@ class Link(ABC):
         """From now on notified() reports notifications, also those for the consumer *generation* alone."""
 
     @abstractmethod
-    def notified(self) -> Notified:
-        """Return which notifications came since the last call."""
+    def notified(self, queues: Collection[str]) -> Notified:
+        """Return which notifications came since the last call; where consumers poll: whether there is
+        anything new, or anything to take from *queues*."""
 
     @abstractmethod
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:

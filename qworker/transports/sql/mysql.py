@@ -7,16 +7,15 @@ Thread:      one at a time.
 Related statements are sent in one packet: each round trip wakes the server and us, which costs more than most
 statements.
 
-These servers have no notifications. A publisher increments a row of ``qworker_bell`` if some worker waits,
-and waiting workers poll the sum: often after recent traffic, rarely otherwise.
+These servers have no notifications. Waiting workers poll, often after recent traffic, rarely otherwise,
+whether there is anything to take: so the first one to look takes a message, and the others see nothing.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -43,7 +42,6 @@ from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
     ADDITIONS,
-    BELLS,
     COLUMNS,
     LAST_REVOKED,
     MYSQL,
@@ -69,7 +67,6 @@ except ImportError as error:
 ANSWER_SECONDS = 30.0
 """Seconds after which a silent server is given up, if the URL has no ``read_timeout``."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
-SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 _NOTE = "INSERT IGNORE INTO qworker_schema (id, version) VALUES (%s, %s)"
 # A consumer that declares this one dead deletes its row first, and so waits until messages taken here are
 # visible.
@@ -86,7 +83,9 @@ TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
 FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
 PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
-NOTIFY = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {SOMEBODY_LISTENS}"
+WAITING = "EXISTS (SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0)"
+REPEAT_SECONDS = 0.25
+"""How soon notified() reports messages again if no claim has found any: another worker has taken them."""
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
 ONE_PACKET = 32
 """Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
@@ -163,7 +162,9 @@ class MySQLLink(Link):
         self._timeout: float = min(given, default=ANSWER_SECONDS)
         self._connection.answer_within(self._timeout)
         self._texts: dict[str, str] = {}
-        self._notifications = 0
+        self._last_revocation: int | None = None
+        self._report_at = 0.0
+        """The monotonic time before which messages are not reported again."""
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
@@ -190,8 +191,6 @@ class MySQLLink(Link):
         with self._making():
             for statement in MYSQL:
                 self.do(statement)
-            bells = [(slot, 0) for slot in range(BELLS)]
-            self.do_many("INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, %s)", bells)
             self.do(_NOTE, (1, VERSION))
             for id, (table, column, kind) in enumerate(ADDITIONS, 2):
                 if column and not self.ask(f"SHOW COLUMNS FROM {table} LIKE %s", (column,)):
@@ -292,12 +291,10 @@ class MySQLLink(Link):
         _check(rows)
         if len(rows) <= ONE_PACKET and sum(map(_size, rows)) <= PACKET_BYTES:
             values = ", ".join([PLACES] * len(rows))
-            stored = (f"{INSERT} {values}", [value for row in rows for value in row])
-            self._together(BEGIN, stored, self._notification(), COMMIT)
+            self.do(f"{INSERT} {values}", [value for row in rows for value in row])
             return
         with self.transaction():
             self.copy(rows)
-            self.notify()
 
     def copy(self, rows: Sequence[MessageRow]) -> None:
         _check(rows)
@@ -309,25 +306,31 @@ class MySQLLink(Link):
         self.do_many(f"INSERT INTO {plain} ({NEW_COLUMNS}) VALUES {PLACES}", rows)
 
     def notify(self) -> None:
-        self.do(*self._notification())
-
-    def _notification(self) -> tuple[str, Sequence[Any]]:
-        return NOTIFY, (random.randrange(BELLS),)
+        pass  # waiting consumers poll
 
     # -- notifications --
 
     def listen(self, generation: int) -> None:
-        self.notified()
+        self.notified(())
 
-    def notified(self) -> Notified:
-        before, self._notifications = (
-            self._notifications,
-            int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0]),
+    def notified(self, queues: Collection[str]) -> Notified:
+        looks = [f"({LAST_REVOKED})", *(look for _ in queues for look in (WAITING, f"({NEXT_DUE})"))]
+        ((last, *found),) = self.ask(f"SELECT {', '.join(looks)}", [queue for queue in queues for _ in "12"])
+        before, self._last_revocation = self._last_revocation, last
+        if before not in (None, last):
+            return Notified.ALL
+        known = [self._next_dues.get(queue) for queue in queues]
+        due = any(
+            due is not None and (seen is None or due < seen)
+            for due, seen in zip(found[1::2], known, strict=True)
         )
-        return Notified.NONE if self._notifications == before else Notified.ALL
+        if not (due or any(found[::2])) or time.monotonic() < self._report_at:
+            return Notified.NONE
+        self._report_at = time.monotonic() + REPEAT_SECONDS
+        return Notified.ONE
 
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
-        pass  # all were
+        pass  # they see what is left
 
     def fileno(self) -> int:
         return -1
@@ -354,6 +357,7 @@ class MySQLLink(Link):
         if not tags:
             seen, _ = self._together(outlook, COMMIT)
             return Claimed([], [], *seen[0])
+        self._report_at = 0.0
         _, rows, seen, _ = self._together((TAKE, (generation, tags)), (TAKEN, (tags,)), outlook, COMMIT)
         found = {row[0]: leased(row) for row in rows}
         return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *seen[0])

@@ -17,7 +17,7 @@ import math
 import re
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -297,9 +297,9 @@ class PostgreSQLLink(Link):
         self.do(f"LISTEN {self.table}; LISTEN {self.table}_{generation}")
         # It waits for a publisher that looks at this moment whether we are dead.
         self.ask("SELECT pg_advisory_lock_shared(%s)", (generation,))
-        self.notified()
+        self.notified(())
 
-    def notified(self) -> Notified:
+    def notified(self, queues: Collection[str]) -> Notified:
         server = self._connection.pgconn
         server.consume_input()
         while (found := server.notifies()) is not None:

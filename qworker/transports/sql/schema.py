@@ -8,8 +8,7 @@ Ready, delayed and leased messages have an index each, so that taking a message 
 wait. PostgreSQL's indexes are partial; MySQL has none of that kind, so the state is a column of the first
 two. ``urgency`` is the negated priority: so the most urgent come first in a plain index. Stored names are not
 changed, since workers of several versions share the tables: an ``owner`` is a consumer, its ``id`` the
-generation, ``marks`` its running file, ``armed_until`` until when it wants notifications, and
-``qworker_bell`` counts them.
+generation, ``marks`` its running file, ``armed_until`` until when it wants notifications.
 """
 
 from __future__ import annotations
@@ -108,12 +107,7 @@ MYSQL = (
         seq bigint AUTO_INCREMENT PRIMARY KEY, task_id varchar(255) NOT NULL, terminate smallint NOT NULL,
         signal_name varchar(255) NOT NULL, expires double NOT NULL,
         KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
-    "CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) "
-    f"{MYSQL_TABLE}",
 )
-BELLS = 16
-"""Rows of MySQL's ``qworker_bell``, so that notifying publishers rarely wait for each other."""
-
 NEXT_NUMBER = """SELECT greatest(coalesce(max({column}), 0) + 1,
 floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
 """The number of a new consumer or revocation; see ``lease.py``."""

@@ -100,10 +100,7 @@ class SQLSender(Sender, Revoking):
             link.do(NOTIFY, (channel,))
 
     def notify(self) -> None:
-        """Notify consumers of messages that join() or push_in() has published without a notification: after
-        the commit."""
-        if self._family == "mysql":
-            self._handle.transact(lambda link: link.notify())
+        """Do nothing: join() and push_in() notify, or consumers poll."""
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires
@@ -135,8 +132,7 @@ Execute = Callable[[str, tuple[Any, ...]], Any]
 
 class TransactionalSender(Sender):
     """The sender of ``publishing_in``. table: of the messages. channel: of PostgreSQL's notifications; ''
-    elsewhere, where a notification would make other publishers wait for this transaction: a waiting worker
-    finds the message at its next poll. url: of the database. execute: carries out a statement in the
+    elsewhere. url: of the database. execute: carries out a statement in the
     transaction."""
 
     def __init__(
