@@ -96,7 +96,7 @@ def test_unusual_etas(site: Site) -> None:
 def test_delayed_tasks_survive_a_kill_of_the_worker(site: Site) -> None:
     """F-58: in the worker's heap or in the broker, they run once, on time, in the next worker."""
     first = site.start()
-    ids = [site.send("work", number, countdown=1.0 + number * 0.02) for number in range(100)]
+    ids = [site.send("work", number, countdown=3.0 + number * 0.02) for number in range(100)]
     site.until(
         lambda: site.query("SELECT count(*) FROM message WHERE owner IS NOT NULL")[0][0] > 50, "a fetch"
     )

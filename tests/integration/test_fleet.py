@@ -52,7 +52,7 @@ def test_claims_per_message_do_not_grow_with_idle_workers(open_: Open, polls: bo
             assert claims <= 24, "each message wakes one"
             assert sum(worker.taken > 0 for worker in workers) > 1, "one worker gets everything"
         else:
-            assert claims <= 60
+            assert claims <= 100
 
 
 def test_what_one_worker_leaves_is_taken_by_others(open_: Open) -> None:

@@ -108,8 +108,10 @@ def test_poll_pauses_grow_without_messages() -> None:
     backoff = PollBackoff()
     backoff.open()
     try:
+        assert backoff.pause == SLOWEST, "not all workers that start look at once"
+        backoff.found()
         pauses = []
-        for _ in range(30):
+        for _ in range(40):
             pauses.append(backoff.pause)
             backoff.wake()
             assert backoff.rest(-1, 60) is True

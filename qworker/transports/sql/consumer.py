@@ -387,7 +387,7 @@ class PollBackoff(WakeupPipe):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pause = QUICKEST
+        self.pause = SLOWEST
 
     def found(self) -> None:
         """A claim has found messages: more may come soon."""
