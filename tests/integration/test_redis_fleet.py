@@ -202,3 +202,28 @@ def test_a_lost_marker_delays_a_message_by_one_wait_at_most(
     client.delete("qworker.watcher.q")  # nobody watches
     until(look)
     assert names(found) == ["without a marker"]
+
+
+@pytest.mark.parametrize("refused", ["its lease expired", "it gave up the claim"])
+def test_a_marker_taken_by_a_worker_whose_claim_is_refused_wakes_another(
+    open_: Callable[..., RedisBroker], client: Any, refused: str
+) -> None:
+    """A frozen worker waits longest, so it gets the marker of the messages that are taken from it."""
+    frozen, other = open_(lease_seconds=0.1).consumer, open_().consumer
+    generation = frozen.register("frozen", ["q"], 1)
+    sender = open_().sender
+    if refused == "its lease expired":
+        sender.push([message("a")])
+    held = names(frozen.lease(["q"], 1).messages)  # from now on it watches the list
+    if not held:
+        client.hset(f"qworker.owner.{generation}", "from", 1000)
+    assert frozen.wait(0.05, 1) is False
+    other.register("other", ["q"], 1)
+    assert other.lease(["q"], 1).messages == []
+    assert other.wait(0.05, 1) is False
+    if held:
+        until(lambda: [one.returned for one in other.reclaim()] == [1])
+    else:
+        sender.push([message("a")])
+    assert other.wait(10, 1) is True
+    assert names(other.lease(["q"], 1).messages) == ["a"]

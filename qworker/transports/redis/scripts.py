@@ -128,10 +128,13 @@ LEASE = Script(
 local generation, limit, delayed_limit = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local most, number, watch, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11])
 local score = redis.call('ZSCORE', OWNERS, generation)
-if not score then return false end
 local out, hash, index, due, size = {'', '0', ''}, {}, {}, false, 0
--- The command arrived after its sender had given it up: see 'orphaned' below.
-if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. generation, 'from') or 0) then return out end
+-- The command may arrive after its sender had given it up: see 'orphaned' below.
+if not score or number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. generation, 'from') or 0) then
+  -- The BZPOPMIN before it may have taken a marker, from those who would have taken the messages.
+  for i = 12 + steps, #ARGV do mark(ARGV[i]) end
+  return score and out
+end
 local function take(queue, step, payload, tail)
   local field = 'qworker:' .. generation .. ':' .. number .. ':' .. step .. ':' .. queue
   number = number + 1
