@@ -10,7 +10,6 @@ A call with an unreadable result counts as ended. While the store is unavailable
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, auto
@@ -22,6 +21,7 @@ from qworker.beat.entry import ALLOW, REPLACE, SKIP, Entry
 from qworker.beat.store import NO_RESULT
 from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, NotSupported
+from qworker.process.randomness import RANDOM
 from qworker.transports.capabilities import FANOUT
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Question(threading.Thread):
     def _ask_of_each(self) -> None:
         """Read one result after the other. Stop if the first TRIES show that the store is unavailable."""
         waiting = list(self._ids)
-        random.shuffle(waiting)  # so that the same ids are not always the last
+        RANDOM.shuffle(waiting)  # so that the same ids are not always the last
         for count, task_id in enumerate(waiting, 1):
             try:
                 self.found[task_id] = self._backend.get(task_id)

@@ -2,5 +2,6 @@
 
 Modules, in reading order: ``wakeup`` (ends a sleep), ``group_commit`` (callers that share one transaction),
 ``forked`` (cleanup in a child), ``running_file`` (the messages that each child runs) and ``owner_files``
-(whether a consumer is alive), ``crash_points`` (places where tests kill the process).
+(whether a consumer is alive), ``randomness`` (random pauses),
+``crash_points`` (places where tests kill the process).
 """

@@ -11,7 +11,6 @@ the task's first call.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -36,6 +35,7 @@ from qworker.message.protocol import (
 from qworker.message.serialization import content_types
 from qworker.middleware import compose
 from qworker.naming import task_id, task_ids
+from qworker.process.randomness import RANDOM
 from qworker.publishing.call import Call, Invocation, check_options, make_call, read_call
 from qworker.publishing.plain_calls import MemberCalls, PlainCalls, plain_calls
 from qworker.publishing.retry import RetryPolicy
@@ -412,7 +412,7 @@ class Publisher:
         retries = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
         attempt = 0
         while retries.allows(attempt):
-            pause = retries.delay(attempt, random.random)
+            pause = retries.delay(attempt, RANDOM.random)
             left = deadline - clock.monotonic() - pause
             if left <= 0:
                 break

@@ -8,7 +8,6 @@ Thread:      any; options are set while modules are imported and when the app is
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -21,6 +20,7 @@ from qworker.conf.unsupported import refuse
 from qworker.context import get_current_app
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.message.context import Context, context_of, current_context, is_entered, pop, push
+from qworker.process.randomness import RANDOM
 from qworker.publishing.arguments import has_plain_annotations, keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
@@ -453,7 +453,7 @@ class Task(Generic[P, R]):
             return countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
         factor = float(self.retry_backoff)  # True is 1 second
         return backoff_delay(
-            factor, context.retries, self.retry_backoff_max, self.retry_jitter, random.random
+            factor, context.retries, self.retry_backoff_max, self.retry_jitter, RANDOM.random
         )
 
     def update_state(

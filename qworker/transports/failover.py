@@ -15,13 +15,13 @@ when its lease expires; tags are marked with their server, so that a settlement 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.process.randomness import RANDOM
 from qworker.transports.lease import (
     Admin,
     Again,
@@ -85,7 +85,7 @@ class Brokers:
         count = len(self.brokers)
         others = [(index + step) % count for step in range(1, count)]
         if self._strategy == SHUFFLE:
-            random.shuffle(others)
+            RANDOM.shuffle(others)
         return others
 
     def name(self, index: int) -> str:

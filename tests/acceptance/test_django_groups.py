@@ -73,7 +73,7 @@ def test_part_whose_process_dies_is_collected(database: ProjectDatabase, cache: 
         if cache == "table":
             site.do("from django.core.management import call_command; call_command('createcachetable')")
         whole = site.do(f"answer = async_iter('{TASKS}.work', ['a', 'b', 'c'])")
-        crashing = site.start(ready=False, QWORKER_CRASH_AT=f"heard@{tmp_path / 'heard'}")
+        crashing = site.start(ready=False, QWORKER_CRASH_AT=f"received@{tmp_path / 'received'}")
         crashing.wait()
         second = site.start("two")
         found = site.until(lambda: site.do(f"answer = result({whole!r})"), "the whole")

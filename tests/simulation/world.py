@@ -22,6 +22,7 @@ from kombu.utils.uuid import uuid as ids_of_kombu
 
 from qworker import interrupts
 from qworker.django import humanhash
+from qworker.process.randomness import RANDOM
 from tests.simulation.tracing import Trace
 
 START = 1_700_000_000.0
@@ -197,8 +198,9 @@ def _no_thread(work: Any) -> None:
 def determined(seed: int) -> Iterator[None]:
     """Take all random values from *seed* within the block."""
     source = random.Random(seed ^ 0x5EED)
-    before = random.getstate()
+    before = random.getstate(), RANDOM.getstate()
     random.seed(seed)
+    RANDOM.seed(seed)
 
     def make_id() -> uuid.UUID:
         return uuid.UUID(bytes=source.randbytes(16), version=4)
@@ -220,4 +222,5 @@ def determined(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(before)
+            random.setstate(before[0])
+            RANDOM.setstate(before[1])

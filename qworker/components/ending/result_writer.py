@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -27,6 +26,7 @@ from qworker.components.component import ThreadComponent
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, EncodeError, QWorkerError
+from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Store
@@ -141,7 +141,7 @@ class ResultWriter(ThreadComponent):
 
     def _try_later(self, now: float, how: str) -> float:
         """Record and log that the store could not be used; return the seconds to wait."""
-        delay = max(RECONNECT.delay(self._failures, random.random), 0.05)
+        delay = max(RECONNECT.delay(self._failures, RANDOM.random), 0.05)
         self._failures += 1
         self._retry_at = now + delay
         logger.warning(

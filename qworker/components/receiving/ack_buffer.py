@@ -7,7 +7,6 @@ Thread:      listener, except ``len`` and where noted.
 """
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from qworker.components.waiting.doubts import DOUBT_SECONDS, Doubts
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.process.crash_points import crash_point
+from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Settlement
 
@@ -289,7 +289,7 @@ class AckBuffer:
                         error,
                         extra={"event": "settlements-wait"},
                     )
-                retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, random.random))
+                retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, RANDOM.random))
                 while (now := clock.monotonic()) < min(retry_at, until()):
                     clock.sleep(min(0.1, retry_at - now))
                 if now >= until():

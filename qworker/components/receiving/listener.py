@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.process.crash_points import crash_point
+from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.lease import NO_ROOM
 
@@ -376,7 +376,7 @@ class ConnectionState:
 
     def failed(self, error: Exception) -> float:
         """Record that the broker did not answer; return the seconds until the next attempt."""
-        delay = RECONNECT.delay(self._in_a_row, random.random)
+        delay = RECONNECT.delay(self._in_a_row, RANDOM.random)
         self._in_a_row += 1
         self.failures += 1
         self.failing = str(error)

@@ -10,13 +10,13 @@ sees where most of its jobs come from, and switches to that node: then jobs need
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.process.randomness import RANDOM
 from qworker.transports.disque.link import BROKEN, Command, Link, Refusal
 from qworker.transports.disque.url import Address, Nodes
 
@@ -101,7 +101,7 @@ class Cluster:
         if only and first is not None:
             return [first]
         others = [one for one in self.addresses() if one != first]
-        random.shuffle(others)
+        RANDOM.shuffle(others)
         others.sort(key=lambda one: one in self._leaving)
         return others if first is None else [first, *others]
 
@@ -148,7 +148,7 @@ class Cluster:
         with self._turn:
             self._leaving.add(address)
             others = [one for one in self.addresses() if one not in self._leaving]
-            self._chosen = random.choice(others) if others else None
+            self._chosen = RANDOM.choice(others) if others else None
 
     def got(self, ids: Sequence[str]) -> None:
         """Record that jobs with *ids* were delivered to us, and choose the node that made most of the last

@@ -11,13 +11,13 @@ Any other error is raised at once, because it is unknown what the server did.
 from __future__ import annotations
 
 import json
-import random
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
+from qworker.process.randomness import RANDOM
 from qworker.transports.ironmq.address import Address
 
 try:
@@ -141,7 +141,7 @@ def _pause(retry_after: str | None, tries: int) -> float:
         least = float(retry_after or "")
     except ValueError:
         least = FIRST_PAUSE * 2**tries
-    return min(least, LONGEST_PAUSE) * random.uniform(1.0, 1.5)
+    return min(least, LONGEST_PAUSE) * RANDOM.uniform(1.0, 1.5)
 
 
 def _read(status: int, data: bytes) -> dict[str, Any]:

@@ -11,10 +11,10 @@ it got, and tries a little further back when it got none.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qworker.process.randomness import RANDOM
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, Document
 from qworker.transports.mongodb.server import Collections
@@ -108,7 +108,7 @@ def _take(
         if count:
             ours = {each["_id"] for each in found.message.find({"_id": {"$in": ids}, **mine}, {"_id": 1})}
             return [document for document in documents if document["_id"] in ours]
-        skip = random.randrange(4) * limit
+        skip = RANDOM.randrange(4) * limit
     return []
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_id
+from qworker.process.randomness import RANDOM
 from qworker.transports.nats.url import Host, Place
 from qworker.transports.nats.wire import Wire, WireMessage, left_until
 
@@ -286,7 +286,7 @@ class Client:
         self._drop()
         errors: list[OSError] = []
         hosts = [*self._place.servers, *self._others]
-        for left, host in zip(range(len(hosts), 0, -1), random.sample(hosts, len(hosts)), strict=True):
+        for left, host in zip(range(len(hosts), 0, -1), RANDOM.sample(hosts, len(hosts)), strict=True):
             try:
                 # One that says nothing leaves time for the others
                 wire = Wire(host, self._place, end - left_until(end) * (left - 1) / left)
@@ -360,7 +360,7 @@ class Client:
                     self._read(wire)
             except Exception as error:  # noqa: BLE001 - after any error, there is no connection
                 self._lose(error)
-                self._released.wait(RECONNECT_SECONDS * random.uniform(0.2, 1.5))
+                self._released.wait(RECONNECT_SECONDS * RANDOM.uniform(0.2, 1.5))
         self._lose(ConnectionError("the connection is closed"))
 
     def _read(self, wire: Wire) -> None:

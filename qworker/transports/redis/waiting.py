@@ -20,7 +20,6 @@ messages, and sets the marker; LEASE decides which.
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 import hiredis
 
 from qworker.errors import BrokerUnavailable
+from qworker.process.randomness import RANDOM
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 from qworker.transports.redis.connection import Link, checked, pack
@@ -131,7 +131,7 @@ class Waiter:
         elif current is not None:  # it ends, and the next one takes its place
             link.refresh()
             checked(link, link.ask(pack(("ZADD", self._own, 0, CANCELLED)))[0])
-        seconds = random.uniform(*BLOCK_SECONDS)
+        seconds = RANDOM.uniform(*BLOCK_SECONDS)
         keys = [self._own, *map(self._layout.marker, queues)]
         command, numbers = (b"", None) if claim is None else claim()
         self._waiting.append(Waiting(time.monotonic(), seconds, queues, numbers))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
 from qworker.interrupts import LockTimeout, in_helper_thread, with_lock
+from qworker.process.randomness import RANDOM
 from qworker.transports.lease import Leased, Part
 from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import ADDITIONS, VERSION
@@ -391,7 +391,7 @@ class Handle:
             self._undo(link)
         if not found.transient or attempt == TRIES - 1:
             raise self._waited_out(found.error) from error
-        time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
+        time.sleep(RANDOM.uniform(0.001, 0.01) * 2**attempt)
 
     def _waited_out(self, error: QWorkerError) -> QWorkerError:
         """Return the error to raise for *error*: a configuration that worked before is not wrong, but the

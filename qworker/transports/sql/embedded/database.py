@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import re
 import sqlite3
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError, QWorkerError
+from qworker.process.randomness import RANDOM
 from qworker.transports.sql.embedded.path import NETWORK_FILE_SYSTEMS, file_system
 from qworker.transports.sql.embedded.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
 
@@ -166,7 +166,7 @@ def _enter_wal(connection: sqlite3.Connection) -> int:
         except sqlite3.OperationalError as error:
             if not busy(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(random.uniform(0.0005, 0.005))
+            time.sleep(RANDOM.uniform(0.0005, 0.005))
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -257,7 +257,7 @@ def write(connection: sqlite3.Connection, statement: str, values: Sequence[Any],
             deadline = deadline or now + timeout
             if now > deadline:
                 raise
-            time.sleep(random.uniform(pause / 2, pause))
+            time.sleep(RANDOM.uniform(pause / 2, pause))
             pause = min(pause * 1.5, 0.005)
 
 
