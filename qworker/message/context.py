@@ -315,3 +315,9 @@ def task_of(context: Context) -> Any:
 def set_task(context: Context, task: _Task) -> None:
     """Set the task of *context*."""
     context._task = task
+
+
+def add_children(context: Context, *results: Any) -> None:
+    """Record *results*, those of calls, as children of the task of *context*, unless its ``trail`` is off."""
+    if getattr(context._task, "trail", True):
+        context.children.extend(results)

@@ -21,7 +21,7 @@ from qworker.canvas.signatures import Signature
 from qworker.contracts import App, Task
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, reraise_interrupt
-from qworker.message.context import Context, current_context
+from qworker.message.context import Context, add_children, current_context
 from qworker.message.marks import MARKS, RUN, mark, marks_in, options_of_call, run_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
@@ -98,8 +98,8 @@ class Publisher:
             envelope = plain.envelope(identity, args, kwargs, context.root_id, context.id)
         self.push((envelope,), task.name)
         result: AsyncResult[Any] = AsyncResult(identity, None, None, app, None, plain.queue, plain.ignored)
-        if context is not None and task.trail:
-            context.children.append(result)
+        if context is not None:
+            add_children(context, result)
         return result
 
     def call_with(self, invocation: Invocation) -> AsyncResult[Any]:
@@ -108,7 +108,7 @@ class Publisher:
         if task is not None and self.app.conf.task_always_eager:
             return _call_eagerly(task, call.message, invocation.options)
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
-        return self._result(call, task)
+        return self._result(call)
 
     def call_many(
         self, task: Task | None, calls: Iterable[Any], options: Mapping[str, Any]
@@ -175,11 +175,10 @@ class Publisher:
             return False
         envelope, plain = member
         self.push((envelope,), call["task"])
-        if self.app.tasks[call["task"]].trail:
-            result: AsyncResult[Any] = AsyncResult(
-                call["options"]["task_id"], None, None, self.app, None, plain.queue, plain.ignored
-            )
-            context.children.append(result)
+        result: AsyncResult[Any] = AsyncResult(
+            call["options"]["task_id"], None, None, self.app, None, plain.queue, plain.ignored
+        )
+        add_children(context, result)
         return True
 
     def plain_envelope(
@@ -222,7 +221,7 @@ class Publisher:
         if called is not None and self.app.conf.task_always_eager:
             return partial(_call_eagerly, called, call.message, invocation.options)
         self._through_middleware(call, partial(self._collect, ready, call))
-        return partial(self._result, call, called)
+        return partial(self._result, call)
 
     def _plain_member(self, name: str) -> PlainCalls | None:
         """Return the PlainCalls of the task *name* for calls in workflows; None if it has none."""
@@ -247,7 +246,7 @@ class Publisher:
                 if invocation.options:
                     call = self._make_call(invocation)
                     envelopes.append(self._prepare(call, call.message)[0])
-                    results.append(self._result(call, task))
+                    results.append(self._result(call))
                     continue
                 args, kwargs = invocation.args, invocation.kwargs
             identity = next(identities)
@@ -257,8 +256,8 @@ class Publisher:
             children.append(result)
         if envelopes:
             self.push(envelopes, task.name)
-        if context is not None and task.trail:
-            context.children.extend(children)
+        if context is not None:
+            add_children(context, *children)
         return results
 
     def next_attempt(self, invocation: Invocation, request: Context) -> AsyncResult[Any]:
@@ -442,14 +441,14 @@ class Publisher:
             "a call of %s takes %d bytes: consider storing the data and passing its key", name, size
         )
 
-    def _result(self, call: Call, task: Task | None) -> AsyncResult[Any]:
+    def _result(self, call: Call) -> AsyncResult[Any]:
         message = call.message
         result: AsyncResult[Any] = AsyncResult(
             message.id, None, None, self.app, None, call.destination.queue, bool(message.ignore_result)
         )
         context = current_context()
-        if context is not None and call.add_to_parent and (task is None or task.trail):
-            context.children.append(result)
+        if context is not None and call.add_to_parent:
+            add_children(context, result)
         return result
 
 

@@ -16,7 +16,7 @@ from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
-from qworker.message.context import current_context
+from qworker.message.context import add_children, current_context
 from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
 from qworker.process.crash_points import crash_point
@@ -195,7 +195,7 @@ def _publish(app: App, plans: list[Plan]) -> None:
     crash_point("calls-sent")
     context = current_context()
     if context is not None:
-        context.children.extend(made.first for made in plans if made.first is not None)
+        add_children(context, *(made.first for made in plans if made.first is not None))
 
 
 def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:

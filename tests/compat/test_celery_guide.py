@@ -556,6 +556,42 @@ def test_result_trees() -> None:
     assert same(snippet)[1] == [0, 1, 4]
 
 
+def test_option_of_the_caller_says_whether_its_calls_are_its_children() -> None:
+    def snippet(side: Side) -> Any:
+        app, canvas = side.App(), celery if side is CELERY else qworker
+
+        @app.task(name="trailed")
+        def trailed(*given: Any) -> None:
+            calls()
+
+        @app.task(name="untrailed", trail=False)
+        def untrailed(*given: Any) -> None:
+            calls()
+
+        @app.task(name="leaf")
+        def leaf(*given: Any) -> None: ...
+
+        @app.task(name="hidden", trail=False)
+        def hidden(*given: Any) -> None: ...
+
+        def calls() -> None:
+            for called in (leaf, hidden):
+                called.delay()
+                called.apply_async(countdown=0)
+                (called.s() | called.s()).delay()
+                canvas.group(called.s(), called.s()).delay()
+
+        with side.worker(app) as ended:
+            results = [
+                ended(call.apply_async(link=link.s()))
+                for call in (trailed, untrailed)
+                for link in (leaf, hidden)
+            ]
+            return [len(result.children or ()) for result in results]
+
+    assert same(snippet) == [9, 9, 0, 0]
+
+
 def test_result_attributes() -> None:
     def snippet(side: Side) -> Any:
         app, told = side.App(), []
