@@ -1155,3 +1155,10 @@ def test_workers_register_again_when_the_stores_were_lost() -> None:
     faults = (Fault("lost", at=1.0), Fault("kill before", "worker0", "store_rows"))
     order = Order(numbered(Chord([Call()], Call())), at=3.0)
     assert problems(run(Case(World("sqlite+other", skew=2.0), (order,), faults, seed=1))) == []
+
+
+def test_a_request_acked_late_follows_one_whose_early_ack_was_not_answered() -> None:
+    """Both started at the same moment, though their rate is limited."""
+    faults = (Fault("stranger", at=1.7), Fault("after", "worker2", "confirm"))
+    case = Case(World(workers=3, acks_late=False, pauses=0.1, rate=20.0), faults=faults, seed=1)
+    assert problems(run(case)) == []

@@ -46,6 +46,28 @@ class Returning(Bucket):
         self.at_broker.append((due, request.tag))
 
 
+def test_runs_are_spaced_if_only_some_are_acked_first() -> None:
+    """Such as one that could not be read, and came back to be acked late."""
+    bucket = Bucket(rate=10)
+    early, late, last = bucket.rooms.requests(3)
+    early.acks_late, late.acks_late, last.acks_late = False, True, False
+    bucket.put(early)
+    assert bucket.take() == [early.tag]
+    bucket.queue.acking([early], 1)
+    bucket.clock.advance(0.3)  # until its ack is confirmed
+    early.mark_acked()
+    assert bucket.queue.may_start([early]) == [early]
+    bucket.put(late, last)
+    assert bucket.take() == []
+    bucket.clock.advance(0.1)
+    assert bucket.take() == [late.tag]
+    last.mark_acked()
+    bucket.queue.acking([last], 1)
+    assert bucket.queue.may_start([last]) == []
+    bucket.clock.advance(0.1)
+    assert bucket.queue.may_start([last]) == [last]
+
+
 def test_runs_are_spaced_by_the_interval() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))

@@ -62,7 +62,7 @@ class _Bucket:
         """Task id → reservation of requests in the broker, earliest first."""
         self._number = 0
         self.started = -inf
-        """When the last acked request started."""
+        """When the last request started."""
         self.acking = 0
         """The number of requests that are acked before they start."""
         self._taken: tuple[Request | None, float, float] = (None, 0.0, 0.0)
@@ -72,10 +72,13 @@ class _Bucket:
         """Return when the first request may be taken."""
         if self.acking and self.acking * self.interval >= LONGEST_WAIT:
             return inf
-        return self.start_at() if self.line[0].request.acked else self.next_token
+        request = self.line[0].request
+        if request.acked:
+            return self.start_at()
+        return max(self.next_token, self.start_at()) if request.acks_late else self.next_token
 
     def start_at(self) -> float:
-        """Return when the next acked request may start."""
+        """Return when the next request may start; one that is acked first may be taken before."""
         return self.started + self.interval
 
     def take(self, now: float) -> Request:
@@ -83,7 +86,7 @@ class _Bucket:
         request = self.line.pop(0).request
         self._taken = request, self.next_token, self.started
         self.next_token = now + self.interval
-        if request.acked:
+        if request.acked or request.acks_late:
             self.started = now
         return request
 
