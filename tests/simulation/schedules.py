@@ -367,6 +367,7 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
         due = datetime.fromisoformat(request.periodic_task_due).timestamp()
         time.note(process.name, "runs", request.periodic_task_name, f"{due - story.base:.3f}")
         started, ended = time.now, None
+        given = process.given.get(request.id, started)
         try:
             value = act()
             ended = time.now
@@ -374,7 +375,6 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
             ended = time.now
             raise
         finally:
-            given = process.given.get(request.id, started)
             story.runs.append(Run(request.periodic_task_name, due, request.id, args, given, started, ended))
         return value
 

@@ -1162,3 +1162,10 @@ def test_a_request_acked_late_follows_one_whose_early_ack_was_not_answered() -> 
     faults = (Fault("stranger", at=1.7), Fault("after", "worker2", "confirm"))
     case = Case(World(workers=3, acks_late=False, pauses=0.1, rate=20.0), faults=faults, seed=1)
     assert problems(run(case)) == []
+
+
+def test_a_running_call_is_replaced_long_before_it_ends() -> None:
+    """It is passed to the pool once more, to be ended: the checks took that for the time of its start."""
+    every = Entry(when=("every", 2.0), task="slow", fields={"expires": 2.0, "overlap": "replace"})
+    schedules = Timetable(store="other", entries=(every,))
+    assert problems(run(Case(World(key="signed", serializer="pickle"), schedules=schedules))) == []
