@@ -51,8 +51,13 @@ class WorkerLease:
 
     @property
     def generation(self) -> int:
-        """The generation of the latest registration; 0 before the first."""
+        """The generation of the latest successful registration; 0 before the first."""
         return self._held.generation
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the latest registration succeeded, and its lease was not lost since."""
+        return self._held.until > 0.0
 
     def register(self) -> None:
         """Register with the broker; the messages of an earlier registration are no longer ours."""

@@ -311,7 +311,10 @@ class Consumer(ABC):
 
     @abstractmethod
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Register under a new generation and return it; messages of an older one go back to their queues."""
+        """Register under a new generation and return it; messages of an older one go back to their queues.
+
+        If it raises, this consumer may have been registered or not. A worker calls it again before it takes
+        any messages."""
 
     @abstractmethod
     def lease(

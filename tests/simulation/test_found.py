@@ -1169,3 +1169,13 @@ def test_a_running_call_is_replaced_long_before_it_ends() -> None:
     every = Entry(when=("every", 2.0), task="slow", fields={"expires": 2.0, "overlap": "replace"})
     schedules = Timetable(store="other", entries=(every,))
     assert problems(run(Case(World(key="signed", serializer="pickle"), schedules=schedules))) == []
+
+
+def test_a_worker_registers_again_when_the_answer_was_lost() -> None:
+    """The broker had given it a new generation, but the worker went on with the old one: it received
+    messages, and each settlement came too late."""
+    faults = (Fault("after", "worker0", "register", nth=2), Fault("lost"))
+    order = Order(Call(number=0), at=5.0)
+    seen = run(Case(World("sqlite", workers=1), (order,), faults))
+    assert problems(seen) == []
+    assert {met.fault.kind for met in seen.met} == {"after", "lost"}

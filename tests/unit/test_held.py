@@ -273,3 +273,28 @@ def test_failed_registration_releases_the_connection(
     assert server.released == 1
     store.consumer.register("w", ["q"], 1)
     assert DEAD in server.queues  # declared now, not with the first dead letter
+
+
+@pytest.mark.parametrize("part", ["declare_letters", "revocations"])
+def test_failed_registration_takes_no_messages(
+    store: HeldBroker, server: MemoryServer, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Otherwise a worker would settle them under an older generation, which has no effect."""
+
+    def refuse(*given: object) -> None:
+        raise OSError("no")
+
+    store.consumer.register("w", ["q"], 1)
+    push(store, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(server, part, refuse)
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.register("w", ["q"], 1)
+    assert server.released == 2
+    with pytest.raises(LeaseLost):
+        store.consumer.extend()
+    with pytest.raises(LeaseLost):
+        store.consumer.lease(["q"], 9)
+    own = store.consumer.register("w", ["q"], 1)
+    (message,) = store.consumer.lease(["q"], 9).messages
+    assert store.consumer.settle(own, [Ack(message.tag)]) == set()

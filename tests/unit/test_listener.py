@@ -29,7 +29,7 @@ from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.components.worker_lease import Registration, WorkerLease
-from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.tasks.outcome import LEASE_EXPIRED, REVOKED, TIME_LIMIT, Outcome
 from qworker.tasks.outcome import LOST as KILLED
 from qworker.testing import FakeClock, InlinePool, MemoryStore, StepWorker
@@ -922,6 +922,63 @@ def test_broker_that_fails_during_reregistration_is_retried() -> None:
     rig.store.away = False
     rig.run_until_idle()
     assert len(rig.take()) == 1
+
+
+class UnansweringStore(MemoryStore):
+    """A broker that carries out some registrations without an answer: they raise *errors* (None: they do
+    not)."""
+
+    errors: ClassVar[list[Exception | None]] = []
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        generation = super().register(name, queues, concurrency)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+        return generation
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("no answer"), ConfigurationError("wrong password")])
+def test_worker_whose_reregistration_was_not_answered_registers_once_more(error: Exception) -> None:
+    """Even if the broker has accepted it: settlements need its generation."""
+    store: Any = (rig := ListenerRig(store=UnansweringStore)).store
+    rig.push(2)
+    rig.run_until_idle()
+    (running,) = rig.run(1)
+    store.errors = [error, error]
+    lose_lease(rig)
+    for _ in range(2):
+        assert rig.step()
+        assert rig.listener.connection.failing == str(error)
+        assert rig.lease.current() is None
+    rig.run_until_idle()
+    assert rig.listener.connection.failing is None
+    (waiting,) = rig.take()
+    assert {running.tag, waiting.tag} == rig.store.held
+    rig.pool.held.clear()
+    rig.post(running, Ack(running.tag))
+    rig.post(waiting, Ack(waiting.tag))
+    rig.run_until_idle()
+    assert (rig.waiting(), rig.state.requests) == (0, {})
+
+
+def test_worker_stops_before_it_could_register_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A result of a task whose message was acked is stored; what others have now is left to them."""
+    store: Any = (rig := ListenerRig(store=UnansweringStore)).store
+    rig.push(2)
+    rig.run_until_idle()
+    late, early = rig.run(2)
+    early.mark_acked()
+    store.errors = [BrokerUnavailable("no answer")]
+    lose_lease(rig)
+    assert rig.step()
+    rig.listener.quiet()
+    rig.pool.held.clear()
+    rig.post(late, Ack(late.tag))
+    rig.post(early, Store(ROW))
+    rig.listener.closed()
+    assert rig.store.results == {"id": ROW}
+    assert "1 tasks ended and will run again: pushed" in caplog.text
+    assert (rig.waiting(), rig.store.held, rig.state.requests) == (2, set(), {})
 
 
 # -- periodic work: renewal, presence, reclaiming, sweeping --

@@ -119,7 +119,7 @@ class Listener(ThreadComponent):
                 rest = 0.0
         except (BrokerUnavailable, ConfigurationError) as error:
             if isinstance(error, ConfigurationError) and not self._lease.generation:
-                raise  # not registered
+                raise  # at the first registration: waiting cannot fix it
             self._news = True
             return self.connection.failed(error)
         self.connection.answered(now)
@@ -155,7 +155,7 @@ class Listener(ThreadComponent):
             self._workers.consumer.present(self._presence.text())
 
     def _turn(self, now: float) -> float | None:
-        if not self._lease.generation:  # the broker was not available at the start
+        if not self._lease.is_registered:  # the last attempt failed
             self._register()
         if self._news:
             self._news = False

@@ -132,18 +132,16 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._let_go()
         self._wakeup.open()
-        connection = self._server.connect()
+        self._connection = connection = self._server.connect()
         try:
             with self._server.errors(connection):
                 self._bind(connection, queues)
+                self._server.declare_letters(connection)
+                self._revocations = self._server.revocations(connection, self._notify)
         except BaseException:
-            close(connection)
+            self._let_go()
             raise
-        self._connection = connection
         self._generation = next(GENERATIONS)
-        with self._server.errors(connection):
-            self._server.declare_letters(connection)
-            self._revocations = self._server.revocations(connection, self._notify)
         return self._generation
 
     def _bind(self, connection: Any, queues: Sequence[str]) -> None:
