@@ -170,37 +170,44 @@ class SQLiteConsumer(LeaseConsumer):
 
     def _insert(self, record: WorkerRecord) -> int:
         held_in, self._handle.pinned = self._handle.pinned, None
-        with self._handle as connection:
-            if self._handle.file != held_in:
-                self._generation = NOT_REGISTERED  # in this file, it may be another's
-            if self._pipe is not None:
-                self._pipe.close()
-            self._pipe = NotificationPipe(self._database.pipes, "message")
-            self._wakeup.open()
-            with transaction(connection):
-                self._remove(connection)
-                self._strict = is_strict(connection)
-                if not self._strict:
-                    mend_dues(connection)
-                row = (
-                    int(record.started * 1_000_000),
-                    record.name,
-                    record.pid,
-                    record.boot,
-                    "\n".join(record.queues),
-                    record.concurrency,
-                    self._uptime() + self._lease_seconds,
-                    record.started,
-                    Path(record.running).name,
-                    record.presence,
-                )
-                generation = int(connection.execute(NEW_OWNER, row).lastrowid or 0)
-                crash_point("registering")
-                self._files.take()
-                known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
-                # Every lock that exists has its row: both are created under the write lock, which we hold.
-                self._files.tidy(known, age=0.0)
-            self._handle.pinned = self._handle.file
+        try:
+            with self._handle as connection:
+                if self._handle.file != held_in:
+                    self._generation = NOT_REGISTERED  # in this file, it may be another's
+                return self._insert_by(connection, record)
+        except BaseException:
+            self._handle.pinned = held_in  # the old record may still be there
+            raise
+
+    def _insert_by(self, connection: sqlite3.Connection, record: WorkerRecord) -> int:
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe = NotificationPipe(self._database.pipes, "message")
+        self._wakeup.open()
+        with transaction(connection):
+            self._remove(connection)
+            self._strict = is_strict(connection)
+            if not self._strict:
+                mend_dues(connection)
+            row = (
+                int(record.started * 1_000_000),
+                record.name,
+                record.pid,
+                record.boot,
+                "\n".join(record.queues),
+                record.concurrency,
+                self._uptime() + self._lease_seconds,
+                record.started,
+                Path(record.running).name,
+                record.presence,
+            )
+            generation = int(connection.execute(NEW_OWNER, row).lastrowid or 0)
+            crash_point("registering")
+            self._files.take()
+            known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
+            # Every lock that exists has its row: both are created under the write lock, which we hold.
+            self._files.tidy(known, age=0.0)
+        self._handle.pinned = self._handle.file
         return generation
 
     def _remove(self, connection: sqlite3.Connection) -> None:
