@@ -88,6 +88,7 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
 """Regular expressions by module and by what they are assigned to, or the function they are in."""
 
 BOUNDED: dict[str, str] = {
+    "qworker.transports.sql.postgresql:BY_CONSUMER": "it takes at most 18 digits",
     "qworker.django.settings.keys:_NODE": "it looks at the project's own settings",
     "qworker.django.settings.keys:_HOST": "it looks at the project's own settings",
     "qworker.transports.disque.url:_NODE": "it looks at a URL of the app's own settings",

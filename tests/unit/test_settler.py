@@ -146,14 +146,15 @@ def test_retry_sent_for_a_killed_task_counts_as_a_retry(
 
 
 def test_failure_handling_is_repeated_in_another_child() -> None:
-    """Twice, the second time without errbacks, as one of them may kill the child."""
+    """Three times: then without errbacks that run in it, as one of them may kill the child; then without
+    messages."""
     setup = Setup()
     one = setup.rooms.request(1)
     one.failing = Failing(Outcome(TIME_LIMIT, text="killed"), "FAILURE", {})
-    for with_errbacks in (True, False):
+    for runs, sends in ((True, True), (False, True), (False, False)):
         setup.settler.ended([(one, Outcome(LOST, text="signal 9"))])
         assert (tags(setup.ready.get_many(Slots(9, 9))), setup.orders) == ([1], [])
-        assert one.failing.as_plain()[-1] is with_errbacks
+        assert one.failing.as_plain()[-2:] == (runs, sends)
     setup.settler.ended([(one, Outcome(LOST, text="signal 9"))])
     settlement = setup.order.settlement
     assert setup.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")
