@@ -55,11 +55,12 @@ def test_claims_per_message_do_not_grow_with_idle_workers(open_: Open, polls: bo
             assert claims <= 100
 
 
-def test_what_one_worker_leaves_is_taken_by_others(open_: Open) -> None:
+def test_what_one_worker_leaves_is_taken_by_others(open_: Open, polls: bool) -> None:
     with fleet(open_, 4) as workers:
         open_().sender.push([message(str(number)) for number in range(40)])
         until(lambda: taken(workers) == 40)
-        assert sum(worker.taken > 0 for worker in workers) > 1
+        # Before another one polls, the first may have taken everything.
+        assert polls or sum(worker.taken > 0 for worker in workers) > 1
 
 
 def registered(open_: Open, *queues: str) -> Consumer:
