@@ -199,7 +199,7 @@ def special(random: Random, made: Call, depth: int) -> None:
         made.does, made.retries = random.choice(DOES), 0
     elif kind < 0.2 and not made.ignored:
         made.instead = flow(random, random.choice((1, 2, 3)), depth + 1)
-    if random.random() < 0.06:
+    if random.random() < (0.7 if made.does == "untrailed" else 0.06):
         made.calls = flow(random, random.choice((1, 2, 3)), depth + 1)
         made.hands_on = random.random() < 0.5
     if random.random() < 0.06:
@@ -210,7 +210,7 @@ NOT_EAGER = {*ENDS, "requeue", "result", "progress"}
 """Behaviors that fail or concern messages: eager calls raise errors, and have no messages."""
 DOES = (
     *VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "dies",
-    "expired", "outdated", "lost", "stays", "progress", "progress", "unacked",
+    "expired", "outdated", "lost", "stays", "progress", "progress", "unacked", "untrailed", "untrailed",
 )  # fmt: skip
 
 

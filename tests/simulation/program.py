@@ -126,6 +126,8 @@ class Record:
         """The group and the parent in their results, by their names there; {} if others replace them."""
         self.parents: dict[str, str] = {}
         """The ids of tasks that keep a result, by the ids of the results of their calls."""
+        self.trails: dict[str, set[bool]] = defaultdict(set)
+        """The option ``trail`` of tasks that ran, by their ids. A task and its replacement share an id."""
         self.dropped: set[str] = set()
         """Orders whose callers forget their results."""
         self.keeps_all: bool = True
@@ -401,6 +403,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         with record.running(flow, number, process.execution, delivery):
             known = record.of(flow)
             part = known.parts[number]
+            record.trails[request.id].add(task.trail)
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
@@ -503,6 +506,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             raise ValueError(number)
         if does == "progress":
             progress(task, number)
+            return shown(number, given)
+        if does == "untrailed":
             return shown(number, given)
         if does == "again":
             put_off(task.request, number, BACKOFF * 2**task.request.retries)

@@ -17,7 +17,7 @@ from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.real_servers import AWAY, STORES
 from tests.simulation.real_worker import TIME_LIMIT, RealWorld
 from tests.simulation.run import OF_OPERATORS
-from tests.support.flows import OWN, Call, is_line, parts_of
+from tests.support.flows import Call, is_line, parts_of
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "workers": (1, 2),
@@ -81,7 +81,7 @@ def order(random: Random, world: RealWorld) -> Order:
             part.options = sooner(part.options)
         if isinstance(part, Call):
             part.delay = min(part.delay, LONGEST)
-        if getattr(part, "does", "") in OWN:
+        if getattr(part, "does", "") in ("dies", "lost"):
             part.does = "soft"  # a process is not killed at a run
         if getattr(part, "does", "") == "hard":
             if world.pool != "prefork" or part.coroutine:

@@ -805,7 +805,8 @@ class Running:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
 
     def _oddities(self) -> Iterator[str]:
-        """Yield results that ended at a wrong time, or lack the traceback or the calls of their task."""
+        """Yield results that ended at a wrong time, or lack the traceback or the calls of their task, or have
+        calls of one without a trail."""
         seen, now, ahead = self.seen, self.time.now, self._ahead() + ROUNDING
         numbers, ended = dict(seen.record.headers.keys()), cache(self._ended)
         for asked in seen.asked:
@@ -847,8 +848,12 @@ class Running:
                 and meta["status"] != states.SUCCESS
                 and meta["result"]["exc_type"] not in RAISED
             )
-            if meta is not None and not killed and not meta["children"]:
+            has_trail = False not in seen.record.trails[parent]
+            if meta is not None and not killed and has_trail and not meta["children"]:
                 yield f"{parent} has called {id}, and has no children"
+        for id, trails in seen.record.trails.items():
+            if trails == {False} and (meta := ended(id)) is not None and meta["children"]:
+                yield f"{id} has the children {meta['children']}, and no trail"
 
     def _expiring(self) -> Iterator[str]:
         """Yield results that are gone before they expire, or still there after that. Values of graphs' nodes

@@ -42,6 +42,7 @@ from qworker.message import celery_v1, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
+from qworker.publishing import publisher, workflows
 from qworker.results import result
 from qworker.results.group_result import GroupResult
 from qworker.tasks import copies, execution, followup, next_attempt
@@ -633,6 +634,24 @@ def test_results_with_wrong_metadata_are_noticed(
 
     monkeypatch.setattr(Backend, "meta", other)
     assert any(text in problem for problem in problems(run(case)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(does="untrailed", calls=Call()),
+        Call(does="untrailed", calls=Group([Call()])),
+        Call(does="untrailed", links=[Call()]),
+    ],
+)
+def test_children_of_a_task_without_a_trail_are_noticed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(orders=(Order(numbered(call)),))
+    assert problems(run(case)) == []
+    for module in (publisher, workflows):
+        monkeypatch.setattr(
+            module, "add_children", lambda context, *results: context.children.extend(results)
+        )
+    assert any("and no trail" in problem for problem in problems(run(case)))
 
 
 def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:

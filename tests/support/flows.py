@@ -502,7 +502,8 @@ ENDS: dict[str, Any] = {
 }
 """How a call ends that does so; "requeue" puts its message back once, one that "dies" kills its process each
 time, one that is "lost" is not delivered again when it has done so, an "unacked" one becomes a dead letter
-when it fails, "outdated" expires while it waits, and "progress" stores a state of its own."""
+when it fails, "outdated" expires while it waits, "progress" stores a state of its own, and one that is
+"untrailed" keeps no children."""
 OUTDATED = 1.0
 """Seconds until one that is outdated would be due."""
 ARGS: dict[str, tuple[Any, ...]] = {
@@ -518,6 +519,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dies": {"max_deliveries": RUNS["dies"]},
     "lost": {"reject_on_worker_lost": False},
     "unacked": {"acks_on_failure_or_timeout": False},
+    "untrailed": {"trail": False},
 }
 """Behaviors with a task of their own, and its options."""
 BACKOFF = 0.1
