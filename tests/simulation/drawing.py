@@ -421,6 +421,43 @@ def dying(random: Random, made: World, fault: Fault) -> Fault:
     return death(random, made.stores, random.choice(nodes))
 
 
+RETRIED = ("store_rows", "store_rows", "settle", "join.add", "join.finish", "extend")
+"""Calls that a worker repeats until they succeed."""
+FOLLOWED = 0.25
+"""The share of faults after which the process ends soon."""
+
+
+def followed(random: Random, made: World, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Return *faults*, and the ends soon after some of them."""
+    ends = [end for fault in faults if random.random() < FOLLOWED for end in soon_after(random, made, fault)]
+    return (*faults, *ends)
+
+
+def soon_after(random: Random, made: World, fault: Fault) -> tuple[Fault, ...]:
+    """Return the end of a process that *fault* concerns, perhaps before it has made up for it: at its next
+    such call, or within a second. Return () if it is dead by then."""
+    node = fault.node if fault.node.startswith("worker") else f"worker{random.randrange(made.workers)}"
+    if fault.kind in ("away", "cut", "drift", "freeze", "full", "jump"):
+        kind, at = random.choice(("kill", "kill", "freeze")), round(fault.at + random.random(), 2)
+        return (
+            Fault(kind, node, at=at, seconds=random.choice((1.0, 3.0, 6.0)) if kind == "freeze" else 0.0),
+        )
+    if fault.kind not in (*CALL_FAULTS, "stall") or fault.kind.startswith("kill") or node != fault.node:
+        return ()
+    who, when = "child" if fault.kind.startswith("child") else "kill", random.choice(("before", "after"))
+    return (Fault(f"{who} {when}", node, fault.method, fault.nth + random.choice((1, 1, 2))),)
+
+
+def retried(random: Random, made: World, orders: Sequence[Order]) -> Fault:
+    """Return a fault because of which a worker has to try something again during one of *orders*."""
+    if random.random() < 0.3:
+        node, nth = f"worker{random.randrange(made.workers)}", random.choice((1, 2, 3))
+        return Fault("before", node, random.choice(RETRIED), nth)
+    store, at = random.choice(("broker", "results", "results")), random.choice(orders).at
+    at = round(at + random.choice((0.0, 0.001, 0.002, 0.003, 0.01)), 3)
+    return Fault(random.choice(("away", "full")), store, at=at, seconds=random.choice((1.0, 3.0)))
+
+
 def of_stranger(random: Random) -> Fault:
     """Return a fault by someone without the key; failed tasks are then resent by an operator."""
     kind = random.choice(("forge", "stranger", "retry failed"))
@@ -526,7 +563,9 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
     return Case(
         made,
         (),
-        tuple(dying(random, made, django_fault(random, made.workers)) for _ in range(faults)),
+        followed(
+            random, made, [dying(random, made, django_fault(random, made.workers)) for _ in range(faults)]
+        ),
         random.getrandbits(32),
         random.random() < 0.1,
         django=replace(django, jobs=tuple(job(random, django) for _ in range(count))),
@@ -654,7 +693,11 @@ def case(
         faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
     elif is_slow if keeps else kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
-    faults = tuple(amid(random, fault, orders) for fault in faults)
+    else:
+        faults = followed(random, made, [amid(random, fault, orders) for fault in faults])
+        if faults and random.random() < 0.15:
+            first = retried(random, made, orders)
+            faults = (*faults, first, *soon_after(random, made, first))
     if faults and any(getattr(part, "adds", None) for order in orders for part in parts_of(order.flow)):
         faults = (child_fault(random, "worker", CALL_FAULTS, ("join.grow",)), *faults[1:])
     if made.forgets and random.random() < 0.5:

@@ -31,6 +31,7 @@ from qworker.backends.base import Backend
 from qworker.components import assembly
 from qworker.components import request as requests
 from qworker.components.ending.outcomes import OUTCOMES
+from qworker.components.ending.result_writer import ResultWriter, _stripped
 from qworker.components.receiving import revocations
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.ledger import WorkerState
@@ -652,6 +653,31 @@ def test_children_of_a_task_without_a_trail_are_noticed(call: Call, monkeypatch:
             module, "add_children", lambda context, *results: context.children.extend(results)
         )
     assert any("and no trail" in problem for problem in problems(run(case)))
+
+
+def test_an_ack_before_the_result_is_stored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = (Fault("before", "worker0", "store_rows"), Fault("kill before", "worker0", "store_rows", 2))
+    case = Case(World("sqlite+other", workers=1), (Order(numbered(Call())),), faults)
+    assert problems(run(case)) == []
+    store = ResultWriter._store
+
+    def acked(writer: ResultWriter, batch: Any) -> None:
+        writer._post([_stripped(order) for order in batch])
+        store(writer, batch)
+
+    monkeypatch.setattr(ResultWriter, "_store", acked)
+    assert problems(run(case))
+
+
+def test_a_worker_dies_before_it_has_tried_again() -> None:
+    ends = set()
+    for case in map(case_of, range(500)):
+        for first, end in combinations(case.faults, 2):
+            at_next_call = end.method and end.method == first.method and first.nth < end.nth <= first.nth + 2
+            away = first.kind in ("away", "full") and 0 <= end.at - first.at <= 1
+            if first.kind in ("before", "away", "full") and (at_next_call or away):
+                ends.add((first.kind, end.kind))
+    assert {("before", "kill before"), ("before", "kill after"), ("away", "kill"), ("away", "freeze")} <= ends
 
 
 def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
