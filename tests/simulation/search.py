@@ -39,7 +39,7 @@ from tests.simulation.tracing import Trace
 PATIENCE = 120
 """CPU seconds in which a case must end; not wall time, since the machine may be busy."""
 MOST_SHRUNK = 2
-"""Cases to shrink for each kind of problem; for others, only the seed is reported."""
+"""Cases to report and shrink for each kind of problem; of others, only the first problem is reported."""
 MOST_TRACED = 400
 MOST_MISSING = 40
 """Pairs to list."""
@@ -200,14 +200,18 @@ def trace(case: Case, found: Sequence[str], most: int = MOST_TRACED) -> list[str
     return lines if more <= 0 else [*lines[:most], f"and {more} more lines"]
 
 
-def one(drawing: Drawing, seed: int, shrink: float, log: bool) -> tuple[bool, str]:
-    """Run the case of *seed*; return whether it failed, and a report. log: with its whole log."""
+def one(drawing: Drawing, seed: int, shrink: float, log: bool, say: Callable[[str], None]) -> bool:
+    """Run the case of *seed*; return whether it failed. log: report its whole log, and do not shrink it."""
     case, found = drawing.case(seed), find(drawing, seed)
-    told = [] if found.problems else [printed(case, seed)]
-    told += ["--- the whole log", *trace(case, (), sys.maxsize), ""] if log else []
-    told.append(f"tasks: {found.tasks}, turns: {found.turns}, CPU seconds: {found.seconds:.2f}")
-    told.append(report(drawing, found, shrink) if found.problems else "all is well")
-    return bool(found.problems), "\n".join(told)
+    if not found.problems:
+        say(printed(case, seed))
+    if log:
+        say("\n".join(["--- the whole log", *trace(case, (), sys.maxsize), ""]))
+    say(f"tasks: {found.tasks}, turns: {found.turns}, CPU seconds: {found.seconds:.2f}")
+    say(report(drawing, found, 0) if found.problems else "all is well")
+    if found.problems and shrink and not log:
+        say(report(drawing, found, shrink))
+    return bool(found.problems)
 
 
 class Search:
@@ -247,8 +251,9 @@ class Search:
                         self.say(result)
                     else:
                         self._add(result)
-                        if result.problems and (again := self._failed(result)):
-                            waiting[pool.submit(report, self.drawing, result, self.shrink)] = again.seed
+                        if result.problems and self._failed(result):
+                            for seconds in (0, self.shrink) if self.shrink else (0,):
+                                waiting[pool.submit(report, self.drawing, result, seconds)] = result.seed
                 self._progress(time.monotonic() - start)
 
     def _add(self, found: Found) -> None:
@@ -260,12 +265,12 @@ class Search:
         for place, value in enumerate((1, found.tasks, found.turns, found.seconds)):
             sums[place] += value
 
-    def _failed(self, found: Found) -> Found | None:
-        """Report *found*; return it if it is to be shrunk."""
+    def _failed(self, found: Found) -> bool:
+        """Report the first problem of *found*; return whether to report the rest, and to shrink it."""
         self.failed.append(found)
         self.say(f"seed {found.seed} fails: {found.problems[0]}")
         count = self._shrunk[found.kinds] = self._shrunk.get(found.kinds, 0) + 1
-        return found if self.shrink and count <= MOST_SHRUNK else None
+        return count <= MOST_SHRUNK
 
     def _progress(self, passed: float) -> None:
         if (passed - self._told >= 1.0 and sys.stderr.isatty()) or passed - self._told >= 60.0:
@@ -328,9 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed = SystemRandom().randrange(10**7) if first is None else first
             return search(options.real, options.minutes, seed, options.case is not None, say)
         if options.case is not None:
-            failed, told = one(drawing, options.case, options.shrink, options.log)
-            say(told)
-            return failed
+            return one(drawing, options.case, options.shrink, options.log, say)
         seed = SystemRandom().randrange(10**7) * BLOCK if options.seed is None else options.seed
         say(f"seeds from {seed}; processes: {options.jobs}; minutes: {options.minutes:g}")
         search = Search(drawing, options.jobs, options.shrink, say)
@@ -359,7 +362,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="for how long (default: 1)")
     parser.add_argument("--seed", type=int, help="the first seed (default: a fresh one)")
     parser.add_argument("--case", type=int, metavar="SEED", help="run the case of this seed only")
-    parser.add_argument("--log", action="store_true", help="with --case: show all that it did")
+    parser.add_argument(
+        "--log", action="store_true", help="with --case: show all that it did, and do not make it smaller"
+    )
     parser.add_argument("--cases", type=int, help="how many cases at most")
     parser.add_argument(
         "--real",

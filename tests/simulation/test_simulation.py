@@ -1247,6 +1247,24 @@ def test_a_case_that_is_not_made_smaller_is_run_no_more(monkeypatch: pytest.Monk
     assert "--- not made smaller\n" in report(DRAWING, replace(find(DRAWING, 3), problems=("bad",)), 0.0)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_a_case_is_told_before_it_is_made_smaller(log: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    found = find(DRAWING, 3)
+
+    def shrunk(case: Case, *_: Any) -> shrinking.Shrunk:
+        said.append("it is made smaller")
+        return shrinking.Shrunk(case, ("bad",))
+
+    monkeypatch.setattr(search, "find", lambda *_: replace(found, problems=("bad",)))
+    monkeypatch.setattr(search, "shrunk", shrunk)
+    assert search.one(DRAWING, 3, 1.0, log, said.append)
+    before = said.index("it is made smaller") if "it is made smaller" in said else len(said)
+    assert "problem: bad" in said[before - 1]
+    assert "--- not made smaller" in said[before - 1]
+    assert len(said) - before == (0 if log else 2)  # with the whole log, it stays as it is
+
+
 def test_only_after_many_cases_is_told_what_they_never_had() -> None:
     looking = search.Search(DRAWING, 1, 0.0, print)
     for seed in (3, 8, 9):
