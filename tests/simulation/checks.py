@@ -605,7 +605,19 @@ def _fails_to_join(seen: Seen, asked: Asked) -> bool:
 
 def _may_vanish(seen: Seen, asked: Asked) -> bool:
     """Return whether lost tasks may leave no trace: if their worker died, or was considered dead."""
-    return seen.may_lose_of(asked) and any(fault.kind not in CUT for fault in seen.fired)
+    died = seen.may_lose_of(asked) and any(fault.kind not in CUT for fault in seen.fired)
+    return died or _counts_what_is_not_sent(seen, asked)
+
+
+def _counts_what_is_not_sent(seen: Seen, asked: Asked) -> bool:
+    """Return whether a time limit may have ended a task between counting a call in its chord and sending it:
+    the chord waits until its join expires."""
+    adding = {part.number for part in parts_of(asked.order.flow) if getattr(part, "adds", None) is not None}
+    ids = {run.id for number, run in seen.record.executions[asked.name] if number in adding}
+    cuts = {("limit before", "push"), ("limit before", "save_group"), ("limit after", "save_group")}
+    return any(
+        (met.fault.kind, met.fault.method) in cuts and not ids.isdisjoint(met.about) for met in seen.met
+    )
 
 
 def _errors(value: Any, want: Expected) -> list[Any]:

@@ -230,10 +230,14 @@ class Seen:
             or asked.forgotten
             or asked.cut
             or asked.name in self.record.unsigned
-            or (asked.rolled_back and self.case.world.stores != "sqlite")  # unknown in the results
+            or self.keeps_rolled_back(asked)
             # A job has no flow.
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None), self.case.world.segment))
         )
+
+    def keeps_rolled_back(self, asked: Asked) -> bool:
+        """Return whether joins of *asked* are left though it was rolled back: in another store."""
+        return asked.rolled_back and self.case.world.stores != "sqlite"
 
     @property
     def excused(self) -> bool:
@@ -692,7 +696,9 @@ class Running:
         seen, count = self.seen, self.joins()
         if count and self.schedules is not None and seen.may_lose:
             opened, ids = seen.record.opened, self.stores.joins(self.observer.app.backend)
-            return sum(opened.get(id, math.inf) > seen.lost_until for id in ids)
+            kept = {asked.name for asked in seen.asked if seen.keeps_rolled_back(asked)}
+            later = [id for id in ids if opened.get(id, math.inf) > seen.lost_until]
+            return sum(seen.record.joins.get(id) not in kept for id in later)
         if not count or not seen.excused:
             return count
         excused = {asked.name for asked in seen.asked if seen.excuses(asked)}

@@ -1179,3 +1179,27 @@ def test_a_worker_registers_again_when_the_answer_was_lost() -> None:
     seen = run(Case(World("sqlite", workers=1), (order,), faults))
     assert problems(seen) == []
     assert {met.fault.kind for met in seen.met} == {"after", "lost"}
+
+
+def test_a_rolled_back_order_leaves_its_join_beside_schedules() -> None:
+    """The checks took it for one that was not lost with a killed worker, because it was opened later."""
+    orders = (Order(numbered(Chord([Call()], Call())), 1.64, how="rollback"),)
+    faults = (Fault("kill after", "worker1", "register"),)
+    world = World("sqlite+files", workers=2, acks_late=False)
+    assert problems(run(Case(world, orders, faults, schedules=Timetable(seconds=20.0)))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "waits"),
+    [("limit after", "save_group", True), ("limit before", "push", True), ("limit after", "push", False)],
+)
+def test_a_chord_waits_for_a_call_that_a_time_limit_has_kept_from_being_sent(
+    kind: str, method: str, waits: bool
+) -> None:
+    """The checks did not know that it is counted before it is sent."""
+    flow = Chord([Call(adds=Call())], Call())
+    seen = run(case_of(flow, world=World(key="signed"), faults=(Fault(kind, "worker", method),)))
+    assert problems(seen) == []
+    assert seen.ready["f0"] == [not waits]
+    seen.ready["f0"] = [False]
+    assert bool(problems(seen)) is not waits
