@@ -314,17 +314,14 @@ class MySQLLink(Link):
         self.notified(())
 
     def notified(self, queues: Collection[str]) -> Notified:
-        looks = [f"({LAST_REVOKED})", *(look for _ in queues for look in (WAITING, f"({NEXT_DUE})"))]
-        ((last, *found),) = self.ask(f"SELECT {', '.join(looks)}", [queue for queue in queues for _ in "12"])
+        looks = ", ".join([f"({LAST_REVOKED})", *(f"{WAITING}, ({NEXT_DUE})" for _ in queues)])
+        ((last, *found),) = self.ask(f"SELECT {looks}", [each for queue in queues for each in (queue, queue)])
         before, self._last_revocation = self._last_revocation, last
         if before not in (None, last):
             return Notified.ALL
-        known = [self._next_dues.get(queue) for queue in queues]
-        due = any(
-            due is not None and (seen is None or due < seen)
-            for due, seen in zip(found[1::2], known, strict=True)
-        )
-        if not (due or any(found[::2])) or time.monotonic() < self._report_at:
+        dues = zip(found[1::2], map(self._next_dues.get, queues), strict=True)
+        sooner = any(due is not None and (known is None or due < known) for due, known in dues)
+        if not (sooner or any(found[::2])) or time.monotonic() < self._report_at:
             return Notified.NONE
         self._report_at = time.monotonic() + REPEAT_SECONDS
         return Notified.ONE
