@@ -331,6 +331,17 @@ def test_what_a_dead_worker_was_notified_of_is_taken_by_others(waiting: Callable
     assert third.wait(10, 9) is True
 
 
+def test_a_message_that_is_not_taken_is_not_reported_all_the_time(stores: Any) -> None:
+    consumer = stores().consumer
+    consumer.register("w@test", ["q"], 1)
+    assert consumer.lease(["q"], 1).messages == []
+    while consumer.wait(0.05):
+        assert consumer.lease(["q"], 1).messages == []
+    stores().sender.push([message("a")])
+    assert consumer.wait(30) is True
+    assert consumer.wait(0.05) is False
+
+
 def test_busy_worker_is_not_notified(stores: Any) -> None:
     busy, other = stores(), stores()
     own = busy.consumer.register("busy@test", ["q"], 1)
