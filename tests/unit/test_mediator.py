@@ -593,6 +593,24 @@ def test_refill_takes_one_batch_and_wakes_the_mediator() -> None:
     assert rig.ready.changes > seen, "the mediator is woken"
 
 
+def test_refill_wakes_the_mediator_when_a_request_has_ended_without_a_run() -> None:
+    """Its slot is still free, and the next request waited ten seconds for it."""
+    rig = MediatorRig(concurrency=1)
+    revoked, waiting = rig.rooms.requests(2)
+    revoked.revocation = Revocation("id-1", False, "SIGTERM")
+    rig.put(revoked, waiting)
+    seen = rig.ready.changes
+    rig.mediator.refill()
+    assert rig.ended == [(revoked.tag, REVOKED)]
+    assert rig.ready.changes > seen
+    rig.step()
+    assert rig.running == [waiting.tag]
+    rig.pool.held.clear()
+    seen = rig.ready.changes
+    rig.mediator.refill()
+    assert rig.ready.changes == seen, "a refill without ended requests wakes nobody"
+
+
 def test_refill_during_another_threads_turn_wakes_the_mediator() -> None:
     rig = MediatorRig()
     rig.put(*rig.rooms.requests(2))

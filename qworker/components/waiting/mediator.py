@@ -65,6 +65,8 @@ class Mediator(ThreadComponent):
         self._expected: str | None = None
         """Under _turn: the task that the next request probably has: that of the first refused request, else
         of the last one taken. None if none waits."""
+        self._ended = False
+        """Under _turn: whether a request ended in the last move, so that its slot is still free."""
         self.pool = make_pool(self.refill)
 
     def step(self, now: float) -> float | None:
@@ -82,15 +84,16 @@ class Mediator(ThreadComponent):
             self._ready.wake()  # the thread with the turn may have counted the slots already
             return
         try:
-            moved = self._move()
+            rest = self._move() >= BATCH or self._ended
         finally:
             self._turn.release()
-        if moved >= BATCH:
+        if rest:
             self._ready.wake()  # the mediator moves the rest
 
     def _move(self) -> int:
         """Move the best requests to free slots, while holding the turn; return how many were taken."""
         ready, pool = self._ready, self.pool
+        self._ended = False
         # Computed each time, because an unknown task, or one that was slow at first, may turn out to be
         # short.
         expected = self._expected
@@ -171,15 +174,15 @@ class Mediator(ThreadComponent):
         for request in requests:
             if not request.acked:
                 if request.generation != generation:  # the lease was lost while it was in transit
-                    self._on_ended([(request, Outcome(LEASE_EXPIRED))])
+                    self._end(request, Outcome(LEASE_EXPIRED))
                     continue
                 request.starts_before = until
             if request.failing is not None:
                 runnable.append(request)
             elif request.revocation is not None:
-                self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
+                self._end(request, Outcome(REVOKED, text="revoked"))
             elif request.expires is not None and request.expires <= wall:
-                self._on_ended([(request, Outcome(EXPIRED, text="expired"))])
+                self._end(request, Outcome(EXPIRED, text="expired"))
             elif request.acked or (places is None and request.acks_late and not self.early):
                 runnable.append(request)
             else:
@@ -194,6 +197,11 @@ class Mediator(ThreadComponent):
         if early and places is not None:
             self.early.ask(early, places.seconds)
         return runnable, back
+
+    def _end(self, request: Request, outcome: Outcome) -> None:
+        """End a request that must not run."""
+        self._ended = True
+        self._on_ended([(request, outcome)])
 
     def quiet(self) -> None:
         """Move no more requests but those whose end a child must report; return when no other is in
