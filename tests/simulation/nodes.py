@@ -204,6 +204,7 @@ class Pool(InlinePool):
             process.in_child, process.execution = False, None
         if why := process.child_lost:
             process.child_lost = ""
+            request.time_limit = request.time_limit or LONG_RUN  # only a task with one exceeds it
             return Outcome(why, text=f"killed: {why}")
         if not process.alive:
             raise Killed(process.name)

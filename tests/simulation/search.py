@@ -252,8 +252,8 @@ class Search:
                     else:
                         self._add(result)
                         if result.problems and self._failed(result):
-                            for seconds in (0, self.shrink) if self.shrink else (0,):
-                                waiting[pool.submit(report, self.drawing, result, seconds)] = result.seed
+                            for most in (0, self.shrink) if self.shrink else (0,):
+                                waiting[pool.submit(report, self.drawing, result, most)] = result.seed
                 self._progress(time.monotonic() - start)
 
     def _add(self, found: Found) -> None:

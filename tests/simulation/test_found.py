@@ -1203,3 +1203,20 @@ def test_a_chord_waits_for_a_call_that_a_time_limit_has_kept_from_being_sent(
     assert seen.ready["f0"] == [not waits]
     seen.ready["f0"] = [False]
     assert bool(problems(seen)) is not waits
+
+
+def test_a_time_limit_ends_a_task_in_a_call_that_it_makes() -> None:
+    """It exceeded a limit that it did not have, and the reason of its dead letter shows the limit."""
+    call = Call(does="unacked", errbacks=[Errback()])
+    limit = Fault("limit after", "worker", "push")
+    assert problems(run(case_of(call, world=World(acks_late=True), faults=(limit,)))) == []
+
+
+def test_a_request_starts_when_the_one_before_it_was_revoked() -> None:
+    """The pool had taken the revoked one for its free slot, and nobody looked for the next one for ten
+    seconds."""
+    members = [Call(fails=True, errbacks=[Errback()]), *(Call() for _ in range(5))]
+    for seed in range(20):
+        order = Order(numbered(Group(members)), revoke_at=0.0)
+        world = World(workers=1, concurrency=1, acks_late=False, base="hooked")
+        assert problems(run(Case(world, (order,), seed=seed))) == []

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from itertools import combinations, islice, product, repeat
@@ -1263,6 +1264,21 @@ def test_a_case_is_told_before_it_is_made_smaller(log: bool, monkeypatch: pytest
     assert "problem: bad" in said[before - 1]
     assert "--- not made smaller" in said[before - 1]
     assert len(said) - before == (0 if log else 2)  # with the whole log, it stays as it is
+
+
+@pytest.mark.parametrize("shrink", [0.0, 1.0])
+def test_a_search_goes_on_after_a_failure(shrink: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = find(DRAWING, 3)
+    reports: list[float] = []
+    monkeypatch.setattr(search, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(
+        search, "find", lambda _, seed: replace(passed, seed=seed, problems=("bad",) * (seed == 1))
+    )
+    monkeypatch.setattr(search, "report", lambda _, found, seconds: reports.append(seconds) or "a report")
+    looking = search.Search(DRAWING, 1, shrink, [].append)
+    looking.run(iter(range(20)), 60.0)
+    assert (looking.cases, [found.seed for found in looking.failed]) == (20, [1])
+    assert reports == ([0, shrink] if shrink else [0])
 
 
 def test_only_after_many_cases_is_told_what_they_never_had() -> None:
