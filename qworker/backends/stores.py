@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qworker.backends import Backend, open_backend
 from qworker.backends.place import REPLIES, ResultPlace, file_of, result_place
-from qworker.message.context import current_context
+from qworker.message.context import is_in_worker
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker
 
@@ -120,7 +120,7 @@ class Stores:
 
         Raises BrokerUnavailable when the queue is needed and cannot be created.
         """
-        if not self.sends_results or self._app.conf.task_always_eager or current_context() is not None:
+        if not self.sends_results or self._app.conf.task_always_eager or is_in_worker():
             return None
         return self.backend.reply_to()
 

@@ -32,7 +32,7 @@ from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.clock import SYSTEM_CLOCK
 from qworker.contracts import App
-from qworker.message.context import current_context
+from qworker.message.context import calling_context
 from qworker.message.marks import JOINS, KEPT, RUN, mark, new_run, over, run_in, unmarked
 
 NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
@@ -70,6 +70,7 @@ class Plan(NamedTuple):
     - run: the mark RUN of all resulting calls; "" if there is none.
     - delays: for joins and chords whose members are due later: seconds until the last one is due.
     - kept: how many seconds longer than usual its stored data must be kept.
+    - add_to_parent: whether the calling task records it as its child.
     """
 
     joins: list[PlannedJoin]
@@ -82,6 +83,7 @@ class Plan(NamedTuple):
     run: str
     delays: Mapping[str, float]
     kept: int = 0
+    add_to_parent: bool = True
 
 
 def plan(
@@ -114,6 +116,7 @@ def plan(
         given["headers"] = unmarked(given["headers"])
     callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
     work.add((), None, given)
+    add_to_parent = work["options"].pop("add_to_parent", True) is not False
     if isinstance(work, chain) and (names := listed(work["options"].get(NAMES))):
         # A step only passes its stamps to the steps in its own message.
         hand_on(work, names, {**(work["options"].get("stamps") or {}), **work["options"]})
@@ -142,7 +145,7 @@ def plan(
     if run is None:
         run = new_run() if any("task_id" in each["options"] for each in all_in(work)) else ""
     frozen = work.frozen()
-    context = current_context()
+    context = calling_context()
     root = work["options"].get("root_id") or (None if context is None else context.root_id)
     now = (SYSTEM_CLOCK if app is None else app.clock).now()
     calls = _Calls(shared, root, segment, run, now, "UTC" if app is None else app.conf.timezone)
@@ -157,7 +160,19 @@ def plan(
     if shared and kept:  # in Celery's format the values are in the join
         for each in joined:
             mark(each["options"], {KEPT: kept})
-    return Plan(joins, calls.calls, frozen.last, sizes, frozen.first, joined, frozen.step, run, delays, kept)
+    return Plan(
+        joins,
+        calls.calls,
+        frozen.last,
+        sizes,
+        frozen.first,
+        joined,
+        frozen.step,
+        run,
+        delays,
+        kept,
+        add_to_parent,
+    )
 
 
 class _Calls:

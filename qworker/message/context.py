@@ -163,6 +163,8 @@ class Context:
     """A Followed for each call that was added to a chord but could not be sent."""
     _entered_by: Any = None
     """The task whose own __call__ a worker is calling, until Task.__call__ has noticed."""
+    _outer: Context | None = None
+    """The context that was current when this one began."""
 
     def __init__(self, **fields: Any) -> None:
         self._headers: Mapping[str, Any] = _NOTHING
@@ -252,6 +254,25 @@ current_context: Callable[[], Context | None] = _current.get
 """Return the context of the running task, None outside of one."""
 
 
+def calling_context() -> Context | None:
+    """Return the context of the task that makes a call now, None outside of one.
+
+    As in Celery, that is the task with a message or an eager run, not a task that it calls as a function.
+    """
+    context = _current.get()
+    while context is not None and context.called_directly:
+        context = context._outer
+    return context
+
+
+def is_in_worker() -> bool:
+    """Return whether a worker's task is running, also if it runs another eagerly or as a function."""
+    context = _current.get()
+    while context is not None and (context.called_directly or context.is_eager):
+        context = context._outer
+    return context is not None
+
+
 def message_headers(context: Context) -> Mapping[str, Any]:
     """Return the unchanged headers of the message of *context*; {} outside of a worker."""
     return context._headers
@@ -275,10 +296,10 @@ def calls_within(context: Context) -> bool:
 
 
 def context_of(task: _Task) -> Context | None:
-    """Return the context of *task*; None if it is not the running task."""
+    """Return the context of *task*; None if it is neither the running task nor one that calls it."""
     context = _current.get()
-    if context is None or (context._task is not task and context.task != task.name):
-        return None
+    while context is not None and context._task is not task and context.task != task.name:
+        context = context._outer
     return context
 
 
@@ -299,6 +320,9 @@ def push(context: Context, task: _Task | None = None) -> Token[Context | None]:
     """Make *context* the current one; pass the return value to pop()."""
     if task is not None:
         context._task = task
+    outer = _current.get()
+    if outer is not context:
+        context._outer = outer
     return _current.set(context)
 
 

@@ -16,7 +16,7 @@ from qworker.canvas.signatures import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.contracts import App, Task
 from qworker.errors import ConfigurationError, PublishError
-from qworker.message.context import Context, current_context, message_headers
+from qworker.message.context import Context, calling_context, message_headers
 from qworker.message.marks import MARKS, RUN, marks_in, names_ids, new_run, options_of_call, unmarked
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
@@ -226,7 +226,7 @@ def make_call(app: App, router: Router, invocation: Invocation, request: Context
         serializer=chosen.get("serializer") or app.conf.task_serializer,
         compression=chosen.get("compression"),
     )
-    add_to_parent = bool(options.get("add_to_parent", True))
+    add_to_parent = options.get("add_to_parent") is not False
     return Call(message, marks, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
 
 
@@ -291,7 +291,7 @@ def _first_defaults(app: App, task: Task | None) -> dict[str, Any]:
             value = getattr(task, key)
             if value is not None:
                 defaults[key] = value
-    parent = current_context()
+    parent = calling_context()
     if parent is None:
         return defaults
     if parent.id is not None:

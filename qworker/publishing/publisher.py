@@ -21,7 +21,7 @@ from qworker.canvas.signatures import Signature
 from qworker.contracts import App, Task
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, reraise_interrupt
-from qworker.message.context import Context, add_children, current_context
+from qworker.message.context import Context, add_children, calling_context
 from qworker.message.marks import MARKS, RUN, mark, marks_in, options_of_call, run_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
@@ -91,7 +91,7 @@ class Publisher:
         if plain is None or before_task_publish.receivers or after_task_publish.receivers:
             return self.call_with(Invocation(task, task.name, args, kwargs, {}))
         identity = task_id()
-        context = current_context()
+        context = calling_context()
         if context is None or context.id is None:
             envelope = plain.envelope(identity, args, kwargs)
         else:
@@ -134,7 +134,7 @@ class Publisher:
         The list is emptied, so that memory never holds both the signature and the message of each call.
         """
         observed = before_task_publish.receivers or after_task_publish.receivers
-        context = current_context()
+        context = calling_context()
         within = context is not None and context.id is not None
         root, parent = (context.root_id, context.id) if within and context is not None else (None, None)
         members = MemberCalls(cache(self._plain_member), root, parent)
@@ -167,7 +167,7 @@ class Publisher:
 
         Raises like apply_async.
         """
-        context = current_context()
+        context = calling_context()
         if context is None or before_task_publish.receivers or after_task_publish.receivers:
             return False
         member = MemberCalls(self._plain_member, context.root_id, context.id).envelope(call)
@@ -229,7 +229,7 @@ class Publisher:
         return None if task is None or task.own_apply_async else self._plain(task)
 
     def _call_many_plain(self, task: Task, plain: PlainCalls, calls: Iterable[Any]) -> list[AsyncResult[Any]]:
-        context = current_context()
+        context = calling_context()
         root, parent = (
             (None, None) if context is None or context.id is None else (context.root_id, context.id)
         )
@@ -446,7 +446,7 @@ class Publisher:
         result: AsyncResult[Any] = AsyncResult(
             message.id, None, None, self.app, None, call.destination.queue, bool(message.ignore_result)
         )
-        context = current_context()
+        context = calling_context()
         if context is not None and call.add_to_parent:
             add_children(context, result)
         return result

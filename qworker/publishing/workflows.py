@@ -16,7 +16,7 @@ from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
-from qworker.message.context import add_children, current_context
+from qworker.message.context import add_children, calling_context
 from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
 from qworker.process.crash_points import crash_point
@@ -193,9 +193,11 @@ def _publish(app: App, plans: list[Plan]) -> None:
             _opening(app)[0].drop(joins)
         raise
     crash_point("calls-sent")
-    context = current_context()
+    context = calling_context()
     if context is not None:
-        add_children(context, *(made.first for made in plans if made.first is not None))
+        add_children(
+            context, *(made.first for made in plans if made.first is not None and made.add_to_parent)
+        )
 
 
 def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
@@ -220,7 +222,7 @@ def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
 def _keep_outlines(app: App, lines: list[tuple[outline.Line, int]]) -> None:
     """Store the outlines *lines*, after the calls were sent. Only progress queries need them, so a failure to
     store them is not an error."""
-    context = current_context()
+    context = calling_context()
     parent = None if context is None else context.id
     for line, kept in lines:
         try:

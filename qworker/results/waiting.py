@@ -21,7 +21,7 @@ from qworker.backends.result_watcher import SLOWEST, final
 from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, ResultTimeout
 from qworker.interrupts import reraise_interrupt
-from qworker.message.context import current_context
+from qworker.message.context import is_in_worker
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found, Meta
@@ -49,8 +49,7 @@ def allow_join_result() -> Iterator[None]:
 
 def refuse_to_wait_in_a_task() -> None:
     """Raise RuntimeError inside a worker's task, except in a block of allow_join_result()."""
-    context = current_context()
-    if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
+    if not is_in_worker() or _joins_allowed.get():
         return
     raise RuntimeError(
         "a task must not wait for the result of another: when every worker process waits, none is left to "

@@ -17,7 +17,7 @@ from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import signatures
 from qworker.contracts import App, Task
 from qworker.errors import Reject, Replaced, Retry
-from qworker.message.context import Context, current_context, pop, push
+from qworker.message.context import Context, calling_context, pop, push
 from qworker.message.marks import unmarked
 from qworker.message.protocol import Body
 from qworker.naming import node_name
@@ -164,7 +164,7 @@ def _pass_on(outcome: Outcome, value: Any) -> None:
         raise value
     if outcome.kind == INTERRUPTED:
         # Within a worker's task, this interrupts the outer run too. Elsewhere it means Ctrl-C in asyncio.
-        raise KeyboardInterrupt if current_context() is None else Interrupted
+        raise KeyboardInterrupt if calling_context() is None else Interrupted
 
 
 def _context(
@@ -175,7 +175,7 @@ def _context(
     options: Mapping[str, Any],
 ) -> Context:
     """Return the request of an eager run, similar to that of a message."""
-    parent = current_context()
+    parent = calling_context()
     hard, soft = limits_of(task.name, options)
     limits = [hard or task.time_limit, soft or task.soft_time_limit]
     ignore_result = options.get("ignore_result")

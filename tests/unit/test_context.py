@@ -6,15 +6,18 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from qworker import QWorker, current_app, current_task
+from qworker import QWorker, chain, current_app, current_task, group
 from qworker.context import Proxy, set_default_app, set_default_maker
 from qworker.errors import ConfigurationError
 from qworker.message.context import Context, current_context, pop, push
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.tasks.async_execution import execute_async
+from qworker.tasks.execution import execute
+from qworker.tasks.outcome import SUCCESS
 from tests.support.stores import make_app
 
 
@@ -177,3 +180,104 @@ def test_proxy_forwards_to_its_target() -> None:
     assert "mine" not in target.__dict__
     assert hash(proxy) == hash(target)
     assert "id" in dir(proxy)
+
+
+# -- a task that another calls as a function --
+
+
+class Called(NamedTuple):
+    app: QWorker
+    broker: Any
+    inner: Any
+    seen: list[Any]
+    """What the inner task has seen."""
+
+
+@pytest.fixture(params=[False, True], ids=["def", "async def"])
+def called(request: pytest.FixtureRequest) -> Called:
+    """A task ``outer`` that calls ``inner`` as a function, which does what it is given."""
+    app, broker, _ = make_app(task_inherit_parent_priority=True)
+    seen: list[Any] = []
+
+    @app.task(name="target")
+    def target() -> None: ...
+
+    if request.param:
+
+        @app.task(name="inner")
+        async def inner(act: Any) -> None:
+            seen.append(act())
+
+        @app.task(name="outer")
+        async def outer(act: Any) -> None:
+            await inner(act)
+    else:
+
+        @app.task(name="inner")
+        def inner(act: Any) -> None:
+            seen.append(act())
+
+        @app.task(name="outer")
+        def outer(act: Any) -> None:
+            inner(act)
+
+    return Called(app, broker, inner, seen)
+
+
+def run_outer(called: Called, act: Any) -> Context:
+    """Run the task ``outer`` as a worker does."""
+    outer = called.app.tasks["outer"]
+    embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+    body = Body((act,), {}, embed)
+    headers = {"task": "outer", "id": "parent", "root_id": "root"}
+    context = Context.from_message(headers, body, task=outer, delivery_info={"priority": 6})
+    if outer.is_async:
+        outcome = asyncio.run(execute_async(called.app, outer, context, body))
+    else:
+        outcome = execute(called.app, outer, context, body)
+    assert outcome.kind == SUCCESS, outcome.text
+    return context
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda target: target.delay(),
+        lambda target: target.apply_async(queue="far"),
+        lambda target: target.apply_many([()])[0],
+        lambda target: target.app.send_task("target"),
+        lambda target: chain(target.si(), target.si()).delay().parent,
+        lambda target: group(target.si(), target.si()).delay(),
+        lambda target: target.app.send_many([("target", ())])[0],
+    ],
+)
+def test_its_calls_belong_to_the_task_that_runs(called: Called, call: Any) -> None:
+    context = run_outer(called, lambda: call(called.app.tasks["target"]))
+    assert context.children == called.seen
+    assert {each.headers["parent_id"] for each in called.broker.sent} == {"parent"}
+    assert {each.headers["root_id"] for each in called.broker.sent} == {"root"}
+
+
+def test_its_calls_inherit_the_priority_of_the_task_that_runs(called: Called) -> None:
+    run_outer(called, called.app.tasks["target"].delay)
+    assert [each.envelope.priority for each in called.broker.sent] == [6]
+
+
+def test_it_must_not_wait_for_results_in_a_worker(called: Called) -> None:
+    def wait() -> None:
+        with pytest.raises(RuntimeError, match="must not wait"):
+            called.app.tasks["target"].delay().get(timeout=1)
+
+    run_outer(called, wait)
+
+
+def test_the_task_that_calls_it_has_its_own_request(called: Called) -> None:
+    outer = called.app.tasks["outer"]
+    run_outer(called, lambda: (outer.request.id, called.inner.request.id, current_task.name))
+    assert called.seen == [("parent", None, "inner")]
+
+
+def test_an_eager_run_is_the_parent_of_its_calls(called: Called) -> None:
+    run_outer(called, lambda: called.app.tasks["inner"].apply((called.app.tasks["target"].delay,)).id)
+    assert [each.headers["parent_id"] for each in called.broker.sent] == called.seen[-1:]
+    assert [each.headers["root_id"] for each in called.broker.sent] == ["root"]

@@ -740,7 +740,7 @@ def test_fast_path_sends_the_same_call(changes: dict[str, Any], more: dict[str, 
         return 5
 
     def published() -> tuple[Any, ...]:
-        context = Context(id="first", task="five", root_id="root")
+        context = Context(id="first", called_directly=False, task="five", root_id="root")
         token = push(context, five)
         try:
             followup.follow(app, context, {**NEXT, "options": SETTLED, **changes}, (1,), **more)

@@ -164,7 +164,9 @@ def test_task_options_apply_to_every_call() -> None:
 
 def test_call_made_in_a_task_inherits_from_its_parent() -> None:
     _, store, add = with_add(task_inherit_parent_priority=True)
-    context = Context(id="parent", root_id="root", task="other", delivery_info={"priority": 6})
+    context = Context(
+        id="parent", root_id="root", called_directly=False, task="other", delivery_info={"priority": 6}
+    )
     token = push(context)
     first, second = add.delay(1, 2), add.apply_async((1, 2), queue="q")
     third = add.apply_async((1, 2), queue="q", add_to_parent=False)
@@ -616,7 +618,7 @@ def test_undeclared_queue_is_rejected() -> None:
 
 def test_apply_many_keeps_the_options_of_signatures() -> None:
     _, store, add = with_add()
-    token = push(context := Context(id="parent", root_id="root"), add)
+    token = push(context := Context(id="parent", root_id="root", called_directly=False), add)
     try:
         own = add.s(3, 4)
         own.options.update(queue="far", priority=7, task_id="mine")

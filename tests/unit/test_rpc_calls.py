@@ -50,6 +50,21 @@ def test_only_calls_with_a_result_have_reply_to() -> None:
     assert ["reply_to" in (envelope.properties or "") for envelope in kept.sent] == [False] * 3
 
 
+@pytest.mark.parametrize("called", ["eagerly", "as a function"])
+def test_calls_of_a_task_that_runs_outside_of_a_worker_have_reply_to(called: str) -> None:
+    """Their results were never sent, and get() waited for ever."""
+    app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
+    app.stores._backend = Replies("rpc://", app.conf, FakeClock())
+    app.broker.sender = kept = KeepingSender()
+    target = app.task(name="target")(lambda: 1)
+    outer = app.task(name="outer")(lambda: target.delay().id)
+    if called == "eagerly":
+        outer.apply().get()
+    else:
+        outer()
+    assert [json.loads(envelope.properties or "{}").get("reply_to") for envelope in kept.sent] == ["mine"]
+
+
 def test_oldest_unread_results_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     kept = Newest(3 * (100 + ENTRY_BYTES))
     for name in "abca":

@@ -883,7 +883,7 @@ def test_async_call_fails_after_task_publish_timeout() -> None:
 def test_async_call_made_in_a_task_knows_its_parent() -> None:
     store, add = gated()
     store.go.set()
-    context = Context(id="parent", root_id="root")
+    context = Context(id="parent", root_id="root", called_directly=False)
     token = push(context, add)
     try:
         result = asyncio.run(add.adelay(1, 2))

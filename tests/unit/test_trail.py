@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Signature, chain, chord, group
+from qworker import QWorker, Signature, chain, chord, graph, group
 from qworker.message.context import Context, pop, push
 from qworker.message.protocol import Body
 from qworker.signals import before_task_publish
@@ -59,13 +59,44 @@ def one(app: QWorker, called: str) -> Signature:
 def test_option_of_the_caller_decides(
     app: QWorker, caller: str | None, recorded: int, call: Callable[[QWorker, str], Any], called: str
 ) -> None:
-    context = Context(id="parent", root_id="root", task=caller)
+    assert len(_children_of(app, caller, lambda: call(app, called))) == recorded
+
+
+@pytest.mark.parametrize("by_set", [False, True])
+@pytest.mark.parametrize("add_to_parent", [False, True, None])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        lambda one: one,
+        lambda one: chain(one, one),
+        lambda one: group(one, one),
+        lambda one: chord([one], one),
+        lambda one: chain(group(one, one), one),
+        lambda one: graph({"a": one, "b": one}, {"b": ["a"]}),
+    ],
+)
+def test_add_to_parent_decides_for_one_call(
+    app: QWorker, flow: Callable[[Signature], Signature], add_to_parent: bool | None, by_set: bool
+) -> None:
+    def call() -> None:
+        called = flow(one(app, "trailed"))
+        if by_set:
+            called.set(add_to_parent=add_to_parent).apply_async()
+        else:
+            called.apply_async(add_to_parent=add_to_parent)
+
+    assert len(_children_of(app, "trailed", call)) == (add_to_parent is not False)
+
+
+def _children_of(app: QWorker, caller: str | None, call: Callable[[], Any]) -> list[Any]:
+    """Return the children of a run of the task *caller* that only makes *call*."""
+    context = Context(id="parent", root_id="root", called_directly=False, task=caller)
     token = push(context, caller and app.tasks[caller])
     try:
-        call(app, called)
+        call()
     finally:
         pop(token)
-    assert len(context.children) == recorded
+    return context.children
 
 
 @pytest.mark.parametrize("observed", [True, False])
