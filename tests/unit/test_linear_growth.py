@@ -38,7 +38,7 @@ from qworker.transports.amqp.table import read_table
 from qworker.transports.connect_errors import explained, while_connecting
 from qworker.transports.held.messages import read as read_plain
 
-# A regular expression takes up to 16 s of CPU time, and longer on a busy machine.
+# A regular expression takes up to 8 s of CPU time, and longer on a busy machine.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.one_python]
 
 MOST_GROWTH = 2.5
@@ -252,7 +252,7 @@ def test_regular_expression_is_linear(where: str) -> None:
             check_growth(
                 function,
                 lambda n, before=before, unit=unit, after=after: before + unit * (n // len(unit)) + after,
-                largest=16 * 1024,
+                largest=8 * 1024,
                 unlimited=not callable(pattern),
             )
 
