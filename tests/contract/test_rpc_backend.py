@@ -21,8 +21,10 @@ from qworker.backends.rpc.backend import RpcBackend
 from qworker.backends.rpc.replies import Connector
 from qworker.conf import Settings
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, NotSupported
-from qworker.message.protocol import parse_properties
+from qworker.message.context import Context
+from qworker.message.protocol import Body, parse_properties
 from qworker.results.result import AsyncResult
+from qworker.tasks.execution import execute
 from qworker.testing import FakeClock, MemoryStore
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
@@ -270,7 +272,7 @@ def test_unavailable_broker_raises_for_worker_and_caller() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_reply_queue_is_set_for_calls_outside_of_tasks_only(make: Make) -> None:
+def test_reply_queue_is_set_for_calls_outside_of_a_worker_only(make: Make) -> None:
     backend = make()
     store = KeepingStore()
     app = QWorker("rpc", broker=store, backend=backend, result_backend="rpc://", set_as_current=False)
@@ -286,5 +288,7 @@ def test_reply_queue_is_set_for_calls_outside_of_tasks_only(make: Make) -> None:
     inner.apply_async()
     inner.apply_many([(), ()])
     outer.apply()
+    body = Body((), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    execute(app, outer, Context.from_message({"task": "outer", "id": "x"}, body, task=outer), body)
     answers = [(parse_properties(sent.envelope.properties) or {}).get("reply_to") for sent in store.sent]
-    assert answers == [backend.reply_to()] * 4 + [None]
+    assert answers == [backend.reply_to()] * 5 + [None]
