@@ -28,6 +28,7 @@ URLS = {
     "memcached": os.environ.get("TEST_QWORKER_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
     "nats": os.environ.get("TEST_QWORKER_NATS_URL", "nats://127.0.0.1:4222"),
     "mongodb": os.environ.get("TEST_QWORKER_MONGODB_URL", "mongodb://127.0.0.1:1/test"),
+    "redis-cluster": os.environ.get("TEST_QWORKER_REDIS_CLUSTER_URL", "redis+cluster://127.0.0.1:1"),
 }
 NOBODYS = 1
 """The port of a server that is not there."""
@@ -121,7 +122,25 @@ def _start_mongodb() -> None:
     URLS["mongodb"] = os.environ["TEST_QWORKER_MONGODB_URL"] = url
 
 
-_STARTERS = {"memcached": _start_memcached, "mongodb": _start_mongodb}
+def _start_redis_cluster() -> None:
+    """Start three nodes for as long as this process lives; processes that it starts find them by their
+    environment."""
+    from tests.acceptance.private_servers import missing
+    from tests.acceptance.redis_cluster import Cluster
+
+    if "TEST_QWORKER_REDIS_CLUSTER_URL" in os.environ or missing("redis") is not None:
+        return
+    cluster = Cluster(appendonly="no")
+    atexit.register(cluster.close)
+    url = cluster.url.partition(",")[0]
+    URLS["redis-cluster"] = os.environ["TEST_QWORKER_REDIS_CLUSTER_URL"] = url
+
+
+_STARTERS = {
+    "memcached": _start_memcached,
+    "mongodb": _start_mongodb,
+    "redis-cluster": _start_redis_cluster,
+}
 
 
 def require(name: str) -> str:

@@ -250,7 +250,10 @@ class RedisScheduleStore(ScheduleStore):
         if self._pid != os.getpid():
             self._links.abandon()  # the connections belong to the parent
             self._pid = os.getpid()
-        return deferred(self._try, lambda link: script.call(link, (), (self._prefix, *arguments)), tries)
+        declared = (f"{self._prefix}none",)  # never exists, as in the broker's Layout
+        return deferred(
+            self._try, lambda link: script.call(link, declared, (self._prefix, *arguments)), tries
+        )
 
     def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
         while True:
@@ -380,7 +383,7 @@ def open_redis_store(app: App, url: str, scope: str) -> RedisScheduleStore:
     tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
     where = endpoint(url, options, tls, "beat_store")
     key = scope.replace("%", "%25").replace(".", "%2E")  # because a dot ends the scope
-    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{key}.", app.clock)
+    return RedisScheduleStore(where, f"{where.key_prefix(options)}qworker.beat.{key}.", app.clock)
 
 
 def _lease(found: Sequence[Any]) -> Lease:

@@ -253,4 +253,5 @@ def shares_joins(app: App) -> bool:
 
 
 def _scheme(url: str | None) -> str:
-    return (url or "").partition("://")[0].partition("+")[0].lower()
+    scheme = (url or "").partition("://")[0].lower()
+    return scheme if scheme.endswith("+cluster") else scheme.partition("+")[0]  # Celery has none for clusters

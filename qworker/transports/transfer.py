@@ -82,6 +82,9 @@ def _place(url: str) -> tuple[object, ...]:
     if kind == SCHEMES["sqlite"]:
         return kind, database_path(url).resolve()
     parts = urlsplit(f"//{rest}")
+    if "," in parts.netloc:
+        hosts = frozenset(parts.netloc.rpartition("@")[2].split(","))
+        return kind, hosts, parts.path.strip("/") or _DATABASES.get(scheme, "")
     host = (parts.hostname or "localhost").replace("127.0.0.1", "localhost").replace("::1", "localhost")
     return kind, host, parts.port or _PORTS.get(scheme), parts.path.strip("/") or _DATABASES.get(scheme, "")
 

@@ -22,7 +22,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.transports.lease import Broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker
-from tests.contract.place_redis import RedisPlace
+from tests.contract.place_redis import RedisClusterPlace, RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -176,9 +176,11 @@ class RedisJoinPlace(SeparateBrokerPlace):
     settles = True
     one_step = True
 
+    kind: type[RedisPlace] = RedisPlace
+
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.redis = RedisPlace(directory)
+        self.redis = self.kind(directory)
 
     def backend(self, clock: Clock = SYSTEM_CLOCK) -> Backend:
         return self.open(
@@ -214,6 +216,12 @@ class RedisAlonePlace(RedisJoinPlace):
 
     def broker(self) -> Broker:
         return SeparateBrokerPlace.broker(self)
+
+
+class RedisClusterJoinPlace(RedisJoinPlace):
+    """A Redis Cluster that is also the broker."""
+
+    kind = RedisClusterPlace
 
 
 class FilesPlace(SeparateBrokerPlace):
@@ -264,6 +272,7 @@ JOIN_PLACES: dict[str, type[SeparateBrokerPlace]] = {
     "postgresql": PostgreSQLJoinPlace,
     "mysql": MySQLJoinPlace,
     "redis": RedisJoinPlace,
+    "redis-cluster": RedisClusterJoinPlace,
     "redis-alone": RedisAlonePlace,
     "filesystem": FilesPlace,
     "memory": MemoryPlace,

@@ -19,7 +19,7 @@ from tests.contract.place_ironmq import IronPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_nats import NatsPlace
-from tests.contract.place_redis import RedisPlace
+from tests.contract.place_redis import RedisClusterPlace, RedisPlace
 from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqlite import FailoverPlace, SQLitePlace
@@ -51,6 +51,7 @@ class MemoryPlace(Place):
 PLACES: dict[str, type[Place]] = {
     "sqlite": SQLitePlace,
     "redis": RedisPlace,
+    "redis-cluster": RedisClusterPlace,
     "rabbitmq": AMQPPlace,
     "postgresql": PostgreSQLPlace,
     "mysql": MySQLPlace,

@@ -28,13 +28,14 @@ class RedisPlace(Place):
     steps = (0, 1, 4, 7)
     """The lowest priority of each step, least urgent first."""
     examples = 20
+    server = "redis"
+    keys = "test.%s."
+    """The prefix of keys."""
 
     def __init__(self, directory: Path) -> None:
-        import redis
-
-        self.url = self.results_url = require("redis")
-        self.prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
-        self.client = redis.Redis.from_url(self.url)
+        self.url = self.results_url = require(self.server)
+        self.prefix = self.keys % hashlib.sha1(str(directory).encode()).hexdigest()[:12]
+        self.client = client_of(self.url, self.prefix)
 
     def open(self, **options: Any) -> Broker:
         from qworker.transports.redis.broker import RedisBroker
@@ -73,3 +74,24 @@ class RedisPlace(Place):
     def clear(self) -> None:
         self.lose()
         self.client.close()
+
+
+class RedisClusterPlace(RedisPlace):
+    """A cluster of three nodes: one hash tag for each directory."""
+
+    server = "redis-cluster"
+    keys = "{test.%s}."
+
+
+def client_of(url: str, key: str) -> Any:
+    """Return redis-py's client for the server at *url*; for a cluster, of the node that has *key*."""
+    import redis
+
+    if "+cluster" not in url:
+        return redis.Redis.from_url(url)
+    nodes: Any = redis.RedisCluster.from_url(url.replace("+cluster", ""))
+    try:
+        node = nodes.get_node_from_key(key)
+        return redis.Redis(host=node.host, port=node.port)
+    finally:
+        nodes.close()

@@ -22,7 +22,7 @@ from qworker.beat.stores import open_store
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.transports.lease import Broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker
-from tests.contract.place_redis import RedisPlace
+from tests.contract.place_redis import RedisClusterPlace, RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -224,9 +224,11 @@ class RedisSchedulePlace(SchedulePlace):
     together = True
     points = ("slots-taken", "entries-published")
 
+    kind: type[RedisPlace] = RedisPlace
+
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.redis = RedisPlace(directory)
+        self.redis = self.kind(directory)
 
     def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
         options = {"global_keyprefix": self.redis.prefix}
@@ -255,6 +257,12 @@ class RedisSchedulePlace(SchedulePlace):
         self.redis.clear()
 
 
+class RedisClusterSchedulePlace(RedisSchedulePlace):
+    """A Redis Cluster that is also the broker."""
+
+    kind = RedisClusterPlace
+
+
 class RedisAlonePlace(RedisSchedulePlace):
     """Redis, with a file as the broker."""
 
@@ -274,6 +282,7 @@ SCHEDULE_PLACES: dict[str, type[SchedulePlace]] = {
     "mysql": MySQLSchedulePlace,
     "mysql-alone": MySQLAlonePlace,
     "redis": RedisSchedulePlace,
+    "redis-cluster": RedisClusterSchedulePlace,
     "redis-alone": RedisAlonePlace,
 }
 

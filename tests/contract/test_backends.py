@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,6 +36,7 @@ from qworker.results import outline
 from qworker.results.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.contract.place_mongodb import database_url, mongo_client
+from tests.contract.place_redis import client_of
 from tests.servers import URLS, require
 from tests.support.stores import KeepingStore
 from tests.support.waiting import until
@@ -44,9 +44,10 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.contract
 
 DATABASES = ("postgresql", "mysql")
-SERVERS = (*DATABASES, "redis", "memcached", "mongodb")
+ON_REDIS = ("redis", "redis-cluster")
+SERVERS = (*DATABASES, *ON_REDIS, "memcached", "mongodb")
 KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
-EXPIRE_THEMSELVES = ("redis", "memcached")
+EXPIRE_THEMSELVES = (*ON_REDIS, "memcached")
 """Stores that expire results without a sweep."""
 CUSTOM = "PROGRESS"
 ANY_STATE = (*sorted(states.ALL_STATES), CUSTOM)
@@ -80,7 +81,7 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         "filesystem": f"file://{tmp_path}/results",
         "sql-sqlite": f"db+sqlite:///{tmp_path}/sql.db",
         **{name: f"db+{URLS[name]}" for name in DATABASES},
-        "redis": URLS["redis"],
+        **{name: URLS[name] for name in ON_REDIS},
         "memcached": f"cache+{URLS['memcached']}",
         "mongodb": database_url(URLS["mongodb"], tmp_path),
     }
@@ -103,9 +104,10 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
     yield open_again
     for backend in opened:
         backend.close()
-    if kind == "redis":
-        with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{options['global_keyprefix']}*", count=10_000):
+    if kind in ON_REDIS:
+        prefix = next((each._prefix for each in opened if isinstance(each, RedisBackend)), "")
+        with client_of(URLS[kind], prefix) as client:
+            for key in client.scan_iter(f"{prefix}*", count=10_000) if prefix else ():
                 client.delete(key)
     if kind == "mongodb":
         mongo_client(URLS["mongodb"]).drop_database(urls[kind].rpartition("/")[2].partition("?")[0])
@@ -127,7 +129,7 @@ def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
     """Advance the clock by *seconds*. On Redis, which has its own, shorten the TTL of every key instead."""
     clock.advance(seconds)
     if isinstance(backend, RedisBackend):
-        with redis.Redis.from_url(URLS["redis"]) as client:
+        with client_of(backend.url, backend._prefix) as client:
             for key in client.scan_iter(f"{backend._prefix}*", count=10_000):
                 left = client.pttl(key)
                 if left >= 0:
@@ -869,7 +871,7 @@ def round_trips(backend: Backend, kind: str) -> list[str]:
 
         return count
 
-    ways = {"sqlite": ("_read", "_write"), "redis": ("_ask",), "memcached": ("_do",)}
+    ways = {"sqlite": ("_read", "_write"), **dict.fromkeys(ON_REDIS, ("_ask",)), "memcached": ("_do",)}
     for name in ways.get(kind, ("read_many", "forget_many")):
         setattr(backend, name, counting(name, getattr(backend, name)))
     return asked

@@ -17,7 +17,7 @@ from tests.contract.lease_places import MemoryPlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_nats import NatsPlace
-from tests.contract.place_redis import RedisPlace
+from tests.contract.place_redis import RedisClusterPlace, RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqlite import SQLitePlace
 
@@ -56,6 +56,7 @@ class SweptByItself(NatsPlace):
 PLACES: dict[str, type[Place]] = {
     "sqlite": SQLitePlace,
     "redis": RedisPlace,
+    "redis-cluster": RedisClusterPlace,
     "postgresql": PostgreSQLPlace,
     "mysql": MySQLPlace,
     "mongodb": MongoPlace,

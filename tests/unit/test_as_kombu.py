@@ -133,7 +133,7 @@ def test_known_redis_options_are_those_that_are_read() -> None:
             asked.add(name)
             return super().get(name, default)
 
-    layout(0, RecordingOptions(), {})
+    layout(endpoint("redis://host"), RecordingOptions(), {})
     assert asked | {*CONNECTION, "db", "master_name", "sentinel_kwargs"} == KNOWN["redis"]
     for name in (*CONNECTION, "db"):
         with pytest.raises(ConfigurationError, match=name):

@@ -15,11 +15,12 @@ import pytest
 pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 import redis.sentinel
+from redis.crc import key_slot
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.redis.connection import REQUIRED, Link
 from qworker.transports.redis.envelope import layout
-from qworker.transports.redis.url import Endpoint, endpoint
+from qworker.transports.redis.url import Endpoint, endpoint, hash_tag
 from tests.certificates import Certificates
 from tests.conftest import REPOSITORY
 
@@ -133,11 +134,58 @@ def test_equivalent_urls_give_the_same_place() -> None:
         ("redis+socket://", "socket"),
         ("http://host", "redis://"),
         ("sentinel://host:26379", "master_name"),
+        ("redis+cluster://host/1", "global_keyprefix"),
+        ("redis+cluster://host?db=1", "global_keyprefix"),
+        ("sentinel+cluster://host", "rediss"),
+        ("unix+cluster:///run/redis.sock", "rediss"),
+        ("redis+cluster://host:7000,host:port", "host"),
     ],
 )
 def test_invalid_urls_are_rejected(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         endpoint(url)
+
+
+@pytest.mark.parametrize("options", [{"master_name": "mine"}, {"sentinel_kwargs": {"password": "x"}}])
+def test_cluster_with_sentinels_is_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"result_backend_transport_options: {next(iter(options))}"):
+        endpoint("redis+cluster://host", options, setting="result_backend")
+
+
+@pytest.mark.parametrize(
+    ("given", "prefix", "tag"),
+    [
+        ("", "{qworker}", "qworker"),
+        ("shop:", "{shop:}", "shop:"),
+        ("{shop}.orders.", "{shop}.orders.", "shop"),
+        ("a{", "{a{}", "a{"),
+        ("{}a", "{{}a}", "{"),
+        ("}a", "{qworker}}a", "qworker"),
+    ],
+)
+def test_prefix_on_a_cluster_has_a_hash_tag(given: str, prefix: str, tag: str) -> None:
+    options = {"global_keyprefix": given}
+    where = endpoint("redis+cluster://host", options)
+    assert where.key_prefix(options) == prefix
+    assert hash_tag(prefix) == tag
+    assert {key_slot(f"{prefix}{name}".encode()) for name in ("a", "{b}", "}")} == {key_slot(tag.encode())}
+    assert endpoint("redis://host", options).key_prefix(options) == given
+
+
+def test_place_on_a_cluster_is_of_its_nodes_and_the_slot() -> None:
+    one = endpoint("redis+cluster://a:1,b:2")
+    assert one.place == endpoint("valkeys+cluster://me:secret@b:2,a:1/0").place
+    assert one.place != endpoint("redis+cluster://a:1").place
+    assert one.place != endpoint("redis+cluster://a:1,b:2", {"global_keyprefix": "x:"}).place
+    assert "secret" not in endpoint("redis+cluster://me:secret@b:2,a:1").safe_url
+
+
+def test_results_in_another_slot_are_not_stored_by_the_broker() -> None:
+    options, others = {"global_keyprefix": "{x}a."}, {"global_keyprefix": "{y}."}
+    where = endpoint("redis+cluster://host", options)
+    assert layout(where, options, {"global_keyprefix": "{x}b."}).has_results
+    assert not layout(where, options, others).has_results
+    assert layout(endpoint("redis://host"), options, others).has_results
 
 
 def test_unresponsive_sentinel_is_asked_once() -> None:
@@ -167,4 +215,4 @@ def test_unresponsive_sentinel_is_asked_once() -> None:
 )
 def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        layout(0, options, {})
+        layout(endpoint("redis://host"), options, {})

@@ -328,6 +328,8 @@ def test_messages_are_acked_after_the_push(source, target):
         ("amqp://guest:guest@h//", "pyamqp://h:5672", True),
         ("amqp://h/one", "amqp://h/two", False),
         ("sqlite:///a.db", "redis://h", False),
+        ("redis+cluster://a:1,b:2", "redis+cluster://:secret@b:2,a:1", True),
+        ("redis+cluster://a:1,b:2", "redis+cluster://a:1,c:2", False),
     ],
 )
 def test_same_place(one, other, same):

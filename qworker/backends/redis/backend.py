@@ -1,7 +1,7 @@
 """Results on Redis or Valkey, under Celery's keys.
 
 Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``,
-             ``sentinel://…``.
+             ``sentinel://…``, ``redis+cluster://…``.
 Goes to:     keys and channels described in ``transports/redis/result_rows.py``; the server expires them.
              Joins: ``joins.py``.
 Thread:      any. Each use borrows a connection; all waiters share one. No connection is shared across a fork.
@@ -51,7 +51,7 @@ class RedisBackend(Backend):
         except ConfigurationError as error:
             text = str(error).replace("broker_transport_options", "result_backend_transport_options")
             raise ConfigurationError(text, setting="result_backend") from None
-        keys = join_keys(self._options, self.expires)
+        keys = join_keys(self._where.key_prefix(self._options), self._options, self.expires)
         self._prefix = keys.prefix
         self._links = Links(self._where)
         self._joins = RedisJoins(self, self._do, self._where.place, keys)
@@ -108,7 +108,7 @@ class RedisBackend(Backend):
     def _store(self, rows: Sequence[ResultRow]) -> int:
         now = self.clock.now()
         arguments = [part for row in rows for part in row_arguments(row, now, self._prefix)]
-        return int(self._do(lambda link: _STORE.call(link, (), arguments)))
+        return int(self._do(lambda link: _STORE.call(link, (self._key(TASK_PREFIX, ""),), arguments)))
 
     def get(self, task_id: str) -> Meta | None:
         data = self._ask("GET", self._key(TASK_PREFIX, task_id))

@@ -282,7 +282,8 @@ class RedisJoins(Joins):
         return self._backend.clock
 
     def _call(self, script: Script, *arguments: Any, tries: int = 2) -> Any:
-        return self._do(lambda link: script.call(link, (), (self._keys.prefix, *arguments)), tries)
+        keys = self._keys
+        return self._do(lambda link: script.call(link, keys.declared, (keys.prefix, *arguments)), tries)
 
     def open(self, joins: Sequence[Join]) -> None:
         arguments: list[Any] = []
@@ -401,7 +402,7 @@ class RedisJoins(Joins):
         return int(self._call(_HOLD, body, publication, math.ceil(seconds)))
 
     def count(self) -> int:
-        return int(self._do(lambda link: _COUNT.call(link, (), (self._keys.prefix,)), 2))
+        return int(self._call(_COUNT))
 
 
 _COUNT = Script(JOIN_KEYS + "return ask('ZCARD', index_key(ARGV[1])) or 0")

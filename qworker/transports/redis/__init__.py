@@ -1,5 +1,5 @@
-"""Redis, Valkey, KeyDB, Sentinel: lists and hashes that Celery's workers can read, moved by scripts in the
-server.
+"""Redis, Valkey, KeyDB, Sentinel, Cluster: lists and hashes that Celery's workers can read, moved by scripts
+in the server.
 
 Modules, in reading order: ``client_options`` (which options a connection has), ``url``, ``connection``,
 ``envelope`` (keys, and a message in a list), ``scripts`` (what runs in the server),

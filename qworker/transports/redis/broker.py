@@ -1,6 +1,7 @@
 """Redis and Valkey as a broker, in kombu's format, which stock Celery producers and workers share.
 
-Comes from:  ``broker_url`` ``redis://``, ``rediss://``, ``redis+socket://``, ``sentinel://``.
+Comes from:  ``broker_url`` ``redis://``, ``rediss://``, ``redis+socket://``, ``sentinel://``,
+             ``redis+cluster://``.
 Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which share one database.
 Thread:      any.
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 CAPABILITIES = Capabilities(
     "Redis, Valkey",
-    ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"),
+    ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "redis+cluster", "rediss+cluster"),
     accepted="the server has it; on its disk according to its `appendfsync` (everysec: up to 1 s may "
     "be lost in a power failure)",
     redelivered="when the worker's lease expires (worker_lease_seconds)",
@@ -43,7 +44,9 @@ CAPABILITIES = Capabilities(
     dead_letters="kept in the server",
     failed_tasks="kept in the server",
     delivery_count="counted for every death",
-    note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction.",
+    note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction. On Redis Cluster "
+    "all keys of an app are in one slot, so on one node; see [Redis Cluster]"
+    "(../how-to/redis.md#redis-cluster).",
 )
 
 _brokers = forgetful()
@@ -75,7 +78,7 @@ class RedisBroker(Broker):
         uptime: Callable[[], float] | None = None,
     ) -> None:
         where = endpoint(url, options, use_ssl)
-        keys = layout(where.db, options or {}, results or {}, results_expire)
+        keys = layout(where, options or {}, results or {}, results_expire)
         self._links = Links(where)
         database = Database(where, keys, clock, self._links)
         kinds: tuple[Kind, ...] = ("dead", "failed")
@@ -93,7 +96,7 @@ class RedisBroker(Broker):
             presence=Workers(consumer, admin),
             peeking=admin,
             delayed=admin,
-            stored_results=admin,
+            stored_results=admin if keys.has_results else None,
             by_queue=None,
             registry=RedisRegistry(database),
             lowest_first=not keys.scale.translated,

@@ -53,10 +53,13 @@ ADVICE = {
     "BUSY": "it is running a script",
     "NOPERM": "the user has no permission for it",
     "CLUSTERDOWN": "the cluster is down",
-    "MOVED": "it is a cluster, which is not supported: use one master, or sentinel://",
+    **dict.fromkeys(("MOVED", "CROSSSLOT"), "it is a node of a cluster: use redis+cluster://"),
+    **dict.fromkeys(("ASK", "TRYAGAIN"), "the cluster is moving our keys to another node"),
 }
 """Advice for an error of the server, by its first word."""
-ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "LOADING", "MOVED"})
+HAS_MOVED = "the cluster has moved our keys to another node"
+"""Advice for MOVED from a node of a cluster that we know as one."""
+ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "LOADING", "MOVED", "CLUSTERDOWN"})
 """After these errors another connection may reach another server."""
 
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
@@ -275,6 +278,9 @@ class Script:
         if len(data) > SURELY_TAKEN:
             refuse_too_large(link, arguments)
         (reply,) = link.ask(data, 1, timeout)
+        if link._where.cluster and isinstance(reply, hiredis.ReplyError) and _code(str(reply)) == "MOVED":
+            link.close()  # it was not carried out: the next connection is to the node that has the keys now
+            (reply,) = link.ask(data, 1, timeout)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
             (reply,) = link.ask(pack(("EVAL", self._source, len(keys), *keys, *arguments)), 1, timeout)
         return checked(link, reply)
@@ -287,10 +293,15 @@ class Script:
 def checked(link: Link, reply: Any) -> Any:
     """Return *reply*, unless it is an error: then raise BrokerUnavailable."""
     if isinstance(reply, hiredis.ReplyError):
-        if _code(str(reply)) in ELSEWHERE:
+        if is_elsewhere(reply):
             link.close()
         raise unavailable(link._where, reply)
     return reply
+
+
+def is_elsewhere(reply: hiredis.ReplyError) -> bool:
+    """Tell whether another connection may reach another server, which will not reply so."""
+    return _code(str(reply)) in ELSEWHERE
 
 
 def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
@@ -315,7 +326,8 @@ def _code(text: str) -> str:
 def unavailable(where: Endpoint, error: BaseException) -> BrokerUnavailable:
     """Return the error to raise for *error*, with advice."""
     text = str(error) or type(error).__name__
-    advice = ADVICE.get(_code(text))
+    code = _code(text)
+    advice = HAS_MOVED if code == "MOVED" and where.cluster else ADVICE.get(code)
     return BrokerUnavailable(
         f"{where.safe_url}: {f'{advice} ({text})' if advice else explained(text, REDIS)}"
     )

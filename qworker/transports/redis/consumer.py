@@ -197,7 +197,8 @@ class RedisConsumer(LeaseConsumer):
         self, queues: Sequence[str], limit: int, delayed_limit: int, until: float
     ) -> Answer:
         now = time.monotonic()
-        if watch := now >= self._watch_at:
+        # There are no stock publishers on a cluster.
+        if watch := now >= self._watch_at and not self._database.where.cluster:
             self._watch_at = now + WATCH_SECONDS
         arguments, numbers = self._claims.prepare(queues, limit, delayed_limit, until, watch)
         try:

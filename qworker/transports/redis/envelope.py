@@ -27,7 +27,7 @@ from qworker.transports.lease import Envelope, Leased
 from qworker.transports.own_headers import count, instant
 from qworker.transports.redis.connection import Link, Script
 from qworker.transports.redis.join_rows import JoinKeys, join_keys
-from qworker.transports.redis.url import SOCKET_TIMEOUT
+from qworker.transports.redis.url import SOCKET_TIMEOUT, Endpoint
 
 SEPARATOR = "\x06\x16"
 """Separates a queue's name from the step of its priority."""
@@ -237,13 +237,15 @@ VISIBILITY_TIMEOUT = 3600.0
 
 class Layout(NamedTuple):
     """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
-    full. join_keys: the keys of results and
-    joins stored here. visibility_timeout: seconds after which messages of a stock consumer are restored."""
+    full. join_keys: the keys of results and joins stored here. has_results: whether these can be here: on a
+    cluster, whether they are in the same slot. visibility_timeout: seconds after which messages of a stock
+    consumer are restored."""
 
     prefix: str
     keys: tuple[str, str, str]
     scale: Scale
     join_keys: JoinKeys
+    has_results: bool
     visibility_timeout: float
     allow_eviction: bool
 
@@ -266,18 +268,26 @@ class Layout(NamedTuple):
         self, link: Link, script: Script, now: float, *arguments: Any, timeout: float = SOCKET_TIMEOUT
     ) -> Any:
         """Run *script* with the common arguments; *now*: epoch seconds on the caller's wall clock."""
-        return script.call(link, self.keys, (self.prefix, self.marker(""), repr(now), *arguments), timeout)
+        return script.call(link, self._keys(), (self.prefix, self.marker(""), repr(now), *arguments), timeout)
 
     def packed(self, script: Script, now: float, *arguments: Any) -> bytes:
         """Return the command that runs *script* with these."""
-        return script.packed(self.keys, (self.prefix, self.marker(""), repr(now), *arguments))
+        return script.packed(self._keys(), (self.prefix, self.marker(""), repr(now), *arguments))
+
+    def _keys(self) -> tuple[str, ...]:
+        """Return the keys that scripts declare. The last one never exists: so while a cluster moves our slot,
+        and has some keys on one node and some on another, it refuses a script as a whole."""
+        return (*self.keys, self.key("none"))
 
 
 def layout(
-    db: int, options: Mapping[str, Any], results: Mapping[str, Any], results_expires: float | None = None
+    where: Endpoint,
+    options: Mapping[str, Any],
+    results: Mapping[str, Any],
+    results_expires: float | None = None,
 ) -> Layout:
-    """Return the layout for the options of the broker and of the result store, in database number *db*."""
-    prefix = str(options.get("global_keyprefix") or "")
+    """Return the layout for the options of the broker at *where* and of the result store."""
+    prefix = where.key_prefix(options)
     scale = options.get("priority_scale", "qworker")
     if scale not in ("qworker", "celery"):
         raise ConfigurationError(
@@ -298,7 +308,8 @@ def layout(
         prefix,
         (f"{prefix}{unacked}", f"{prefix}{index}", f"{prefix}qworker.owners"),
         Scale(steps, scale == "qworker"),
-        join_keys(results, results_expires),
+        join_keys(where.key_prefix(results), results, results_expires),
+        where.has(where.key_prefix(results)),
         visibility,
         bool(options.get("allow_eviction")),
     )

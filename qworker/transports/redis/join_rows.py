@@ -148,12 +148,16 @@ class JoinKeys(NamedTuple):
         """Return how long Celery's keys are kept, as a script argument."""
         return str(max(1, int(self.expires))) if self.expires else ""
 
+    @property
+    def declared(self) -> tuple[str]:
+        """Return the keys that scripts declare: one that never exists, as in ``Layout``."""
+        return (f"{self.prefix}qworker.none",)
 
-def join_keys(options: Mapping[str, Any], expires: float | None) -> JoinKeys:
-    """Return the keys for *options* of the result store (``result_backend_transport_options``), which are
-    deleted after *expires* seconds. As in Celery for results, but not in kombu for messages, a prefix that
-    ends in a letter or digit is followed by a separator."""
-    prefix = str(options.get("global_keyprefix") or "")
+
+def join_keys(prefix: str, options: Mapping[str, Any], expires: float | None) -> JoinKeys:
+    """Return the keys with *prefix* for *options* of the result store (``result_backend_transport_options``),
+    which are deleted after *expires* seconds. As in Celery for results, but not in kombu for messages, a
+    prefix that ends in a letter or digit is followed by a separator."""
     if prefix and prefix[-1] not in ":_-.":
         prefix += "_"
     return JoinKeys(prefix, expires, bool(options.get("result_chord_ordered", True)))

@@ -256,8 +256,10 @@ class RedisLetters(Letters):
 
 
 def result_key(layout: Layout, message: Leased) -> str:
-    """Return the key of the result of *message*'s task, if it is stored here; "" for a message without an
-    id."""
+    """Return the key of the result of *message*'s task, if it is stored here; "" if it is not, and for a
+    message without an id."""
+    if not layout.has_results:
+        return ""
     try:
         headers = json.loads(message.headers)
     except ValueError:

@@ -84,8 +84,8 @@ class RedisSender(Sender, Revoking):
         try:
             crash_point("publishing")
             replies = link.ask(data + markers, count + len(queues), timeout)
-            # After MULTI the last reply covers all.
-            for reply in replies[: count - 2 or 1] if count > 1 else ():
+            # After MULTI the last reply covers all, but the first error says why.
+            for reply in replies[: count - 1]:
                 checked(link, reply)
             final = checked(link, replies[count - 1])
             for reply in final if isinstance(final, list) else ():

@@ -7,7 +7,7 @@ Thread:      any; an Endpoint is immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -22,6 +22,8 @@ from qworker.transports.tls import Tls, divided, tls_of
 try:
     import redis
     from redis.backoff import NoBackoff
+    from redis.cluster import ClusterNode, RedisCluster
+    from redis.exceptions import RedisClusterException
     from redis.retry import Retry
     from redis.sentinel import Sentinel
 except ImportError as error:
@@ -34,14 +36,19 @@ _IN_THE_ADDRESS = {"host", "port", "path", "unix_socket_path", "socket_keepalive
 """Options of redis-py's connection that are not parameters of a URL."""
 _OPTIONS = {"broker_url": "broker_transport_options", "result_backend": "result_backend_transport_options"}
 """Settings with URLs → those with transport options."""
+Address = tuple[str, int]
 SOCKET_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 5.0
+CLUSTER = "+cluster"
+"""What the scheme of a cluster ends with."""
+DEFAULT_TAG = "qworker"
+"""The hash tag of our keys on a cluster without a ``global_keyprefix``."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """The address of a server. safe_url: without passwords. place: equal for URLs of the same database of the
-    same server."""
+    same server. cluster: whether it is a node of a cluster, the one that has our keys."""
 
     safe_url: str
     db: int
@@ -49,6 +56,30 @@ class Endpoint:
     connect: Callable[..., Any]
     """connect(timeout) returns a connected redis-py connection; no step of it takes longer than *timeout*
     seconds."""
+    cluster: bool = False
+
+    def key_prefix(self, options: Mapping[str, Any]) -> str:
+        """Return the prefix of all keys for *options*: ``global_keyprefix``, on a cluster as a hash tag."""
+        prefix = str(options.get("global_keyprefix") or "")
+        return _tagged(prefix) if self.cluster else prefix
+
+    def has(self, prefix: str) -> bool:
+        """Tell whether keys with *prefix*, from key_prefix(), are on this server: on a cluster, whether they
+        are in the same slot as the keys of this endpoint."""
+        return not self.cluster or hash_tag(prefix) == self.place[-1]
+
+
+def hash_tag(key: str) -> str:
+    """Return the part of *key* that determines its slot on a cluster; "" if that is the whole key."""
+    return key.partition("{")[2].partition("}")[0] if "}" in key.partition("{")[2] else ""
+
+
+def _tagged(prefix: str) -> str:
+    """Return *prefix* with a hash tag, so that all keys which start with it are in one slot."""
+    if hash_tag(prefix):
+        return prefix
+    tagged = f"{{{prefix or DEFAULT_TAG}}}"
+    return tagged if hash_tag(tagged) else f"{{{DEFAULT_TAG}}}{prefix}"
 
 
 def endpoint(
@@ -70,6 +101,8 @@ def endpoint(
     scheme, _, _ = url.partition("://")
     if scheme == "sentinel":
         return _sentinel(url, options, use_ssl, setting)
+    if scheme.endswith(CLUSTER):
+        return _cluster(url, options, use_ssl, setting)
     parts = split(url, setting)
     asked, fields = _query(parts.query, setting)
     tls: Tls | None = None
@@ -91,14 +124,11 @@ def endpoint(
             fields |= tls.for_redis()
     else:
         raise _wrong(
-            url, "write redis://host:6379/0, rediss://…, redis+socket:///path or sentinel://host:26379"
+            url,
+            "write redis://host:6379/0, rediss://…, redis+socket:///path, sentinel://host:26379 or "
+            "redis+cluster://host:6379",
         )
-    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    if user:
-        fields["username"] = unquote(user)
-    if password:
-        fields["password"] = unquote(password)
-    fields = _common(url, fields, options)
+    fields = _common(url, fields | _login(parts.netloc), options)
     place = (fields.get("path") or (fields["host"], fields["port"]), fields["db"])
 
     def connect(timeout: float = SOCKET_TIMEOUT) -> Any:
@@ -116,16 +146,13 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
             '"mymaster"}',
             setting="broker_transport_options",
         )
-    addresses: list[tuple[str, int]] = []
+    addresses: list[Address] = []
     asked: dict[str, str] = {}
     fields: dict[str, Any] = {}
     for part in url.split(";"):
         parts = split(part if "://" in part else f"sentinel://{part}", setting)
-        login, _, hosts = parts.netloc.rpartition("@")
-        addresses += [_address(url, host, 26379) for host in hosts.split(",")]
-        user, _, password = login.partition(":")
-        fields |= {"username": unquote(user)} if user else {}
-        fields |= {"password": unquote(password)} if password else {}
+        addresses += _addresses(url, parts.netloc, 26379)
+        fields |= _login(parts.netloc)
         asked_here, fields_here = _query(parts.query, setting)
         asked |= asked_here
         fields |= fields_here
@@ -143,7 +170,7 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
     return Endpoint(mask_urls(url), fields["db"], ("sentinel", name, fields["db"]), connect)
 
 
-def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> Any:
+def _client_of(addresses: list[Address], given: Any, setting: str) -> Any:
     """Return redis-py's client for sentinels. given: options of its connections to them. Each sentinel is
     tried once: redis-py would try an unavailable one ten times, for up to half a minute, before the next."""
     if not isinstance(given, Mapping):
@@ -159,6 +186,71 @@ def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> An
         return Sentinel(addresses, sentinel_kwargs=fields)  # type: ignore[no-untyped-call]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{setting}: sentinel_kwargs: {error}", setting=setting) from None
+
+
+def _cluster(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) -> Endpoint:
+    """``redis+cluster://host:6379,host2:6379``: the node of our keys is determined at every connect."""
+    scheme = url.partition("://")[0].removesuffix(CLUSTER)
+    if scheme not in ("redis", "rediss", "valkey", "valkeys"):
+        raise _wrong(url, "a cluster is redis+cluster://host:6379 or rediss+cluster://host:6379")
+    if sentinels := sorted({"master_name", "sentinel_kwargs"} & {name for name in options if options[name]}):
+        raise ConfigurationError(
+            f"{_OPTIONS.get(setting, setting)}: {', '.join(sentinels)} is for sentinel://; a cluster knows "
+            "its masters itself",
+            setting=setting,
+        )
+    parts = split(url, setting)
+    addresses = _addresses(url, parts.netloc, 6379)
+    asked, fields = _query(parts.query, setting)
+    if parts.path.strip("/"):
+        fields.setdefault("db", unquote(parts.path.strip("/")))
+    tls = _tls(scheme, asked, use_ssl, setting)
+    kind: Any = redis.Connection if tls is None else redis.SSLConnection
+    common = _common(url, fields | _login(parts.netloc), options)
+    if common.pop("db"):
+        raise _wrong(
+            url, "a cluster has no numbered databases: remove the number, and set global_keyprefix instead"
+        )
+    tag = hash_tag(_tagged(str(options.get("global_keyprefix") or "")))
+    search = common if tls is None else {**common, **tls.for_redis(), "ssl": True}
+    common |= {} if tls is None else tls.for_redis()
+    known = list(addresses)
+
+    def connect(timeout: float = SOCKET_TIMEOUT) -> Any:
+        try:
+            known[:], (host, port) = _located(tag, known, addresses, _within(timeout, search))
+        except RedisClusterException as error:
+            alone = "Cluster mode is not enabled" in str(error)
+            text = f"it is not a cluster: use {scheme}://" if alone else str(error)
+            raise redis.ConnectionError(text) from error
+        return _connected(kind(host=host, port=port, **_within(timeout, common)), tls)
+
+    return Endpoint(mask_urls(url), 0, ("cluster", *sorted(addresses), tag), connect, cluster=True)
+
+
+def _located(
+    tag: str, known: Sequence[Address], given: Sequence[Address], fields: Mapping[str, Any]
+) -> tuple[list[Address], Address]:
+    """Return the addresses of a cluster's nodes, and of the master that has the keys with *tag*.
+
+    known: the nodes by the last answer, given: those in the URL. They are asked one after the other, because
+    redis-py would shuffle several with the random numbers of the program. Raises RedisClusterException when
+    none answers.
+    """
+    failure = RedisClusterException("no node is known")
+    for host, port in dict.fromkeys((*known, *given)):
+        try:
+            node: Any = ClusterNode(host, port)  # type: ignore[no-untyped-call]
+            client: Any = RedisCluster(startup_nodes=[node], **fields)
+        except RedisClusterException as error:
+            failure = error
+            continue
+        try:
+            master = client.get_node_from_key(tag)
+            return [(each.host, each.port) for each in client.get_nodes()], (master.host, master.port)
+        finally:
+            client.close()
+    raise failure
 
 
 def _query(text: str, setting: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -233,7 +325,17 @@ def _within(timeout: float, fields: dict[str, Any]) -> dict[str, Any]:
     return fields | limits
 
 
-def _address(url: str, text: str, port: int) -> tuple[str, int]:
+def _login(netloc: str) -> dict[str, str]:
+    user, _, password = netloc.rpartition("@")[0].partition(":")
+    found = {"username": unquote(user), "password": unquote(password)}
+    return {name: value for name, value in found.items() if value}
+
+
+def _addresses(url: str, netloc: str, port: int) -> list[Address]:
+    return [_address(url, host, port) for host in netloc.rpartition("@")[2].split(",")]
+
+
+def _address(url: str, text: str, port: int) -> Address:
     try:
         parts = urlsplit(f"//{text}")
         return parts.hostname or "127.0.0.1", parts.port or port

@@ -32,7 +32,7 @@ from qworker.errors import BrokerUnavailable
 from qworker.process.randomness import RANDOM
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
-from qworker.transports.redis.connection import Link, checked, pack
+from qworker.transports.redis.connection import Link, checked, is_elsewhere, pack
 from qworker.transports.redis.envelope import Layout, from_payload, whole
 from qworker.transports.redis.url import Endpoint
 
@@ -185,6 +185,8 @@ class Waiter:
             return True
         news = False
         for reply in replies:
+            if not self._waiting:  # lost in between
+                return True
             first = self._waiting[0]
             first.replies.append(reply)
             if len(first.replies) == (1 if first.numbers is None else 2):
@@ -198,6 +200,8 @@ class Waiter:
         if isinstance(found, hiredis.ReplyError):
             if "unknown command" in str(found) or "NOPERM" in str(found):
                 self.blocks = False  # waiting polls from time to time instead
+            elif is_elsewhere(found):
+                self._lost()
             news = True
         else:
             own = found is not None and found[0] == self._own.encode()
