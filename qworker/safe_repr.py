@@ -9,7 +9,7 @@ The functions never raise. Their results are never longer than requested and hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from qworker.interrupts import reraise_interrupt
@@ -89,16 +89,8 @@ class _Full(Exception):
 
 def _bounded(value: object, limit: int) -> str:
     pieces: list[str] = []
-    room = [limit]
-
-    def write(text: str) -> None:
-        pieces.append(text)
-        room[0] -= len(text)
-        if room[0] < 0:
-            raise _Full
-
     try:
-        _write(value, write, 0, set())
+        _write(value, pieces, limit, 0, set())
     except _Full:
         pass
     except Exception as error:  # noqa: BLE001 - a user's container may raise anything
@@ -112,54 +104,62 @@ def _cut(text: str, limit: int) -> str:
     return text[: max(limit - 3, 0)] + "..."[:limit]
 
 
-def _write(value: Any, write: Callable[[str], None], depth: int, seen: set[int]) -> None:
-    kind = type(value)
-    if kind is str or kind is bytes:
-        write(repr(value[: LIMIT * 4]) if len(value) > LIMIT * 4 else repr(value))
-        return
-    brackets = _BRACKETS.get(kind)
+def _write(value: Any, pieces: list[str], room: int, depth: int, seen: set[int]) -> int:
+    """Append the representation of *value* to *pieces*; return how much is left of the *room*, in
+    characters. Raises _Full if there is none left."""
+    brackets = _BRACKETS.get(type(value))
     if brackets is None:
-        write(_leaf(value))
-        return
-    if id(value) in seen or depth >= MAX_DEPTH:
-        write(f"{brackets[0]}...{brackets[1]}")
-        return
-    seen.add(id(value))
-    if kind is dict:
-        write("{")
-        _write_items(value, value.items(), write, depth, seen, pairs=True)
-        write("}")
+        text = _leaf(value, room)
+    elif id(value) in seen or depth >= MAX_DEPTH:
+        text = f"{brackets[0]}...{brackets[1]}"
     elif not value:
-        write(brackets[2])
+        text = brackets[2]
     else:
-        write(brackets[0])
-        _write_items(value, value, write, depth, seen, pairs=False)
-        write(",)" if kind is tuple and len(value) == 1 else brackets[1])
-    seen.discard(id(value))
+        seen.add(id(value))
+        pieces.append(brackets[0])
+        room = _write_items(value, pieces, room - len(brackets[0]), depth, seen)
+        seen.discard(id(value))
+        text = ",)" if type(value) is tuple and len(value) == 1 else brackets[1]
+    pieces.append(text)
+    return _left(room, text)
 
 
-def _write_items(
-    container: Any,
-    items: Iterable[Any],
-    write: Callable[[str], None],
-    depth: int,
-    seen: set[int],
-    pairs: bool,
-) -> None:
-    for position, item in enumerate(items):
-        if position:
-            write(", ")
+def _write_items(container: Any, pieces: list[str], room: int, depth: int, seen: set[int]) -> int:
+    is_dict = type(container) is dict
+    text = ""  # what comes before the next item: plain values are written with it, as one piece
+    for position, item in enumerate(container.items() if is_dict else container):
         if position == _MANY:
-            write(f"... {len(container) - _MANY} more")
-            return
-        if pairs:
-            _write(item[0], write, depth + 1, seen)
-            write(": ")
-            item = item[1]
-        _write(item, write, depth + 1, seen)
+            text += f"... {len(container) - _MANY} more"
+            pieces.append(text)
+            return _left(room, text)
+        if is_dict:
+            key, item = item
+            if type(key) is str and len(key) <= room:
+                text += repr(key) + ": "
+            else:
+                pieces.append(text)
+                room = _write(key, pieces, _left(room, text), depth + 1, seen)
+                text = ": "
+        if type(item) in _PLAIN:
+            text += _leaf(item, room)
+            pieces.append(text)
+            room = _left(room, text)
+        else:
+            pieces.append(text)
+            room = _write(item, pieces, _left(room, text), depth + 1, seen)
+        text = ", "
+    return room
 
 
-def _leaf(value: Any) -> str:
+def _left(room: int, text: str) -> int:
+    if len(text) > room:
+        raise _Full
+    return room - len(text)
+
+
+def _leaf(value: Any, room: int) -> str:
+    if (type(value) is str or type(value) is bytes) and len(value) > room:
+        value = value[: room + 1]  # its representation is longer
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything

@@ -19,12 +19,13 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker import states
-from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Source, Waiter, Watched
+from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Notifications, Waiter, Watched
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import reraise_interrupt
 from qworker.process.forked import forgetful
@@ -46,8 +47,6 @@ OUTAGE_SECONDS = 20.0
 """How long a store that has answered may be unavailable before waiting callers get an error. (Celery on Redis
 tries twenty times, a second apart.) A caller that begins to wait in the meantime gets the error at once,
 because it does its first read itself."""
-FIRST_RETRY, LAST_RETRY = 0.05, 30.0
-"""Seconds after which a source that failed twice or more is opened again."""
 
 
 class ResultWatcher:
@@ -81,20 +80,11 @@ class ResultWatcher:
         self._turn = threading.Lock()
         """The thread that holds this lock leads."""
         self._whole = True  # no leader was interrupted; this and all below: under _turn
-        self._source: Source | None = None
-        self._source_events = 0
-        """Counts reads, openings and closings of the source: a new waiter has missed what came before."""
-        self._failures = 0
-        self._open_at = 0.0
-        self._subscribed = 0
-        self._look_at = 0.0
-        self._look_at_many = math.inf
-        """Infinite until results of a waiter with many ids have been polled."""
-        self._rested_at = 0.0
+        self._notifications = Notifications(self.backend)
+        self._times = PollTimes(self.poll)
         self._served_at = 0.0
         self._answered_at = -math.inf
         """When the store last answered."""
-        self._pause = QUICKEST
         self._closing: threading.Event | None = None
         """Assigned by any thread that wants the source closed. The leader sets the event."""
         self.loops = WaiterThread(self, "qworker-results", reads=self.backend.listens)
@@ -105,8 +95,7 @@ class ResultWatcher:
     def mark(self) -> int | None:
         """Return a mark for ``wait(looked=…)``; call this before reading all ids. wait() then need not read
         them again, because it considers notifications since. None if the source does not support it."""
-        events = self._source_events
-        return events if getattr(self._source, "announces_all", False) else None
+        return self._notifications.mark()
 
     def wait(
         self,
@@ -117,27 +106,9 @@ class ResultWatcher:
         looked: int | None = None,
     ) -> dict[str, Meta]:
         """See Backend.wait()."""
-        clock = self.backend.clock
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        longest = max(0.001, min(interval, self.poll))
-        waiter = Waiter(frozenset(ids), longest, looked)
-        try:
-            while True:
-                left = longest if deadline is None else deadline - clock.monotonic()
-                if left <= 0:
-                    return {}
-                if on_interval is not None:
-                    on_interval()
-                found: dict[str, Found] = {}
-                for news in self.attend(waiter, min(longest, left)):
-                    # If the leader's read has failed, this one raises the reason.
-                    found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
-                if not found and time.monotonic() - self._served_at > self.stalled:
-                    found = self.own_look(ids) or {}
-                if ended := readable(final(found)):
-                    return ended
-        finally:
-            self.leave(waiter)
+        waiter = Waiter(frozenset(ids), self._longest_pause(interval), looked)
+        with closing(self._ended(waiter, ids, timeout, on_interval)) as each:
+            return next(filter(None, map(readable, each)), {})
 
     def wait_each(
         self,
@@ -147,17 +118,34 @@ class ResultWatcher:
         interval: float = POLL_SECONDS,
     ) -> Iterator[dict[str, Found]]:
         """See Backend.wait_each(), without its first read."""
-        clock = self.backend.clock
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        longest = max(0.001, min(interval, self.poll))
         missing, watched = set(ids), set(ids)
-        waiter = Waiter(watched, longest)
+        waiter = Waiter(watched, self._longest_pause(interval))
+        with closing(self._ended(waiter, missing, timeout, on_interval)) as each:
+            for found in each:
+                if ended := {task_id: meta for task_id, meta in found.items() if task_id in missing}:
+                    missing.difference_update(ended)
+                    watched.difference_update(ended)
+                    yield ended
+        if missing and (ended := final(self.backend.read_many(missing))):
+            yield ended  # ended just before the timeout
+
+    def _longest_pause(self, interval: float) -> float:
+        return max(0.001, min(interval, self.poll))
+
+    def _ended(
+        self,
+        waiter: Waiter,
+        missing: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None,
+    ) -> Generator[dict[str, Found]]:
+        """Wait for *waiter*. Yield its final results, {} if there are none yet, until *timeout* seconds have
+        passed. missing: the ids whose results it has not got."""
+        clock, longest = self.backend.clock, waiter.interval
+        deadline = None if timeout is None else clock.monotonic() + timeout
         call_at = 0.0
         try:
-            while missing:
-                left = longest if deadline is None else deadline - clock.monotonic()
-                if left <= 0:
-                    break
+            while missing and (left := longest if deadline is None else deadline - clock.monotonic()) > 0:
                 if on_interval is not None and time.monotonic() >= call_at:
                     on_interval()
                     call_at = time.monotonic() + longest
@@ -167,14 +155,9 @@ class ResultWatcher:
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > self.stalled:
                     found = self.own_look(missing) or {}
-                if ended := {each: meta for each, meta in final(found).items() if each in missing}:
-                    missing.difference_update(ended)
-                    watched.difference_update(ended)
-                    yield ended
+                yield final(found)
         finally:
             self.leave(waiter)
-        if missing and (ended := final(self.backend.read_many(missing))):
-            yield ended  # ended just before the timeout
 
     def own_look(self, ids: Collection[str]) -> dict[str, Found] | None:
         """Return the stored results of *ids*, read by the calling thread; None if the store has just become
@@ -239,12 +222,12 @@ class ResultWatcher:
     def _fall_silent(self) -> None:
         """Unsubscribe from everything, or close a source that must be read, if there is no waiter left."""
         self._obey()
-        if not self._waiters and self._whole and self._source is not None:
+        if not self._waiters and self._whole and self._notifications.opened:
             self._whole = False
             if self.backend.listens:
-                self._close_source()
+                self._notifications.close()
             else:
-                self._unsubscribe(self._source)
+                self._notifications.unsubscribe()
             self._whole = True
 
     def wake(self) -> None:
@@ -274,19 +257,18 @@ class ResultWatcher:
     def _lead(self, leader: Waiter, seconds: float) -> None:
         """Serve all waiters until *leader* has news, or *seconds* have passed."""
         if not self._whole:  # an interrupted leader may have lost notifications
-            self._close_source()
-            self._look_at = self._look_at_many = 0.0
+            self._notifications.close()
+            self._times.postpone(0.0)
         self._whole = False
         until = time.monotonic() + seconds
         try:
             self._serve_or_bear()
             while leader.news.empty() and (now := time.monotonic()) < until:
-                file = -1 if self._source is None else self._source.fileno()
-                self._wakeup.sleep(min(until, self._look_at, self._look_at_many) - now, file)
+                self._wakeup.sleep(min(until, self._times.next) - now, self._notifications.fileno())
                 self._serve_or_bear()
         except Exception as error:
             reraise_interrupt(error)
-            self._look_at = self._look_at_many = time.monotonic() + SLOWEST
+            self._times.postpone(time.monotonic() + SLOWEST)
             for waiter in self._all():
                 if waiter is not leader:
                     waiter.news.put(error)
@@ -303,7 +285,7 @@ class ResultWatcher:
                 raise
             logger.debug("waiting for results continues although the store fails: %s", error)
             self._served_at = time.monotonic()
-            self._look_at = self._look_at_many = self._served_at + SLOWEST
+            self._times.postpone(self._served_at + SLOWEST)
 
     def _may_come_back(self) -> bool:
         """Tell whether the store has answered recently. Any thread."""
@@ -314,63 +296,34 @@ class ResultWatcher:
 
         Waiters with many ids are polled separately and less often, because that takes long.
         """
+        self._obey()
         waiters = self._all()
-        wanted: set[str] = set()
-        many, count = [], 0
+        events = self._notifications.events
+        wanted = set[str]()
         for waiter in waiters:
-            ids = waiter.ids
-            count += len(ids)
             if waiter.looked is not None:
-                if waiter.looked == self._source_events:
+                if waiter.looked == events:
                     waiter.new.clear()
                 waiter.looked = None
             if waiter.new:
-                wanted.update(filter(ids.__contains__, waiter.taken_anew()))
-            if len(ids) > MANY:
-                many.append(ids)
-        came = bool(wanted)
-        announced = self._read_source(waiters, count, came)
-        began = time.monotonic()
-        everything = announced is None or began >= self._look_at
+                wanted.update(filter(waiter.ids.__contains__, waiter.taken_anew()))
+        many = [waiter.ids for waiter in waiters if len(waiter.ids) > MANY]
+        came, notified = bool(wanted), self._notifications.opened
+        announced = self._notifications.read(waiters, came)
+        if notified and not self._notifications.opened:
+            self._times.hurry()
+        due = self._times.due(time.monotonic(), announced is None, bool(many))
         if announced:
             wanted.update(*(filter(waiter.ids.__contains__, announced) for waiter in waiters))
-        if everything and count > len(wanted):
+        if due.all:
             wanted.update(*(waiter.ids for waiter in waiters if len(waiter.ids) <= MANY))
-        look_at_many = min(self._look_at_many, self._rested_at) if announced is None else self._look_at_many
-        if many and (began >= look_at_many or look_at_many == math.inf):
-            look_at_many = 0.0
+        if due.many:
             wanted.update(*many)
         if wanted:
             self._look(wanted, waiters)
-        done = self._served_at = time.monotonic()
-        if self._source is not None:
-            if everything:
-                self._look_at = done + self.poll
-        else:
-            # No notifications: the pauses grow, and are at least as long as a read (up to SLOWEST).
-            slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
-            if came:
-                self._pause = QUICKEST
-            elif everything:
-                self._pause = self._pause * 1.5
-            self._pause = min(self._pause, slowest)
-            look_at = done + max(self._pause, min(done - began, SLOWEST))
-            self._look_at = look_at if everything else min(self._look_at, look_at)
-        if not many:
-            self._look_at_many = math.inf
-        elif not look_at_many:
-            self._rest(done, done - began)
-        else:
-            self._look_at_many = look_at_many
-
-    def _rest(self, done: float, took: float) -> None:
-        """Compute the earliest and the latest time of the next read of many ids; the last one *took* so many
-        seconds."""
-        if self._source is not None:
-            self._rested_at = done + min(10 * took, REST_WITH_SOURCE)
-            self._look_at_many = done + max(self.poll, min(50 * took, REST_BETWEEN_POLLS))
-        else:
-            self._rested_at = self._look_at_many = done + max(self._pause, min(3 * took, REST_WITHOUT_SOURCE))
+        self._served_at = time.monotonic()
+        slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
+        self._times.read(due, self._served_at, came, self._notifications.opened, slowest)
 
     def _look(self, ids: set[str], waiters: Sequence[Waiter]) -> None:
         ended = final(self.backend.read_many(ids))
@@ -379,77 +332,12 @@ class ResultWatcher:
             if theirs := {task_id: found for task_id, found in ended.items() if task_id in waiter.ids}:
                 waiter.give(theirs)
 
-    def _read_source(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
-        """Return the announced ids; None: any may have ended. Opens the source if necessary.
-
-        count: number of ids that *waiters* wait for. came: some of them are new.
-        """
-        self._obey()
-        source = self._source
-        try:
-            if source is None:
-                if not count or time.monotonic() < self._open_at:
-                    return ()
-                self._source_events += 1
-                source = self._source = self.backend.open_source()
-                if source is None:
-                    self._open_at = math.inf
-                    return ()
-                self._subscribe(source, waiters)
-                self._failures = 0
-                return None
-            if came or count < self._subscribed // 2:  # not after each result, because this takes linear time
-                self._subscribe(source, waiters)
-            self._source_events += 1
-            return source.announced()
-        except Exception as error:  # noqa: BLE001 - sources may raise anything; results are polled meanwhile
-            reraise_interrupt(error)
-            self._failed(error)
-            if source is None:  # it could not be opened
-                return ()
-            self._pause = QUICKEST
-            return None
-
-    def _subscribe(self, source: Source, waiters: Sequence[Waiter]) -> None:
-        ids = set[str]().union(*(waiter.ids for waiter in waiters))
-        source.subscribe(ids)
-        self._subscribed = len(ids)
-
-    def _unsubscribe(self, source: Source) -> None:
-        try:
-            self._subscribe(source, ())
-        except Exception as error:  # noqa: BLE001 - the next waiter opens another source
-            reraise_interrupt(error)
-            self._failed(error)
-
     def _obey(self) -> None:
         """Close the source if close() was called."""
-        closing, self._closing = self._closing, None
-        if closing is not None:
-            self._close_source()
-            closing.set()
-
-    def _failed(self, error: Exception) -> None:
-        logger.log(
-            logging.INFO if self._failures == 3 else logging.DEBUG,
-            "results are polled, because notifications from the server failed: %s",
-            error,
-        )
-        # An idle connection may have been closed, so the first retry is immediate.
-        delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY) if self._failures else 0.0
-        self._open_at = time.monotonic() + delay
-        self._failures += 1
-        self._close_source()
-
-    def _close_source(self) -> None:
-        source, self._source = self._source, None
-        self._source_events += 1
-        if source is not None:
-            try:
-                source.close()
-            except Exception as error:  # noqa: BLE001 - the source is discarded in any case
-                reraise_interrupt(error)
-                logger.debug("closing the source of notifications: %s", error)
+        closed, self._closing = self._closing, None
+        if closed is not None:
+            self._notifications.close()
+            closed.set()
 
     # -- closing --
 
@@ -466,10 +354,83 @@ class ResultWatcher:
 
     def _after_fork(self) -> None:
         """In a forked child: waiters, leader and connection belong to the parent."""
-        source = self._source
+        notifications = self._notifications
         self._start_anew()
-        if source is not None:
-            source.abandon()
+        notifications.abandon()
+
+
+class Due(NamedTuple):
+    """What the leader reads now, and when it began."""
+
+    began: float
+    all: bool
+    """All results that are waited for."""
+    many: bool
+    """Those of waiters with many ids."""
+    has_many: bool
+    """Whether there are such waiters."""
+
+
+class PollTimes:
+    """When the leader reads all results. Used by the leader only. poll: the longest pause in seconds."""
+
+    def __init__(self, poll: float) -> None:
+        self._poll = poll
+        self._at = 0.0
+        self._many_at = math.inf
+        """Infinite until results of a waiter with many ids have been read."""
+        self._many_rested_at = 0.0
+        """From when these may be read if any of them may have ended."""
+        self._pause = QUICKEST
+        """The next pause, if there are no notifications."""
+
+    @property
+    def next(self) -> float:
+        """When any of them is due next."""
+        return min(self._at, self._many_at)
+
+    def postpone(self, until: float) -> None:
+        """Let all be due at *until*."""
+        self._at = self._many_at = until
+
+    def hurry(self) -> None:
+        """Let the pauses be short again."""
+        self._pause = QUICKEST
+
+    def due(self, now: float, any_may_have_ended: bool, has_many: bool) -> Due:
+        """Return what to read *now*."""
+        many_at = min(self._many_at, self._many_rested_at) if any_may_have_ended else self._many_at
+        many = has_many and (now >= many_at or self._many_at == math.inf)
+        if has_many and not many:
+            self._many_at = many_at
+        return Due(now, any_may_have_ended or now >= self._at, many, has_many)
+
+    def read(self, due: Due, done: float, came: bool, notified: bool, slowest: float) -> None:
+        """Compute the next times, because *due* was read until *done*.
+
+        - came: whether ids were new.
+        - notified: whether the store sends notifications. Otherwise the pauses grow up to *slowest*, and are
+          at least as long as a read.
+        """
+        took = done - due.began
+        if notified:
+            if due.all:
+                self._at = done + self._poll
+        else:
+            if came:
+                self._pause = QUICKEST
+            elif due.all:
+                self._pause *= 1.5
+            self._pause = min(self._pause, slowest)
+            at = done + max(self._pause, min(took, SLOWEST))
+            self._at = at if due.all else min(self._at, at)
+        if not due.has_many:
+            self._many_at = math.inf
+        elif due.many and notified:
+            self._many_rested_at = done + min(10 * took, REST_WITH_SOURCE)
+            self._many_at = done + max(self._poll, min(50 * took, REST_BETWEEN_POLLS))
+        elif due.many:
+            self._many_rested_at = self._many_at = done + max(self._pause, min(3 * took, REST_WITHOUT_SOURCE))
 
 
 class WaiterThread:

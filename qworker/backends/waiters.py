@@ -1,4 +1,4 @@
-"""Waiters: threads that wait for results with the ResultWatcher.
+"""Waiters: threads that wait for results with the ResultWatcher, and the notifications that wake it.
 
 Comes from:  ``get``, which waits in the calling thread; ``await`` and ``then``, for which a WaiterThread
              waits.
@@ -8,14 +8,22 @@ Thread:      a Waiter belongs to the waiting thread, except for its queue.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from qworker.clock import Clock
 from qworker.errors import DamagedResult
+from qworker.interrupts import reraise_interrupt
 
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 0.05, 30.0
+"""Seconds after which a source that failed twice or more is opened again."""
 Meta = dict[str, Any]
 """The stored metadata of a task; see ``base``."""
 Found = Meta | DamagedResult
@@ -101,3 +109,99 @@ class Watched(Protocol):
     def read_many(self, ids: Collection[str]) -> dict[str, Found]: ...
 
     def open_source(self) -> Source | None: ...
+
+
+class Notifications:
+    """The notifications of *backend*, opened when somebody waits, and again after a failure. Used by the
+    leader only, but for mark()."""
+
+    def __init__(self, backend: Watched) -> None:
+        self._backend = backend
+        self._source: Source | None = None
+        self.events = 0
+        """Counts reads, openings and closings of the source: a new waiter has missed what came before."""
+        self._failures = 0
+        self._open_at = 0.0
+        self._subscribed = 0
+
+    @property
+    def opened(self) -> bool:
+        return self._source is not None
+
+    def mark(self) -> int | None:
+        """See ResultWatcher.mark()."""
+        events = self.events
+        return events if getattr(self._source, "announces_all", False) else None
+
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable at a notification, -1 if there is none."""
+        return -1 if self._source is None else self._source.fileno()
+
+    def read(self, waiters: Sequence[Waiter], came: bool) -> Collection[str] | None:
+        """Return the announced ids; None: any may have ended. Opens the source if necessary.
+
+        came: whether some ids of *waiters* are new.
+        """
+        source, count = self._source, sum(len(waiter.ids) for waiter in waiters)
+        try:
+            if source is None:
+                if not count or time.monotonic() < self._open_at:
+                    return ()
+                self.events += 1
+                source = self._source = self._backend.open_source()
+                if source is None:
+                    self._open_at = math.inf
+                    return ()
+                self._subscribe(source, waiters)
+                self._failures = 0
+                return None
+            if came or count < self._subscribed // 2:  # not after each result, because this takes linear time
+                self._subscribe(source, waiters)
+            self.events += 1
+            return source.announced()
+        except Exception as error:  # noqa: BLE001 - sources may raise anything; results are polled meanwhile
+            reraise_interrupt(error)
+            self._failed(error)
+            return None if source is not None else ()
+
+    def _subscribe(self, source: Source, waiters: Sequence[Waiter]) -> None:
+        ids = set[str]().union(*(waiter.ids for waiter in waiters))
+        source.subscribe(ids)
+        self._subscribed = len(ids)
+
+    def unsubscribe(self) -> None:
+        """Request no notifications until the next read()."""
+        try:
+            if self._source is not None:
+                self._subscribe(self._source, ())
+        except Exception as error:  # noqa: BLE001 - the next waiter opens another source
+            reraise_interrupt(error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        logger.log(
+            logging.INFO if self._failures == 3 else logging.DEBUG,
+            "results are polled, because notifications from the server failed: %s",
+            error,
+        )
+        # An idle connection may have been closed, so the first retry is immediate.
+        delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY) if self._failures else 0.0
+        self._open_at = time.monotonic() + delay
+        self._failures += 1
+        self.close()
+
+    def close(self) -> None:
+        """Close the source; read() opens another one. Safe to call twice."""
+        source, self._source = self._source, None
+        self.events += 1
+        if source is not None:
+            try:
+                source.close()
+            except Exception as error:  # noqa: BLE001 - the source is discarded in any case
+                reraise_interrupt(error)
+                logger.debug("closing the source of notifications: %s", error)
+
+    def abandon(self) -> None:
+        """In a forked child: release the source without communicating with the server."""
+        if self._source is not None:
+            self._source.abandon()

@@ -186,5 +186,7 @@ def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
         return None
     # The queue for results depends on the process, so it is determined for each call.
     prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
+    if prototype.expires is not None:  # by its route
+        return None
     reply_to = (lambda: app.stores.reply_to) if app.stores.sends_results else None
     return PlainCalls(prototype, task, app.conf.message_max_bytes, reply_to)

@@ -67,7 +67,7 @@ class Env:
         backend.store_rows([row for row in rows if row is not None])
 
     def is_listening(self) -> bool:
-        return self.backend.watcher._source is not None
+        return self.backend.watcher._notifications.opened
 
     @contextmanager
     def statements(self, app: QWorker | None = None) -> Iterator[list[str]]:

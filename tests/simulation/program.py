@@ -113,6 +113,9 @@ class Record:
         """The ids of failed tasks that an operator has sent again, which removes ``expires``."""
         self.settings: dict[str, Any] = {}
         """Additional settings of all apps."""
+        self.terminated: set[str] = set()
+        """The orders that were revoked with ``terminate``: a child may be ended after it has recorded the end
+        of its task, which is revoked then, too."""
         self.joins: dict[str, str] = {}
         """The orders of joins, by their ids."""
         self.opened: dict[str, float] = {}
@@ -469,7 +472,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
                 seen = app.AsyncResult(id).state
             except QWorkerError:  # the store is unavailable
                 return
-            if seen != state:
+            if seen != state and not (seen == states.REVOKED and flow in record.terminated):
                 record.complain(f"{flow}: who hears of the end of {id} finds it {seen}")
 
     def put_off(request: Any, number: int, seconds: float) -> None:

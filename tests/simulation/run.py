@@ -517,6 +517,8 @@ class Running:
         for result in asked.results:
             ids = list(ids_of(result))
             asked.revoked |= bool(ids)
+            if asked.order.terminate:
+                self.seen.record.terminated.add(asked.name)
             try:
                 result.revoke(terminate=asked.order.terminate)
             except NotSupported:

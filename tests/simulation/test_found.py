@@ -1220,3 +1220,14 @@ def test_a_request_starts_when_the_one_before_it_was_revoked() -> None:
         order = Order(numbered(Group(members)), revoke_at=0.0)
         world = World(workers=1, concurrency=1, acks_late=False, base="hooked")
         assert problems(run(Case(world, (order,), seed=seed))) == []
+
+
+@pytest.mark.parametrize("keep_failed", [False, True])
+def test_a_failed_task_is_terminated_before_its_failure_is_settled(keep_failed: bool) -> None:
+    """Of two calls with the same id, one was terminated when it had called its errback: it is revoked, and
+    does not become a failed task. The checks expected both."""
+    failing = Call(fails=True, retries=1, errbacks=[Errback(number=4)], number=3)
+    nodes = [Node(Call(number=0)), Node(Call(number=1), after=[1]), Node(Call(number=2)), Node(failing)]
+    order = Order(Graph(nodes), at=2.4, how="twice", revoke_at=0.0, terminate=True)
+    world = World(workers=3, concurrency=4, pauses=0.05, keep_failed=keep_failed)
+    assert problems(run(Case(world, (order,), seed=2960043154))) == []

@@ -101,7 +101,7 @@ def waiting(*calls: Callable[[], Any]) -> Any:
     watcher = watcher_of("default", "default").watcher
     for thread in threads:
         thread.start()
-    until(lambda: len(watcher._waiters) > len(calls) and watcher._source is not None)
+    until(lambda: len(watcher._waiters) > len(calls) and watcher._notifications.opened)
     until(lambda: not any(waiter.new for waiter in watcher._all()))  # all of it has been queried
     yield found
     for thread in threads:
@@ -240,9 +240,9 @@ def kept_connections() -> list[Any]:
         broken.connection.close()  # as after a restart of the server
         where._idle.append(broken)
         store(row)
-    until(lambda: not where._idle and where.watcher._source is None)
+    until(lambda: not where._idle and not where.watcher._notifications.opened)
     same = connection.connection is driver and connection.is_usable()
-    return [*found, same, len(_watchers), math.isfinite(where.watcher._look_at)]
+    return [*found, same, len(_watchers), math.isfinite(where.watcher._times._at)]
 
 
 def many_at_once() -> int:

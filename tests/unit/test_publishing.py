@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qworker import Middleware, QWorker, Signature, signals
-from qworker.clock import from_epoch
+from qworker import Middleware, QWorker, Signature, group, signals
+from qworker.clock import from_epoch, to_epoch
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
 from qworker.message.context import Context, pop, push
 from qworker.message.marks import RUN
@@ -177,6 +177,28 @@ def test_call_made_in_a_task_inherits_from_its_parent() -> None:
     assert [sent.envelope.priority for sent in store.sent] == [6, 6, 6]
     assert context.children == [first, second]
     assert third not in context.children
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda add: add.delay(1, 2),
+        lambda add: add.apply_async((1, 2), countdown=1),
+        lambda add: add.apply_many([(1, 2)]),
+        lambda add: add.app.send_task("add", (1, 2)),
+        lambda add: group(add.s(1, 2)).delay(),
+    ],
+)
+def test_expiry_of_a_route_counts_from_each_call(call: Callable[[Any], Any]) -> None:
+    """It counted from the first call in the process, so that later ones expired at once."""
+    app, store, clock = make_app(task_routes={"add": {"expires": 60}})
+    add = app.task(name="add")(lambda x, y: x + y)
+    for _ in range(3):
+        call(add)
+        sent = store.sent[-1]
+        assert sent.envelope.expires == clock.now() + 60
+        assert to_epoch(sent.headers["expires"]) == clock.now() + 60
+        clock.advance(100)
 
 
 def test_changed_settings_apply_to_the_next_call() -> None:

@@ -121,7 +121,7 @@ class FakeStore(MemoryBackend):
                     source.tell(task_id)
 
     def is_subscribed(self) -> bool:
-        return self.watcher._source is not None and bool(self.reads)
+        return self.watcher._notifications.opened and bool(self.reads)
 
 
 class Thread:
@@ -191,7 +191,7 @@ def notifying() -> Iterator[FakeStore]:
     assert list(made.watcher.wait(["first"], PATIENCE)) == ["first"]
     assert made.watcher.mark() is None
     made.sources[-1].announces_all = True
-    made.watcher._look_at = math.inf
+    made.watcher._times._at = math.inf
     made.reads.clear()
     yield made
     made.close()
@@ -219,7 +219,7 @@ def test_notification_consumed_by_another_waiter_since_the_mark_counts(notifying
     notifying.end("a", "b")
     notifying.sources[-1].tell("any")
     assert Thread(notifying.watcher, "b").result() == ["b"]
-    notifying.watcher._look_at = math.inf
+    notifying.watcher._times._at = math.inf
     assert Thread(notifying.watcher, "a", timeout=5, looked=looked).result() == ["a"]
 
 
@@ -227,7 +227,7 @@ def test_mark_of_an_old_source_is_not_trusted(notifying: FakeStore) -> None:
     looked = notifying.watcher.mark()
     notifying.end("a")  # notified through the old source
     notifying.watcher.close()
-    notifying.watcher._look_at = math.inf
+    notifying.watcher._times._at = math.inf
     assert Thread(notifying.watcher, "a", timeout=5, looked=looked).result() == ["a"]
 
 
@@ -268,10 +268,10 @@ def test_one_read_serves_all_waiters(store: FakeStore, notifies: bool) -> None:
 def test_polling_interval_grows_and_is_reset_by_a_new_waiter(store: FakeStore) -> None:
     store.notifies = False
     first = Thread(store.watcher, "a")
-    until(lambda: store.watcher._pause > 0.1)
+    until(lambda: store.watcher._times._pause > 0.1)
     assert len(store.reads) < 30
     second = Thread(store.watcher, "b")
-    until(lambda: store.watcher._pause < 0.1)
+    until(lambda: store.watcher._times._pause < 0.1)
     store.end("a", "b")
     assert (first.result(), second.result()) == (["a"], ["b"])
 
@@ -280,7 +280,7 @@ def test_interval_limits_the_polling_interval(store: FakeStore) -> None:
     store.notifies = False
     thread = Thread(store.watcher, "a", interval=0.01)
     until(lambda: len(store.reads) > 12)  # without a limit, the pause would be 0.08 by now
-    assert store.watcher._pause <= 0.01
+    assert store.watcher._times._pause <= 0.01
     store.end("a")
     assert thread.result() == ["a"]
 
@@ -436,7 +436,7 @@ def test_thread_and_source_are_closed_when_nobody_waits() -> None:
     watcher = ResultWatcher(store, linger=0.0, poll=QUICK)
     for number in range(2):
         assert watcher.wait(["a"], 0.05) == {}
-        until(lambda: watcher.loops._thread is None and watcher._source is None)
+        until(lambda: watcher.loops._thread is None and not watcher._notifications.opened)
         assert all(source.closed for source in store.sources)
         assert len(store.sources) == number + 1
 
@@ -721,7 +721,7 @@ def test_notification_for_all_reads_small_waits_first(store: FakeStore) -> None:
     until(lambda: store.is_subscribed() and waiting(store, *GROUP))
     single = Thread(store.watcher, "single")
     until(lambda: waiting(store, "single"))
-    store.watcher._rested_at = store.watcher._look_at_many = time.monotonic() + 3600
+    store.watcher._times._many_rested_at = store.watcher._times._many_at = time.monotonic() + 3600
     del store.reads[:]
     store.end("single", *GROUP)
     store.sources[-1].tell("any")
