@@ -379,7 +379,10 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found += [
             f"call {number} did not run, and what it is linked to has succeeded"
             for number in _linked(flow)
-            if not asked.revoked and asked.name in seen.values and runs.get(number) and not ran[number]
+            if not (asked.revoked or has_failed(want.value))  # another failure would hide that of the call
+            and asked.name in seen.values
+            and runs.get(number)
+            and not ran[number]
         ]
     elif not seen.may_lose_of(asked):
         unrun = _ended_with_their_child(flow) if seen.kills_children_of(asked) else set()

@@ -1231,3 +1231,12 @@ def test_a_failed_task_is_terminated_before_its_failure_is_settled(keep_failed: 
     order = Order(Graph(nodes), at=2.4, how="twice", revoke_at=0.0, terminate=True)
     world = World(workers=3, concurrency=4, pauses=0.05, keep_failed=keep_failed)
     assert problems(run(Case(world, (order,), seed=2960043154))) == []
+
+
+def test_a_failed_chord_hides_that_a_time_limit_has_ended_another_member() -> None:
+    """The checks expected the link of the member, because the value was the failure that they expected."""
+    inner = Chord([Call(number=2), Call(links=[Call(number=4)], number=3)], Call(number=5))
+    header = [Call(does="unacked", number=0), Chord([Call(number=1)], inner)]
+    order = Order(Chord(header, Group([Call(number=6)])))
+    limit = Fault("limit before", "worker", "join.hold")
+    assert problems(run(Case(orders=(order,), faults=(limit,), seed=1))) == []
