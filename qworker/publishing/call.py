@@ -185,9 +185,7 @@ def make_call(app: App, router: Router, invocation: Invocation, request: Context
     if destination.options:
         for key in _OF_ROUTE & destination.options.keys():
             chosen.setdefault(key, destination.options[key])
-    now = app.clock.now()
-    due = _due(name, options, now, app.conf.timezone)
-    expires = _moment(name, "expires", chosen.get("expires"), now, app.conf.timezone)
+    due, expires = times_of(app, name, options, chosen.get("expires"))
     if "shadow" not in chosen and task is not None and task.renames:
         chosen["shadow"] = task.shadow_name(args, kwargs, dict(options))
     if request is None and "reply_to" not in chosen:
@@ -346,6 +344,14 @@ def _chosen(text: str | None, usual: str) -> str | None:
     """Return *text*, which shows arguments, if the caller has chosen it, perhaps to hide a secret; None if it
     is the *usual* one."""
     return None if text == usual else text
+
+
+def times_of(
+    app: App, name: str, options: Mapping[str, Any], expires: Any
+) -> tuple[float | None, float | None]:
+    """Return when the call of *name* is due, by its *options*, and when it expires, in epoch seconds."""
+    now, timezone = app.clock.now(), app.conf.timezone
+    return _due(name, options, now, timezone), _moment(name, "expires", expires, now, timezone)
 
 
 def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> float | None:

@@ -1,6 +1,7 @@
-"""Plain calls: a fast way to write calls without options, from a template.
+"""Plain calls: a fast way to write calls that are alike, from a template.
 
-Comes from:  the publisher, at the first call of a task after a change of the settings.
+Comes from:  the publisher, at the first call of a task without options after a change of the settings, and at
+             the second call with the same options.
 Goes to:     the envelope of each such call.
 Thread:      any; a PlainCalls is never changed, and MemberCalls belong to one publisher.
 
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qworker.canvas.signatures import Signature
+from qworker.clock import isoformat
 from qworker.contracts import App, Task
 from qworker.message.chain_text import WrittenCalls, embedded
 from qworker.message.kombu_json import MAX_DEPTH, dumps
@@ -76,11 +78,14 @@ class PlainCalls:
         parent_id: str | None = None,
         more: str = "",
         embed: str = NO_EMBED_JSON,
+        due: float | None = None,
+        expires: float | None = None,
     ) -> Envelope:
         """Return the envelope of the call *id*.
 
         - more, embed: text of additional headers, and of the embedded part of the body, which only templates
           with *embeds* support.
+        - due, expires: epoch seconds.
 
         Raises TypeError for arguments that the task does not accept, and EncodeError and PublishError like
         ``encode()``.
@@ -92,8 +97,12 @@ class PlainCalls:
         reply_to = None
         if self._reply_to is not None and (self._replies or embed is not NO_EMBED_JSON):
             reply_to = self._reply_to()
+        if due is not None:
+            more = f'{more},"eta":"{isoformat(due)}"'
+        if expires is not None:
+            more = f'{more},"expires":"{isoformat(expires)}"'
         headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed, reply_to)
-        return Envelope(self.queue, headers, properties, body, self._priority)
+        return Envelope(self.queue, headers, properties, body, self._priority, due, expires)
 
 
 class MemberCalls:
@@ -170,8 +179,43 @@ _OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "heade
 _OF_JOINS = frozenset([JOINS])
 
 
-def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
-    """Return the PlainCalls of *task*; None if its calls have to be made like calls with options."""
+_FIXED = frozenset(
+    [
+        "queue",
+        "exchange",
+        "routing_key",
+        "priority",
+        "ignore_result",
+        "time_limit",
+        "soft_time_limit",
+        "shadow",
+    ]
+)
+"""Options whose values a template may contain."""
+_VARYING = frozenset(["countdown", "eta", "expires", "add_to_parent"])
+"""Options that are not part of a template."""
+_HASHED = frozenset({str, int, float, bool, type(None)})
+
+FixedOptions = tuple[tuple[str, type, Any], ...]
+
+
+def fixed_options(options: Mapping[str, Any]) -> FixedOptions | None:
+    """Return the part of *options* by which calls are alike, as (name, type, value); None if they have to be
+    made one by one."""
+    fixed: list[tuple[str, type, Any]] = []
+    for name, value in options.items():
+        if name in _VARYING:
+            continue
+        kind = type(value)
+        if name not in _FIXED or kind not in _HASHED:
+            return None
+        fixed.append((name, kind, value))
+    return tuple(fixed)
+
+
+def plain_calls(app: App, router: Router, task: Task, fixed: FixedOptions = ()) -> PlainCalls | None:
+    """Return the PlainCalls of *task* with the options *fixed*; None if the calls have to be made one by
+    one. Raises PublishError for invalid options."""
     alike = (
         router.constant
         and not app.conf.task_always_eager
@@ -185,7 +229,8 @@ def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
     if not alike:
         return None
     # The queue for results depends on the process, so it is determined for each call.
-    prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
+    options = {"reply_to": "", **{name: value for name, _, value in fixed}}
+    prototype = make_call(app, router, Invocation(task, task.name, (), {}, options))
     if prototype.expires is not None:  # by its route
         return None
     reply_to = (lambda: app.stores.reply_to) if app.stores.sends_results else None

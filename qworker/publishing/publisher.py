@@ -36,8 +36,8 @@ from qworker.message.serialization import content_types
 from qworker.middleware import compose
 from qworker.naming import task_id, task_ids
 from qworker.process.randomness import RANDOM
-from qworker.publishing.call import Call, Invocation, check_options, make_call, read_call
-from qworker.publishing.plain_calls import MemberCalls, PlainCalls, plain_calls
+from qworker.publishing.call import Call, Invocation, check_options, make_call, read_call, times_of
+from qworker.publishing.plain_calls import FixedOptions, MemberCalls, PlainCalls, fixed_options, plain_calls
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
 from qworker.publishing.transactions import holding_back, sender
@@ -51,6 +51,9 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 _OF_A_WORKFLOW = {"add_to_parent": False}
 """A calling task records the workflow as its child, not the workflow's calls."""
+
+MOST_ALIKE = 256
+"""Combinations of a task and options to keep templates for."""
 
 _OF_OTHERS = frozenset(["chain", "chord", "link", "link_error"])
 """Options that are calls themselves."""
@@ -68,6 +71,10 @@ class _Derived(NamedTuple):
     router: Router
     plain: dict[str, PlainCalls | None]
     """The PlainCalls of each task, by name; None for a task whose calls are never plain."""
+    alike: dict[tuple[str, FixedOptions], PlainCalls | None]
+    """The same for calls with options. None also for options that were used once."""
+    once: set[tuple[str, FixedOptions]]
+    """What was used once."""
 
 
 class Publisher:
@@ -104,11 +111,47 @@ class Publisher:
 
     def call_with(self, invocation: Invocation) -> AsyncResult[Any]:
         """Publish a call with options."""
+        if (alike := self._alike(invocation)) is not None:
+            envelope, result = self._written(alike, invocation)
+            self.push((envelope,), invocation.name)
+            return _recorded(result, invocation.options.get("add_to_parent"))
         call, task = self._make_call(invocation), invocation.task
         if task is not None and self.app.conf.task_always_eager:
             return _call_eagerly(task, call.message, invocation.options)
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
         return self._result(call)
+
+    def _alike(self, invocation: Invocation) -> PlainCalls | None:
+        """Return the PlainCalls for *invocation*; None if it has to be made by itself. Those for options are
+        made when the same are used again, because each call may have others."""
+        task = invocation.task
+        if task is None or before_task_publish.receivers or after_task_publish.receivers:
+            return None
+        fixed = fixed_options(invocation.options)
+        if not fixed:
+            return None if fixed is None else self._plain(task)
+        derived, key = self._derive(), (task.name, fixed)
+        if key in derived.alike:
+            return derived.alike[key]
+        if key not in derived.once:
+            if len(derived.once) >= MOST_ALIKE:
+                derived.once.clear()
+                derived.alike.clear()
+            derived.once.add(key)
+            return None
+        plain = derived.alike[key] = plain_calls(self.app, derived.router, task, fixed)
+        return plain
+
+    def _written(self, plain: PlainCalls, invocation: Invocation) -> tuple[Envelope, AsyncResult[Any]]:
+        """Return the envelope and the result of *invocation*, written by *plain*."""
+        _, name, args, kwargs, options = invocation
+        due, expires = times_of(self.app, name, options, options.get("expires"))
+        identity, context = task_id(), calling_context()
+        root, parent = (
+            (None, None) if context is None or context.id is None else (context.root_id, context.id)
+        )
+        envelope = plain.envelope(identity, args, kwargs, root, parent, due=due, expires=expires)
+        return envelope, AsyncResult(identity, None, None, self.app, None, plain.queue, plain.ignored)
 
     def call_many(
         self, task: Task | None, calls: Iterable[Any], options: Mapping[str, Any]
@@ -217,6 +260,10 @@ class Publisher:
                 result = called.apply_async(args, kwargs, **invocation.options)
             ready += held
             return partial(_same, result)
+        if (alike := self._alike(invocation)) is not None:
+            envelope, result = self._written(alike, invocation)
+            ready.append(envelope)
+            return partial(_recorded, result, invocation.options.get("add_to_parent"))
         call = self._make_call(invocation)
         if called is not None and self.app.conf.task_always_eager:
             return partial(_call_eagerly, called, call.message, invocation.options)
@@ -298,7 +345,7 @@ class Publisher:
             conf.resolve()
             # Read first, so that the next call notices a change in the meantime.
             revision = conf.revision
-            derived = self._derived = _Derived(revision, Router(conf), {})
+            derived = self._derived = _Derived(revision, Router(conf), {}, {}, set())
         return derived
 
     def _plain(self, task: Task) -> PlainCalls | None:
@@ -446,10 +493,15 @@ class Publisher:
         result: AsyncResult[Any] = AsyncResult(
             message.id, None, None, self.app, None, call.destination.queue, bool(message.ignore_result)
         )
-        context = calling_context()
-        if context is not None and call.add_to_parent:
-            add_children(context, result)
-        return result
+        return _recorded(result, call.add_to_parent)
+
+
+def _recorded(result: AsyncResult[Any], add_to_parent: bool | None) -> AsyncResult[Any]:
+    """Record *result* as a child of the calling task, unless add_to_parent is False; return it."""
+    context = calling_context()
+    if context is not None and add_to_parent is not False:
+        add_children(context, result)
+    return result
 
 
 def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:

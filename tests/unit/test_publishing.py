@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,7 +17,8 @@ from qworker.clock import from_epoch, to_epoch
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
 from qworker.message.context import Context, pop, push
 from qworker.message.marks import RUN
-from qworker.message.protocol import TaskMessage, encode, parse_headers
+from qworker.message.protocol import TaskMessage, encode, parse_headers, parse_properties
+from qworker.publishing.publisher import MOST_ALIKE
 from qworker.tasks.task import Task
 from qworker.testing.clock import FakeClock
 from tests.support.stores import KeepingStore, Sent, make_app
@@ -698,3 +700,110 @@ def _calls(work: Callable[[], Any]) -> int:
 class CountingStore(KeepingStore):
     def push(self, envelopes: Any, timeout: float = 10.0) -> None:
         self.tries += 1
+
+
+# -- calls with the same options, written from a template --
+
+TIMES = st.none() | st.floats(-5, 10_000) | st.just(timedelta(minutes=5))
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "queue": st.sampled_from(["celery", "far", None]),
+        "priority": st.sampled_from([0, 1, 9, None]),
+        "ignore_result": st.sampled_from([True, False, None]),
+        "time_limit": st.sampled_from([50, 7.5, None]),
+        "soft_time_limit": st.sampled_from([1, 7, None]),
+        "shadow": st.sampled_from(["other name", None]),
+        "countdown": TIMES,
+        "expires": TIMES | st.just("2030-01-01T00:00:00"),
+        "eta": st.sampled_from([None, datetime(2031, 1, 1, tzinfo=UTC), "2031-01-01T00:00:00"]),
+        "add_to_parent": st.booleans() | st.none(),
+    },
+)
+MORE = st.sampled_from(
+    [
+        {}, {}, {}, {}, {"headers": {"h": 1}}, {"queue": ""}, {"queue": 3}, {"priority": 10},
+        {"priority": True}, {"priority": "high"}, {"time_limit": 0}, {"time_limit": -1}, {"time_limit": "x"},
+        {"shadow": "a\nb"}, {"shadow": ""}, {"expires": "soon"}, {"eta": "soon"}, {"countdwn": 1},
+        {"retry": False}, {"link": Signature("add")}, {"compression": "gzip"},
+    ]
+)  # fmt: skip
+
+
+def made(call: Callable[[], Any], store: KeepingStore) -> Any:
+    """Return what *call* sends, without its id, or its error."""
+    try:
+        result = call()
+    except (PublishError, TypeError) as error:
+        return type(error), str(error)
+    sent = store.sent[-1]
+    headers = {name: value for name, value in sent.headers.items() if name not in ("id", "root_id")}
+    assert (sent.headers["id"], sent.headers["root_id"]) == (result.id, result.id)
+    envelope = sent.envelope._replace(headers="", properties=None)
+    return envelope, headers, parse_properties(sent.envelope.properties), result.ignored, result._queue
+
+
+@given(
+    options=st.builds(operator.or_, OPTIONS, MORE),
+    other=st.builds(operator.or_, OPTIONS, MORE),
+    routes=st.sampled_from(
+        [{}, {"add": {"queue": "far"}}, {"add": {"expires": 60}}, {"add": {"priority": 2}}]
+    ),
+    arguments=st.sampled_from([(1, 2), ("x" * 2000, [1, {"a": 2}])]),
+)
+def test_calls_with_the_same_options_are_alike(
+    options: dict[str, Any], other: dict[str, Any], routes: dict[str, Any], arguments: tuple[Any, ...]
+) -> None:
+    """The first one is written by itself, later ones by a template; with a signal, none is."""
+    app, store, _ = make_app(task_routes=routes, task_queues=["celery", "far"])
+    add = app.task(name="add")(lambda x, y: x + y)
+    ways = [
+        *[lambda: add.apply_async(arguments, **options)] * 3,
+        lambda: add.s(*arguments).apply_async(**options),
+        lambda: add.apply_many([arguments, arguments], **options)[-1],
+    ]
+    seen = []
+    for way in ways:
+        seen.append(made(way, store))
+        made(lambda: add.apply_async(arguments, **other), store)
+
+    def receiver(**_: Any) -> None: ...
+
+    signals.before_task_publish.connect(receiver)
+    try:
+        want = made(ways[0], store)
+    finally:
+        signals.before_task_publish.disconnect(receiver)
+    assert seen == [want] * len(ways)
+
+
+def test_number_of_templates_is_limited() -> None:
+    """An application may use a queue for each user."""
+    app, store, add = with_add()
+    for number in range(3 * MOST_ALIKE):
+        for _ in range(2):
+            add.apply_async((1, 2), shadow=f"name {number}")
+    derived = app.publisher._derived
+    assert derived is not None
+    assert len(derived.alike) <= len(derived.once) <= MOST_ALIKE
+    assert [sent.headers["shadow"] for sent in store.sent[-2:]] == [f"name {number}"] * 2
+
+
+def test_changed_settings_apply_to_calls_with_options() -> None:
+    app, store, add = with_add()
+    for _ in range(3):
+        add.apply_async((1, 2), priority=3)
+    app.conf.task_default_queue = "other"
+    add.apply_async((1, 2), priority=3)
+    assert [sent.envelope.queue for sent in store.sent] == ["celery"] * 3 + ["other"]
+
+
+@pytest.mark.parametrize(
+    ("valid", "invalid"), [({"priority": 1}, {"priority": True}), ({}, {"queue": ["far"]})]
+)
+def test_values_of_other_types_are_not_alike(valid: dict[str, Any], invalid: dict[str, Any]) -> None:
+    _, _, add = with_add()
+    for _ in range(3):
+        add.apply_async((1, 2), **valid)
+    with pytest.raises(PublishError):
+        add.apply_async((1, 2), **invalid)
