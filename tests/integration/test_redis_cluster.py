@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from qworker.backends.joins import Join
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.transports.lease import Ack, DeadLetter, Part
 from qworker.transports.redis.broker import RedisBroker
-from tests.acceptance.private_servers import Redis, missing
+from tests.acceptance.private_servers import Redis, free_port, missing
 from tests.acceptance.redis_cluster import Cluster
+from tests.acceptance.tls_servers import SecureRedis
+from tests.certificates import Certificates
 from tests.servers import new_prefix
 from tests.support.messages import call, message, names
 from tests.support.waiting import until
@@ -247,4 +250,19 @@ def test_server_without_a_cluster_is_recognized() -> None:
     with closing(Redis()) as server:
         broker = RedisBroker(server.url.replace("redis:", "redis+cluster:"))
         with closing(broker), pytest.raises(BrokerUnavailable, match="it is not a cluster: use redis://"):
+            broker.admin.queues()
+
+
+def test_cluster_with_tls(tmp_path: Path) -> None:
+    options = {"cluster-enabled": "yes", "cluster-port": free_port(), "tls-cluster": "yes"}
+    with closing(SecureRedis(Certificates(tmp_path), **options)) as node:
+        node.do("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        until(lambda: b"cluster_state:ok" in node.do("CLUSTER", "INFO"))
+        # redis-py asks for the address of localhost, which is not in the certificate.
+        url = node.tls_url(ssl_check_hostname="false").replace("rediss:", "rediss+cluster:")
+        with closing(RedisBroker(url)) as broker:
+            broker.sender.push([message("a")])
+            assert [info.ready for info in broker.admin.queues()] == [1]
+        broker = RedisBroker(node.tls_url(host="127.0.0.1").replace("rediss:", "rediss+cluster:"))
+        with closing(broker), pytest.raises(BrokerUnavailable, match="certificate"):
             broker.admin.queues()
