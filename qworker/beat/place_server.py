@@ -35,13 +35,18 @@ CONNECT_SECONDS = 10.0
 _IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
 _IDLE_SECONDS = -(-_IDLE_MILLISECONDS // 1000)
 SETTINGS = {
-    "postgresql": "SELECT set_config('statement_timeout', '30s', false), "
-    "set_config('lock_timeout', '10s', false), "
-    "set_config('default_transaction_isolation', 'read committed', false), "
-    f"set_config('idle_in_transaction_session_timeout', '{_IDLE_MILLISECONDS}', false)",
+    "postgresql": (
+        "statement_timeout = '30s'",
+        "lock_timeout = '10s'",
+        "default_transaction_isolation = 'read committed'",
+        f"idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}",
+    ),
     # Without READ COMMITTED, gaps read by one transaction are locked against inserts by others.
-    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION "
-    f"innodb_lock_wait_timeout = 10, wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
+    "mysql": (
+        "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SESSION innodb_lock_wait_timeout = 10, "
+        f"wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
+    ),
 }
 """Settings of each connection, by dialect. A process that hangs or loses its network in a transaction keeps
 the row of the lease locked, and no other process could lead until the server notices, which may take hours.
@@ -71,7 +76,7 @@ class ServerPlace:
 
     def _prepare(self, link: Link) -> None:
         link.use_client_cursor()
-        link.do(SETTINGS[self.dialect])
+        link.configure(SETTINGS[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:
         return in_helper_thread(lambda: self._try(work, Link.transaction))

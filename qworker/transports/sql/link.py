@@ -92,6 +92,10 @@ class Link(ABC):
     """Distinguishes this broker from others in the same server."""
     lacks_additions: str = ""
     """Why the tables lack later additions; "" if they have them."""
+    polls: bool = False
+    """Whether consumers look for messages, since nobody notifies them."""
+    notice: str = ""
+    """What a worker logs about this connection when it starts."""
 
     def __init__(self) -> None:
         self._next_dues: dict[str, float | None] = {}
@@ -160,6 +164,11 @@ class Link(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Set up the connection."""
+
+    def configure(self, settings: Sequence[str]) -> None:
+        """Carry out each of *settings*, a SET without this word, for all that follows on the connection."""
+        for each in settings:
+            self.do(f"SET {each}")
 
     @abstractmethod
     def has_tables(self) -> bool:

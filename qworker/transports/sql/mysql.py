@@ -38,6 +38,7 @@ from qworker.transports.sql.link import (
     leased,
 )
 from qworker.transports.sql.mysql_options import MySQLOptions, options_of
+from qworker.transports.sql.polling import Polling
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
@@ -83,9 +84,6 @@ TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
 FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
 PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
-WAITING = "EXISTS (SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0)"
-REPEAT_SECONDS = 0.25
-"""How soon notified() reports messages again if no claim has found any: another worker has taken them."""
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
 ONE_PACKET = 32
 """Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
@@ -128,6 +126,7 @@ class MySQLLink(Link):
     """url: mysql://user:password@host:port/database?ssl_ca=…, with options as in ``mysql_options.py``."""
 
     errors = (pymysql.Error,)
+    polls = True
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
@@ -162,9 +161,7 @@ class MySQLLink(Link):
         self._timeout: float = min(given, default=ANSWER_SECONDS)
         self._connection.answer_within(self._timeout)
         self._texts: dict[str, str] = {}
-        self._last_revocation: int | None = None
-        self._report_at = 0.0
-        """The monotonic time before which messages are not reported again."""
+        self._polling = Polling(self.ask, self._next_dues)
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
@@ -181,8 +178,9 @@ class MySQLLink(Link):
             tls.checked("broker_url")
 
     def prepare(self) -> None:
-        self.do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        self.do("SET SESSION innodb_lock_wait_timeout = 10")
+        self.configure(
+            ("SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SESSION innodb_lock_wait_timeout = 10")
+        )
 
     def has_tables(self) -> bool:
         return bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'"))
@@ -314,17 +312,7 @@ class MySQLLink(Link):
         self.notified(())
 
     def notified(self, queues: Collection[str]) -> Notified:
-        looks = ", ".join([f"({LAST_REVOKED})", *(f"{WAITING}, ({NEXT_DUE})" for _ in queues)])
-        ((last, *found),) = self.ask(f"SELECT {looks}", [each for queue in queues for each in (queue, queue)])
-        before, self._last_revocation = self._last_revocation, last
-        if before not in (None, last):
-            return Notified.ALL
-        dues = zip(found[1::2], map(self._next_dues.get, queues), strict=True)
-        sooner = any(due is not None and (known is None or due < known) for due, known in dues)
-        if not (sooner or any(found[::2])) or time.monotonic() < self._report_at:
-            return Notified.NONE
-        self._report_at = time.monotonic() + REPEAT_SECONDS
-        return Notified.ONE
+        return self._polling.notified(queues)
 
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
         pass  # they see what is left
@@ -354,7 +342,7 @@ class MySQLLink(Link):
         if not tags:
             seen, _ = self._together(outlook, COMMIT)
             return Claimed([], [], *seen[0])
-        self._report_at = 0.0
+        self._polling.claimed()
         _, rows, seen, _ = self._together((TAKE, (generation, tags)), (TAKEN, (tags,)), outlook, COMMIT)
         found = {row[0]: leased(row) for row in rows}
         return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *seen[0])
