@@ -29,6 +29,7 @@ URLS = {
     "nats": os.environ.get("TEST_QWORKER_NATS_URL", "nats://127.0.0.1:4222"),
     "mongodb": os.environ.get("TEST_QWORKER_MONGODB_URL", "mongodb://127.0.0.1:1/test"),
     "redis-cluster": os.environ.get("TEST_QWORKER_REDIS_CLUSTER_URL", "redis+cluster://127.0.0.1:1"),
+    "pgbouncer": os.environ.get("TEST_QWORKER_PGBOUNCER_URL", "postgresql://postgres@127.0.0.1:1/test"),
 }
 NOBODYS = 1
 """The port of a server that is not there."""
@@ -136,10 +137,23 @@ def _start_redis_cluster() -> None:
     URLS["redis-cluster"] = os.environ["TEST_QWORKER_REDIS_CLUSTER_URL"] = url
 
 
+def _start_pgbouncer() -> None:
+    """Start one for as long as this process lives; processes that it starts find it by their environment."""
+    from tests.acceptance.private_servers import PgBouncer, missing
+
+    if "TEST_QWORKER_PGBOUNCER_URL" in os.environ or missing("pgbouncer") or unreachable("postgresql"):
+        return
+    with asking.looking():
+        server = PgBouncer(URLS["postgresql"])
+    atexit.register(server.close)
+    URLS["pgbouncer"] = os.environ["TEST_QWORKER_PGBOUNCER_URL"] = server.url
+
+
 _STARTERS = {
     "memcached": _start_memcached,
     "mongodb": _start_mongodb,
     "redis-cluster": _start_redis_cluster,
+    "pgbouncer": _start_pgbouncer,
 }
 
 

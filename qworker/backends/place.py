@@ -79,15 +79,16 @@ def _of_connections(conf: Any) -> dict[str, Any]:
     }
 
 
+FOR_POOLERS = ("prepare_threshold", "pooler")
+
+
 def _of_engines(conf: Any) -> dict[str, Any]:
-    """Return the engine option that applies to results too: ``prepare_threshold``, for poolers."""
+    """Return the engine options that apply to results too: those for poolers."""
     options = conf.database_engine_options
-    prepared = {
-        name: value for name, value in conf.broker_transport_options.items() if name == "prepare_threshold"
-    }
-    if not prepared:
+    ours = {name: value for name, value in conf.broker_transport_options.items() if name in FOR_POOLERS}
+    if not ours:
         return {}
-    given = {**prepared, **options.get("connect_args", {})}
+    given = {**ours, **options.get("connect_args", {})}
     return {"database_engine_options": {**options, "connect_args": given}}
 
 

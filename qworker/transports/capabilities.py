@@ -124,8 +124,8 @@ _REDIS = frozenset({
 })  # fmt: skip
 KNOWN: dict[str, frozenset[str]] = {
     "sqlite": frozenset(),
-    "postgresql": frozenset({"prepare_threshold"}),
-    "postgres": frozenset({"prepare_threshold"}),
+    "postgresql": frozenset({"prepare_threshold", "pooler"}),
+    "postgres": frozenset({"prepare_threshold", "pooler"}),
     "mysql": frozenset(),
     "mariadb": frozenset(),
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"), _REDIS),

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -269,6 +270,61 @@ class PostgreSQL(Server):
         )
 
 
+class PgBouncer(Server):
+    """In transaction mode, before the PostgreSQL at the URL *server*, which it does not own."""
+
+    binary = "pgbouncer"
+
+    def __init__(self, server: str, **options: object) -> None:
+        self.server = server
+        super().__init__(**options)
+
+    @property
+    def url(self) -> str:
+        parts = urlsplit(self.server)
+        return parts._replace(netloc=f"{parts.username}@127.0.0.1:{self.port}").geturl()
+
+    def prepare(self) -> None:
+        parts = urlsplit(self.server)
+        lines = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "trust",
+            "auth_file": self.directory / "users",
+            "auth_user": parts.username,  # asks PostgreSQL for the others
+            "pool_mode": "transaction",
+            "max_client_conn": 1000,
+            "server_round_robin": 1,  # each transaction gets another connection, as it would beside others
+            "server_login_retry": 0,
+            "server_idle_timeout": 5,
+            **self.options,
+        }
+        (self.directory / "users").write_text(f'"{parts.username}" "{parts.password or ""}"\n')
+        (self.directory / "pgbouncer.ini").write_text(
+            f"[databases]\n* = host={parts.hostname} port={parts.port or 5432}\n[pgbouncer]\n"
+            + "".join(f"{name} = {value}\n" for name, value in lines.items())
+        )
+        if os.geteuid() == 0:  # it refuses to run as root
+            for path in (self.directory, *self.directory.iterdir()):
+                shutil.chown(path, "nobody")
+
+    def command(self) -> list[str]:
+        user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        return [
+            *_as(user, "--pdeathsig", "KILL"), binary(self.binary), str(self.directory / "pgbouncer.ini")
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
 class MariaDB(Server):
     """With a database ``test`` and a root user without a password. Commits survive a kill of the server."""
 
@@ -418,6 +474,7 @@ class RabbitMQ(Server):
 SERVERS: dict[str, type[Server]] = {
     "redis": Redis,
     "postgresql": PostgreSQL,
+    "pgbouncer": PgBouncer,
     "mariadb": MariaDB,
     "rabbitmq": RabbitMQ,
 }
@@ -433,6 +490,7 @@ def missing(kind: str) -> str | None:
         "rabbitmq": ["rabbitmq-server", "rabbitmqctl", "epmd"],
         "mariadb": ["mariadbd", "mariadb-install-db"],
         "nats": ["nats-server"],
+        "pgbouncer": ["pgbouncer"],
     }
     return next((name for name in ["setpriv", *wanted[kind]] if _find(name) is None), None)
 

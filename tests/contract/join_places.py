@@ -23,7 +23,7 @@ from qworker.conf import Settings
 from qworker.transports.lease import Broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.contract.place_redis import RedisClusterPlace, RedisPlace
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.contract.place_sql import MySQLPlace, PgBouncerPlace, PostgreSQLPlace, SQLPlace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -163,6 +163,12 @@ class PostgreSQLJoinPlace(DatabasePlace):
     kind = PostgreSQLPlace
 
 
+class PgBouncerJoinPlace(DatabasePlace):
+    """A schema, through PgBouncer."""
+
+    kind = PgBouncerPlace
+
+
 class MySQLJoinPlace(DatabasePlace):
     """A MariaDB database."""
 
@@ -270,6 +276,7 @@ JOIN_PLACES: dict[str, type[SeparateBrokerPlace]] = {
     "sqlite-alone": SQLiteAlonePlace,
     "sql-sqlite": SQLAlchemyPlace,
     "postgresql": PostgreSQLJoinPlace,
+    "pgbouncer": PgBouncerJoinPlace,
     "mysql": MySQLJoinPlace,
     "redis": RedisJoinPlace,
     "redis-cluster": RedisClusterJoinPlace,

@@ -21,7 +21,7 @@ from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_nats import NatsPlace
 from tests.contract.place_redis import RedisClusterPlace, RedisPlace
 from tests.contract.place_spool import SpoolPlace
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sql import MySQLPlace, PgBouncerPlace, PostgreSQLPlace
 from tests.contract.place_sqlite import FailoverPlace, SQLitePlace
 from tests.contract.place_sqs import SqsLeasePlace
 
@@ -54,6 +54,7 @@ PLACES: dict[str, type[Place]] = {
     "redis-cluster": RedisClusterPlace,
     "rabbitmq": AMQPPlace,
     "postgresql": PostgreSQLPlace,
+    "pgbouncer": PgBouncerPlace,
     "mysql": MySQLPlace,
     "memory": MemoryPlace,
     "failover": FailoverPlace,

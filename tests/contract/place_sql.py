@@ -146,6 +146,40 @@ class PostgreSQLPlace(SQLPlace):
                 time.sleep(0.002)
 
 
+class PgBouncerPlace(PostgreSQLPlace):
+    """A schema, and a role that has it as its search_path, because PgBouncer does not pass one on."""
+
+    server = "pgbouncer"
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(require("postgresql"), autocommit=True)
+
+    def _make(self) -> str:
+        super()._make()
+        with closing(self._connect()) as connection:
+            connection.execute("SELECT pg_advisory_lock(7291)")
+            if not connection.execute(f"SELECT 1 FROM pg_roles WHERE rolname = '{self._name}'").fetchall():
+                connection.execute(f"CREATE ROLE {self._name} LOGIN SUPERUSER")
+                connection.execute(f"ALTER ROLE {self._name} SET search_path = {self._name}")
+        parts = urlsplit(self._server)
+        return parts._replace(netloc=f"{self._name}@{parts.hostname}:{parts.port}").geturl()
+
+    def _drop(self) -> None:
+        super()._drop()
+        with closing(self._connect()) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (self._name,)
+            )
+            connection.execute(f"DROP ROLE IF EXISTS {self._name}")
+
+    def end_connections(self) -> None:
+        with closing(self._connect()) as connection:
+            ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
+            assert connection.execute(ended, (self._name,)).fetchall()
+
+
 class MySQLPlace(SQLPlace):
     """A database."""
 

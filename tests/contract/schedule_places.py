@@ -23,7 +23,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.transports.lease import Broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.contract.place_redis import RedisClusterPlace, RedisPlace
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.contract.place_sql import MySQLPlace, PgBouncerPlace, PostgreSQLPlace, SQLPlace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCOPE = "proj"
@@ -172,7 +172,7 @@ class ServerPlace(SchedulePlace):
         return not any(map(self.has, TABLES))
 
     def has(self, table: str) -> bool:
-        here = "current_schema()" if self.kind is PostgreSQLPlace else "database()"
+        here = "current_schema()" if issubclass(self.kind, PostgreSQLPlace) else "database()"
         query = f"SELECT 1 FROM information_schema.tables WHERE table_schema = {here} AND table_name = %s"
         return bool(self.place._ask(query, table))
 
@@ -190,6 +190,12 @@ class PostgreSQLSchedulePlace(ServerPlace):
     """A schema."""
 
     kind = PostgreSQLPlace
+
+
+class PgBouncerSchedulePlace(ServerPlace):
+    """A schema, through PgBouncer."""
+
+    kind = PgBouncerPlace
 
 
 class MySQLSchedulePlace(ServerPlace):
@@ -279,6 +285,7 @@ SCHEDULE_PLACES: dict[str, type[SchedulePlace]] = {
     "sqlite-alone": SQLiteAlonePlace,
     "postgresql": PostgreSQLSchedulePlace,
     "postgresql-alone": PostgreSQLAlonePlace,
+    "pgbouncer": PgBouncerSchedulePlace,
     "mysql": MySQLSchedulePlace,
     "mysql-alone": MySQLAlonePlace,
     "redis": RedisSchedulePlace,

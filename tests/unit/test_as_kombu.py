@@ -110,7 +110,7 @@ def test_transport_options_set_settings_and_broker_options() -> None:
             "sqlite:///a.db",
             "dead_letter_expires, dead_letter_max, lease_seconds, max_deliveries, synchronous",
         ),
-        ("postgresql://host/name", "max_deliveries, prepare_threshold, synchronous"),
+        ("postgresql://host/name", "max_deliveries, pooler, prepare_threshold, synchronous"),
         ("redis://host/3", "client_name, db, dead_letter_expires"),
     ],
 )

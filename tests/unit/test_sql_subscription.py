@@ -14,6 +14,8 @@ from qworker.transports.sql.consumer import FULL_CLAIMS, PAUSE_SECONDS, SECOND_L
 class FakeLink:
     """Records the statements."""
 
+    polls = False
+
     def __init__(self) -> None:
         self.done: list[str] = []
 

@@ -9,7 +9,7 @@ Batches of rows are stored by one statement, if ``transports/sql/result_upserts.
 Otherwise, and for a single row if that statement does not count rows, a row is inserted after a read has
 found none, or replaced by an UPDATE whose WHERE excludes final states, so that two writers cannot conflict.
 
-PostgreSQL notifies waiters of results; on other databases they poll.
+PostgreSQL notifies waiters of results, unless a pooler is in between; on other databases they poll.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from qworker.clock import Clock, from_epoch, isoformat, parse_iso
 from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
+from qworker.transports.sql.pooler import POOLER, is_pooled
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
 from qworker.transports.sql.result_states import MAY_REPLACE
 from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
@@ -175,13 +176,18 @@ class SQLBackend(Backend):
             self._database.execute(task.delete().where(task.c.task_id.in_(portion)))
 
     def open_source(self) -> ListenConnection | None:
-        """Return a separate connection on which PostgreSQL announces results; None for other databases."""
+        """Return a separate connection on which PostgreSQL announces results; None for other databases, and
+        behind a pooler."""
         if not self.listens:
             return None
         self._database.layout()  # creates the tables
         connection = self._database.engine.connect()
         try:
-            driver = connection.connection.driver_connection
+            driver: Any = connection.connection.driver_connection
+            pooler = self._database.engine.get_execution_options().get(POOLER)
+            if is_pooled(pooler, driver.info.backend_pid, connection.exec_driver_sql):
+                connection.close()
+                return None
             connection.detach()
             connection.exec_driver_sql("SET lock_timeout = '5s'")
             channel = connection.exec_driver_sql(f"SELECT {channel_of(self._table)}").scalar_one()

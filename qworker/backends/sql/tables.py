@@ -22,6 +22,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import PREPARE_THRESHOLD, check_libpq, prepare_threshold_of
 from qworker.transports.join_parts import MAX_ID
+from qworker.transports.sql.pooler import POOLER, pooler_of
 from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
 
@@ -274,6 +275,8 @@ def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
             number = prepare_threshold_of(str(prepared), "result_backend")
             options["connect_args"] = {PREPARE_THRESHOLD: number, **options.get("connect_args", {})}
             url = url.difference_update_query([PREPARE_THRESHOLD])
+        _set_pooler(url, options)
+        url = url.difference_update_query([POOLER])
         if url.drivername.endswith("+psycopg"):
             psycopg = import_module("psycopg")
             try:
@@ -289,3 +292,17 @@ def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
         asked.tls.checked("result_backend")
     options["connect_args"] = {**asked.arguments(), **options.get("connect_args", {})}
     return url.set(query={})
+
+
+def _set_pooler(url: sa.URL, options: dict[str, Any]) -> None:
+    """Move what *options* or *url* say about poolers to the options of psycopg, and of the engine."""
+    arguments = dict(options.get("connect_args", {}))
+    pooler = arguments.pop(POOLER, url.query.get(POOLER))
+    if pooler is not None:
+        options["execution_options"] = {
+            **options.get("execution_options", {}),
+            POOLER: pooler_of(pooler, "result_backend"),
+        }
+        if url.drivername.endswith("+psycopg"):
+            arguments[POOLER] = pooler
+        options["connect_args"] = arguments

@@ -1,11 +1,11 @@
 """SQL databases: messages are rows, which workers take with SKIP LOCKED on PostgreSQL, MySQL and MariaDB.
 
 Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
-``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options`` and ``limited_connection``,
-``links`` (which of them a URL needs), ``refusals`` (values that a database will never accept), ``broker``
-with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead letters and failed tasks), ``settle``,
-``reclaim`` (from dead workers, also in SQLite), ``results`` with ``result_rows``, ``result_states`` and
-``result_upserts`` (stored with the ack), ``join_rows`` (parts of joins, stored with it, too), ``registry``
-(kombu's exchanges).
+``polling`` (for messages that are not announced), ``postgresql`` and ``mysql`` with ``pooler``,
+``timeout_connection``, ``mysql_options`` and ``limited_connection``, ``links`` (which of them a URL needs),
+``refusals`` (values that a database will never accept), ``broker`` with its ``sender``, ``consumer`` and
+``admin``, ``letters`` (dead letters and failed tasks), ``settle``, ``reclaim`` (from dead workers, also in
+SQLite), ``results`` with ``result_rows``, ``result_states`` and ``result_upserts`` (stored with the ack),
+``join_rows`` (parts of joins, stored with it, too), ``registry`` (kombu's exchanges).
 Package: ``embedded``, the broker in an SQLite file.
 """

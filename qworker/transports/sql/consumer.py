@@ -7,6 +7,7 @@ Thread:      listener only, except wake().
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -56,6 +57,8 @@ and then claims its own messages again."""
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class SQLConsumer(LeaseConsumer):
     """connect: makes a Link. results: where rows of settlements go. uptime: the clock for leases, None: the
@@ -71,6 +74,7 @@ class SQLConsumer(LeaseConsumer):
         uptime: Callable[[], float] | None,
     ) -> None:
         super().__init__(clock, lease_seconds, uptime, runtime_directory)
+        self._name = name
         self._handle = Handle(connect, name, self._connected)
         self._results = results
         self._wakeup = PollBackoff()
@@ -154,11 +158,10 @@ class SQLConsumer(LeaseConsumer):
         self._files.tidy()
         self._wakeup.open()
         until, values = self._until()
-        statement = NEW_OWNER.format(until=until, armed=f"{NOW} + %s")
         row = (
             *(record.name, record.pid, record.boot, record.lock, record.running),
             *("\n".join(record.queues), record.concurrency, record.started),
-            *(*values, SUBSCRIBED_SECONDS, record.presence),
+            *(*values, record.presence),
         )
 
         def work(link: Link) -> int:
@@ -169,10 +172,12 @@ class SQLConsumer(LeaseConsumer):
                 if self._generation != NOT_REGISTERED:
                     self._remove(link)
                 generation = int(link.ask(NEXT_NUMBER.format(table="qworker_owner", column="id"))[0][0])
-                link.do(statement, (generation, *row))
+                link.do(NEW_OWNER.format(until=until, armed=subscribed_until(link)), (generation, *row))
                 crash_point("registering")
             link.listen(generation)
             link.flush()  # without the record, a crash of the server would give our messages to others
+            if link.notice:
+                logger.warning("%s: %s", self._name, link.notice)
             return generation
 
         generation = self._handle.run(work)
@@ -187,7 +192,7 @@ class SQLConsumer(LeaseConsumer):
     def _renew_on(self, link: Link) -> None:
         crash_point("renewing")
         until, values = self._until()
-        also = f", {self._subscription.renewal}" if self._subscription.active else ""
+        also = f", armed_until = {subscribed_until(link)}" if self._subscription.active else ""
         statement = f"UPDATE qworker_owner SET lease_until = {until}{also}, presence = %s WHERE id = %s"
         if not link.do(statement, (*values, self._presence, self._generation)):
             raise self._lost()
@@ -465,15 +470,17 @@ SECOND_LOOK = 0.015
 time."""
 
 
+def subscribed_until(link: Link) -> str:
+    """Return the end of a subscription that begins now, as an expression; of one that polls, none begins."""
+    return "0" if link.polls else f"{NOW} + {SUBSCRIBED_SECONDS}"
+
+
 class Subscription:
     """The subscription of a consumer; active after registration.
 
     active: publishers notify. look_at: monotonic seconds when there may be unannounced messages;
     inf: there are none.
     """
-
-    renewal = f"armed_until = {NOW} + {SUBSCRIBED_SECONDS}"
-    """The renewal, for an UPDATE of the consumer's row."""
 
     def __init__(self) -> None:
         self.active = True
@@ -504,7 +511,9 @@ class Subscription:
         return self._paused_until - time.monotonic() if self._full_claims else 0.0
 
     def resume(self, link: Link, generation: int) -> None:
-        link.do(f"UPDATE qworker_owner SET {self.renewal} WHERE id = %s", (generation,))
+        link.do(
+            f"UPDATE qworker_owner SET armed_until = {subscribed_until(link)} WHERE id = %s", (generation,)
+        )
         self.active = True
         self.look_at = time.monotonic() + SECOND_LOOK
 

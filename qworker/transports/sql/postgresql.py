@@ -9,6 +9,9 @@ A publisher notifies one waiting consumer by NOTIFY: one of those that have a su
 and one that does not take all wakes another. A commit with a notification waits for all other such commits,
 so none is sent if nobody waits. The worker's own commits need not reach the disk at once
 (``synchronous_commit = off``): the worker repeats those that a crash of the server undoes (``consumer.py``).
+
+Behind a pooler (``pooler.py``) there is no session: consumers poll, and settings are repeated in each
+transaction.
 """
 
 from __future__ import annotations
@@ -43,6 +46,14 @@ from qworker.transports.sql.link import (
     Row,
     detach_socket,
     leased,
+)
+from qworker.transports.sql.polling import Polling
+from qworker.transports.sql.pooler import (
+    NOTICE,
+    POOLER,
+    STATEMENT_MODE,
+    UNSUPPORTED_PARAMETER,
+    pooler_of,
 )
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
@@ -79,7 +90,7 @@ COPY_FROM = 32
 SCHEMA_LOCK = 7_291_406_110
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"
-BY_INDEX = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
+BY_INDEX = ("enable_seqscan = off", "enable_bitmapscan = off", "jit = off")
 BROKEN_CLASSES = ("08", "57P", "58", "XX")
 PASSING = ("40001", "40P01", "55P03", "25P02")
 MISSING_TABLE = ("42P01", "42703")
@@ -115,12 +126,15 @@ def fields_of(url: str) -> dict[str, Any]:
     know a parameter; ConfigurationError for an invalid one of psycopg's own."""
     start, mark, query = url.partition("?")
     pairs = query.split("&")
-    plain = "&".join(pair for pair in pairs if pair.partition("=")[0] != PREPARE_THRESHOLD)
+    ours = (PREPARE_THRESHOLD, POOLER)
+    plain = "&".join(pair for pair in pairs if pair.partition("=")[0] not in ours)
     fields: dict[str, Any] = dict(conninfo_to_dict(f"{start}{mark}{plain}" if plain else start))
     for pair in pairs:
         name, _, value = pair.partition("=")
         if name == PREPARE_THRESHOLD:
             fields[name] = prepare_threshold_of(value, "broker_url")
+        elif name == POOLER:
+            fields[name] = pooler_of(value, "broker_url")
     return fields
 
 
@@ -130,8 +144,8 @@ def _no_url(error: Exception) -> ConfigurationError:
 
 
 class PostgreSQLLink(Link):
-    """url: in libpq's notation, and with ``prepare_threshold``. relaxed: commits need not be on the disk when
-    they return."""
+    """url: in libpq's notation, and with ``prepare_threshold`` and ``pooler``. relaxed: commits need not be
+    on the disk when they return."""
 
     errors = (psycopg.Error,)
 
@@ -143,9 +157,14 @@ class PostgreSQLLink(Link):
         self._woken: int | None = None
         """The consumer that was notified last."""
         self._claims = Claims()
+        self._begin = "BEGIN"
+        self._polling: Polling | None = None
         try:
+            ours = {name: options[name] for name in (PREPARE_THRESHOLD, POOLER) if name in options}
+            if POOLER in ours:
+                pooler_of(ours[POOLER], "broker_transport_options")
             fields: dict[str, Any] = {
-                "prepare_threshold": options.get(PREPARE_THRESHOLD, 2),
+                **ours,
                 "connect_timeout": max(2, round(connect_timeout)),
                 "keepalives_idle": 30,
                 "keepalives_interval": 10,
@@ -158,8 +177,20 @@ class PostgreSQLLink(Link):
         except psycopg.ProgrammingError as error:
             raise _no_url(error) from None
         except psycopg.Error as error:
+            if UNSUPPORTED_PARAMETER in str(error):
+                raise ConfigurationError(
+                    "the pooler accepts no such parameter in broker_url; for a search_path, use ALTER ROLE … "
+                    f"SET search_path ({str(error).strip()})",
+                    setting="broker_url",
+                ) from error
             raise BrokerUnavailable(f"PostgreSQL cannot be reached: {explained(str(error), TLS)}") from error
-        self._connection.add_notify_handler(self._note)
+        if not self._connection.pooled:
+            if PREPARE_THRESHOLD not in fields:
+                self._connection.prepare_threshold = 2
+            self._connection.add_notify_handler(self._note)
+        else:
+            self.polls, self._polling = True, Polling(self.ask, self._next_dues)
+            self.notice = "" if POOLER in fields else NOTICE
         self._relaxed = relaxed
         self._rest = select.poll()
         self._rest.register(self._connection.fileno(), select.POLLIN)
@@ -183,12 +214,25 @@ class PostgreSQLLink(Link):
         self._take(notification.channel, notification.payload)
 
     def prepare(self) -> None:
-        self._connection.execute(
-            f"SET statement_timeout = '{ANSWER_SECONDS:g}s'; SET lock_timeout = '10s'; "
-            "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read "
-            "committed'" + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
+        settings = [
+            f"statement_timeout = '{ANSWER_SECONDS:g}s'",
+            "lock_timeout = '10s'",
+            "idle_in_transaction_session_timeout = '60s'",
+            "default_transaction_isolation = 'read committed'",
+        ]
+        if self._relaxed:
             # All queries of a worker have an index. Plans made for a small table must work for a large one.
-        )
+            settings += ["synchronous_commit = off", *BY_INDEX]
+        self.configure(settings)
+
+    def configure(self, settings: Sequence[str]) -> None:
+        if self._connection.pooled:
+            local = (f"SET LOCAL {each}" for each in settings)
+            self._begin = "; ".join(["BEGIN ISOLATION LEVEL READ COMMITTED", *local])
+            with self.transaction():  # a pooler that has no transactions says so now
+                pass
+        else:
+            self._connection.execute("; ".join(f"SET {each}" for each in settings))
 
     def has_tables(self) -> bool:
         return bool(self.ask("SELECT to_regclass('qworker_schema') IS NOT NULL")[0][0])
@@ -223,7 +267,7 @@ class PostgreSQLLink(Link):
         return {tag for (tag,) in self.ask(REMOVE, (tags, owner))}
 
     def begin(self) -> None:
-        self._connection.execute("BEGIN")
+        self._connection.execute(self._begin)
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
@@ -294,12 +338,17 @@ class PostgreSQLLink(Link):
     # -- notifications --
 
     def listen(self, generation: int) -> None:
+        if self._polling:
+            self.notified(())
+            return
         self.do(f"LISTEN {self.table}; LISTEN {self.table}_{generation}")
         # It waits for a publisher that looks at this moment whether we are dead.
         self.ask("SELECT pg_advisory_lock_shared(%s)", (generation,))
         self.notified(())
 
     def notified(self, queues: Collection[str]) -> Notified:
+        if self._polling:
+            return self._polling.notified(queues)
         server = self._connection.pgconn
         server.consume_input()
         while (found := server.notifies()) is not None:
@@ -326,13 +375,16 @@ class PostgreSQLLink(Link):
         self.do(f"{WAKE} WHERE id > %s {joint} id < %s", (*values, generation, first))
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        return -1 if self._polling else self._connection.fileno()
 
     # -- leasing --
 
     def _claim(self, order: ClaimOrder) -> Claimed:
         next_due = self._next_dues.get(order.queue, order.now)
-        return self._claims.claim(self._connection, order, next_due)
+        found = self._claims.claim(self._connection, order, next_due)
+        if self._polling and (found.ready or found.early):
+            self._polling.claimed()
+        return found
 
     # -- results --
 
@@ -380,6 +432,13 @@ class PostgreSQLLink(Link):
         if not self._connection.closed and refused(error):
             # For a number in use, another attempt may find a free one.
             return DriverError(PublishError(f"PostgreSQL cannot store this: {text}"), transient=code == TAKEN)
+        if STATEMENT_MODE in text:
+            error = ConfigurationError(
+                "the database is behind a pooler in statement mode, which has no transactions: use its "
+                f"transaction or session mode ({text})",
+                setting="broker_url",
+            )
+            return DriverError(error, fatal=True)
         if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
             return DriverError(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), fatal=True)
         if code in MISSING_TABLE:

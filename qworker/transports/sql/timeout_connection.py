@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
+from qworker.transports.connect_errors import PREPARE_THRESHOLD
+from qworker.transports.sql.pooler import POOLER, is_pooled
 
 ANSWER_SECONDS = 30.0
 """Seconds after which a silent server is given up."""
@@ -33,6 +35,24 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     answer_seconds = ANSWER_SECONDS
     deadline: float | None = None
+    pooled = False
+    """Whether a pooler gives each transaction a connection to the server; see ``pooler.py``."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **given: Any) -> Self:
+        """Like psycopg's. A pooler gets no prepared statements, unless ``prepare_threshold`` is given."""
+        pooler = given.pop(POOLER, None)
+        connection = super().connect(conninfo, **given)
+        try:
+            autocommit, connection.autocommit = connection.autocommit, True
+            connection.pooled = is_pooled(pooler, connection.info.backend_pid, connection.execute)
+            connection.autocommit = autocommit
+        except BaseException:
+            connection.close()
+            raise
+        if connection.pooled and PREPARE_THRESHOLD not in given:
+            connection.prepare_threshold = None
+        return connection
 
     def wait(self, gen: Any, interval: float = 0.1, *args: Any, **options: Any) -> Any:
         last = time.monotonic() + self.answer_seconds if self.deadline is None else self.deadline
