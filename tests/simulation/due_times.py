@@ -363,8 +363,7 @@ class Oracle:
     def _must(self, life: Life, dues: Instants, end: float) -> Instants:
         """Return those of *dues* that must be called in spite of faults."""
         found: Instants = []
-        if self.jumps:
-            dues = [due for due in dues if due < self._wall(min(at for at, _ in self.jumps))]
+        end = min([end, *(self._wall(at) for at, _ in self.jumps)])
         open_: dict[tuple[float, float], list[tuple[float, Entry | None]]] = {}
         for number, due in enumerate(dues):
             second = due - self.story.base

@@ -1240,3 +1240,12 @@ def test_a_failed_chord_hides_that_a_time_limit_has_ended_another_member() -> No
     order = Order(Chord(header, Group([Call(number=6)])))
     limit = Fault("limit before", "worker", "join.hold")
     assert problems(run(Case(orders=(order,), faults=(limit,), seed=1))) == []
+
+
+def test_a_clock_jumps_between_a_due_time_and_its_call() -> None:
+    """The entry has jitter, and the clock went back by more than what was left of the run. The checks
+    expected the call."""
+    every = Entry(when=("every", 7.0), source="code", fields={"jitter": 3.0})
+    schedules = Timetable(beats=1, store="other", seconds=20.0, entries=(every,))
+    jump = Fault("jump", "beat0", at=14.4, seconds=-5.0)
+    assert problems(run(Case(World(workers=1), faults=(jump,), schedules=schedules, seed=1))) == []
