@@ -373,7 +373,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
     def compare(request: Any, known: Flow, flow: str, part: Any) -> None:
         """Complain if *request* has not what its call *part* was given."""
         found = {name: shows(request) for name, shows in CARRIED.items()}
-        if request.retries:  # as in Celery, it is that of the task
+        if request.retries or (part.retries and not found["compression"]):
+            # As in Celery, a retry has that of the task. It may be sent again as the first attempt.
             found["compression"] = part.options.get("compression")
         every = part.options, {**part.options, **known.options}  # those of the order go to the first
         if request.id in record.without_expiry:

@@ -1249,3 +1249,10 @@ def test_a_clock_jumps_between_a_due_time_and_its_call() -> None:
     schedules = Timetable(beats=1, store="other", seconds=20.0, entries=(every,))
     jump = Fault("jump", "beat0", at=14.4, seconds=-5.0)
     assert problems(run(Case(World(workers=1), faults=(jump,), schedules=schedules, seed=1))) == []
+
+
+def test_the_last_attempt_of_a_compressed_call_is_sent_again() -> None:
+    """As in Celery, it was not compressed. It is the first attempt now, and the checks expected it to be."""
+    order = Order(Call(fails=True, retries=1, options={"compression": "gzip"}, number=0))
+    case = Case(orders=(order,), faults=(Fault("retry failed", at=6.0),))
+    assert problems(run(case)) == []

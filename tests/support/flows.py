@@ -276,7 +276,7 @@ def _is_called(flow: Any) -> bool:
     return all(
         (not isinstance(part, Chain | Pipe) or built(part).stages)
         and not (isinstance(part, Pipe) and built(part.steps[0]).members == [])
-        and not (isinstance(part, Pipe) and any(map(_is_chain_of_one, part.steps[1:-1])))
+        and not (isinstance(part, Pipe) and any(map(_is_chain_of_one, part.steps[1:])))
         and (
             not isinstance(part, Chord)
             or (
