@@ -590,9 +590,10 @@ class DjangoRunning(Running):
 
     def _linger(self) -> None:
         time = self.time
-        time.now += LONG
-        time.limit += 2 * LONG
-        time.pump(time.now + 2 * TIDY_SECONDS)
+        for _ in range(2):  # an iterable whose parts were not all sent is given up, and later deleted
+            time.now += LONG
+            time.limit += 2 * LONG
+            time.pump(time.now + 2 * TIDY_SECONDS)
         with self.observer.entered():
             self.seen.left_for_ever = {"parts": count} if (count := Part.objects.count()) else {}
 

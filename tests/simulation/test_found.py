@@ -1256,3 +1256,12 @@ def test_the_last_attempt_of_a_compressed_call_is_sent_again() -> None:
     order = Order(Call(fails=True, retries=1, options={"compression": "gzip"}, number=0))
     case = Case(orders=(order,), faults=(Fault("retry failed", at=6.0),))
     assert problems(run(case)) == []
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_iterable_whose_parts_were_not_all_sent_is_deleted_in_the_end(nth: int) -> None:
+    """It is given up after a month, and its row is deleted a week later. The checks had only one chance of
+    both."""
+    cut = Fault("after", "caller0", "push", nth)
+    case = Case(faults=(cut,), linger=True, django=Django(jobs=(Job(kind="iter", size=3),)))
+    assert problems(run(case)) == []
