@@ -29,13 +29,14 @@ class IntakeRig:
         self.mailbox: Mailbox[SettlementOrder] = Mailbox(lambda: None)
         settler = Settler(self.rooms.app, ReadyQueue(), self.mailbox)
         self.settled: list[Settlement] = []
+        self.orders: list[SettlementOrder] = []
         self.intake = Intake(self.rooms.app, self.state, settler.settle, settler.refuse)
 
     def take(self, leased: Leased, generation: int = 1) -> Request | None:
         request = self.intake.take(leased, generation, self.rooms.clock.now())
         for order in self.mailbox.take():
-            assert order.request is None
             assert order.settlement is not None
+            self.orders.append(order)
             self.settled.append(order.settlement)
         return request
 
@@ -283,3 +284,23 @@ def test_reused_tag_is_recognised_as_another_message(changes: dict[str, Any]) ->
     rig.state.leave(new)
     assert rig.take(rig.rooms.leased(7, **changes), generation=2) is not None
     assert rig.settled == []
+
+
+@pytest.mark.parametrize("why", ["expired", "revoked", "deaths"])
+def test_dropped_message_is_known_as_finished_only_when_that_is_confirmed(why: str) -> None:
+    """If the lease was lost before, the message comes again, and must not be taken for a copy: its end would
+    never be stored."""
+    rig = IntakeRig(security_key="k" * 40, task_max_deliveries=3)
+    expired = {"expires": "2023-11-14T22:13:20+00:00"} if why == "expired" else {}
+    leased = rig.rooms.leased(7, deliveries=3 if why == "deaths" else 0, **expired)
+    if why == "revoked":
+        rig.state.revoke(Revocation("id-7", False, "SIGTERM"))
+    assert rig.take(leased, generation=1) is None
+    assert rig.take(leased, generation=2) is None
+    first, second = rig.orders
+    assert first.settlement == second.settlement
+    assert first.settlement.row is not None
+    assert [order.request and order.request.generation for order in rig.orders] == [1, 2]
+    rig.state.leave(second.request, finished=True)  # as the listener does then
+    assert rig.take(leased, generation=3) is None
+    assert rig.orders[-1][:2] == (None, Ack(7))

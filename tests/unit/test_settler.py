@@ -13,6 +13,7 @@ from qworker.components.pool.contract import Slots
 from qworker.components.request import Failing
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
+    COPY,
     EXPIRED,
     INTERRUPTED,
     INVALID,
@@ -243,13 +244,21 @@ def test_orders_without_a_result_do_not_wait_for_the_store() -> None:
     assert [order.settlement for order in setup.orders] == [Release(1, None, counted=True), Ack(1)]
 
 
-def test_refused_message_is_settled_without_a_request() -> None:
+def test_refused_message_is_settled_with_its_request() -> None:
     setup = Setup()
-    setup.settler.refuse(setup.rooms.request(1), Outcome(REVOKED, text="revoked"))
+    request = setup.rooms.request(1)
+    setup.settler.refuse(request, Outcome(REVOKED, text="revoked"))
     order = setup.order
-    assert order.request is None
+    assert order.request is request
     assert isinstance(order.settlement, Ack)
     assert setup.status(order.settlement.row) == ("REVOKED", "TaskRevokedError")
+
+
+def test_copy_and_settlement_alone_have_no_request() -> None:
+    """The request of a copy would be taken for that of the original."""
+    setup = Setup()
+    setup.settler.refuse(setup.rooms.request(1), Outcome(COPY, text="a copy"))
+    assert setup.order == SettlementOrder(None, Ack(1))
     setup.settler.settle(Release(2, 1234.5))
     assert setup.order == SettlementOrder(None, Release(2, 1234.5))
 

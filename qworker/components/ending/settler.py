@@ -19,6 +19,7 @@ from qworker.components.request import MOST_DEATHS, Failing, Request, Unreadable
 from qworker.components.status.counters import Counters, Run
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
+    COPY,
     INTERRUPTED,
     INVALID,
     LEASE_EXPIRED,
@@ -121,7 +122,9 @@ class Settler:
                 return True
         settlement = outcomes.end(self._app, request, outcome, self._app.clock.now())
         if settlement is not None:
-            self.settle(settlement)
+            # The message may come again until this is confirmed. A copy has the signature of another message.
+            known = request if isinstance(request, Request) and outcome.kind != COPY else None
+            self._post_many([SettlementOrder(known, settlement)])
         return False
 
     def settle(self, settlement: Settlement) -> None:

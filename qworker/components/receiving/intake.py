@@ -79,7 +79,7 @@ class Intake:
             deaths = leased.deliveries
             which = f"each of {deaths} deaths" if deaths > 1 else "the death"
             how = f"it was running at {which} of its process or worker"
-            return self._drop(request, Outcome(POISONED, text=how), finished=False)
+            return self._drop(request, Outcome(POISONED, text=how))
         revocation = self._state.revoked.get(request.id)
         if revocation is not None:
             return self._drop(request, Outcome(REVOKED, text="revoked"))
@@ -102,17 +102,12 @@ class Intake:
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 
-    def _drop(self, request: Request, outcome: Outcome, finished: bool = True) -> Request | None:
-        """Settle *request*, which does not run; return it if a child has to report to the calls in it.
-
-        finished: the message will not be delivered again.
-        """
-        if self._refuse(request, outcome):
-            self._state.enter(request)
-            return request
-        if finished:
-            self._state.leave(request, finished=True)
-        return None
+    def _drop(self, request: Request, outcome: Outcome) -> Request | None:
+        """Settle *request*, which does not run; return it if a child has to report to the calls in it."""
+        if not self._refuse(request, outcome):
+            return None
+        self._state.enter(request)
+        return request
 
     def _unknown(self, leased: Leased, generation: int, error: NotRegistered, wall: float) -> Request | None:
         """Put *leased* back, or dead-letter it; return the request if a child has to report to the calls in
