@@ -28,6 +28,7 @@ from qworker.context import add_app, all_apps, get_current_task, set_default_app
 from qworker.control import looking
 from qworker.control.client import Control
 from qworker.errors import ConfigurationError, NotAvailable
+from qworker.message.context import calling_context, task_of
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
@@ -649,7 +650,11 @@ class QWorker:
         """The running task; None outside of one."""
         return cast("TaskBase[..., Any] | None", get_current_task())
 
-    current_worker_task = current_task
+    @property
+    def current_worker_task(self) -> TaskBase[..., Any] | None:
+        """The running task, also while it calls another as a function; None outside of one."""
+        context = calling_context()
+        return None if context is None else cast("TaskBase[..., Any] | None", task_of(context))
 
     def on_init(self) -> None:
         """Called after the app has been created; for subclasses to override."""

@@ -164,7 +164,8 @@ class Context:
     _entered_by: Any = None
     """The task whose own __call__ a worker is calling, until Task.__call__ has noticed."""
     _outer: Context | None = None
-    """The context that was current when this one began."""
+    """The task within which this one was called as a function or run eagerly."""
+    _has_ended: bool = False
 
     def __init__(self, **fields: Any) -> None:
         self._headers: Mapping[str, Any] = _NOTHING
@@ -244,6 +245,9 @@ class Context:
         """Set fields, like dict.update."""
         self.__dict__.update(*mappings, **fields)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_outer"}
+
     def __repr__(self) -> str:
         return f"<Context: {self.task}[{self.id}] retries={self.retries}>"
 
@@ -320,14 +324,19 @@ def push(context: Context, task: _Task | None = None) -> Token[Context | None]:
     """Make *context* the current one; pass the return value to pop()."""
     if task is not None:
         context._task = task
-    outer = _current.get()
-    if outer is not context:
-        context._outer = outer
+    # A context may have been copied with the event loop's callbacks, which outlive the run.
+    outer = calling_context()
+    while outer is not None and (outer is context or outer._has_ended):
+        outer = outer._outer
+    context._outer, context._has_ended = outer, False
     return _current.set(context)
 
 
 def pop(token: Token[Context | None]) -> None:
     """Undo the push() that returned *token*."""
+    context = _current.get()
+    if context is not None:
+        context._has_ended = True
     _current.reset(token)
 
 

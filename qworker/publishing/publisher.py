@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from qworker.canvas.signatures import Signature
 from qworker.contracts import App, Task
@@ -54,6 +54,8 @@ _OF_A_WORKFLOW = {"add_to_parent": False}
 
 MOST_ALIKE = 256
 """Combinations of a task and options to keep templates for."""
+
+_UNUSED: Any = object()
 
 _OF_OTHERS = frozenset(["chain", "chord", "link", "link_error"])
 """Options that are calls themselves."""
@@ -131,16 +133,17 @@ class Publisher:
         if not fixed:
             return None if fixed is None else self._plain(task)
         derived, key = self._derive(), (task.name, fixed)
-        if key in derived.alike:
-            return derived.alike[key]
+        plain = derived.alike.get(key, _UNUSED)
+        if plain is not _UNUSED:
+            return cast("PlainCalls | None", plain)
         if key not in derived.once:
             if len(derived.once) >= MOST_ALIKE:
                 derived.once.clear()
                 derived.alike.clear()
             derived.once.add(key)
             return None
-        plain = derived.alike[key] = plain_calls(self.app, derived.router, task, fixed)
-        return plain
+        made = derived.alike[key] = plain_calls(self.app, derived.router, task, fixed)
+        return made
 
     def _written(self, plain: PlainCalls, invocation: Invocation) -> tuple[Envelope, AsyncResult[Any]]:
         """Return the envelope and the result of *invocation*, written by *plain*."""
@@ -260,10 +263,6 @@ class Publisher:
                 result = called.apply_async(args, kwargs, **invocation.options)
             ready += held
             return partial(_same, result)
-        if (alike := self._alike(invocation)) is not None:
-            envelope, result = self._written(alike, invocation)
-            ready.append(envelope)
-            return partial(_recorded, result, invocation.options.get("add_to_parent"))
         call = self._make_call(invocation)
         if called is not None and self.app.conf.task_always_eager:
             return partial(_call_eagerly, called, call.message, invocation.options)

@@ -26,6 +26,7 @@ from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
 from qworker.tasks import next_attempt
+from qworker.tasks.options import OPTIONS
 
 if TYPE_CHECKING:
     from qworker import QWorker
@@ -141,6 +142,12 @@ class Task(Generic[P, R]):
     @classmethod
     def on_bound(cls, app: QWorker) -> None:
         """Called when a task of this class is bound to *app* and its options are set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        app = getattr(self, "app", None)
+        if app is not None and app.finalized and name in OPTIONS:
+            app.publisher.forget()  # its templates contain the options of tasks
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Do the work. The decorators set this to the function; a class-based task overrides it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -281,3 +283,37 @@ def test_an_eager_run_is_the_parent_of_its_calls(called: Called) -> None:
     run_outer(called, lambda: called.app.tasks["inner"].apply((called.app.tasks["target"].delay,)).id)
     assert [each.headers["parent_id"] for each in called.broker.sent] == called.seen[-1:]
     assert [each.headers["root_id"] for each in called.broker.sent] == ["root"]
+
+
+def test_the_worker_task_is_the_one_that_runs(called: Called) -> None:
+    run_outer(called, lambda: (called.app.current_worker_task.name, called.app.current_task.name))
+    assert called.seen == [("outer", "inner")]
+    assert called.app.current_worker_task is None
+
+
+def test_a_task_that_calls_itself_again_and_again_keeps_no_requests() -> None:
+    """Each callback of an event loop has a copy of the context in which it was scheduled."""
+    app, _, _ = make_app()
+    contexts: list[Any] = []
+    kept: list[int] = []
+
+    @app.task(name="tick")
+    def tick(left: int) -> None:
+        request = current_context()
+        assert request is not None
+        contexts.append(weakref.ref(request))
+        assert pickle.loads(pickle.dumps(request)).args == (left,)
+        if left:
+            asyncio.get_running_loop().call_soon(tick, left - 1)
+        else:
+            gc.collect()
+            kept.append(sum(each() is not None for each in contexts))
+
+    async def main() -> None:
+        tick(50)
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert len(contexts) == 51
+    assert kept[0] < 5

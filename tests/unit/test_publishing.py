@@ -807,3 +807,25 @@ def test_values_of_other_types_are_not_alike(valid: dict[str, Any], invalid: dic
         add.apply_async((1, 2), **valid)
     with pytest.raises(PublishError):
         add.apply_async((1, 2), **invalid)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda add: add.delay(1, 2), lambda add: add.apply_async((1, 2), shadow="s", countdown=1)]
+)
+def test_changed_options_of_a_task_apply_to_its_next_call(call: Callable[[AddTask], Any]) -> None:
+    _, store, add = with_add()
+    for _ in range(3):
+        call(add)
+    add.queue, add.priority, add.ignore_result, add.expires = "far", 7, True, 60
+    call(add)
+    envelope, headers = store.sent[-1][:2]
+    assert (envelope.queue, envelope.priority, headers["ignore_result"]) == ("far", 7, True)
+    assert envelope.expires is not None
+
+
+def test_retry_policy_of_one_of_many_calls_does_not_depend_on_earlier_ones() -> None:
+    app, store, add = with_add()
+    for _ in range(3):
+        store.failures = 1
+        app.send_many([add.s(1, 2).set(shadow="s"), add.s(1, 2).set(retry=False)])
+        assert [sent.headers["shadow"] for sent in store.sent[-2:-1]] == ["s"]
