@@ -105,8 +105,8 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _write(value: Any, pieces: list[str], room: int, depth: int, seen: set[int]) -> int:
-    """Append the representation of *value* to *pieces*; return how much is left of the *room*, in
-    characters. Raises _Full if there is none left."""
+    """Append the representation of *value* to *pieces*; return the remaining room, in characters.
+    Raises _Full if it does not fit into *room*."""
     brackets = _BRACKETS.get(type(value))
     if brackets is None:
         text = _leaf(value, room)

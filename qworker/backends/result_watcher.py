@@ -139,8 +139,8 @@ class ResultWatcher:
         timeout: float | None,
         on_interval: Callable[[], Any] | None,
     ) -> Generator[dict[str, Found]]:
-        """Wait for *waiter*. Yield its final results, {} if there are none yet, until *timeout* seconds have
-        passed. missing: the ids whose results it has not got."""
+        """Yield the final results that *waiter* gets, {} after a wait without one, for *timeout* seconds.
+        missing: the ids of the results that are still missing."""
         clock, longest = self.backend.clock, waiter.interval
         deadline = None if timeout is None else clock.monotonic() + timeout
         call_at = 0.0

@@ -134,7 +134,7 @@ class Notifications:
         return events if getattr(self._source, "announces_all", False) else None
 
     def fileno(self) -> int:
-        """Return the file descriptor that becomes readable at a notification, -1 if there is none."""
+        """Return the file descriptor to wait on for notifications, or -1 without a connection."""
         return -1 if self._source is None else self._source.fileno()
 
     def read(self, waiters: Sequence[Waiter], came: bool) -> Collection[str] | None:

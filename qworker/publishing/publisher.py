@@ -74,9 +74,9 @@ class _Derived(NamedTuple):
     plain: dict[str, PlainCalls | None]
     """The PlainCalls of each task, by name; None for a task whose calls are never plain."""
     alike: dict[tuple[str, FixedOptions], PlainCalls | None]
-    """The same for calls with options. None also for options that were used once."""
+    """The same for calls with options that were used more than once."""
     once: set[tuple[str, FixedOptions]]
-    """What was used once."""
+    """Combinations of a task and options that were used at least once."""
 
 
 class Publisher:
