@@ -727,7 +727,7 @@ def test_notification_for_all_reads_small_waits_first(store: FakeStore) -> None:
     store.sources[-1].tell("any")
     assert single.result() == ["single"]
     assert store.reads == [{"single"}] * len(store.reads)
-    store.watcher._rested_at = 0.0
+    store.watcher._times._many_rested_at = 0.0
     store.sources[-1].tell("any")
     assert group.result()[-1] == set(GROUP)
 
