@@ -149,10 +149,8 @@ class Publisher:
         """Return the envelope and the result of *invocation*, written by *plain*."""
         _, name, args, kwargs, options = invocation
         due, expires = times_of(self.app, name, options, options.get("expires"))
-        identity, context = task_id(), calling_context()
-        root, parent = (
-            (None, None) if context is None or context.id is None else (context.root_id, context.id)
-        )
+        identity = task_id()
+        root, parent = _root_and_parent(calling_context())
         envelope = plain.envelope(identity, args, kwargs, root, parent, due=due, expires=expires)
         return envelope, AsyncResult(identity, None, None, self.app, None, plain.queue, plain.ignored)
 
@@ -180,10 +178,7 @@ class Publisher:
         The list is emptied, so that memory never holds both the signature and the message of each call.
         """
         observed = before_task_publish.receivers or after_task_publish.receivers
-        context = calling_context()
-        within = context is not None and context.id is not None
-        root, parent = (context.root_id, context.id) if within and context is not None else (None, None)
-        members = MemberCalls(cache(self._plain_member), root, parent)
+        members = MemberCalls(cache(self._plain_member), *_root_and_parent(calling_context()))
         ready: list[Envelope | _Ready] = []
         answers: list[Answer] = []
         calls.reverse()
@@ -276,9 +271,7 @@ class Publisher:
 
     def _call_many_plain(self, task: Task, plain: PlainCalls, calls: Iterable[Any]) -> list[AsyncResult[Any]]:
         context = calling_context()
-        root, parent = (
-            (None, None) if context is None or context.id is None else (context.root_id, context.id)
-        )
+        root, parent = _root_and_parent(context)
         results: list[AsyncResult[Any]] = []
         children: list[AsyncResult[Any]] = []
         envelopes: list[Envelope] = []
@@ -501,6 +494,11 @@ def _recorded(result: AsyncResult[Any], add_to_parent: bool | None) -> AsyncResu
     if context is not None and add_to_parent is not False:
         add_children(context, result)
     return result
+
+
+def _root_and_parent(context: Context | None) -> tuple[str | None, str | None]:
+    """Return the ids of the root and the parent of calls made in *context*; Nones outside of tasks."""
+    return (None, None) if context is None or context.id is None else (context.root_id, context.id)
 
 
 def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
