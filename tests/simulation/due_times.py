@@ -420,12 +420,13 @@ class Oracle:
         place = bisect_right(dues, due)
         if not place:
             return False
-        ended = [run.ended for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
-        last = max((end for end in ended if end is not None), default=float("inf"))
-        single = all(entry.task in ("tick", "bad", "slow") for entry in says)
-        if not single and self._is_busy:  # its calls may wait behind a slow task
+        previous = [run for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
+        last = max((run.ended for run in previous if run.ended is not None), default=float("inf"))
+        # It ends with the calls that replace it; an edit may have given the entry another task since.
+        is_replaced = any(run.task in ("chorded", "grouped") for run in previous)
+        if is_replaced and self._is_busy:  # those may wait behind a slow task
             return True
-        return last + (1.0 if single else 3 * SLEEP_SECONDS) >= second or not self.only_beats
+        return last + (3 * SLEEP_SECONDS if is_replaced else 1.0) >= second or not self.only_beats
 
     @property
     def _is_busy(self) -> bool:

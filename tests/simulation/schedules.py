@@ -100,6 +100,7 @@ class Run:
 
     name: str
     due: float
+    task: str
     task_id: str
     args: tuple[Any, ...]
     given: float
@@ -375,7 +376,8 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
             ended = time.now
             raise
         finally:
-            story.runs.append(Run(request.periodic_task_name, due, request.id, args, given, started, ended))
+            name = request.periodic_task_name
+            story.runs.append(Run(name, due, task.name, request.id, args, given, started, ended))
         return value
 
     def sleep() -> None:

@@ -1265,3 +1265,15 @@ def test_an_iterable_whose_parts_were_not_all_sent_is_deleted_in_the_end(nth: in
     cut = Fault("after", "caller0", "push", nth)
     case = Case(faults=(cut,), linger=True, django=Django(jobs=(Job(kind="iter", size=3),)))
     assert problems(run(case)) == []
+
+
+@pytest.mark.parametrize("task", ["chorded", "grouped"])
+def test_an_entry_follows_a_call_whose_replacement_waits_behind_a_slow_task(task: str) -> None:
+    """Someone replaced the entry by one with another task, while the previous call waited. The checks knew
+    the new task only, and expected that call to have ended when its task had."""
+    slow = Entry(task="slow", source="code", when=("every", 1.0), fields={"overlap": "skip"})
+    old = Entry("e1", ("every", 1.0), task, "code")
+    new = Entry("e1", ("every", 1.0), source="hand", fields={"overlap": "skip"})
+    edits = (Edit("stranger", "e1", 2.84, new),)
+    table = Timetable(beats=1, seconds=12.0, entries=(slow, old), edits=edits)
+    assert problems(run(Case(World("sqlite+files", workers=1, prefetch=1), schedules=table))) == []
