@@ -19,6 +19,7 @@ from tests.simulation.case import Case, Django, Fault, Job, Order, World, replac
 from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
+from tests.simulation.program import EXPIRES
 from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED
 from tests.simulation.stores import STORES
 from tests.support.flows import (
@@ -67,6 +68,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "pauses": (0.0, 0.05),
     "long": (0.0, 0.0, 0.1),
     "rate": (0.0, 0.0, 0.0, 0.0, 20.0),
+    "route_expires": (0.0, 0.0, EXPIRES),
 }
 
 
@@ -186,7 +188,7 @@ def call(random: Random, depth: int = 0) -> Any:
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": 3000.0}, {"queue": "far"},
+    {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": EXPIRES}, {"queue": "far"},
     {"compression": "gzip"}, {"shadow": "other"}, {"soft_time_limit": 30.0, "time_limit": 60.0},
     {"retry": False}, {"argsrepr": "some"},
 )  # fmt: skip

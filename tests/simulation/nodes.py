@@ -36,7 +36,7 @@ from qworker.tasks.eager import EagerResult
 from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import ROUTES, STAMPS, Noting, Record, define
+from tests.simulation.program import EXPIRING, ROUTES, STAMPS, Noting, Record, define
 from tests.simulation.repeats import Execution
 from tests.simulation.seams import Process
 from tests.simulation.stores import STORES, Stores
@@ -108,7 +108,7 @@ class Node:
             "simulated",
             clock=self.clock,
             set_as_current=False,
-            task_routes=ROUTES,
+            task_routes=EXPIRING if world.route_expires else ROUTES,
             broker_url="memory://" if world.by_messages else None,
             **settings_of(world, LEASE_SECONDS, key),
             **self.record.settings,

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from qworker import QWorker, Task, states
@@ -60,9 +61,11 @@ class Expected(Exception):
 class Flow:
     """The flow of a called *order*: its parts by number, and the numbers of calls that are links, of members
     of groups, of calls with the stamp, and of those called by tasks with their own headers. eager: it runs in
-    its caller. keeps: whether each call leaves a result in the store. options: of the order."""
+    its caller. keeps: whether each call leaves a result in the store. options: of the order. since: when it
+    was called, by ``Record.now``."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, since: float) -> None:
+        self.since = since
         every = list(parts_of(order.flow))
         self.parts = {part.number: part for part in every if hasattr(part, "number")}
         links = (link for part in every for link in getattr(part, "links", ()))
@@ -85,6 +88,8 @@ class Record:
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
+        self.ahead: Callable[[], float] = lambda: 1.0
+        """The seconds by which the clock of a process may be ahead of another."""
         self.tick = itertools.count()
         self.runs: dict[str, list[tuple[int, Moment, Moment]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
@@ -176,7 +181,7 @@ class Record:
 
     def keep(self, name: str, order: Order) -> None:
         """Store the flow of the *order* with the *name* for its tasks; see Flow."""
-        self._flows[name] = kept = Flow(order)
+        self._flows[name] = kept = Flow(order, self.now())
         self.keeps_all = self.keeps_all and kept.keeps
 
     def flow(self, name: str) -> Flow | None:
@@ -318,12 +323,16 @@ CARRIED: dict[str, Callable[[Any], Any]] = {
     "priority": lambda request: request.delivery_info["priority"] or None,
     "compression": lambda request: request.compression and request.compression.removeprefix("application/x-"),
     "argsrepr": lambda request: request.argsrepr if request.argsrepr == "some" else None,
-    "expires": lambda request: request.expires and 3000.0,
+    "expires": lambda request: request.expires and EXPIRES,
 }
 """How a request shows the options of its call."""
 STAMPS = {"by": "me"}
+EXPIRES = 3000.0
+"""After how many seconds calls expire that do."""
 ROUTES = {"acall": {"queue": "far"}}
 """``task_routes``."""
+EXPIRING = {"acall": {"queue": "far", "expires": EXPIRES}, "call": {"expires": EXPIRES}}
+"""``task_routes`` of worlds with ``route_expires``."""
 THEIRS = "somebody else's"
 """A result that no call of a flow returns."""
 RAISED: dict[str, BaseException] = {
@@ -342,6 +351,7 @@ RAISED: dict[str, BaseException] = {
 def define(app: QWorker, process: Process, record: Record, base: str, rate: float = 0.0) -> None:
     """Define the tasks in *app*, the app of *process*. rate: runs per second of a flow's calls; 0: any."""
     kind, of_coroutines = BASES[base]
+    (routes,) = app.conf.task_routes or [{}]
 
     def look_back(task: Any, task_id: str | None, state: str, flow: Any) -> None:
         """Record it if *state* is not stored when a task's hook is called for it. flow: or the arguments that
@@ -376,11 +386,18 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if request.retries or (part.retries and not found["compression"]):
             # As in Celery, a retry has that of the task. It may be sent again as the first attempt.
             found["compression"] = part.options.get("compression")
-        every = part.options, {**part.options, **known.options}  # those of the order go to the first
+        of_part = {**routes.get(request.task, {}), **part.options}
+        every = of_part, {**of_part, **known.options}  # those of the order go to the first
         if request.id in record.without_expiry:
             every = tuple({**options, "expires": None} for options in every)
         if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
+        if request.expires:
+            left = datetime.fromisoformat(request.expires).timestamp() - app.clock.now()
+            least = EXPIRES - (record.now() - known.since)
+            error = record.ahead() + 0.001  # text is rounded
+            if not least - error <= left <= EXPIRES + error:
+                record.complain(f"{flow}: {part.number} expires in {left:.3f} s, not in {least:.3f} or more")
         seen = (request.headers or {}).keys()
         replaced = base == "overriding" or part.number in known.handed
         replaced |= not seen.isdisjoint(known.options.get("headers", ()))
@@ -412,7 +429,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
             queue = None if request.is_eager else request.delivery_info["routing_key"]
-            home = "far" if app.conf.task_routes and task.name in ROUTES else app.conf.task_default_queue
+            home = routes.get(task.name, {}).get("queue", app.conf.task_default_queue)
             if queue not in (None, part.options.get("queue", home)):
                 record.complain(f"{flow}: {number} came from the queue {queue}")
             if queue is not None and process.queues and queue not in process.queues:

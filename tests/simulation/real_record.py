@@ -55,14 +55,14 @@ class KeptRecord(Record):
 
     def keep(self, name: str, order: Order) -> None:
         path = self.directory / f"{name}.flow"
-        path.with_suffix(".new").write_bytes(pickle.dumps(order))
+        path.with_suffix(".new").write_bytes(pickle.dumps((order, self.now())))
         path.with_suffix(".new").rename(path)
 
     def flow(self, name: str) -> Flow | None:
         path = self.directory / f"{name}.flow"
         if name not in self._flows and path.exists():
             # Assigned only when complete: other threads read it, too.
-            self._flows[name] = Flow(pickle.loads(path.read_bytes()))
+            self._flows[name] = Flow(*pickle.loads(path.read_bytes()))
         return self._flows.get(name)
 
     def keeps(self, flow: str) -> bool:

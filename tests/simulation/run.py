@@ -313,6 +313,7 @@ class Running:
         self.time = Time(case.seed)
         self.time.trace = trace
         self.seen.record.now = lambda: self.time.now
+        self.seen.record.ahead = self._ahead
         self.stores = Stores(case.world.stores, directory, self.time)
         self.stores.complain = self.seen.record.complain
         self.restore: Callable[[], None] = lambda: None

@@ -79,7 +79,7 @@ from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
 from tests.simulation.nodes import QUEUES
-from tests.simulation.program import Hooked
+from tests.simulation.program import EXPIRES, Hooked
 from tests.simulation.run import Running, Seen, run
 from tests.simulation.seams import FORGETS, Process
 from tests.simulation.search import Drawing, find, parsed, report, trace
@@ -606,6 +606,21 @@ def test_a_result_that_expires_at_another_time_is_noticed(
 
     monkeypatch.setattr(nodes, "settings_of", other)
     assert any(text in problem for problem in problems(run(case)))
+
+
+@pytest.mark.parametrize("shift", [-1.0, 1.0])
+def test_calls_that_expire_at_another_time_are_noticed(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their route, which their options do not show."""
+    case = Case(World(route_expires=EXPIRES), tuple(Order(numbered(Call()), at=at) for at in (0.0, 5.0)))
+    assert problems(run(case)) == []
+    moment = publishing._moment
+
+    def moved(*given: Any) -> float | None:
+        made = moment(*given)
+        return None if made is None else made + shift
+
+    monkeypatch.setattr(publishing, "_moment", moved)
+    assert any("expires in" in problem for problem in problems(run(case)))
 
 
 @pytest.mark.parametrize(
