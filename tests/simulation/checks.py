@@ -28,7 +28,7 @@ from tests.simulation import figures
 from tests.simulation.case import Fault
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
-from tests.simulation.nodes import Asked
+from tests.simulation.nodes import Asked, is_by_celery
 from tests.simulation.program import Moment
 from tests.simulation.repeats import HARMLESS, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, ROUNDING, Seen
@@ -191,7 +191,8 @@ def _forged(seen: Seen) -> set[str | None]:
 
 
 def _wanted(seen: Seen, asked: Asked) -> Expected:
-    return expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
+    order, world = asked.order, seen.case.world
+    return expected(order.flow, order.given, world.acks_late, is_by_celery(order, world))
 
 
 def _letters(seen: Seen, asked: Asked, want: Expected) -> tuple[int, int]:

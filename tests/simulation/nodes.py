@@ -62,6 +62,11 @@ IMPATIENT = (0.0001, 0.3, 2.0)
 """Timeouts of a caller that asks again after each, and then without one."""
 
 
+def is_by_celery(order: Order, world: World) -> bool:
+    """Return whether Celery calls *order* in *world*."""
+    return order.how in BY_CELERY and STORES[world.stores][0] == "kombu"
+
+
 def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
     """Return the settings of an app of *world*."""
     settings: dict[str, Any] = {
@@ -415,7 +420,7 @@ class Caller(Node):
         for _ in range(2 if order.how == "twice" else 1):
             try:
                 with self.within(order.how):
-                    if order.how in BY_CELERY and STORES[self.world.stores][0] == "kombu":
+                    if is_by_celery(order, self.world):
                         push = partial(self.by_celery, call, order)
                         asked.results.append(self.process.call("broker", "push", push, (), {}))
                     elif order.how == "many":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.simulation.case import (
@@ -851,6 +853,21 @@ def test_the_next_attempt_shows_the_arguments_that_its_caller_chose() -> None:
 def test_a_message_from_celery_is_requeued_once() -> None:
     """When it was sent again it had another tag, and the task requeued it once more."""
     order = Order(Call(does="requeue", number=0), how="celery")
+    assert problems(run(Case(World("kombu+memory"), (order,)))) == []
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        Chain([Call(), Group([Chunks(2, 1), Call()])]),
+        Chain([Call(), Group([Group([Call(), Group([Call(), Call()])]), Call()])]),
+        Group([Group([Call(), Call()]), Call()]),
+    ],
+)
+def test_a_group_in_a_group_that_celery_calls(flow: Any) -> None:
+    """Celery's client reverses the calls of the inner group, unless it calls the outer one by itself. The
+    oracle expected the values as they are written."""
+    order = Order(numbered(flow), how="celery")
     assert problems(run(Case(World("kombu+memory"), (order,)))) == []
 
 

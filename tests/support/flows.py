@@ -572,15 +572,15 @@ class Built:
     members: list[Built] | None = None
 
 
-def built(flow: Any) -> Built:
-    """What stands in *flow*, by Celery's rules."""
-    made = _built(flow)
+def built(flow: Any, frozen: bool = False) -> Built:
+    """What stands in *flow*, by Celery's rules. frozen: as a part of what Celery's client sends."""
+    made = _built(flow, frozen)
     for errback in getattr(flow, "errbacks", ()):
         _enter(errback, made.stages)
     return made
 
 
-def _built(flow: Any) -> Built:
+def _built(flow: Any, frozen: bool) -> Built:
     if isinstance(flow, Call):
         return Built([Stage(flow)])
     if isinstance(flow, Mapping):
@@ -589,20 +589,25 @@ def _built(flow: Any) -> Built:
         starts = range(0, flow.items, flow.each)
         return _group([Built([Stage(flow, range(flow.items)[at : at + flow.each])]) for at in starts])
     if isinstance(flow, Group):
-        return _group([built(each) for each in flow.members])
+        return _group([built(each, frozen) for each in flow.members], frozen)
     if isinstance(flow, Chord):
-        return Built([*_group([built(each) for each in flow.header]).stages, *built(flow.body).stages])
+        return Built(
+            [
+                *_group([built(each, frozen) for each in flow.header], frozen).stages,
+                *built(flow.body, frozen).stages,
+            ]
+        )
     if isinstance(flow, Chain):
-        steps = [part for step in flow.steps for part in _spliced(built(step))]
+        steps = [part for step in flow.steps for part in _spliced(built(step, frozen))]
         if len(steps) == 1 < len(flow.steps):  # what is left of several is itself, and no chain of it
             return steps[0]
         return Built([stage for step in steps for stage in step.stages])
-    made, *steps = map(built, flow.steps)
+    made, *steps = (built(step, frozen) for step in flow.steps)
     if steps:
-        made = _header(flow.steps[0]) or made
+        made = _header(flow.steps[0], frozen) or made
     for place, step in enumerate(steps, 1):
         if made.members is not None and place < len(steps) and not _is_several(steps[place]):
-            step = _header(flow.steps[place]) or step
+            step = _header(flow.steps[place], frozen) or step
         if step.members == []:
             continue
         if made.members is not None:
@@ -612,11 +617,11 @@ def _built(flow: Any) -> Built:
     return made
 
 
-def _header(flow: Any) -> Built | None:
+def _header(flow: Any, frozen: bool) -> Built | None:
     """What *flow* is that something follows, if it is a chain of nothing but a group: a header, also of
     one."""
     alone = _alone(flow)
-    if alone is _bare(flow) or (header := built(alone)).members is None:
+    if alone is _bare(flow) or (header := built(alone, frozen)).members is None:
         return None
     for errback in _around(flow):
         _enter(errback, header.stages)
@@ -628,14 +633,25 @@ def _is_several(step: Built) -> bool:
     return step.members is not None and len(step.stages[0].rows) > 1
 
 
-def _group(members: list[Built]) -> Built:
+def _group(members: list[Built], frozen: bool = False) -> Built:
+    """A group of *members*. A group in it is flat; Celery's client reverses its calls where it freezes it."""
     rows: list[list[Any]] = []
     for each in members:
-        if each.members is None:
-            rows.append(each.stages)
-        else:  # a group in a group is flat
-            rows += each.stages[0].rows
+        rows += reversed(_flat(each)) if frozen else _flat(each)
     return Built([Beside(rows)], members)
+
+
+def _flat(member: Built) -> list[list[Any]]:
+    """The rows of *member* of a group, as they are written."""
+    if member.members is None:
+        return [member.stages]
+    return [row for each in member.members for row in _flat(each)]
+
+
+def called_by_celery(flow: Any) -> Built:
+    """What stands in *flow* if Celery's client calls it, which freezes all but a group called by itself."""
+    made = built(flow, frozen=True)
+    return made if made.members is None else Built([Beside(_flat(made))], made.members)
 
 
 def _spliced(step: Built) -> list[Built]:
@@ -680,14 +696,14 @@ def _with_the_next(stages: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(stages, [*stages[1:], None], strict=False)
 
 
-def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
+def expected(flow: Any, given: tuple[Any, ...], late: bool = True, by_celery: bool = False) -> Expected:
     """The expected results of *flow*, called with the arguments *given*. late: messages are acked late, so
-    that one can be put back."""
+    that one can be put back. by_celery: Celery's client calls it."""
     oracle = _Oracle(late)
     if isinstance(flow, Graph):
         oracle.graph(flow, given)
         return oracle.found
-    stages = built(flow).stages
+    stages = (called_by_celery if by_celery else built)(flow).stages
     oracle.refuse(stages, waited_for=False)
     oracle.found.refused |= any(getattr(part, "wrong", False) for part in parts_of(flow))
     value, _ = oracle.row(stages, given, frozenset(), joined=False)
