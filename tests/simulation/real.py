@@ -59,6 +59,7 @@ class RealCaller(Caller):
     def __init__(self, name: str, fleet: Fleet) -> None:
         self.name = name
         self.record: KeptRecord = fleet.record
+        self.world: Any = fleet.world
         self.time: Any = Process(name, fleet.record, fleet.note)
         self.app = make_app(name, fleet.world, fleet.place, fleet.record)
         self._lock = threading.Lock()

@@ -193,12 +193,34 @@ class Repeats:
         items: how often a message runs its call, if not once."""
         often = {number for number in right if ran[number] > right[number]}
         for number in sorted(often):  # who is repeated may call the same with other ids
-            count = self.more(number) * (items or {}).get(number, 1)
+            count = self.more(number) * (items or {}).get(number, 1) + self._failed_again(number)
             if ran[number] > right[number] + count and often.isdisjoint(self.senders(number)):
                 yield f"call {number} ran {ran[number]} times; expected {right[number]} and {count} repeats"
 
+    def _failed_again(self, number: int) -> int:
+        """Return how many calls of the errback *number* were made, with other ids, because a call that fails
+        without a run was repeated, as far as faults explain it."""
+        if number not in self.callers:
+            return 0
+        repeated: dict[tuple[str, int], list[Execution]] = defaultdict(list)
+        for run in self._sent(number):
+            if run.id not in self.numbers_of:
+                repeated[run.id, run.attempt].append(run)
+        return sum(
+            min(len(runs) - self.calls, self._weight(runs, max(runs, key=lambda run: run.place), False))
+            for runs in repeated.values()
+            if len(runs) > self.calls
+        )
+
     def senders(self, number: int) -> set[int]:
         """Return the numbers of the calls that sent the call *number*, also through tasks without one."""
+        senders = set(self.callers.get(number, ()))
+        for run in self._sent(number):
+            senders |= {self.numbers[run]} if run in self.numbers else self.numbers_of.get(run.id, set())
+        return senders - {number}
+
+    def _sent(self, number: int) -> set[Execution]:
+        """Return the executions that sent the call *number*, also through tasks without a number."""
         runs = {run for key, each in self.keys.items() if key[1] == number for run in each}
         found: set[Execution] = set()
         while runs:
@@ -208,10 +230,7 @@ class Repeats:
             sent |= {run for run in self.every if run.id in parents}
             runs = {run for run in sent - found if run.id not in self.numbers_of}
             found |= sent
-        senders = set(self.callers.get(number, ()))
-        for run in found:
-            senders |= {self.numbers[run]} if run in self.numbers else self.numbers_of.get(run.id, set())
-        return senders - {number}
+        return found
 
     def problems(self) -> Iterator[str]:
         """Yield the messages that ran too often."""

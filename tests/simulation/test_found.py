@@ -1302,3 +1302,14 @@ def test_a_chord_body_keeps_the_error_of_its_header_when_its_process_dies(errbac
     flow = Chord([Call(), Call(fails=True)], Call(does="lost", errbacks=[errback]))
     for kind in ("child before", "child after"):
         assert problems(run(case_of(flow, faults=(Fault(kind, "worker", "store_rows"),)))) == []
+
+
+def test_an_errback_is_called_again_when_a_crash_makes_a_body_fail_again() -> None:
+    """The body does not run, because the header has expired. The checks expected one call of its errback."""
+    chord = Chord([Call(does="outdated")], Call(errbacks=[Errback()]))
+    crash = Fault("crash", at=3.7, seconds=0.2)
+    seen = run(Case(orders=(Order(numbered(chord), at=2.9),), faults=(crash,), seed=3))
+    assert problems(seen) == []
+    assert len(seen.record.tellings["f0"]) == 2
+    seen.met.clear()
+    assert any("ran 2 times" in text for text in problems(seen))
