@@ -389,7 +389,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         of_part = {**routes.get(request.task, {}), **part.options}
         every = of_part, {**of_part, **known.options}  # those of the order go to the first
         if request.id in record.without_expiry:
-            every = tuple({**options, "expires": None} for options in every)
+            every += tuple({**options, "expires": None} for options in every)  # or it was called again, too
         if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
         if request.expires:

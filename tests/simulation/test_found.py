@@ -28,6 +28,7 @@ from tests.simulation.case import (
     World,
 )
 from tests.simulation.checks import problems
+from tests.simulation.program import EXPIRES
 from tests.simulation.run import Seen
 from tests.simulation.run import run as run_any
 from tests.simulation.seams import Process
@@ -928,6 +929,16 @@ def test_a_failed_task_is_sent_again_without_its_expiry() -> None:
     """The checks expected ``expires``, which `qworker failed retry` removes."""
     orders = (Order(Call(fails=True, options={"expires": 3000.0}, number=0)),)
     assert problems(run(Case(orders=orders, faults=(Fault("retry failed", at=0.1),)))) == []
+
+
+@pytest.mark.parametrize("route_expires", [0.0, EXPIRES])
+def test_a_failed_task_that_is_sent_again_may_come_once_more_with_its_expiry(route_expires: float) -> None:
+    """Its caller sends it again, too. The checks expected that no message with its id expires."""
+    options = {} if route_expires else {"expires": EXPIRES}
+    call = Call(does="tagged", options=options, number=0)
+    world, orders = World(route_expires=route_expires), (Order(call, at=2.1),)
+    faults = (Fault("retry failed", at=2.111), Fault("late", "caller0", "push"))
+    assert problems(run(Case(world, orders, faults))) == []
 
 
 def test_a_task_that_fails_with_its_child_has_not_run() -> None:
