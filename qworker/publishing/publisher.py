@@ -258,6 +258,10 @@ class Publisher:
                 result = called.apply_async(args, kwargs, **invocation.options)
             ready += held
             return partial(_same, result)
+        if (alike := self._alike(invocation)) is not None:
+            envelope, result = self._written(alike, invocation)
+            ready.append(envelope)
+            return partial(_recorded, result, invocation.options.get("add_to_parent"))
         call = self._make_call(invocation)
         if called is not None and self.app.conf.task_always_eager:
             return partial(_call_eagerly, called, call.message, invocation.options)
@@ -282,7 +286,12 @@ class Publisher:
                 args, kwargs = item, _NO_KEYWORDS
             else:
                 invocation = read_call(app, task, item)
-                if invocation.options:
+                if (options := invocation.options) and (alike := self._alike(invocation)) is not None:
+                    written, result = self._written(alike, invocation)
+                    envelopes.append(written)
+                    results.append(_recorded(result, options.get("add_to_parent")))
+                    continue
+                if options:
                     call = self._make_call(invocation)
                     envelopes.append(self._prepare(call, call.message)[0])
                     results.append(self._result(call))
@@ -290,7 +299,7 @@ class Publisher:
                 args, kwargs = invocation.args, invocation.kwargs
             identity = next(identities)
             envelopes.append(envelope(identity, args, kwargs, root, parent))
-            result: AsyncResult[Any] = AsyncResult(identity, None, None, app, None, queue, ignored)
+            result = AsyncResult(identity, None, None, app, None, queue, ignored)
             results.append(result)
             children.append(result)
         if envelopes:
@@ -401,11 +410,11 @@ class Publisher:
         ready.append(self._prepare(call, message))
 
     def _deliver(self, ready: Sequence[Envelope | _Ready]) -> None:
-        """Push all of *ready* at once, in order, and send after_task_publish, but not for a plain
-        Envelope."""
+        """Push all of *ready* at once, in order, by the retry policy of the first, and send
+        after_task_publish, but not for a plain Envelope, which has the policy of the settings."""
         made = [each for each in ready if not isinstance(each, Envelope)]
-        calls = [call for _, _, call in made if call is not None]
-        policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
+        first = None if isinstance(ready[0], Envelope) else ready[0][2]
+        policy = ("many calls",) if first is None else (first.message.task, first.retry, first.retry_policy)
         self.push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
         if after_task_publish.receivers:
             for _, encoded, call in made:

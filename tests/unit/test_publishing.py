@@ -761,6 +761,7 @@ def test_calls_with_the_same_options_are_alike(
         *[lambda: add.apply_async(arguments, **options)] * 3,
         lambda: add.s(*arguments).apply_async(**options),
         lambda: add.apply_many([arguments, arguments], **options)[-1],
+        lambda: add.apply_many([arguments, add.s(*arguments).set(**options)])[-1],
     ]
     seen = []
     for way in ways:
