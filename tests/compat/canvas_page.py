@@ -158,9 +158,9 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "compat/test_celery_groups.py::test_nested_group_has_a_list_as_its_value",
             ),
             (
-                "the order of its values, in a chain or a header",
-                "differs: as written, also for a body. Celery's client reverses those of the inner group",
-                "compat/test_canvas_cases.py::test_order_of_a_group_in_a_group",
+                "the order of its values, in a chain or a chord",
+                "differs: as written. Celery's client reverses those of the inner group",
+                "compat/test_celery_guide.py::test_order_of_a_group_in_a_group",
             ),
             (
                 "`GroupResult.save()` and `restore()`",

@@ -6,7 +6,6 @@ ids and the cases in DIFFERENT.
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -82,25 +81,6 @@ def test_types_equal_celerys(name: str, theirs: Any, ours: Any) -> None:
     expected, got = build(theirs), build(ours)
     assert (got["task"], got["subtask_type"]) == (expected["task"], expected["subtask_type"])
     assert type(got).__name__ == type(expected).__name__.lstrip("_")
-
-
-def test_order_of_a_group_in_a_group(ours: Any) -> None:
-    """Celery reverses the members of the inner group in what it freezes, and so their values."""
-
-    def ids(result: Any) -> list[str]:
-        return [each.id for each in result.results]
-
-    def orders(app: Any, canvas: Any) -> list[list[str]]:
-        a, b, c, d, e = (app.signature("add", (1, 2), immutable=True, task_id=id) for id in "abcde")
-        inner = canvas.group(a, canvas.group(b, c))
-        chain = canvas.chain(e, canvas.group(inner, d))
-        chord = canvas.chord([inner, d], e)
-        return [ids(chain.clone().freeze()), ids(chord.clone().freeze().parent)]
-
-    theirs = celery.Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-    with closing(theirs), app_in_use(theirs):
-        assert orders(theirs, celery_canvas) == [["c", "b", "a", "d"]] * 2
-    assert orders(ours.app, canvas) == [["a", "b", "c", "d"]] * 2
 
 
 MAPPINGS: dict[str, Any] = {

@@ -788,6 +788,33 @@ def test_result_of_a_group_of_one_chain_that_ends_in_a_group() -> None:
     assert snippet(CELERY) == [[3, 4], [[3, 4], [3, 4]]]
 
 
+def test_order_of_a_group_in_a_group() -> None:
+    def snippet(side: Side) -> Any:
+        app, canvas = side.App(), celery if side is CELERY else qworker
+
+        @app.task(name="given")
+        def given(x: Any) -> Any:
+            return x
+
+        def nested() -> Any:
+            inner = canvas.group(given.si(0), given.si(1))
+            return canvas.group(canvas.group(inner, given.si(2)), given.si(3))
+
+        with side.worker(app) as ended:
+            return [
+                ended(call.apply_async()).get()
+                for call in (
+                    nested(),
+                    canvas.chain(given.si(9), nested()),
+                    canvas.chord(nested(), given.s()),
+                    canvas.chord([given.si(9)], nested()),
+                )
+            ]
+
+    assert snippet(QWORKER) == [[0, 1, 2, 3]] * 4
+    assert snippet(CELERY) == [[0, 1, 2, 3], *[[2, 1, 0, 3]] * 3]
+
+
 # -- Routing --
 
 
