@@ -533,7 +533,8 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if does == "again":
             put_off(task.request, number, BACKOFF * 2**task.request.retries)
         if does == "requeue":
-            if record.is_first(task.request):
+            # After an early ack nothing comes back; another message with the id may come from the caller.
+            if not app.conf.task_acks_late or record.is_first(task.request):
                 raise Reject("not yet", requeue=True)
             return shown(number, given)
         raise RAISED[does].with_traceback(None)

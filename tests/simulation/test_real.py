@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker
+from qworker import QWorker, states
 from tests.servers import new_prefix, require
 from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
 from tests.simulation.checks import problems
+from tests.simulation.program import define
 from tests.simulation.real import RealRunning, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
-from tests.simulation.real_worker import Place, RealWorld
-from tests.support.flows import numbered
+from tests.simulation.real_worker import Place, Process, RealWorld
+from tests.support.flows import canvas, numbered
 
 
 def place_of(stores: str, directory: Path) -> Place:
@@ -82,6 +83,19 @@ def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) ->
     running._begin(cut)
     assert noted == [cut]
     assert running._busy() == "workers may be without their server"
+
+
+@pytest.mark.parametrize(("late", "again"), [(True, states.SUCCESS), (False, states.REJECTED)])
+def test_both_messages_of_a_call_are_rejected_after_early_acks(
+    late: bool, again: str, tmp_path: Path
+) -> None:
+    """The caller sent another one because the answer of the broker was lost; it succeeded."""
+    record = KeptRecord(tmp_path)
+    app = QWorker("looks", set_as_current=False, task_acks_late=late)
+    define(app, Process("worker0", record), record, "plain")  # type: ignore[arg-type]
+    record.keep("f0", Order(Call(does="requeue", number=0)))
+    call = canvas(Call(does="requeue", number=0), app.tasks, "f0")
+    assert [call.clone().apply(task_id="a").state for _ in range(2)] == [states.REJECTED, again]
 
 
 def test_joins_that_an_earlier_case_left_are_not_of_this_one(tmp_path: Path) -> None:
