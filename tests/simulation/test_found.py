@@ -1307,14 +1307,6 @@ def test_an_entry_follows_a_call_whose_replacement_waits_behind_a_slow_task(task
     assert problems(run(Case(World("sqlite+files", workers=1, prefetch=1), schedules=table))) == []
 
 
-@pytest.mark.parametrize("errback", [Errback(), Errback(now=True)])
-def test_a_chord_body_keeps_the_error_of_its_header_when_its_process_dies(errback: Errback) -> None:
-    """It calls its errbacks only. Its result became WorkerLost."""
-    flow = Chord([Call(), Call(fails=True)], Call(does="lost", errbacks=[errback]))
-    for kind in ("child before", "child after"):
-        assert problems(run(case_of(flow, faults=(Fault(kind, "worker", "store_rows"),)))) == []
-
-
 def test_an_errback_is_called_again_when_a_crash_makes_a_body_fail_again() -> None:
     """The body does not run, because the header has expired. The checks expected one call of its errback."""
     chord = Chord([Call(does="outdated")], Call(errbacks=[Errback()]))

@@ -32,12 +32,11 @@ from qworker.errors import (
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.failures import about_failure
-from qworker.message.marks import FAILED, JOINS
+from qworker.message.marks import JOINS
 from qworker.message.reading import may_embed
 from qworker.publishing.retry import backoff_delay
 from qworker.safe_repr import safe_repr
 from qworker.tasks import outcome as kinds
-from qworker.tasks.followup import failure
 from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement
 
@@ -142,7 +141,7 @@ def _unknown(request: Request | UnreadableMessage, outcome: Outcome) -> QWorkerE
 # -- the signal --
 
 
-def signal_failure(app: QWorker, request: Request, outcome: Outcome, error: BaseException | None) -> None:
+def signal_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
     if signals.task_failure.receivers:
         signals.task_failure.send(
             request.task,
@@ -156,13 +155,13 @@ def signal_failure(app: QWorker, request: Request, outcome: Outcome, error: Base
 
 
 def signal_rejected(
-    app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, error: BaseException | None
+    app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, error: QWorkerError | None
 ) -> None:
     if signals.task_rejected.receivers:
         signals.task_rejected.send(app, message=request.leased, exc=outcome.text)
 
 
-def signal_revoked(app: QWorker, request: Request, outcome: Outcome, error: BaseException | None) -> None:
+def signal_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
     if signals.task_revoked.receivers:
         signals.task_revoked.send(
             request.task,
@@ -231,7 +230,7 @@ class Rule(NamedTuple):
     part: str | None = None
     kept: bool = False
     report_in_child: bool = False
-    signal: Callable[[QWorker, Any, Outcome, BaseException | None], None] | None = None
+    signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
 
 
 OUTCOMES: dict[str, Rule] = {
@@ -336,8 +335,6 @@ OUTCOMES: dict[str, Rule] = {
 }  # fmt: skip
 """The consequences of every kind of Outcome."""
 
-_CUT_SHORT = frozenset([kinds.LOST, kinds.TIME_LIMIT, kinds.INTERRUPTED, kinds.POISONED])
-"""Failures that a task has not caused by an error."""
 STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: states.REJECTED}
 """The state of a call in a log line, if none is stored."""
 
@@ -378,7 +375,7 @@ def _completed(
         settlement = settlement._replace(parts=parts)
     if rule.state is None and rule.signal is None:
         return settlement
-    error = _error(rule, request, outcome)
+    error = None if rule.error is None else rule.error(request, outcome)
     if rule.kept and type(settlement) is Ack and _is_kept(app, request):
         why = outcome.text if outcome.traceback else safe_repr(error)
         settlement = DeadLetter(
@@ -431,26 +428,13 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     if not (request.task.has_on_terminated or may_embed(request.leased.body)):
         return None
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
-    error = _error(rule, request, outcome)
-    if not settled or rule.state is None or error is None:
+    if not settled or rule.state is None or rule.error is None:
         return None
-    return Failing(outcome, rule.state, exception_to_dict(error))
-
-
-def _error(rule: Rule, request: Request | UnreadableMessage, outcome: Outcome) -> BaseException | None:
-    """Return the error of *outcome*; None if it has none.
-
-    A call that fails instead of running keeps its error, even if its errbacks killed its process.
-    """
-    if outcome.kind in _CUT_SHORT and FAILED in request.headers:
-        given = failure(request.headers)
-        if given is not None:
-            return given
-    return None if rule.error is None else rule.error(request, outcome)
+    return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)))
 
 
 def _row(
-    app: QWorker, request: Request | UnreadableMessage, state: str, error: BaseException
+    app: QWorker, request: Request | UnreadableMessage, state: str, error: QWorkerError
 ) -> ResultRow | None:
     """Return the result of a task that the worker ends with *error*; None if it is ignored or unknown."""
     headers = request.headers
