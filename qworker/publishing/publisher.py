@@ -120,7 +120,9 @@ class Publisher:
         call, task = self._make_call(invocation), invocation.task
         if task is not None and self.app.conf.task_always_eager:
             return _call_eagerly(task, call.message, invocation.options)
-        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
+        self._through_middleware(
+            call, lambda message: self._deliver([self._prepare(call, message)], call.message.task)
+        )
         return self._result(call)
 
     def _alike(self, invocation: Invocation) -> PlainCalls | None:
@@ -168,7 +170,7 @@ class Publisher:
         ready: list[Envelope | _Ready] = []
         answers = [self._enter(ready, task, item, options) for item in calls]
         if ready:
-            self._deliver(ready)
+            self._deliver(ready, "many calls" if task is None else task.name)
         return [answer() for answer in answers]
 
     def publish(self, calls: list[Signature], results: Mapping[str, AsyncResult[Any]]) -> None:
@@ -320,7 +322,9 @@ class Publisher:
         check_options(self.app, name, options)
         invocation = Invocation(task, name, args, kwargs, options)
         call = make_call(self.app, self._derive().router, invocation, request)
-        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
+        self._through_middleware(
+            call, lambda message: self._deliver([self._prepare(call, message)], call.message.task)
+        )
         return AsyncResult(call.message.id, None, None, self.app, None, call.destination.queue)
 
     def check_later(self, name: str, options: Mapping[str, Any]) -> None:
@@ -409,13 +413,15 @@ class Publisher:
     def _collect(self, ready: list[Envelope | _Ready], call: Call, message: TaskMessage) -> None:
         ready.append(self._prepare(call, message))
 
-    def _deliver(self, ready: Sequence[Envelope | _Ready]) -> None:
-        """Push all of *ready* at once, in order, by the retry policy of the first, and send
-        after_task_publish, but not for a plain Envelope, which has the policy of the settings."""
+    def _deliver(self, ready: Sequence[Envelope | _Ready], name: str = "many calls") -> None:
+        """Push all of *ready* at once, in order, with the retry options of the first call that has any, and
+        send after_task_publish, but not for a plain Envelope, which has none. name: of the task, for
+        errors."""
         made = [each for each in ready if not isinstance(each, Envelope)]
-        first = None if isinstance(ready[0], Envelope) else ready[0][2]
-        policy = ("many calls",) if first is None else (first.message.task, first.retry, first.retry_policy)
-        self.push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
+        calls = (call for _, _, call in made if call is not None)
+        retried = next((call for call in calls if call.retry is not None or call.retry_policy), None)
+        policy = () if retried is None else (retried.retry, retried.retry_policy)
+        self.push([each if isinstance(each, Envelope) else each[0] for each in ready], name, *policy)
         if after_task_publish.receivers:
             for _, encoded, call in made:
                 if encoded is None or call is None:  # the signal was sent already

@@ -824,9 +824,21 @@ def test_changed_options_of_a_task_apply_to_its_next_call(call: Callable[[AddTas
     assert envelope.expires is not None
 
 
-def test_retry_policy_of_one_of_many_calls_does_not_depend_on_earlier_ones() -> None:
+def test_many_calls_are_retried_as_the_first_that_says_how() -> None:
+    """Whether calls are written from templates, as the same ones are later, makes no difference."""
     app, store, add = with_add()
+    store.failures = 1000
+    lists = ([add.s(1, 2).set(shadow="s"), add.s(1, 2).set(retry=False)], [add.s(1, 2), add.s(3, 4)])
+    for calls, options in ((lists[0], {}), (lists[1], {"retry": False})):
+        for _ in range(3):
+            store.tries = 0
+            with pytest.raises(BrokerUnavailable):
+                app.send_many(calls, **options)
+            assert store.tries == 1
+
+
+def test_large_one_of_many_calls_has_a_name_each_time() -> None:
+    _, _, add = with_add(message_max_bytes=2000)
     for _ in range(3):
-        store.failures = 1
-        app.send_many([add.s(1, 2).set(shadow="s"), add.s(1, 2).set(retry=False)])
-        assert [sent.headers["shadow"] for sent in store.sent[-2:-1]] == ["s"]
+        with pytest.raises(PublishError, match="a call of add takes"):
+            add.apply_many([("x", 1), ("x" * 3000, 1)], queue="celery")
