@@ -32,11 +32,14 @@ from qworker.message.marks import CAUSE, FAILED, RUN, mark, options_of_call, run
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
-from qworker.tasks.outcome import Fields, Followed
+from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
 
 logger = logging.getLogger(__name__)
+
+_CUT_SHORT = frozenset([LOST, TIME_LIMIT, INTERRUPTED, POISONED])
+"""Ends that are not due to an error of the task."""
 
 
 def succeeded(app: App, context: Context, value: Any) -> None:
@@ -228,6 +231,20 @@ def failure(headers: Mapping[str, Any]) -> BaseException | None:
     message, contain FAILED."""
     failed_call = headers[FAILED]
     return None if isinstance(failed_call, Mapping) else _failure(str(failed_call), headers)
+
+
+def error_of_chord(kind: str, headers: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the stored error of a call that has only to fail, as its chord has failed, but whose process
+    died or was killed; None for any other call or end. kind: of its Outcome.
+
+    It has the values of a message, so marshal may not support it, and an exception made from it may have any
+    class.
+    """
+    failed_call = headers.get(FAILED) if kind in _CUT_SHORT else None
+    if failed_call is None or isinstance(failed_call, Mapping):
+        return None
+    cause = headers.get(CAUSE)
+    return cause if isinstance(cause, dict) else exception_to_dict(ChordError(str(failed_call)))
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def report(
     """End a task that did not run, or whose process died: call its errbacks, and fail the calls after it.
 
     - kind, text: of the outcome.
-    - state, error: to be stored.
+    - state, error: to be stored; see also error_of_chord().
     - runs: False runs no errback and no hook here, because they may have killed the previous processes.
     - sends: False sends no callbacks or errbacks either.
 
@@ -53,6 +53,7 @@ def report(
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
     is RETRY, without a runtime, if the task's hook has sent a next attempt.
     """
+    error = followup.error_of_chord(kind, message_headers(context)) or error
     token = push(context, task)
     try:
         if sends and kind in _RAN and (meta := _success(app, task, context)) is not None:

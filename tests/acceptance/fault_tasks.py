@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from qworker import QWorker, Reject, SoftTimeLimitExceeded, group, signals
@@ -170,6 +172,24 @@ def die_once(self: Any, number: int = 0) -> int:
         if self.request.deliveries == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+@app.task(name="fail_with_values")
+def fail_with_values() -> None:
+    """Raise an error with arguments that JSON has only in kombu's dialect."""
+    raise LookupError(uuid.UUID(int=7), datetime(2030, 1, 2, 3, tzinfo=UTC), Decimal("1.5"))
+
+
+@app.task(name="errback_once")
+def errback_once(request: Any, error: BaseException, traceback: str, path: str, how: str) -> None:
+    """Write down the error; the first time, then kill the process or outlast the time limit."""
+    with open(path, "a") as file:
+        first = file.tell() == 0
+        file.write(f"{error!r}\n")
+    if first and how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first:
+        time.sleep(60)
 
 
 @app.task(name="send_and_die", bind=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -186,3 +189,30 @@ def test_member_whose_process_is_killed_fails_the_body_once(site: Site) -> None:
     assert result.state == "FAILURE"
     assert (starts(site, str(body.id)), starts(site, str(errback.id))) == (0, 1)
     assert site.client.backend.joins.count() == 0
+
+
+@pytest.mark.parametrize("how", ["die", "outlast"])
+@pytest.mark.parametrize("body", ["call", "group"])
+def test_body_keeps_the_error_of_its_chord_when_an_errback_ends_its_process(
+    site: Site, body: str, how: str
+) -> None:
+    """Even an error with values that marshal does not support, which the calls of a group get."""
+    site.settings.update(task_max_deliveries=1)
+    calls = [work(site, number).set(time_limit=1, immutable=True) for number in range(2)]
+    path = site.path / "errors"
+    calls[0].link_error(Signature("errback_once", (str(path), how), app=site.client))
+    header = [Signature("fail_with_values", app=site.client), work(site, 1)]
+    worker = site.start()
+    ended = group(calls, app=site.client) if body == "group" else calls[0]
+    sent = chord(header, ended, app=site.client).apply_async()
+    results = sent.results if body == "group" else [sent]
+    site.until(lambda: all(result.ready() for result in results), "the body to fail")
+    assert site.client.AsyncResult(site.send("work", 5)).get(timeout=20) == 5
+    worker.stop()
+    errors = [result.get(propagate=False) for result in results]
+    values = (uuid.UUID(int=7), datetime(2030, 1, 2, 3, tzinfo=UTC), Decimal("1.5"))
+    if body == "group":
+        assert [(type(error).__name__, error.args) for error in errors] == [("LookupError", values)] * 2
+    else:
+        assert [type(error).__name__ for error in errors] == ["ChordError"]
+    assert path.read_text() == f"{errors[0]!r}\n" * 2

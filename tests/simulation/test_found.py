@@ -1316,3 +1316,11 @@ def test_an_errback_is_called_again_when_a_crash_makes_a_body_fail_again() -> No
     assert len(seen.record.tellings["f0"]) == 2
     seen.met.clear()
     assert any("ran 2 times" in text for text in problems(seen))
+
+
+@pytest.mark.parametrize("errback", [Errback(), Errback(now=True)])
+def test_a_chord_body_keeps_the_error_of_its_header_when_its_process_dies(errback: Errback) -> None:
+    """It calls its errbacks only. Its result became WorkerLost."""
+    flow = Chord([Call(), Call(fails=True)], Call(does="lost", errbacks=[errback]))
+    for kind in ("child before", "child after"):
+        assert problems(run(case_of(flow, faults=(Fault(kind, "worker", "store_rows"),)))) == []

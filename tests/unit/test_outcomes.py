@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 
@@ -18,8 +19,9 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.request import Request, UnreadableMessage
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.ready_queue import ReadyQueue
-from qworker.errors import NotRegistered, QWorkerError
-from qworker.message import protocol
+from qworker.errors import ChordError, NotRegistered, QWorkerError
+from qworker.message import marks, protocol
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS
 from qworker.tasks.outcome import (
     COPY,
@@ -477,6 +479,29 @@ def test_failures_that_the_worker_reports_are_stored_even_if_ignored() -> None:
         assert isinstance(settlement, Ack)
         assert settlement.row is not None
         assert settlement.row[1] == state
+
+
+@pytest.mark.parametrize("kind", [LOST, TIME_LIMIT, INTERRUPTED, POISONED])
+def test_call_that_has_only_to_fail_keeps_the_error_of_its_chord(kind: str) -> None:
+    cause = {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}
+    for given, stored in (
+        ({}, exception_to_dict(ChordError("one raised"))),
+        ({marks.CAUSE: cause}, cause),
+        ({marks.FAILED: {"id": "one"}}, None),  # an errback, which ran
+    ):
+        rooms, one = made({"max_deliveries": 1})
+        one.headers.update({marks.FAILED: "one raised", **given})
+        one.acked = True
+        settlement = end(rooms.app, one, Outcome(kind, text="why"), NOW)
+        assert isinstance(settlement, Ack | DeadLetter)
+        assert settlement.row is not None
+        rooms.app.backend.store_rows([settlement.row])
+        meta = rooms.app.backend.get(one.id)
+        assert meta is not None
+        if stored is None:
+            assert meta["result"]["exc_type"] in ("WorkerLostError", "TimeLimitExceeded")
+        else:
+            assert meta["result"] == stored
 
 
 @pytest.mark.parametrize("acked", [False, True])

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from qworker import QWorker, Task, states
+from qworker.errors import ChordError
 from qworker.message.context import Context
-from qworker.message.marks import RUN
+from qworker.message.exceptions import exception_of, exception_to_dict
+from qworker.message.marks import CAUSE, FAILED, RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks import termination
-from qworker.tasks.outcome import EXPIRED, LOST, NOT_STARTED, RETRY, SUCCESS, TERMINATED, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import (
+    EXPIRED,
+    LOST,
+    NOT_STARTED,
+    POISONED,
+    RETRY,
+    SUCCESS,
+    TERMINATED,
+    TIME_LIMIT,
+    Outcome,
+)
 from qworker.testing import FakeClock, MemoryStore
 from tests.support.receiving import everything
 
@@ -149,3 +162,36 @@ def test_unsent_callbacks_of_a_killed_task_are_sent_later() -> None:
     linked.store.away = False
     assert linked.report().kind == SUCCESS
     assert linked.sent() == [("next", [5])]
+
+
+@pytest.mark.parametrize("kind", [LOST, TIME_LIMIT, POISONED])
+@pytest.mark.parametrize(
+    "cause", [None, {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}]
+)
+def test_call_that_has_only_to_fail_keeps_the_error_of_its_chord(kind: str, cause: Any) -> None:
+    linked = Linked(headers={FAILED: "Dependency one raised", **({CAUSE: cause} if cause else {})})
+    outcome = linked.report(kind)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert meta["result"] == (cause or exception_to_dict(ChordError("Dependency one raised")))
+    assert repr(linked.errback_calls) == repr([exception_of(meta)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers"),
+    [
+        (TERMINATED, {FAILED: "Dependency one raised"}),
+        (LOST, {FAILED: {"id": "one", "why": "Dependency one raised"}}),  # an errback, which ran
+        (LOST, {CAUSE: {"exc_type": "LookupError"}}),
+    ],
+)
+def test_other_ends_keep_the_error_of_their_process(kind: str, headers: dict[str, Any]) -> None:
+    linked = Linked(headers=headers)
+    outcome = linked.report(kind)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert meta["result"]["exc_type"] == "TimeLimitExceeded"

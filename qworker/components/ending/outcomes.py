@@ -11,7 +11,7 @@ no result is stored and no signal is sent, whatever its row says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +37,7 @@ from qworker.message.reading import may_embed
 from qworker.publishing.retry import backoff_delay
 from qworker.safe_repr import safe_repr
 from qworker.tasks import outcome as kinds
+from qworker.tasks.followup import error_of_chord
 from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement
 
@@ -388,7 +389,8 @@ def _completed(
     if rule.state is not None and error is not None and settlement.row is None:
         # If a child reported the end, it has made the row.
         reported_row = outcome.row if isinstance(request, Request) and request.failing is not None else None
-        settlement = settlement._replace(row=reported_row or _row(app, request, rule.state, error))
+        stored = error_of_chord(outcome.kind, request.headers) or exception_to_dict(error)
+        settlement = settlement._replace(row=reported_row or _row(app, request, rule.state, stored))
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
     return settlement
@@ -434,9 +436,10 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
 
 
 def _row(
-    app: QWorker, request: Request | UnreadableMessage, state: str, error: QWorkerError
+    app: QWorker, request: Request | UnreadableMessage, state: str, error: Mapping[str, Any]
 ) -> ResultRow | None:
-    """Return the result of a task that the worker ends with *error*; None if it is ignored or unknown."""
+    """Return the result of a task that the worker ends with *error* (as stored); None if it is ignored or
+    unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))
     stores_errors = task is not None and task.store_errors_even_if_ignored
@@ -445,7 +448,7 @@ def _row(
     meta: dict[str, Any] = app.backend.meta(
         headers["id"],
         state,
-        exception_to_dict(error),
+        error,
         properties=protocol.parse_properties(request.leased.properties),
     )
     for name, header in (("group_id", "group"), ("parent_id", "parent_id")):
