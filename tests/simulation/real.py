@@ -15,9 +15,11 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -140,6 +142,7 @@ class RealRunning:
         self.seen = Seen(case, fleet.record, took=PATIENCE)
         self.threads: list[threading.Thread] = []
         self.frozen: dict[Fault, list[int]] = {}
+        self.stopping: set[WorkerProcess] = set()
         self.wanted: dict[str, Expected] = {}
         self.errors = list(fleet.record.errors)
         self.ended_at = -RECOVERY
@@ -167,16 +170,19 @@ class RealRunning:
             asked = Asked(order, f"f{number}")
             self.seen.asked.append(asked)
             self.wanted[asked.name] = expected(order.flow, order.given, self.case.world.acks_late)
-            yield order.at, lambda asked=asked: self._thread(self._order, asked)
+            yield order.at, lambda asked=asked: self._thread(asked.name, self._order, asked)
             if order.revoke_at is not None:
-                yield order.at + order.revoke_at, lambda asked=asked: self._thread(self._revoke, asked)
+                yield (
+                    order.at + order.revoke_at,
+                    lambda asked=asked: self._thread(asked.name, self._revoke, asked),
+                )
         for fault in self.case.faults:
             yield fault.at, lambda fault=fault: self._begin(fault)
             if fault.seconds:
                 yield fault.at + fault.seconds, lambda fault=fault: self._end(fault)
 
-    def _thread(self, act: Callable[..., None], asked: Asked) -> None:
-        thread = threading.Thread(target=act, args=(asked,), name=asked.name, daemon=True)
+    def _thread(self, name: str, act: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=act, args=args, name=name, daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -230,17 +236,30 @@ class RealRunning:
             for pid in worker.tree():
                 kill(pid, signal.SIGCONT)
             worker.signal(signal.SIGTERM)
-            new = (-signal.SIGTERM,) if not READY.search(worker.log) else ()
-            if worker.wait() not in (0, 3, *new):
-                self.seen.crashed.append(f"{worker.name} was stopped: {worker.log[-2000:]}")
-            self.fleet.start(fault.node)
+            self.stopping.add(worker)
+            # In a thread, because it may wait for a server that answers again only after a later event.
+            self._thread(worker.name, self._restart, worker)
         else:
             pids = worker.tree()
+            self.stopping.discard(worker)
             worker.kill()
             if fault.kind == "kill tree":
                 for pid in pids:
                     kill(pid)
             self.fleet.start(fault.node)
+
+    def _restart(self, worker: WorkerProcess) -> None:
+        """Start *worker*, which has got SIGTERM, again when it has ended, unless a later fault does."""
+        new = (-signal.SIGTERM,) if not READY.search(worker.log) else ()
+        try:
+            code = worker.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = None
+        if worker in self.stopping:
+            if code not in (0, 3, *new):
+                self.seen.crashed.append(f"{worker.name} was stopped ({code}): {worker.log[-2000:]}")
+            self.fleet.start(worker.name)
+        self.stopping.discard(worker)
 
     def _end(self, fault: Fault) -> None:
         self.fleet.note("ends:", fault)
@@ -278,7 +297,7 @@ class RealRunning:
             if thread.is_alive():
                 return f"{thread.name} waits"
         for name, worker in fleet.running.items():
-            if not worker.alive:
+            if not worker.alive and worker not in self.stopping:
                 seen.crashed.append(f"{name} ended: {worker.log[-2000:]}")
                 fleet.start(name)
         try:
@@ -423,8 +442,17 @@ class RealSearch:
             for kind in self.chosen:
                 if time.monotonic() - start > seconds or (most is not None and rounds >= most):
                     return
-                self.round(kind, seed)
+                try:
+                    self.round(kind, seed)
+                except Exception:  # noqa: BLE001 - the next rounds are not affected
+                    self.failed.append(f"{kind} {seed}: {traceback.format_exc()}")
+                    self.say(self.failed[-1])
                 rounds += 1
+                self.say(f"{time.monotonic() - start:6.0f} s  {self.counted()}")
+
+    def counted(self) -> str:
+        cases, tasks = (sum(row[column] for row in self.sums.values()) for column in (0, 1))
+        return f"{cases:.0f} cases  {tasks:.0f} tasks  {len(self.failed)} fail"
 
     def table(self) -> str:
         rows = [f"{'stores':<20}{'cases':>8}{'tasks':>9}{'faults':>9}{'s':>9}"]

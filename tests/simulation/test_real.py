@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from tests.servers import new_prefix, require
 from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
 from tests.simulation.checks import problems
 from tests.simulation.program import define
-from tests.simulation.real import RealRunning, run_real, sailing
+from tests.simulation.real import RealRunning, RealSearch, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
@@ -96,6 +97,33 @@ def test_both_messages_of_a_call_are_rejected_after_early_acks(
     record.keep("f0", Order(Call(does="requeue", number=0)))
     call = canvas(Call(does="requeue", number=0), app.tasks, "f0")
     assert [call.clone().apply(task_id="a").state for _ in range(2)] == [states.REJECTED, again]
+
+
+@pytest.mark.integration
+def test_faults_go_on_while_a_worker_stops(tmp_path: Path) -> None:
+    """Waiting for a worker that waited for a mute server delayed the end of that fault."""
+    world = RealWorld("redis")
+    orders = tuple(
+        Order(Call(does="hard", number=0, options={"time_limit": 2.0}), ask="get") for _ in range(6)
+    )
+    faults = (Fault("restart", "worker0", at=0.5), Fault("kill", "worker0", at=0.7))
+    with sailing(world, place_of("redis", tmp_path)) as fleet:
+        assert problems(run_real(Case(world, orders, faults), fleet)) == []
+        codes = [worker.process.returncode for worker in fleet.workers if worker.name == "worker0"]
+    assert codes == [-9, None]
+
+
+def test_an_unexpected_error_does_not_end_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    found = RealSearch(["redis"], said.append)
+
+    def fail(kind: str, seed: int) -> None:
+        raise AssertionError(f"round {seed}")
+
+    monkeypatch.setattr(found, "round", fail)
+    found.run(count(1), 60.0, 2)
+    assert [text.splitlines()[-1] for text in found.failed] == [f"AssertionError: round {n}" for n in (1, 2)]
+    assert said[1].endswith("0 cases  0 tasks  1 fail")
 
 
 def test_joins_that_an_earlier_case_left_are_not_of_this_one(tmp_path: Path) -> None:
