@@ -168,7 +168,8 @@ class Publisher:
         if options.get("task_id") is not None:
             raise PublishError("task_id cannot be shared by several calls: set it in the signature of each")
         ready: list[Envelope | _Ready] = []
-        answers = [self._enter(ready, task, item, options) for item in calls]
+        read = (read_call(self.app, task, item) for item in calls)
+        answers = [self._enter(ready, invocation, options) for invocation in read]
         if ready:
             self._deliver(ready, "many calls" if task is None else task.name)
         return [answer() for answer in answers]
@@ -189,7 +190,7 @@ class Publisher:
             member = None if observed else members.envelope(call)
             if member is None:
                 mark(call["options"], {RUN: run_in(call["options"].get("headers"))})
-                answers.append(self._enter(ready, None, call, _OF_A_WORKFLOW))
+                answers.append(self._enter(ready, read_call(self.app, None, call), _OF_A_WORKFLOW))
                 continue
             envelope, plain = member
             ready.append(envelope)
@@ -246,15 +247,14 @@ class Publisher:
     def _enter(
         self,
         ready: list[Envelope | _Ready],
-        task: Task | None,
-        item: Any,
+        invocation: Invocation,
         options: Mapping[str, Any],
     ) -> Answer:
-        """Add the message for *item*, one of many calls, to *ready*. Return a function for its result, to
-        call after all are stored."""
-        invocation = read_call(self.app, task, item)
-        called, _, args, kwargs, own_options = invocation
-        invocation = invocation._replace(options={**own_options, **options})
+        """Add the message for *invocation*, one of many calls, to *ready*. Return a function for its result,
+        to call after all are stored."""
+        if options:
+            invocation = invocation._replace(options={**invocation.options, **options})
+        called, _, args, kwargs, _ = invocation
         if called is not None and called.own_apply_async:
             with holding_back(self.app) as held:
                 result = called.apply_async(args, kwargs, **invocation.options)
@@ -279,8 +279,8 @@ class Publisher:
         context = calling_context()
         root, parent = _root_and_parent(context)
         results: list[AsyncResult[Any]] = []
-        children: list[AsyncResult[Any]] = []
-        envelopes: list[Envelope] = []
+        ready: list[Envelope | _Ready] = []
+        others: dict[int, Answer] = {}
         app, envelope, queue, ignored = self.app, plain.envelope, plain.queue, plain.ignored
         identities = task_ids()
         for item in calls:
@@ -288,26 +288,21 @@ class Publisher:
                 args, kwargs = item, _NO_KEYWORDS
             else:
                 invocation = read_call(app, task, item)
-                if (options := invocation.options) and (alike := self._alike(invocation)) is not None:
-                    written, result = self._written(alike, invocation)
-                    envelopes.append(written)
-                    results.append(_recorded(result, options.get("add_to_parent")))
-                    continue
-                if options:
-                    call = self._make_call(invocation)
-                    envelopes.append(self._prepare(call, call.message)[0])
-                    results.append(self._result(call))
-                    continue
                 args, kwargs = invocation.args, invocation.kwargs
+                if invocation.options:
+                    others[len(results)] = self._enter(ready, invocation, {})
+                    results.append(_UNUSED)
+                    continue
             identity = next(identities)
-            envelopes.append(envelope(identity, args, kwargs, root, parent))
-            result = AsyncResult(identity, None, None, app, None, queue, ignored)
-            results.append(result)
-            children.append(result)
-        if envelopes:
-            self.push(envelopes, task.name)
-        if context is not None:
-            add_children(context, *children)
+            ready.append(envelope(identity, args, kwargs, root, parent))
+            results.append(AsyncResult(identity, None, None, app, None, queue, ignored))
+        if ready:
+            self._deliver(ready, task.name)
+        for number, result in enumerate(results) if others else ():
+            answer = others.get(number)
+            results[number] = _recorded(result, None) if answer is None else answer()
+        if context is not None and not others:
+            add_children(context, *results)
         return results
 
     def next_attempt(self, invocation: Invocation, request: Context) -> AsyncResult[Any]:

@@ -837,6 +837,37 @@ def test_many_calls_are_retried_as_the_first_that_says_how() -> None:
             assert store.tries == 1
 
 
+def test_retry_option_of_one_of_many_calls_applies_to_all() -> None:
+    _, store, add = with_add()
+    store.failures = 1000
+    for _ in range(3):
+        store.tries = 0
+        with pytest.raises(BrokerUnavailable):
+            add.apply_many([(1, 2), add.s(3, 4).set(retry=False)])
+        assert store.tries == 1
+
+
+@pytest.mark.parametrize("many", ["apply_many", "send_many"])
+def test_many_calls_are_children_in_their_order_once_they_are_sent(many: str) -> None:
+    app, store, add = with_add()
+    last = add.s(6, 7).set(add_to_parent=False)
+    calls = [add.s(0, 1), add.s(2, 3).set(priority=3), add.s(4, 5).set(link=add.s(1)), add.s(6, 7), last]
+    for _ in range(3):
+        context = Context(id="parent", called_directly=False)
+        token = push(context, add)
+        try:
+            send = add.apply_many if many == "apply_many" else app.send_many
+            store.failures = 1000
+            with pytest.raises(BrokerUnavailable):
+                send([*calls, add.s(1, 2).set(retry=False)])
+            store.failures = 0
+            assert context.children == []
+            sent = send(calls)
+            assert [child.id for child in context.children] == [result.id for result in sent[:-1]]
+        finally:
+            pop(token)
+
+
 def test_large_one_of_many_calls_has_a_name_each_time() -> None:
     _, _, add = with_add(message_max_bytes=2000)
     for _ in range(3):
