@@ -389,6 +389,8 @@ class Oracle:
             if not hit:
                 found += [due] * sure
             elif len(hit) == 1 and not jitter and self._wall(hit[0][1]) < end:
+                # An edit before the first call after the trouble applies to it, too.
+                sure &= all(_within(each, second) for since, each in life.says if second < since <= hit[0][1])
                 open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
             if any(at < until for at, _ in self.jumps):

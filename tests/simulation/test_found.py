@@ -1324,3 +1324,11 @@ def test_a_chord_body_keeps_the_error_of_its_header_when_its_process_dies(errbac
     flow = Chord([Call(), Call(fails=True)], Call(does="lost", errbacks=[errback]))
     for kind in ("child before", "child after"):
         assert problems(run(case_of(flow, faults=(Fault(kind, "worker", "store_rows"),)))) == []
+
+
+def test_an_end_that_is_set_while_no_scheduler_runs_applies_to_what_was_missed() -> None:
+    entries = (Entry("e1", ("every", 2.5), "tick"), Entry("e2", ("every", 7.0), "tick", "code"))
+    edit = Edit("set", "e2", 14.99, fields={"end": 11.0})
+    table = Timetable(beats=1, store="other", seconds=40.0, entries=entries, edits=(edit,))
+    died = Fault("die", "beat0", "entries-sent", nth=6)
+    assert problems(run(Case(World("memory+sqlite", workers=1), faults=(died,), schedules=table))) == []
