@@ -43,6 +43,8 @@ LINGER = 10.0
 """Seconds after which the idle thread of a WaiterThread ends."""
 STALLED = 1.5
 """If the leader has not read for this many seconds, the other threads poll themselves."""
+BETWEEN_WARNINGS = 60.0
+"""Seconds between two warnings that promises wait."""
 OUTAGE_SECONDS = 20.0
 """How long a store that has answered may be unavailable before waiting callers get an error. (Celery on Redis
 tries twenty times, a second apart.) A caller that begins to wait in the meantime gets the error at once,
@@ -452,6 +454,7 @@ class WaiterThread:
         self._thread: threading.Thread | None = None  # under _lock
         self._idle = False  # under _lock
         self._stay_until = 0.0  # under _lock
+        self._log_at = -math.inf  # of its thread
 
     def call(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
         """Call callback(metadata) when the task has ended, or callback(error) when the result cannot be
@@ -535,8 +538,11 @@ class WaiterThread:
     def _give(self, news: Mapping[str, Found] | Exception) -> None:
         if isinstance(news, Exception):
             if self._patient:
-                logger.warning("promises are waiting for the result store: %s", news)
-                self._watcher.backend.clock.sleep(1.0)
+                clock = self._watcher.backend.clock
+                if (now := clock.monotonic()) >= self._log_at:  # the store may be away for hours
+                    self._log_at = now + BETWEEN_WARNINGS
+                    logger.warning("promises are waiting for the result store: %s", news)
+                clock.sleep(1.0)
                 return
             news = dict.fromkeys(list(self._calls), news)  # type: ignore[arg-type]
         for task_id, found in news.items():

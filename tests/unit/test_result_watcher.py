@@ -624,7 +624,11 @@ def test_promises_survive_an_outage_of_the_store(store: FakeStore, caplog: pytes
     store.clock = FakeClock()
     store.away = True
     store.watcher.promises.call("a", received.append)
-    until(lambda: "promises are waiting for the result store: the store is away" in caplog.text)
+    until(lambda: len(store.clock.slept) > 3)
+    (warning,) = caplog.messages
+    assert warning == "promises are waiting for the result store: the store is away"
+    store.clock.advance(60.0)
+    until(lambda: caplog.messages == [warning] * 2)
     store.away = False
     store.end("a")
     until(lambda: received)
