@@ -130,7 +130,7 @@ def _group(
             made = kind(message, members)
             if isinstance(made, ExceptionGroup) and len(made.exceptions) == len(members):
                 return made
-        except Exception as failure:  # noqa: BLE001 - a user's constructor may have other parameters
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - of a user's constructor
             reraise_interrupt(failure)
     if (name, module) == ("BaseExceptionGroup", "builtins"):
         return ExceptionGroup(message, members)
@@ -172,12 +172,12 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         error = kind(*args)
         if isinstance(error, BaseException):
             return error
-    except Exception as failure:  # noqa: BLE001 - a user's constructor may have other parameters
+    except (Exception, SystemExit) as failure:  # noqa: BLE001 - of a user's constructor
         reraise_interrupt(failure)
     try:
         error = kind.__new__(kind, *args)
         error.args = args
-    except Exception as failure:  # noqa: BLE001 - a user's __new__
+    except (Exception, SystemExit) as failure:  # noqa: BLE001 - a user's __new__
         reraise_interrupt(failure)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return error

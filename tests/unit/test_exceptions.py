@@ -45,6 +45,8 @@ class Counting(Exception):
         type(self).made += 1
         if args and args[0] == "explode":
             raise RuntimeError("constructor")
+        if args and args[0] == "exit":
+            sys.exit(1)
         super().__init__(*args)
 
 
@@ -106,7 +108,8 @@ def test_exception_is_restored_without_its_constructor() -> None:
     again = exception_from_dict(exception_to_dict(Fussy(3, detail="d")))
     assert type(again) is Fussy
     assert str(again) == "3: d"
-    assert type(exception_from_dict(stored("Counting", __name__, "explode"))) is Counting
+    for argument in ("explode", "exit"):
+        assert type(exception_from_dict(stored("Counting", __name__, argument))) is Counting
 
 
 @pytest.mark.parametrize(
