@@ -26,6 +26,7 @@ from qworker.components.pool.spawner import ZygoteSpawner
 from qworker.components.pool.thread_pool import ThreadPool
 from qworker.components.request import Failing, Request, receive
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import TaskMessage, encode
 from qworker.tasks.outcome import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Outcome
 from qworker.testing import InlinePool
@@ -56,6 +57,10 @@ def make_app(directory: Path) -> QWorker:
             "Ignore": Ignore(),
             "Reject": Reject("no", requeue=True),
         }[kind]
+
+    @app.task(name="fail_as_errback")
+    def fail_as_errback(request: Any, error: BaseException, traceback: str) -> None:
+        fail.run("KeyboardInterrupt")
 
     @app.task(name="afail")
     async def afail(kind: str) -> None:
@@ -524,6 +529,16 @@ def test_concurrency_limits_running_tasks(busy: Rig) -> None:
     Path(busy.path("go")).touch()
     busy.end_of(first)
     busy.end_of(second)
+
+
+def test_errback_that_interrupts_the_report_of_an_end_is_a_death(busy: Rig) -> None:
+    for _ in range(3):  # more than there are threads
+        request = busy.request("add", 1, 2, errbacks=[busy.app.tasks["fail_as_errback"].s()])
+        request.failing = Failing(Outcome(LOST), "FAILURE", exception_to_dict(ValueError("lost")))
+        until(lambda one=request: not busy.pool.submit([one]))
+        end = busy.end_of(request)
+        assert (end.kind, end.reported) == (LOST, False)
+    assert busy.result(busy.run("add", 1, 2)) == 3
 
 
 def test_running_lists_requests_and_start_times(busy: Rig) -> None:

@@ -26,9 +26,10 @@ from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.process.running_file import RunningFile
+from qworker.safe_repr import safe_repr
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.outcome import NOT_STARTED, Outcome
+from qworker.tasks.outcome import LOST, NOT_STARTED, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -230,7 +231,12 @@ class ThreadPool(TaskPool):
                 continue
             if request.failing is not None:
                 failing = request.failing.as_plain()
-                self._end(request, termination.report(self._app, prepared.task, prepared.context, *failing))
+                try:
+                    outcome = termination.report(self._app, prepared.task, prepared.context, *failing)
+                except BaseException as error:  # SystemExit, …, which would end a child
+                    logger.exception("the end of task %s[%s] could not be reported", request.name, request.id)
+                    outcome = Outcome(LOST, text=safe_repr(error))
+                self._end(request, outcome)
                 continue
             if tracks_start(prepared):
                 row = execution.started(self._app, prepared.task, prepared.context)
