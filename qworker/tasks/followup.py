@@ -23,7 +23,14 @@ from qworker.canvas.plain import known_task
 from qworker.canvas.signatures import Signature, is_ignored, listed, signature
 from qworker.canvas.stamping import hand_on
 from qworker.contracts import App, Task
-from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
+from qworker.errors import (
+    ChordError,
+    EncodeError,
+    InvalidTaskMessage,
+    NotSupported,
+    PublishError,
+    QWorkerError,
+)
 from qworker.interrupts import reraise_interrupt
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.context import Context, carried_chain, message_headers
@@ -233,18 +240,22 @@ def failure(headers: Mapping[str, Any]) -> BaseException | None:
     return None if isinstance(failed_call, Mapping) else _failure(str(failed_call), headers)
 
 
-def error_of_chord(kind: str, headers: Mapping[str, Any]) -> dict[str, Any] | None:
+def error_of_chord(app: App, kind: str, headers: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the stored error of a call that has only to fail, as its chord has failed, but whose process
     died or was killed; None for any other call or end. kind: of its Outcome.
 
     It has the values of a message, so marshal may not support it, and an exception made from it may have any
-    class.
+    class. If results cannot contain these values, it is a ChordError.
     """
     failed_call = headers.get(FAILED) if kind in _CUT_SHORT else None
     if failed_call is None or isinstance(failed_call, Mapping):
         return None
     cause = headers.get(CAUSE)
-    return cause if isinstance(cause, dict) else exception_to_dict(ChordError(str(failed_call)))
+    if isinstance(cause, dict):
+        with suppress(EncodeError):
+            app.backend.check_encodable(cause)
+            return cause
+    return exception_to_dict(ChordError(str(failed_call)))
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:

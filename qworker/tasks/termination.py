@@ -53,7 +53,7 @@ def report(
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
     is RETRY, without a runtime, if the task's hook has sent a next attempt.
     """
-    error = followup.error_of_chord(kind, message_headers(context)) or error
+    error = followup.error_of_chord(app, kind, message_headers(context)) or error
     token = push(context, task)
     try:
         if sends and kind in _RAN and (meta := _success(app, task, context)) is not None:

@@ -195,3 +195,17 @@ def test_other_ends_keep_the_error_of_their_process(kind: str, headers: dict[str
     meta = linked.app.backend.get("id-1")
     assert meta is not None
     assert meta["result"]["exc_type"] == "TimeLimitExceeded"
+
+
+def test_error_of_a_chord_that_cannot_be_stored_becomes_a_chord_error() -> None:
+    """As when the workers that store the errors of members have another result_serializer."""
+    cause = {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}
+    linked = Linked(headers={FAILED: "Dependency one raised", CAUSE: cause})
+    linked.app.conf.update(result_serializer="msgpack", result_accept_content=["msgpack"])
+    outcome = linked.report(LOST)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert meta["result"] == exception_to_dict(ChordError("Dependency one raised"))
+    assert repr(linked.errback_calls) == repr([exception_of(meta)])

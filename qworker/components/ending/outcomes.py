@@ -389,7 +389,7 @@ def _completed(
     if rule.state is not None and error is not None and settlement.row is None:
         # If a child reported the end, it has made the row.
         reported_row = outcome.row if isinstance(request, Request) and request.failing is not None else None
-        stored = error_of_chord(outcome.kind, request.headers) or exception_to_dict(error)
+        stored = error_of_chord(app, outcome.kind, request.headers) or exception_to_dict(error)
         settlement = settlement._replace(row=reported_row or _row(app, request, rule.state, stored))
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
