@@ -192,6 +192,14 @@ def errback_once(request: Any, error: BaseException, traceback: str, path: str, 
         time.sleep(60)
 
 
+@app.task(name="errback_always")
+def errback_always(request: Any, error: BaseException, traceback: str, path: str) -> None:
+    """Write down the error, and kill the process."""
+    with open(path, "a") as file:
+        file.write(f"{error!r}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task(name="send_and_die", bind=True)
 def send_and_die(self: Any, count: int) -> int:
     """Send tasks, and kill the process at the first delivery."""

@@ -16,6 +16,7 @@ from qworker.backends.joins import Join
 from qworker.canvas.chords import chord
 from qworker.canvas.plan import SEGMENT
 from qworker.canvas.signatures import Signature
+from qworker.errors import ChordError
 from qworker.message.marks import JOINS
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, Site
@@ -216,3 +217,19 @@ def test_body_keeps_the_error_of_its_chord_when_an_errback_ends_its_process(
     else:
         assert [type(error).__name__ for error in errors] == ["ChordError"]
     assert path.read_text() == f"{errors[0]!r}\n" * 2
+
+
+def test_errback_that_kills_each_worker_with_threads_is_not_called_forever(site: Site) -> None:
+    """As often as one that kills processes: by each delivery, and twice later."""
+    site.settings.update(task_max_deliveries=1)
+    path = site.path / "errors"
+    call = work(site, 1).set(immutable=True)
+    call.link_error(Signature("errback_always", (str(path),), app=site.client))
+    result = chord([Signature("fail_with_values", app=site.client)], call, app=site.client).apply_async()
+    for _ in range(3):
+        site.start("--pool", "threads", ready=False).wait()
+    worker = site.start("--pool", "threads")
+    site.drained()
+    assert isinstance(result.get(propagate=False), ChordError)
+    assert len(path.read_text().splitlines()) == 3
+    worker.stop()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
 from qworker.canvas.membership import is_ignored, parts_of
-from qworker.components.request import Failing, Request, UnreadableMessage
+from qworker.components.request import MOST_DEATHS, Failing, Request, UnreadableMessage
 from qworker.errors import (
     EncodeError,
     InvalidTaskMessage,
@@ -432,7 +432,12 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
     if not settled or rule.state is None or rule.error is None:
         return None
-    return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)))
+    deaths = 0
+    if (
+        outcome.kind == kinds.POISONED
+    ):  # later deaths: a report ended the whole worker, as in a pool of threads
+        deaths = min(MOST_DEATHS, request.leased.deliveries - (request.task.max_deliveries or 1))
+    return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)), deaths)
 
 
 def _row(

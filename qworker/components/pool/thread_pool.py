@@ -231,11 +231,13 @@ class ThreadPool(TaskPool):
                 continue
             if request.failing is not None:
                 failing = request.failing.as_plain()
+                slot = self._running_file.begin(request.tag)  # an errback may end this process
                 try:
                     outcome = termination.report(self._app, prepared.task, prepared.context, *failing)
                 except BaseException as error:  # SystemExit, …, which would end a child
                     logger.exception("the end of task %s[%s] could not be reported", request.name, request.id)
                     outcome = Outcome(LOST, text=safe_repr(error))
+                self._running_file.end(slot)
                 self._end(request, outcome)
                 continue
             if tracks_start(prepared):
