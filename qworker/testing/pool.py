@@ -74,8 +74,10 @@ class InlinePool(TaskPool):
     def end(self, request: Request, why: str, how: str = "") -> None:
         """End *request* without running it. why: LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED. how: the text of
         the outcome."""
+        self.ending += 1
         self._take_out(request)
         self._on_ended([(request, Outcome(why, text=how))])
+        self.ending -= 1
         self._on_room()
 
     # -- TaskPool --
@@ -119,10 +121,12 @@ class InlinePool(TaskPool):
     def execute(self, request: Request) -> None:
         """Run the held *request*, and report its outcome."""
         outcome = self.outcome_of(request)
+        self.ending += 1
         self._take_out(request)
         if not request.is_async and outcome.runtime is not None:
             self.runtimes.learn(request.name, outcome.runtime)
         self._on_ended([(request, outcome)])
+        self.ending -= 1
         self._on_room()
 
     @cached_property

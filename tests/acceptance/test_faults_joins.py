@@ -233,3 +233,17 @@ def test_errback_that_kills_each_worker_with_threads_is_not_called_forever(site:
     assert isinstance(result.get(propagate=False), ChordError)
     assert len(path.read_text().splitlines()) == 3
     worker.stop()
+
+
+@pytest.mark.parametrize("how", ["die", "outlast"])
+def test_errback_is_called_again_while_the_worker_stops(site: Site, how: str) -> None:
+    site.settings.update(task_max_deliveries=1)
+    path = site.path / "errors"
+    body = work(site, 0).set(time_limit=1, immutable=True)
+    body.link_error(Signature("errback_once", (str(path), how), app=site.client))
+    header = [Signature("fail_with_values", app=site.client), work(site, 1)]
+    worker = site.start()
+    chord(header, body, app=site.client).apply_async()
+    site.until(path.exists, "the errback to be called")
+    worker.stop()
+    assert len(path.read_text().splitlines()) == 2

@@ -452,6 +452,18 @@ def test_many_requests_each_end_once(rig: Rig) -> None:
     until(lambda: rig.pool.in_flight() == 0)
 
 
+def test_pool_is_not_idle_while_an_end_is_passed_on(rig: Rig) -> None:
+    """A worker that stops would stop its pool before a child is asked to report that end."""
+    seen: list[bool] = []
+    rig.pool._on_ended = lambda ends: (  # type: ignore[attr-defined]
+        seen.append(bool(rig.pool.in_flight() or rig.pool.ending)),
+        rig.ends.extend(ends),
+    )
+    rig.run("add", 2, 3)
+    assert seen == [True]
+    until(lambda: not (rig.pool.in_flight() or rig.pool.ending))
+
+
 def test_busy_beyond_counts_long_running_tasks(rig: Rig, tmp_path: Path) -> None:
     if isinstance(rig.pool, InlinePool):
         pytest.skip("inline tasks have ended when submit() returns")

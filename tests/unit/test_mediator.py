@@ -514,6 +514,14 @@ def test_quiet_mediator_lets_children_report_ends() -> None:
     assert rig.ready.clear() == [waiting]
 
 
+def test_mediator_is_busy_while_the_pool_passes_an_end_on() -> None:
+    """A child may have to report that end, so a worker that stops must wait for it."""
+    rig = MediatorRig()
+    assert not rig.mediator.busy()
+    rig.pool.ending = 1
+    assert rig.mediator.busy()
+
+
 def test_empty_queue_submits_nothing_to_the_pool() -> None:
     rig = MediatorRig()
     rig.step()

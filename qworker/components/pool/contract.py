@@ -58,6 +58,9 @@ class TaskPool(ABC):
 
     def __init__(self) -> None:
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
+        self.ending = 0
+        """More than 0 while on_ended() is called for requests that in_flight() no longer counts. It is raised
+        before they are taken out, so read in_flight() first."""
         self.starts = self.deaths = self.recycled = 0
         """Numbers of processes that were started, that died or were killed, and that were replaced because of
         their number of tasks or their size."""

@@ -202,7 +202,9 @@ class ProcessPool(TaskPool):
         ended: list[Ended] = []
         stored: list[tuple[Request, ResultRow]] = []
         notices = False
-        for file, event in self._poll.poll(timeout * 1000):
+        events = self._poll.poll(timeout * 1000)
+        self.ending = 1
+        for file, event in events:
             if file == self._wakeup.fileno():
                 self._wakeup.clear()
                 self._watch_writes()
@@ -232,6 +234,7 @@ class ProcessPool(TaskPool):
             self._on_stored(stored)
         if ended:
             self._on_ended(ended)
+        self.ending = 0
         if failure is not None:
             raise failure
         self._replace(now)

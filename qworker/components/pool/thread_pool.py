@@ -280,5 +280,9 @@ class ThreadPool(TaskPool):
     def _end(self, request: Request, outcome: Outcome) -> None:
         if not request.is_async and outcome.runtime is not None:
             self.runtimes.learn(request.name, outcome.runtime)
+        with self._lock:
+            self.ending += 1
         if self._remove(request):
             self._on_ended([(request, outcome)])
+        with self._lock:
+            self.ending -= 1

@@ -214,7 +214,7 @@ class Mediator(ThreadComponent):
     def busy(self) -> bool:
         """Return whether requests run, or have ends that a child must report. Any thread."""
         with self._turn:
-            return bool(self.pool.in_flight() or self._ready.reports)
+            return bool(self.pool.in_flight() or self.pool.ending or self._ready.reports)
 
     def stop(self, deadline: float = 0.0) -> None:
         self.quiet()
