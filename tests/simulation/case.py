@@ -27,7 +27,8 @@ class World(Short):
     are restarted with the key once the first half of the orders has been called). segment: how many steps of
     a chain go into one message. pauses: the probability of a pause before a store call. long: the probability
     that a run takes ``nodes.LONG_RUN``. rate: the rate limit of tasks, in runs per second. route_expires: the
-    ``expires`` that ``task_routes`` has for the calls of a flow, in seconds; 0: none."""
+    ``expires`` that ``task_routes`` has for the calls of a flow, in seconds; 0: none. route_priority: their
+    ``priority`` there; 0: none."""
 
     stores: str = "memory"
     workers: int = 2
@@ -49,6 +50,7 @@ class World(Short):
     long: float = 0.0
     rate: float = 0.0
     route_expires: float = 0.0
+    route_priority: int = 0
 
     @property
     def by_messages(self) -> bool:

@@ -69,6 +69,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "long": (0.0, 0.0, 0.1),
     "rate": (0.0, 0.0, 0.0, 0.0, 20.0),
     "route_expires": (0.0, 0.0, EXPIRES),
+    "route_priority": (0, 0, 5),
 }
 
 

@@ -36,7 +36,7 @@ from qworker.tasks.eager import EagerResult
 from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import EXPIRING, ROUTES, STAMPS, Noting, Record, define
+from tests.simulation.program import STAMPS, Noting, Record, define, routes_of
 from tests.simulation.repeats import Execution
 from tests.simulation.seams import Process
 from tests.simulation.stores import STORES, Stores
@@ -113,7 +113,7 @@ class Node:
             "simulated",
             clock=self.clock,
             set_as_current=False,
-            task_routes=EXPIRING if world.route_expires else ROUTES,
+            task_routes=routes_of(world),
             broker_url="memory://" if world.by_messages else None,
             **settings_of(world, LEASE_SECONDS, key),
             **self.record.settings,
@@ -449,7 +449,7 @@ class Caller(Node):
             broker="memory://",
             backend="disabled://",
             set_as_current=False,
-            changes={"task_protocol": 1 if order.how == "celery 1" else 2, "task_routes": ROUTES},
+            changes={"task_protocol": 1 if order.how == "celery 1" else 2, "task_routes": routes_of(World())},
         )
         theirs.now = lambda: datetime.fromtimestamp(self.clock.now(), UTC)
         written = json.loads(json.dumps(call, default=timedelta.total_seconds))

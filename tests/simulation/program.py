@@ -34,7 +34,7 @@ from qworker.errors import (
 )
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import LOST, TIME_LIMIT
-from tests.simulation.case import Order
+from tests.simulation.case import Order, World
 from tests.simulation.figures import Figures
 from tests.simulation.repeats import Body, Execution, first_of
 from tests.simulation.seams import Process
@@ -329,10 +329,6 @@ CARRIED: dict[str, Callable[[Any], Any]] = {
 STAMPS = {"by": "me"}
 EXPIRES = 3000.0
 """After how many seconds calls expire that do."""
-ROUTES = {"acall": {"queue": "far"}}
-"""``task_routes``."""
-EXPIRING = {"acall": {"queue": "far", "expires": EXPIRES}, "call": {"expires": EXPIRES}}
-"""``task_routes`` of worlds with ``route_expires``."""
 THEIRS = "somebody else's"
 """A result that no call of a flow returns."""
 RAISED: dict[str, BaseException] = {
@@ -346,6 +342,13 @@ RAISED: dict[str, BaseException] = {
     "stays": Stays(),
     "soft": SoftTimeLimitExceeded(),
 }
+
+
+def routes_of(world: World) -> dict[str, dict[str, Any]]:
+    """Return ``task_routes`` of *world*."""
+    given = {"expires": world.route_expires, "priority": world.route_priority}
+    of_call = {name: value for name, value in given.items() if value}
+    return {"acall": {"queue": "far", **of_call}, **({"call": of_call} if of_call else {})}
 
 
 def define(app: QWorker, process: Process, record: Record, base: str, rate: float = 0.0) -> None:

@@ -45,6 +45,7 @@ from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.publishing import publisher, workflows
+from qworker.publishing.routing import Router
 from qworker.results import result
 from qworker.results.group_result import GroupResult
 from qworker.tasks import copies, execution, followup, next_attempt
@@ -621,6 +622,15 @@ def test_calls_that_expire_at_another_time_are_noticed(shift: float, monkeypatch
 
     monkeypatch.setattr(publishing, "_moment", moved)
     assert any("expires in" in problem for problem in problems(run(case)))
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_route_without_its_priority_is_noticed(coroutine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = numbered(Call(coroutine=coroutine))
+    case = Case(World(route_priority=5), (Order(flow), Order(flow, options={"priority": 0})))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(Router, "_priority", lambda this, priority, name: 0)
+    assert [text.split(" is shown")[0] for text in problems(run(case))] == ["f0: 0 of {}"]
 
 
 @pytest.mark.parametrize(
