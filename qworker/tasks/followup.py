@@ -251,7 +251,7 @@ def error_of_chord(app: App, kind: str, headers: Mapping[str, Any]) -> dict[str,
     if failed_call is None or isinstance(failed_call, Mapping):
         return None
     cause = headers.get(CAUSE)
-    if isinstance(cause, dict):
+    if cause and isinstance(cause, dict):
         with suppress(EncodeError):
             app.backend.check_encodable(cause)
             return cause

@@ -15,6 +15,7 @@ from typing import Any
 from qworker import states
 from qworker.contracts import App, Task
 from qworker.errors import DamagedResult, NotSupported, Reject, Retry
+from qworker.interrupts import reraise_interrupt
 from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
@@ -60,7 +61,7 @@ def report(
             return _go_on(app, task, context, meta["result"], runs)
         row = None
         if runs and task.has_on_terminated:
-            task.on_terminated(context, state, error)
+            _call_hook(task, context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
@@ -84,6 +85,16 @@ def report(
         return Outcome(kind, None, text, reported=True)
     finally:
         pop(token)
+
+
+def _call_hook(task: Task, context: Context, state: str, error: dict[str, Any]) -> None:
+    try:
+        task.on_terminated(context, state, error)
+    except Exception as problem:
+        if isinstance(problem, Retry | Reject) or is_away(problem):
+            raise
+        reraise_interrupt(problem)
+        logger.exception("on_terminated() of task %s[%s] raised", task.name, context.id)
 
 
 def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from qworker import QWorker, Task, states
-from qworker.errors import ChordError
+from qworker.errors import ChordError, PublishError
 from qworker.message.context import Context
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.message.marks import CAUSE, FAILED, RUN
@@ -64,6 +64,21 @@ class Setup:
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
         return termination.report(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
+
+
+@pytest.mark.parametrize("problem", [ValueError("a bug"), PublishError("it has no more retries")])
+def test_error_of_on_terminated_is_logged_and_the_end_is_reported(
+    problem: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise problem
+
+    linked = Linked()
+    linked.task.has_on_terminated, linked.task.on_terminated = True, fail  # type: ignore[method-assign]
+    outcome = linked.report()
+    assert (outcome.kind, outcome.reported, outcome.row is not None) == (TIME_LIMIT, True, True)
+    assert [type(error).__name__ for error in linked.errback_calls] == ["TimeLimitExceeded"]
+    assert "on_terminated() of task work[id-1] raised" in caplog.text
 
 
 def test_on_terminated_can_retry() -> None:
@@ -166,10 +181,10 @@ def test_unsent_callbacks_of_a_killed_task_are_sent_later() -> None:
 
 @pytest.mark.parametrize("kind", [LOST, TIME_LIMIT, POISONED])
 @pytest.mark.parametrize(
-    "cause", [None, {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}]
+    "cause", [None, {}, {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}]
 )
 def test_call_that_has_only_to_fail_keeps_the_error_of_its_chord(kind: str, cause: Any) -> None:
-    linked = Linked(headers={FAILED: "Dependency one raised", **({CAUSE: cause} if cause else {})})
+    linked = Linked(headers={FAILED: "Dependency one raised", **({} if cause is None else {CAUSE: cause})})
     outcome = linked.report(kind)
     assert outcome.row is not None
     linked.app.backend.store_rows([outcome.row])
