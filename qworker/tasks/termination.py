@@ -21,7 +21,17 @@ from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
 from qworker.tasks import followup
 from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
-from qworker.tasks.outcome import LOST, NOT_STARTED, REQUEUED, TERMINATED, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import (
+    EXPIRED,
+    LOST,
+    NOT_STARTED,
+    POISONED,
+    REQUEUED,
+    REVOKED,
+    TERMINATED,
+    TIME_LIMIT,
+    Outcome,
+)
 from qworker.tasks.unsent import is_away
 
 logger = logging.getLogger(__name__)
@@ -30,6 +40,8 @@ AGAIN_SECONDS = 1.0
 """Seconds for which a child waits if the broker is unavailable, before it may get the same call again."""
 _RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
 """Ends of a task that had begun to run."""
+_DROPPED = frozenset([REVOKED, EXPIRED, POISONED])
+"""Ends of a task that does not run, but may have, if its message is delivered again."""
 
 
 def report(
@@ -57,7 +69,8 @@ def report(
     error = followup.error_of_chord(app, kind, message_headers(context)) or error
     token = push(context, task)
     try:
-        if sends and kind in _RAN and (meta := _success(app, task, context)) is not None:
+        has_run = kind in _RAN or (kind in _DROPPED and (context.delivery_info or {}).get("redelivered"))
+        if sends and has_run and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"], runs)
         row = None
         if runs and task.has_on_terminated:

@@ -1332,3 +1332,12 @@ def test_an_end_that_is_set_while_no_scheduler_runs_applies_to_what_was_missed()
     table = Timetable(beats=1, store="other", seconds=40.0, entries=entries, edits=(edit,))
     died = Fault("die", "beat0", "entries-sent", nth=6)
     assert problems(run(Case(World("memory+sqlite", workers=1), faults=(died,), schedules=table))) == []
+
+
+@pytest.mark.parametrize("flow", [Call(links=[Call()]), Call(links=[Chord([Call()], Call())])])
+def test_a_revoked_task_that_had_succeeded_calls_its_callbacks(flow: Call) -> None:
+    """Its worker was killed when it had stored the success, and the task was revoked when it came again."""
+    kill = Fault("kill before", "worker", "push")
+    seen = run(Case(World(workers=1), (Order(numbered(flow), revoke_at=0.5),), (kill,)))
+    assert problems(seen) == []
+    assert seen.values["f0"] == ["0()"]

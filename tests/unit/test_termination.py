@@ -21,6 +21,7 @@ from qworker.tasks.outcome import (
     NOT_STARTED,
     POISONED,
     RETRY,
+    REVOKED,
     SUCCESS,
     TERMINATED,
     TIME_LIMIT,
@@ -118,6 +119,7 @@ class Linked:
         app.task(name="told")(lambda request, exc, traceback: self.errback_calls.append(exc))
         app.finalize()
         self.headers = fields.pop("headers", {})
+        self.redelivered = fields.pop("redelivered", False)
         given = {"callbacks": [self.link.s().set(task_id="next")], "errbacks": [app.tasks["told"].s()]}
         self.message = TaskMessage(task="work", id="id-1", headers=self.headers, **{**given, **fields})
 
@@ -125,7 +127,14 @@ class Linked:
         encoded = encode(self.message)
         headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
         body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
-        context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=self.task)
+        context = Context.from_message(
+            headers,
+            body,
+            properties=properties,
+            delivery_info={"redelivered": self.redelivered},
+            hostname="w@h",
+            task=self.task,
+        )
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
         return termination.report(self.app, self.task, context, kind, "killed", states.FAILURE, error)
 
@@ -147,6 +156,14 @@ def test_task_killed_after_storing_its_success_calls_its_callbacks(kind: str, ac
     assert linked.errback_calls == []
 
 
+@pytest.mark.parametrize("kind", [REVOKED, EXPIRED, POISONED])
+def test_task_delivered_again_that_does_not_run_goes_on_after_its_stored_success(kind: str) -> None:
+    linked = Linked(redelivered=True)
+    linked.app.backend.store_result("id-1", 5, states.SUCCESS)
+    assert linked.report(kind).kind == SUCCESS
+    assert linked.sent() == [("next", [5])]
+
+
 @pytest.mark.parametrize(
     ("kind", "stored", "fields"),
     [
@@ -154,6 +171,8 @@ def test_task_killed_after_storing_its_success_calls_its_callbacks(kind: str, ac
         (TIME_LIMIT, states.STARTED, {}),
         (TIME_LIMIT, states.FAILURE, {}),
         (EXPIRED, states.SUCCESS, {}),
+        (EXPIRED, None, {"redelivered": True}),
+        (EXPIRED, states.SUCCESS, {"redelivered": True, "headers": {RUN: "a1"}}),
         (TIME_LIMIT, states.SUCCESS, {"headers": {RUN: "a1"}}),
         (TIME_LIMIT, states.SUCCESS, {"ignore_result": True}),
         (TIME_LIMIT, states.SUCCESS, {"callbacks": None}),
