@@ -10,6 +10,7 @@ A task looks up by its number what to do. The record outlives all processes.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 from collections import Counter, defaultdict
@@ -21,6 +22,7 @@ from typing import Any
 
 from qworker import QWorker, Task, states
 from qworker.backends.joins import Join
+from qworker.canvas import membership
 from qworker.components.request import Request
 from qworker.errors import (
     BackendError,
@@ -32,8 +34,10 @@ from qworker.errors import (
     Reject,
     SoftTimeLimitExceeded,
 )
+from qworker.message.marks import JOINS
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import LOST, TIME_LIMIT
+from qworker.transports.lease import Envelope
 from tests.simulation.case import Order, World
 from tests.simulation.figures import Figures
 from tests.simulation.repeats import Body, Execution, first_of
@@ -125,6 +129,8 @@ class Record:
         """The orders of joins, by their ids."""
         self.opened: dict[str, float] = {}
         """When joins were opened last."""
+        self.joined: set[str] = set()
+        """The joins of which a member was sent, or may have been."""
         self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of calls made by tasks, by the caller's number."""
@@ -171,13 +177,25 @@ class Record:
         if request.failing is None:
             self.begun[request.id].append(now)
 
-    def opens(self, joins: Sequence[Join]) -> None:
-        """Record to which orders *joins* belong: their bodies name them, except those of replacing groups."""
+    def opens(self, joins: Sequence[Join], by: str) -> None:
+        """Record to which orders *joins* belong: their bodies name them, except those of replacing groups.
+
+        by: "worker", or another role, of which sends() may not see all messages: some are in transactions.
+        """
+        if by != "worker":
+            self.joined.update(join.id for join in joins)
         for join in joins:
             self.opened[join.id] = self.now()
             self.bodies.update(first_of(join.body))
             if named := _NAME.search(join.body):
                 self.joins[join.id] = named[1].decode()
+
+    def sends(self, envelopes: Sequence[Envelope]) -> None:
+        """Record of which joins the messages *envelopes* are members."""
+        for each in envelopes:
+            if JOINS in each.headers:
+                named = membership.parts_of(json.loads(each.headers), states.SUCCESS)
+                self.joined.update(part.join for part in named)
 
     def keep(self, name: str, order: Order) -> None:
         """Store the flow of the *order* with the *name* for its tasks; see Flow."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -385,7 +385,8 @@ class Running:
         process.cut = self.cut.setdefault(name, [])
         self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
-        process.opens = self.seen.record.opens
+        process.opens = partial(self.seen.record.opens, by=process.role)
+        process.sends = self.seen.record.sends
         process.starts = self.seen.record.starts.update
         node = kind(process, self.time, self.stores, world, self.seen.record, self.keyed, skew)
         self.processes[name] = node
@@ -703,10 +704,20 @@ class Running:
             later = [id for id in ids if opened.get(id, math.inf) > seen.lost_until]
             return sum(seen.record.joins.get(id) not in kept for id in later)
         if not count or not seen.excused:
-            return count
+            return count - (len(self._abandoned()) if count else 0)
         excused = {asked.name for asked in seen.asked if seen.excuses(asked)}
-        owners = (seen.record.joins.get(id) for id in self.stores.joins(self.observer.app.backend))
+        ids = {*self.stores.joins(self.observer.app.backend)} - self._abandoned()
+        owners = map(seen.record.joins.get, ids)
         return sum(owner is not None and owner not in excused for owner in owners)
+
+    def _abandoned(self) -> set[str]:
+        """Return the open joins of which nobody sends the members: a worker that had opened them did not come
+        to that, and its task was revoked when it was delivered again."""
+        record, revoked = self.seen.record, {asked.name for asked in self.seen.asked if asked.revoked}
+        if not revoked or not self.seen.fired:
+            return set()
+        ids = {*self.stores.joins(self.observer.app.backend)} - record.joined
+        return {id for id in ids if record.joins.get(id) in {None, *revoked}}
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
@@ -765,6 +776,7 @@ class Running:
         """Let time pass until everything has expired and been swept; record what is left."""
         time, record = self.time, self.seen.record
         told = {name: Counter(each) for name, each in record.told.items()}
+        abandoned = bool(self._abandoned())
         left: dict[str, int] = {}
         for _ in range(ROUNDS):
             time.limit += 2 * LONG
@@ -774,7 +786,7 @@ class Running:
                 time.pump(time.now + SWEPT / 20)
         self.seen.left_for_ever = left and self.stores.left()
         for asked in self.seen.asked:  # their remaining joins have failed by now and called their errbacks
-            if self.seen.excuses(asked) and not asked.rolled_back:
+            if (self.seen.excuses(asked) or (asked.revoked and abandoned)) and not asked.rolled_back:
                 record.told[asked.name] = told.get(asked.name, Counter())
 
     def _why(self) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
@@ -120,6 +121,8 @@ class Process:
         """Writes into joins as someone without the key."""
         self.opens: Callable[[Any], object] = lambda joins: None
         """Called with joins that are to be opened."""
+        self.sends: Callable[[Any], object] = lambda envelopes: None
+        """Called with messages that are published."""
         self.starts: Callable[[Iterable[str]], object] = lambda ids: None
         """Called with the ids of tasks of which the state STARTED is to be stored."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
@@ -200,6 +203,8 @@ class Process:
         elif method == "push" and self.execution is not None:
             self.execution.sent.update(subjects(args[0]))
         self.stack.append(store)
+        if args and method in ("push", "join.finish"):
+            function = partial(self._sending, function, int(method == "join.finish"))
         try:
             if fault is None:
                 value = function(*args, **kwargs)
@@ -219,6 +224,11 @@ class Process:
         if method in JOINED and self.time.random.random() < 0.3:
             self.time.wake(name="joiner")
         return value
+
+    def _sending(self, function: Callable[..., Any], place: int, *args: Any, **kwargs: Any) -> Any:
+        """Call *function*, which publishes the argument at *place*."""
+        self.sends(args[place])
+        return function(*args, **kwargs)
 
     def _note(self, method: str, *told: Any) -> None:
         trace = self.time.trace

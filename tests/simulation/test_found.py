@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tests.simulation.checks import problems
 from tests.simulation.program import EXPIRES
 from tests.simulation.run import Seen
 from tests.simulation.run import run as run_any
-from tests.simulation.seams import Process
+from tests.simulation.seams import FORGETS, Process
 from tests.simulation.world import START
 from tests.support.flows import Failed, numbered
 
@@ -1341,3 +1342,17 @@ def test_a_revoked_task_that_had_succeeded_calls_its_callbacks(flow: Call) -> No
     seen = run(Case(World(workers=1), (Order(numbered(flow), revoke_at=0.5),), (kill,)))
     assert problems(seen) == []
     assert seen.values["f0"] == ["0()"]
+
+
+@pytest.mark.parametrize(
+    "flow", [Chain([Call(), Chord([Call()], Call())]), Call(instead=Chord([Call()], Call()))]
+)
+@pytest.mark.parametrize("linger", [False, True])
+def test_a_join_whose_members_a_revoked_task_has_not_sent_is_left(flow: Any, linger: bool) -> None:
+    """Its worker was killed when it had opened the join, and the message was revoked when it came again: the
+    join is left until it expires, as documented. The checks expected none."""
+    case = Case(World(workers=1), (Order(numbered(flow), revoke_at=0.5),), linger=linger)
+    assert problems(run(replace(case, faults=(Fault("kill before", "worker", "push"),)))) == []
+    sent = replace(case.orders[0], revoke_at=20.0)
+    lost = Fault(FORGETS, "worker", "join.add")
+    assert "1 joins are left" in problems(run(replace(case, orders=(sent,), faults=(lost,), linger=False)))
