@@ -322,10 +322,11 @@ def _has_died(seen: Seen, asked: Asked) -> bool:
 
 
 def _ended_with_their_child(flow: Any) -> set[int]:
-    """Return the calls that fail when their child dies, also before they run; and those that they make."""
-    doomed = (part for part in parts_of(flow) if isinstance(part, Call) and part.does == "lost")
+    """Return the calls that fail, or run once less, when their child dies, also before they run; and those
+    that they make."""
+    doomed = (part for part in parts_of(flow) if isinstance(part, Call) and part.does in ("lost", "dies"))
     made = (each for part in doomed for each in (part, part.calls, part.adds) if each is not None)
-    return {each.number for call in made for each in parts_of(call) if isinstance(each, Call)}
+    return {each.number for call in made for each in parts_of(call) if hasattr(each, "number")}
 
 
 def _spared(seen: Seen, asked: Asked) -> set[int]:

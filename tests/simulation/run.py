@@ -185,12 +185,14 @@ class Seen:
     def kills_children_of(self, asked: Asked) -> bool:
         """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""
         return any(
-            met.fault.kind.startswith("child") and not self._is_of_another(met, asked) for met in self.met
+            (met.fault.kind.startswith("child") or (met.fault.kind == "die" and met.about))
+            and not self._is_of_another(met, asked)
+            for met in self.met
         )
 
     def _is_of_another(self, met: Met, asked: Asked) -> bool:
         """Return whether *met* concerned the child that ran a task of another order."""
-        if not met.fault.kind.startswith(("child", "limit")):
+        if not met.fault.kind.startswith(("child", "limit", "die")):
             return False
         runs = (*self.record.executions.items(), *self.record.tellings.items())
         return any(name != asked.name and run.id in met.about for name, each in runs for _, run in each)

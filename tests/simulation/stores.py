@@ -23,6 +23,7 @@ from qworker.backends.keyvalue.joins import JOIN_PREFIX, KeyValueJoins
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.backends.rpc.backend import RpcBackend
 from qworker.backends.rpc.replies import Reading, ReplyQueue
+from qworker.errors import NotSupported
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues
 from qworker.transports.kombu.broker import kombu_broker
@@ -207,8 +208,11 @@ class Stores:
                 path.unlink()
 
     def joins(self, backend: Any) -> list[str]:
-        """Return the ids of the open joins of *backend*."""
-        joins = backend.joins
+        """Return the ids of the open joins of *backend*; [] if it has none."""
+        try:
+            joins = backend.joins
+        except NotSupported:
+            return []
         if isinstance(joins, KeyValueJoins):
             states = map(joins._state, joins._keys.list(JOIN_PREFIX))
             return [state.id for state in states if state is not None]

@@ -1356,3 +1356,17 @@ def test_a_join_whose_members_a_revoked_task_has_not_sent_is_left(flow: Any, lin
     sent = replace(case.orders[0], revoke_at=20.0)
     lost = Fault(FORGETS, "worker", "join.add")
     assert "1 joins are left" in problems(run(replace(case, orders=(sent,), faults=(lost,), linger=False)))
+
+
+def test_a_call_that_dies_makes_its_calls_once_less_if_a_fault_kills_its_child_first() -> None:
+    """That death counts, too: the call is delivered three times in all."""
+    died = Fault("die", "worker0", "joins-opened")
+    flow = Call(does="dies", calls=Chunks(items=1, each=1))
+    assert problems(run(case_of(flow, faults=(died,), seed=2))) == []
+
+
+@pytest.mark.parametrize("stores", ["memory+disabled", "sqlite"])
+def test_a_revoked_call_of_a_killed_worker_lingers(stores: str) -> None:
+    """The simulator asked a store without joins for them."""
+    order = Order(numbered(Call()), revoke_at=0.0)
+    assert problems(run(Case(World(stores), (order,), (Fault("kill"),), linger=True))) == []
