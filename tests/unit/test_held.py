@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +42,8 @@ class MemoryQueue(ServerQueue):
         self.name = name
         self.texts: list[str] = []
         self.finished = 0
+        self.late: Callable[[], float] | None = None
+        """Returns when the leases of finished messages ended, which others have now; None: they are ours."""
 
     def send(self, entries: Sequence[Entry]) -> None:
         taken = list(entries)
@@ -71,7 +75,11 @@ class MemoryQueue(ServerQueue):
     def finish(self, messages: Sequence[Received]) -> list[Received]:
         self.server.raise_failure()
         self.finished += len(messages)
-        return []
+        if self.late is None:
+            return []
+        for message in messages:
+            message.expires = self.late()
+        return list(messages)
 
     def count(self) -> Count:
         return Count(len(self.texts))
@@ -247,6 +255,22 @@ def test_lease_is_lost_with_the_connection_or_the_queue(
     assert server.released == 1
     with pytest.raises(LeaseLost):
         store.consumer.lease(["q"], 9)
+
+
+def test_ack_answered_after_the_end_of_its_lease_may_have_been_carried_out(
+    store: HeldBroker, server: MemoryServer
+) -> None:
+    """A worker was frozen in between: it must not take it for certain that another worker has the message."""
+    own = store.consumer.register("w", ["q"], 1)
+    push(store, "a", "b")
+    first, second = store.consumer.lease(["q"], 9).messages
+    server.queues["q"].late = time.monotonic
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.settle(own, [Ack(first.tag)])
+    assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
+    assert server.queues["q"].finished == 1
+    server.queues["q"].late = lambda: math.inf  # the server knows that others have it
+    assert store.consumer.settle(own, [Ack(second.tag)]) == {second.tag}
 
 
 def test_lease_survives_a_short_outage(store: HeldBroker, server: MemoryServer) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -836,6 +836,34 @@ def test_early_ack_in_doubt_ends_as_a_failure() -> None:
     (row,) = rig.store.results.values()
     assert row[:2] == (request.id, "FAILURE")
     assert b"WorkerLost" in row[2]
+
+
+def test_early_ack_answered_after_its_lease_ends_as_a_failure() -> None:
+    """It may have been carried out before; then nobody else has the message."""
+
+    class LateStore(MemoryStore):
+        answered = 0
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            self.answered += any(isinstance(each, Ack) for each in settlements)
+            if self.answered == 1:
+                raise BrokerUnavailable("it answered after the leases of messages had ended")
+            tags = {each.tag for each in settlements if isinstance(each, Ack)}
+            return tags if tags and self.answered == 2 else super().settle(generation, settlements)
+
+        def settled_before(self, tags: Collection[int]) -> Collection[int]:
+            return ()
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=LateStore)
+    rig.push(1, "once")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    rig.early.ask([request], 0.0)
+    rig.pass_time(2)
+    assert rig.early.take() == []
+    rig.pass_time(5)
+    assert rig.store.results[request.id][1] == "FAILURE"
+    assert (rig.early.take(), rig.state.requests) == ([], {})
 
 
 def test_stopping_worker_does_not_wait_for_an_early_ack_in_doubt() -> None:

@@ -15,6 +15,7 @@ for a moment.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -287,7 +288,12 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Everything that must be sent is sent before anything is finished. If this raises, call it again
         with the same settlements, together or in parts: messages already sent are not sent twice, and
-        settlements already made are not lost."""
+        settlements already made are not lost.
+
+        It also raises if leases ended before the answer came: the server may have carried out an ack before
+        it gave the message to others. The second call reports such a message as lost.
+        """
+        began = time.monotonic()
         lost: set[int] = set()
         again: set[int] = set()
         ends: dict[int, End] = {}
@@ -312,6 +318,9 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
                     lost.add(tag)
             try:
                 self._finish(ends)
+                leases = [ends[tag].held.message.expires for tag in self._holdings.late & ends.keys()]
+                if any(began < expires <= time.monotonic() for expires in leases):
+                    raise BrokerUnavailable("it answered after the leases of messages had ended")
             except BaseException:
                 self._holdings.ended |= ends.keys() - self._holdings.leased.keys()
                 raise
