@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.brokers import RemoteSite
+from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.nats_server import Nats
+from tests.acceptance.processes import kill
 from tests.acceptance.together import (
     everything_runs_exactly_once,
     long_task_is_not_repeated,
@@ -126,3 +129,26 @@ def test_refused_login_is_one_clear_error(remote: RemoteSite, server: Nats, logi
     assert "wr0ng" not in said
     assert "t0ken" not in said
     assert "Traceback" not in said
+
+
+def test_early_acks_of_a_frozen_worker_do_not_leave_tasks_pending(server: Nats, tmp_path: Path) -> None:
+    """The server carries acks out while the worker is frozen; the answers come after the leases."""
+    broken = Broken(server)
+    with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct, worker_lease_seconds=2) as site:
+        worker = site.start("-c", "2")
+        site.send_many("once", [(number, 0.05) for number in range(100)])
+        for count in (1, 20, 40):
+            site.until(lambda count=count: len(site.records(kind=STARTED)) > count, "tasks to run")
+            broken.proxy.down.open = False
+            time.sleep(0.3)
+            frozen = worker.tree()
+            for pid in frozen:
+                kill(pid, signal.SIGSTOP)
+            broken.proxy.down.open = True
+            time.sleep(3.0)
+            for pid in frozen:
+                kill(pid, signal.SIGCONT)
+        site.until(lambda: not site.pending(), "every call to have ended", 60.0)
+        runs = Counter(record.id for record in site.records(kind=STARTED))
+        assert max(runs.values()) == 1
+        assert worker.alive
