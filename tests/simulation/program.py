@@ -177,6 +177,10 @@ class Record:
         if request.failing is None:
             self.begun[request.id].append(now)
 
+    def may_lack_expiry(self, id: str) -> bool:
+        """Return whether the call may have been sent again without its expiry."""
+        return id in self.without_expiry
+
     def opens(self, joins: Sequence[Join], by: str) -> None:
         """Record to which orders *joins* belong: their bodies name them, except those of replacing groups.
 
@@ -409,7 +413,7 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
             found["compression"] = part.options.get("compression")
         of_part = {**routes.get(request.task, {}), **part.options}
         every = of_part, {**of_part, **known.options}  # those of the order go to the first
-        if request.id in record.without_expiry:
+        if record.may_lack_expiry(request.id):
             every += tuple({**options, "expires": None} for options in every)  # or it was called again, too
         if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")

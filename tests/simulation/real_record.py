@@ -102,6 +102,9 @@ class KeptRecord(Record):
             return False
         return True
 
+    def may_lack_expiry(self, id: str) -> bool:
+        return self.trouble  # only the process that retries failed tasks knows which
+
     def complain(self, text: str) -> None:
         self.lines.append("wrong", text)
 

@@ -126,6 +126,14 @@ def test_an_unexpected_error_does_not_end_a_search(monkeypatch: pytest.MonkeyPat
     assert said[1].endswith("0 cases  0 tasks  1 fail")
 
 
+def test_a_failed_call_that_is_retried_may_lack_its_expiry(tmp_path: Path) -> None:
+    """Workers did not know that it was, and complained."""
+    worker, observer = KeptRecord(tmp_path), KeptRecord(tmp_path)
+    assert not worker.may_lack_expiry("a")
+    observer.trouble = True
+    assert worker.may_lack_expiry("a")
+
+
 def test_joins_that_an_earlier_case_left_are_not_of_this_one(tmp_path: Path) -> None:
     """Their members were lost with a worker, which excuses them in that case only."""
     joins = SimpleNamespace(count=lambda: 2)
