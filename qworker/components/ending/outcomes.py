@@ -433,9 +433,8 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     if not settled or rule.state is None or rule.error is None:
         return None
     deaths = 0
-    if (
-        outcome.kind == kinds.POISONED
-    ):  # later deaths: a report ended the whole worker, as in a pool of threads
+    if outcome.kind == kinds.POISONED:
+        # Any death after those allowed was that of a worker that reported the end, as in a pool of threads.
         deaths = min(MOST_DEATHS, request.leased.deliveries - (request.task.max_deliveries or 1))
     return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)), deaths)
 
