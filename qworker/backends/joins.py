@@ -104,11 +104,12 @@ class Joins(ABC):
 
     @abstractmethod
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
-        """Publish *envelopes*, and record that *join* is done. Return False, without publishing, when the
-        claim has expired.
+        """Publish *envelopes*, and record that *join* is done. Return False when the claim has expired:
+        another one finishes the join.
 
-        This is one transaction if the messages are in the same store. Otherwise *sender* publishes first.
-        After an interruption the body is published again with the same ids; hold() lets only one of them run.
+        This is one transaction if the messages are in the same store. Otherwise *sender* publishes first, if
+        the claim has not expired by then. After an interruption, or if it expires meanwhile, the body is
+        published again with the same ids; hold() lets only one of them run.
         """
 
     @abstractmethod

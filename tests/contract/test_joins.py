@@ -7,17 +7,17 @@ import random
 import signal
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from qworker.backends.joins import DONE_SECONDS_FOR_EVER, Finished, Join, Joins
+from qworker.backends.joins import DONE_SECONDS_FOR_EVER, PUSH_SECONDS, Finished, Join, Joins
 from qworker.errors import BrokerUnavailable, EncodeError
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Broker, Part, Sender
+from qworker.transports.lease import Broker, Envelope, Part, Sender
 from qworker.transports.sql.broker import SQLBroker
 from tests.contract.join_places import JOIN_PLACES, JoinPlace, start_process
 from tests.contract.join_steps import BODY, QUEUE, SECONDS, drain, parts, sent
@@ -357,6 +357,37 @@ def test_expired_claim_cannot_finish_the_join(
     assert not joins.finish(late, [message("body", QUEUE)], broker.sender)
     assert not joins.finish(early, [message("body", QUEUE)], broker.sender)
     assert (sent(broker), place.left()) == (1, 0)
+
+
+class SlowSender(Sender):
+    """Sends with *sender* after *meanwhile*."""
+
+    def __init__(self, sender: Sender, meanwhile: Callable[[], None]) -> None:
+        self.sender = sender
+        self.meanwhile = meanwhile
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        self.meanwhile()
+        self.sender.push(envelopes, timeout)
+
+
+def test_claim_that_expires_while_the_body_is_sent_does_not_finish_the_join(
+    place: JoinPlace, joins: Joins, clock: FakeClock, broker: Broker
+) -> None:
+    joins.open([Join("a", 1, BODY)])
+    joins.add(parts("a", [0]))
+    (early,) = joins.claim(1, SECONDS)
+    claimed: list[Finished] = []
+
+    def meanwhile() -> None:
+        clock.advance(max(SECONDS, PUSH_SECONDS) + 1)
+        claimed.extend(joins.claim(1, SECONDS))
+
+    assert not joins.finish(early, [message("body", QUEUE)], SlowSender(broker.sender, meanwhile))
+    (late,) = claimed
+    assert (late.id, late.parts, sent(broker)) == ("a", early.parts, 1)
+    assert joins.finish(late, [message("body", QUEUE)], broker.sender)
+    assert (joins.count(), place.left()) == (0, 0)
 
 
 def test_old_claim_cannot_finish_a_reopened_join(joins: Joins, clock: FakeClock, broker: Broker) -> None:

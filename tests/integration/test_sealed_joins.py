@@ -161,6 +161,27 @@ def test_forged_member_fails_the_chord(env: Env) -> None:
     assert result.state == "FAILURE"
 
 
+def test_worker_that_loses_its_claim_leaves_the_records_of_added_members(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(env.app.backend.joins)
+    claim, finish = kind.claim, kind.finish
+    answers: list[bool] = []
+
+    def late(joins: Any, *given: Any) -> bool:
+        if not answers:
+            assert claim(joins, 1, 0.0)
+        answers.append(finish(joins, *given))
+        return answers[-1]
+
+    monkeypatch.setattr(kind, "claim", lambda joins, limit, seconds: claim(joins, limit, 0.0))
+    monkeypatch.setattr(kind, "finish", late)
+    result = chord([env.s("grows", 1), env.s("give", 5)], env.s("gather")).apply_async()
+    env.run()
+    assert (answers, env.ran) == ([False, True], [[1, 5, 2]])
+    assert [env.app.backend.get_group(f"qworker-added-{n}-{result.parent.id}") for n in range(4)] == [None] * 4
+
+
 def test_forged_parts_fail_a_long_chain(env: Env) -> None:
     steps = [env.s("give", 1), *(env.s("give") for _ in range(SEGMENT + 2)), env.s("gather")]
     result = chain(*steps).apply_async()

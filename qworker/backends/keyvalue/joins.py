@@ -232,10 +232,11 @@ class KeyValueJoins(Joins):
         crash_point("body-sent")
         with self._keys.locked(key):
             state = self._state(key)
-            if state is not None and state.token == join.token:
-                now = self._clock.now()
-                self._keys.write(_done_key(key), b"1", remembered(state.expires, now) - now)
-                self._forget(key)
+            if state is None or state.token != join.token:
+                return False
+            now = self._clock.now()
+            self._keys.write(_done_key(key), b"1", remembered(state.expires, now) - now)
+            self._forget(key)
         return True
 
     def _forget(self, key: str) -> None:

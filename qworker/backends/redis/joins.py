@@ -392,7 +392,7 @@ class RedisJoins(Joins):
         ours = self._call(_FINISH, join.id, join.token, now, *lasting, *commands, tries=1)
         if here:
             crash_point("join-finished")
-        return bool(ours) or not here
+        return bool(ours)
 
     def drop(self, joins: Collection[str]) -> None:
         for some in portions(joins, PORTION):

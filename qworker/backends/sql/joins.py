@@ -212,8 +212,7 @@ class SQLJoins(Joins):
             return False
         sender.push(envelopes)
         crash_point("body-sent")
-        self._transact(lambda session: self._done(session, join))
-        return True
+        return self._transact(lambda session: self._done(session, join))
 
     def _finish_with(self, join: Finished, envelopes: Sequence[Envelope], publishing: Publishing) -> bool:
         """Publish and finish in one transaction."""

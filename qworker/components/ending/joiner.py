@@ -134,18 +134,19 @@ class Joiner(ThreadComponent):
                 continue
             crash_point("body-made")
             try:
-                self._joins.finish(join, envelopes, self._app.broker.sender)
+                finished = self._joins.finish(join, envelopes, self._app.broker.sender)
                 break
             except (EncodeError, PublishError) as raised:  # the broker refuses them
                 error = error or _text_of(raised)
         else:
-            self._give_up(join, error)
-        bodies.forget_added(self._app, join, body)
+            finished = self._give_up(join, error)
+        if finished:  # otherwise another worker has claimed the join, and reads the records
+            bodies.forget_added(self._app, join, body)
 
-    def _give_up(self, join: Finished, error: Any) -> None:
+    def _give_up(self, join: Finished, error: Any) -> bool:
         text = "join %s ends without its body: %s"
         logger.error(text, join.id, error, extra={"event": "join-failed"})
-        self._joins.finish(join, (), self._app.broker.sender)
+        return self._joins.finish(join, (), self._app.broker.sender)
 
     def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """Return the messages that call *body*."""
