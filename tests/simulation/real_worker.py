@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker import QWorker
+from qworker.tasks import execution
 from tests.simulation.case import World
 from tests.simulation.nodes import settings_of
 from tests.simulation.program import Noting, define
@@ -102,11 +103,26 @@ def told(world: RealWorld, place: Place) -> dict[str, str]:
     return {VARIABLE: json.dumps([asdict(world), asdict(place)])}
 
 
+class SlowStores(logging.Handler):
+    """Counts it as a trouble when a result store takes so long to answer that a state is stored after the
+    calls that follow."""
+
+    def __init__(self, record: KeptRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "is stored later" in text and "no answer in" in text:
+            self._record.trouble = True
+
+
 def _app() -> QWorker:
     world, place = json.loads(os.environ[VARIABLE])
     record = KeptRecord(Path(place["directory"]))
     handler = Errors(record.errors)
     logging.getLogger("qworker").addHandler(handler)
+    logging.getLogger(execution.__name__).addHandler(SlowStores(record))
     return make_app("worker", RealWorld(**world), Place(**place), record)
 
 

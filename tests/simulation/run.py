@@ -599,6 +599,7 @@ class Running:
     def _move(self) -> None:
         """Move waiting messages to another broker, and back."""
         here, clock, ticks = self.observer.app.broker, self.observer.clock, count()
+        turns = self.time.turns
         file = f"sqlite:///{self.directory}/elsewhere/q.db"
         there: Any = MemoryStore(clock)
         if isinstance(here, MemoryStore):  # two stores of one kind are slow to tell apart
@@ -609,6 +610,8 @@ class Running:
                 moved = move(source, target, monotonic=lambda: float(next(ticks))).moved
                 self.time.note("moved", moved)
                 arrived = count_of(target)
+                if self.time.turns > turns:  # others have sent and received messages meanwhile
+                    continue
                 if not waiting <= moved == arrived or count_of(source):  # it may reclaim more
                     self.seen.record.complain(
                         f"{moved} of {waiting} messages were moved, and {arrived} are there"

@@ -1370,3 +1370,19 @@ def test_a_revoked_call_of_a_killed_worker_lingers(stores: str) -> None:
     """The simulator asked a store without joins for them."""
     order = Order(numbered(Call()), revoke_at=0.0)
     assert problems(run(Case(World(stores), (order,), (Fault("kill"),), linger=True))) == []
+
+
+def test_others_take_messages_while_an_operator_moves_them() -> None:
+    """The check of the counts expected that nobody else works meanwhile."""
+    flow = numbered(Chord([Call(), Call()], Call(options={"queue": "far"})))
+    case = Case(World(pauses=0.6), (Order(flow), Order(flow)), (Fault("move"),), seed=492)
+    assert problems(run(case)) == []
+
+
+def test_a_lost_claim_on_a_join_keeps_the_record_of_an_added_member() -> None:
+    """The body failed, because a worker whose claim had expired deleted the record."""
+    flow = Chain([Call(calls=Chord([Call(adds=Call()), Call()], Call())), Call()])
+    world = World(workers=3, key="signed", flush=0.0, skew=2.0, pauses=0.05, long=0.1, rate=20.0)
+    away = Fault("away", "broker", at=2.47, seconds=3.0)
+    case = Case(world, (Order(numbered(flow), at=2.46, ask="saved"),), (away,), seed=4159096232)
+    assert problems(run(case)) == []

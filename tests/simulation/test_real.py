@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import uuid
 from itertools import count
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, states
+from qworker.tasks import execution
 from tests.servers import new_prefix, require
 from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
 from tests.simulation.checks import problems
@@ -19,7 +22,7 @@ from tests.simulation.real import RealRunning, RealSearch, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
-from tests.simulation.real_worker import Place, Process, RealWorld
+from tests.simulation.real_worker import Place, Process, RealWorld, SlowStores
 from tests.support.flows import canvas, numbered
 
 
@@ -132,6 +135,31 @@ def test_a_failed_call_that_is_retried_may_lack_its_expiry(tmp_path: Path) -> No
     assert not worker.may_lack_expiry("a")
     observer.trouble = True
     assert worker.may_lack_expiry("a")
+
+
+def test_a_store_that_answers_late_is_a_trouble(tmp_path: Path) -> None:
+    """The calls after a task then see it PENDING, as documented."""
+    record, answer = KeptRecord(tmp_path), threading.Event()
+    logger, handler = logging.getLogger(execution.__name__), SlowStores(record)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for wait, late in ((lambda rows: None, False), (lambda rows: answer.wait(60), True)):
+            app: Any = SimpleNamespace(backend=Waiting(wait), stores=SimpleNamespace(sends_results=False))
+            assert execution.store_now(app, ("id", states.SUCCESS), 0.05 if late else 60.0) is not late
+            assert record.trouble is late
+    finally:
+        answer.set()
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class Waiting:
+    """A result store. store_rows: called to store rows."""
+
+    def __init__(self, store_rows: Any) -> None:
+        self.store_rows = store_rows
 
 
 def test_joins_that_an_earlier_case_left_are_not_of_this_one(tmp_path: Path) -> None:
