@@ -1386,3 +1386,9 @@ def test_a_lost_claim_on_a_join_keeps_the_record_of_an_added_member() -> None:
     away = Fault("away", "broker", at=2.47, seconds=3.0)
     case = Case(world, (Order(numbered(flow), at=2.46, ask="saved"),), (away,), seed=4159096232)
     assert problems(run(case)) == []
+
+
+def test_a_crash_repeats_both_messages_of_a_call_that_was_sent_twice() -> None:
+    """The checks counted one repeat for each fault."""
+    faults = (Fault("crash", at=1.603), Fault("twice", "caller0", "push"))
+    assert problems(run(Case(orders=(Order(numbered(Call()), at=1.6),), faults=faults))) == []
