@@ -574,7 +574,9 @@ class Running:
             self.seen.poison += poison(self.observer.app, time.note)
         elif fault.kind in OF_OPERATORS:
             if fault.kind == "retry failed":
+                pauses, time.pauses = time.pauses, 0.0  # a move meanwhile would take the call to fail
                 fail_as_stranger(self.observer.app, time.note)
+                time.pauses = pauses
             letters = self._letters(fault.kind)
             if fault.kind == "retry failed":
                 self.seen.record.without_expiry |= set(letters.values())

@@ -1392,3 +1392,9 @@ def test_a_crash_repeats_both_messages_of_a_call_that_was_sent_twice() -> None:
     """The checks counted one repeat for each fault."""
     faults = (Fault("crash", at=1.603), Fault("twice", "caller0", "push"))
     assert problems(run(Case(orders=(Order(numbered(Call()), at=1.6),), faults=faults))) == []
+
+
+def test_an_operator_moves_messages_while_another_sends_failed_tasks_again() -> None:
+    """The call that the simulator makes fail as a stranger was moved away, and then ready for ever."""
+    faults = (Fault("restart", "worker0"), Fault("move", at=0.13), Fault("retry failed", at=0.13))
+    assert problems(run(Case(World(key="signed", pauses=0.1), faults=faults, seed=2))) == []
