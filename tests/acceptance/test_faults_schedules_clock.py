@@ -212,13 +212,13 @@ def changes(name: str, year: int) -> list[datetime]:
     """The instants of *year*, to the minute, at which the UTC offset of a zone changes: the first ones
     with the new offset."""
     zone, found = ZoneInfo(name), []
-    hour = datetime(year, 1, 1, tzinfo=UTC)
-    while hour.year == year:
-        later = hour + timedelta(hours=1)
-        if offset(hour, zone) != offset(later, zone):
-            minutes = (hour + timedelta(minutes=number) for number in range(1, 61))
+    day = datetime(year, 1, 1, tzinfo=UTC)
+    while day.year == year:
+        later = day + timedelta(days=1)
+        if offset(day, zone) != offset(later, zone):
+            minutes = (day + timedelta(minutes=number) for number in range(1, 24 * 60 + 1))
             found.append(next(each for each in minutes if offset(each, zone) == offset(later, zone)))
-        hour = later
+        day = later
     return found
 
 

@@ -40,7 +40,7 @@ class Pages:
 
 @cache
 def configure() -> Path:
-    """Set up Django and migrate its database, once; return the SQLite file, deleted with the process."""
+    """Set up Django, once; return its SQLite file, deleted with the process."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-django-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     file = directory / "project.db"
@@ -82,5 +82,10 @@ def configure() -> Path:
     )
     django.setup()
     set_default_maker(None)  # other tests in this process have their own apps
-    call_command("migrate", verbosity=0)
     return file
+
+
+@cache
+def migrate() -> None:
+    """Make the tables, once: collecting tests does not need them."""
+    call_command("migrate", verbosity=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.django_places import Place
-from tests.support.django_project import configure
+from tests.support.django_project import configure, migrate
 
 configure()
 
@@ -26,6 +26,7 @@ class _Undo(Exception):
 @pytest.fixture(autouse=True)
 def _rollback() -> Iterator[None]:
     """Run each test in one transaction, and roll it back."""
+    migrate()
     try:
         with transaction.atomic():
             with connection.cursor() as cursor:  # messages of other tests

@@ -8,14 +8,15 @@ import pytest
 from django.test import override_settings
 
 from qworker.django.conf import conf
-from tests.support.django_project import configure
+from tests.support.django_project import configure, migrate
 
 configure()
 
 
 @pytest.fixture(autouse=True)
-def _no_cluster_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A developer's own Q_CLUSTER_NAME must not change what a test sees."""
+def _project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the tables, and hide a developer's own Q_CLUSTER_NAME."""
+    migrate()
     monkeypatch.delenv("Q_CLUSTER_NAME", raising=False)
     conf.reset()
     yield
