@@ -291,6 +291,11 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         inner = [tag ^ mark for tag in tags]
         return [tag ^ mark for tag in self._at(lambda broker: broker.consumer.settled_before(inner))]
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        mark = self._mark()
+        inner = [tag ^ mark for tag in tags]
+        return [tag ^ mark for tag in self._brokers.brokers[self._index].consumer.in_doubt(inner)]
+
     def confirm(self) -> None:
         self._at(lambda broker: broker.consumer.confirm())
 

@@ -340,6 +340,12 @@ class Consumer(ABC):
         Raises LeaseLost when this consumer was considered dead: then others may have the messages."""
 
     @abstractmethod
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        """Return those of *tags*, reported by settle() as no longer ours, that it may have settled all the
+        same: the answer came after their lease, and the broker may have carried it out before. () if this
+        broker always knows."""
+
+    @abstractmethod
     def confirm(self) -> None:
         """Return once the broker has certainly carried out earlier settlements: an early-acked task starts
         only then. Raises BrokerUnavailable when that is uncertain."""

@@ -154,6 +154,9 @@ class LeaseConsumer(Consumer, Hearing, Presenting):
         self.extend()  # while this consumer is not considered dead, nobody else gets its messages
         return tags
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return ()
+
     def confirm(self) -> None:
         """Does nothing: settlements are certain when settle() returns."""
 

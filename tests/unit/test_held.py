@@ -263,14 +263,30 @@ def test_ack_answered_after_the_end_of_its_lease_may_have_been_carried_out(
     """A worker was frozen in between: it must not take it for certain that another worker has the message."""
     own = store.consumer.register("w", ["q"], 1)
     push(store, "a", "b")
-    first, second = store.consumer.lease(["q"], 9).messages
+    first, second = (message.tag for message in store.consumer.lease(["q"], 9).messages)
     server.queues["q"].late = time.monotonic
-    with pytest.raises(BrokerUnavailable):
-        store.consumer.settle(own, [Ack(first.tag)])
-    assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
-    assert server.queues["q"].finished == 1
+    assert store.consumer.settle(own, [Ack(first)]) == {first}
+    assert [set(store.consumer.in_doubt({first, second})) for _ in range(2)] == [{first}, set()]
     server.queues["q"].late = lambda: math.inf  # the server knows that others have it
-    assert store.consumer.settle(own, [Ack(second.tag)]) == {second.tag}
+    assert store.consumer.settle(own, [Ack(second)]) == {second}
+    assert set(store.consumer.in_doubt({second})) == set()
+
+
+def test_ack_sent_after_the_end_of_its_lease_is_not_in_doubt(store: HeldBroker, server: MemoryServer) -> None:
+    """A worker was frozen while it acked messages of another queue."""
+    own = store.consumer.register("w", ["q", "r"], 1)
+    store.sender.push([envelope("a", "q"), envelope("b", "r")])
+    tags = {one.queue: one.tag for one in store.consumer.lease(["q", "r"], 9).messages}
+    ended: list[float] = []
+
+    def freeze() -> float:
+        ended.append(time.monotonic())
+        return ended[-1]
+
+    server.queues["q"].late = freeze
+    server.queues["r"].late = lambda: ended[0]
+    assert store.consumer.settle(own, [Ack(tags["q"]), Ack(tags["r"])]) == set(tags.values())
+    assert set(store.consumer.in_doubt(tags.values())) == {tags["q"]}
 
 
 def test_lease_survives_a_short_outage(store: HeldBroker, server: MemoryServer) -> None:

@@ -161,6 +161,8 @@ class AckBuffer:
         if self._hurry:
             self._unconfirmed.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(generation, current) if current else set()
+        if lost:
+            unconfirmed.update(self._consumer.in_doubt(lost))
         # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
         self._orders = [order for order in orders if order.starts or order.resend]
@@ -202,7 +204,8 @@ class AckBuffer:
 
     def _answered(self, requests: Sequence[Request], lost: set[int], unconfirmed: set[int]) -> None:
         """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. unconfirmed: tags
-        whose ack was sent before without an answer, so that it may have been processed then."""
+        whose ack was sent before without an answer, or answered too late, so that it may have been
+        processed."""
         late = [request for request in requests if request.tag in lost]
         doubtful = [request for request in late if request.tag in unconfirmed]
         for request in late:

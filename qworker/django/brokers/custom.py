@@ -174,6 +174,9 @@ class CustomTransport(SingleObjectBroker):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         return ()  # only the class knows the state of a receipt
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return ()
+
     def confirm(self) -> None:
         """Do nothing: acknowledge() is synchronous."""
 

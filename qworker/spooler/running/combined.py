@@ -223,6 +223,9 @@ class _Both(Consumer):
         own = [tag for tag in tags if tag >= 0]
         return self._own.settled_before(own) if own else ()
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return self._own.in_doubt([tag for tag in tags if tag >= 0])
+
     def confirm(self) -> None:
         self._own.confirm()
 

@@ -204,6 +204,9 @@ class DirectoryConsumer(Consumer, Generic[L]):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         return ()  # settle() has no answer that could be lost
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return ()
+
     def confirm(self) -> None:
         """Does nothing: settlements are certain when settle() returns."""
 

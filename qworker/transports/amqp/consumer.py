@@ -239,6 +239,9 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         return ()  # an ended message looks like one that others have
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return ()
+
     def running_path(self) -> str | None:
         return self._files.running or None
 

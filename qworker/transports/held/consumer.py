@@ -15,7 +15,6 @@ for a moment.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -250,6 +249,11 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         return ()  # an ended message looks like one that others have
 
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        found = self._holdings.in_doubt & set(tags)
+        self._holdings.in_doubt -= found
+        return found
+
     def confirm(self) -> None:
         """Does nothing: settlements are certain when settle() returns."""
 
@@ -288,12 +292,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Everything that must be sent is sent before anything is finished. If this raises, call it again
         with the same settlements, together or in parts: messages already sent are not sent twice, and
-        settlements already made are not lost.
-
-        It also raises if leases ended before the answer came: the server may have carried out an ack before
-        it gave the message to others. The second call reports such a message as lost.
-        """
-        began = time.monotonic()
+        settlements already made are not lost."""
         lost: set[int] = set()
         again: set[int] = set()
         ends: dict[int, End] = {}
@@ -318,9 +317,6 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
                     lost.add(tag)
             try:
                 self._finish(ends)
-                leases = [ends[tag].held.message.expires for tag in self._holdings.late & ends.keys()]
-                if any(began < expires <= time.monotonic() for expires in leases):
-                    raise BrokerUnavailable("it answered after the leases of messages had ended")
             except BaseException:
                 self._holdings.ended |= ends.keys() - self._holdings.leased.keys()
                 raise
@@ -382,6 +378,8 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             self._holdings.end(end.held)
             if late:
                 self._holdings.late.add(end.held.leased.tag)
+            if late and end.held.message.in_doubt:
+                self._holdings.in_doubt.add(end.held.leased.tag)
         self._part_with_the_early()
 
     # -- waiting --

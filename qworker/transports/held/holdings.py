@@ -62,6 +62,8 @@ class Holdings:
         """Tags ended by a settle() that raised: it will be called again."""
         self.late: set[int] = set()
         """Tags of messages that others had when they were finished, until settle() has reported them."""
+        self.in_doubt: set[int] = set()
+        """Tags of late messages that may have been finished all the same, until the worker has asked."""
         self._tags: set[int] = set()  # of all that is leased or waits
         self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
 
@@ -71,6 +73,7 @@ class Holdings:
             tag = tag % (2**63 - 1) + 1
         self._tags.add(tag)
         self.late.discard(tag)
+        self.in_doubt.discard(tag)
         return tag
 
     @property
@@ -162,8 +165,11 @@ def _finish(queue: ServerQueue, batch: Sequence[Received]) -> set[int]:
     again = {id(message) for message in batch if message.deleted}
     for message in batch:
         message.deleted = True
+    asked = time.monotonic()
     gone = queue.finish(batch)
     now = time.monotonic()
+    for message in gone:
+        message.in_doubt = asked < message.expires <= now
     return {id(message) for message in gone if message.expires <= now or id(message) not in again}
 
 

@@ -92,8 +92,8 @@ class Received:
 
     __slots__ = (
         "acknowledged", "body", "content_encoding", "content_type", "deleted", "delivery_info",
-        "delivery_tag", "expires", "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at",
-        "returns_at",
+        "delivery_tag", "expires", "headers", "in_doubt", "lease_seconds", "properties", "queue", "receipt",
+        "renew_at", "returns_at",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +120,8 @@ class Received:
         self.acknowledged = False
         self.deleted = False
         """Whether the server was told to delete it, and may have done so."""
+        self.in_doubt = False
+        """Whether its reservation ended while the server was told to delete it."""
         self.headers = found.headers
         self.properties = found.properties
         self.content_type = found.content_type

@@ -166,6 +166,15 @@ def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
     assert names(take(store)) == ["a"]
 
 
+def test_messages_lost_before_they_were_settled_are_not_in_doubt(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == {leased.tag}
+    assert not list(store.consumer.in_doubt({leased.tag}))
+
+
 def test_settled_before_reports_only_settled_tags(store: Broker) -> None:
     """A settlement is repeated after a lost answer."""
     own = generation(store)
