@@ -308,6 +308,7 @@ class Run:
         task, context = self.task, self.context
         row = None
         follow: tuple[Followed, ...] = ()
+        parts: Fields = ()
         kept = _kept(value)
         try:
             held: list[Envelope] = []
@@ -322,7 +323,8 @@ class Run:
                 row = self._store(states.SUCCESS, kept)
             parts = self._parts(states.SUCCESS, kept)
             if context.callbacks or task.sees_its_end:
-                self.stored = store_now(self.app, row, self._patience())
+                # A success that a killed process has stored stays, if this one cannot store it again.
+                self.stored = store_now(self.app, row, self._patience()) or self.stored
             if held:
                 self.app.publisher.push(held, f"what follows {task.name}")
         except Exception as error:  # the result cannot be stored, or the following calls cannot be sent
@@ -330,6 +332,7 @@ class Run:
                 return self._unsent(error)
             if self.stored:
                 reraise_interrupt(error)
+                parts = self._parts(states.SUCCESS, kept)
                 follow = self._unfollowed(error)
             elif isinstance(error, QWorkerError):
                 return self._failed(error)

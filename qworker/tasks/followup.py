@@ -269,7 +269,7 @@ def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Call
 
 def _failure(why: str, headers: Mapping[str, Any]) -> BaseException:
     cause = headers.get(CAUSE)
-    return exception_from_dict(cause) if isinstance(cause, Mapping) else ChordError(why)
+    return exception_from_dict(cause) if cause and isinstance(cause, Mapping) else ChordError(why)
 
 
 def ended(

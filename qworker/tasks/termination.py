@@ -15,13 +15,13 @@ from typing import Any
 from qworker import states
 from qworker.contracts import App, Task
 from qworker.errors import DamagedResult, NotSupported, Reject, Retry
-from qworker.interrupts import reraise_interrupt
 from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
-from qworker.tasks import followup
+from qworker.tasks import copies, followup
 from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
 from qworker.tasks.outcome import (
+    COPY,
     EXPIRED,
     LOST,
     NOT_STARTED,
@@ -69,6 +69,10 @@ def report(
     error = followup.error_of_chord(app, kind, message_headers(context)) or error
     token = push(context, task)
     try:
+        if kind in _DROPPED and (copy := copies.refused(app, task, context)) is not None:
+            return (
+                copy._replace(reported=True) if copy.kind == COPY else _later(app, task, context, copy.text)
+            )
         has_run = kind in _RAN or (kind in _DROPPED and (context.delivery_info or {}).get("redelivered"))
         if sends and has_run and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"], runs)
@@ -91,22 +95,29 @@ def report(
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
         if is_away(problem) or (isinstance(problem, Reject) and problem.requeue):
-            logger.error("the end of task %s[%s] cannot be reported now: %s", task.name, context.id, problem)
-            app.clock.sleep(AGAIN_SECONDS)
-            return NOT_STARTED
+            return _later(app, task, context, problem)
         logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
         return Outcome(kind, None, text, reported=True)
     finally:
         pop(token)
 
 
+def _later(app: App, task: Task, context: Context, problem: object) -> Outcome:
+    logger.error("the end of task %s[%s] cannot be reported now: %s", task.name, context.id, problem)
+    app.clock.sleep(AGAIN_SECONDS)
+    return NOT_STARTED
+
+
 def _call_hook(task: Task, context: Context, state: str, error: dict[str, Any]) -> None:
     try:
         task.on_terminated(context, state, error)
     except Exception as problem:
-        if isinstance(problem, Retry | Reject) or is_away(problem):
+        if (
+            isinstance(problem, Retry)
+            or (isinstance(problem, Reject) and problem.requeue)
+            or is_away(problem)
+        ):
             raise
-        reraise_interrupt(problem)
         logger.exception("on_terminated() of task %s[%s] raised", task.name, context.id)
 
 
@@ -131,4 +142,4 @@ def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> O
         logger.error("the calls after task %s[%s] are sent later: %s", task.name, context.id, outcome.text)
         app.clock.sleep(AGAIN_SECONDS)
         return NOT_STARTED
-    return outcome._replace(runtime=None)
+    return outcome._replace(runtime=None, reported=True)

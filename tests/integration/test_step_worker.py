@@ -15,9 +15,17 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker
+from qworker import QWorker, chain, states
 from qworker.components.receiving.fetch_window import MAX_WINDOW
-from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
+from qworker.errors import (
+    BackendError,
+    PublishError,
+    Reject,
+    TaskRevoked,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLost,
+)
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Broker, Envelope, Release
@@ -884,3 +892,41 @@ def test_exception_group_is_raised_for_the_caller() -> None:
     assert repr(failure.value.exceptions) == "(ValueError('one'), KeyError('two'))"
     assert result.traceback is not None
     assert {"    | ValueError: one", "    | KeyError: 'two'"} <= set(result.traceback.splitlines())
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("how", ["the callback takes other arguments", "neither store answers as before"])
+def test_chain_ends_if_the_callbacks_of_a_stored_success_cannot_be_sent(
+    env: Env, acks_late: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker was killed when it had stored the success, and the message has expired when it comes again."""
+    wrong = how.startswith("the callback")
+    work = env.task(lambda number: number, acks_late=acks_late)
+    link, other = (env.app.task(name=name)(lambda number: number) for name in ("link", "other"))
+    first = work.s(1).set(expires=60)
+    first.link(link.s(2) if wrong else link.s())
+    last = chain(first, other.s())()
+    env.app.backend.store_result(last.parent.id, 1, states.SUCCESS)
+    consumer = env.make_app().broker.consumer
+    generation = consumer.register("killed", ["celery"], 1)
+    (message,) = consumer.lease(["celery"], 1).messages
+    consumer.settle(generation, [Release(message.tag, redelivered=True)])
+    consumer.deregister()
+    env.clock.advance(100)
+    if not wrong:
+        store, errors = env.app.backend.store_rows, [BackendError("away for a moment")]
+
+        def store_rows(rows: Any) -> None:
+            if errors:
+                raise errors.pop()
+            store(rows)
+
+        def push(*given: Any) -> None:
+            raise PublishError("too large")
+
+        monkeypatch.setattr(env.app.backend, "store_rows", store_rows)
+        monkeypatch.setattr(env.app.broker.sender, "push", push)
+    worker = env.worker()
+    worker.run()
+    worker.advance(5)
+    assert (env.ran, last.parent.state, last.state) == ([], "SUCCESS", "FAILURE")

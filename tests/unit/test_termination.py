@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from qworker import QWorker, Task, states
-from qworker.errors import ChordError, PublishError
+from qworker.errors import ChordError, PublishError, Reject
 from qworker.message.context import Context
 from qworker.message.exceptions import exception_of, exception_to_dict
-from qworker.message.marks import CAUSE, FAILED, RUN
+from qworker.message.marks import CAUSE, FAILED, PUBLICATION, RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
-from qworker.tasks import termination
+from qworker.tasks import followup, termination
 from qworker.tasks.outcome import (
+    COPY,
     EXPIRED,
     LOST,
     NOT_STARTED,
@@ -67,7 +69,25 @@ class Setup:
         return termination.report(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
 
 
-@pytest.mark.parametrize("problem", [ValueError("a bug"), PublishError("it has no more retries")])
+def _by_alarm() -> Exception:
+    """An exception that a signal handler of the task raises."""
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError("the hook's own alarm")
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except TimeoutError as error:
+        return error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "problem", [ValueError("a bug"), PublishError("it has no more retries"), Reject("no"), _by_alarm()]
+)
 def test_error_of_on_terminated_is_logged_and_the_end_is_reported(
     problem: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +218,19 @@ def test_unsent_callbacks_of_a_killed_task_are_sent_later() -> None:
     assert linked.sent() == [("next", [5])]
 
 
+@pytest.mark.parametrize("kind", [REVOKED, EXPIRED, POISONED])
+def test_second_message_of_a_body_does_not_go_on_after_the_success_of_the_first(kind: str) -> None:
+    linked = Linked(redelivered=True, headers={PUBLICATION: 8})
+    assert linked.app.backend.joins.hold("id-1", 7, 60) == 7
+    linked.app.backend.store_result("id-1", 5, states.SUCCESS)
+    outcome = linked.report(kind)
+    assert (outcome.kind, outcome.row, outcome.follow, outcome.reported) == (COPY, None, (), True)
+    assert linked.sent() == []
+    linked.message.headers[PUBLICATION] = 7  # type: ignore[index]
+    assert linked.report(kind).kind == SUCCESS
+    assert linked.sent() == [("next", [5])]
+
+
 @pytest.mark.parametrize("kind", [LOST, TIME_LIMIT, POISONED])
 @pytest.mark.parametrize(
     "cause", [None, {}, {"exc_type": "LookupError", "exc_module": "builtins", "exc_message": [UUID(int=7)]}]
@@ -243,3 +276,9 @@ def test_error_of_a_chord_that_cannot_be_stored_becomes_a_chord_error() -> None:
     assert meta is not None
     assert meta["result"] == exception_to_dict(ChordError("Dependency one raised"))
     assert repr(linked.errback_calls) == repr([exception_of(meta)])
+
+
+@pytest.mark.parametrize("cause", [None, {}])
+def test_call_that_has_only_to_fail_fails_with_a_chord_error_without_a_cause(cause: Any) -> None:
+    error = followup.failure({FAILED: "Dependency one raised", CAUSE: cause})
+    assert repr(error) == repr(ChordError("Dependency one raised"))
