@@ -319,6 +319,8 @@ class Running:
         self.stores = Stores(case.world.stores, directory, self.time)
         self.stores.complain = self.seen.record.complain
         self.restore: Callable[[], None] = lambda: None
+        self.crashed: set[Fault] = set()
+        """The crashes that have happened; one that is overdue has not."""
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
         self.away: list[str] = []
         self.full: list[str] = []
@@ -512,7 +514,7 @@ class Running:
             return True
         now = self.time.now
         return any(
-            (fault.kind == "crash" and fault.at <= now <= fault.at + fault.seconds)
+            (fault.kind == "crash" and fault.at <= now and fault not in self.crashed)
             or (fault.kind == "lost" and now <= fault.at)
             for fault in self.case.faults
         )
@@ -567,6 +569,7 @@ class Running:
             for asked in self.seen.asked:
                 asked.forgotten |= asked.begun
         elif fault.kind == "crash":
+            self.crashed.add(fault)
             self._crash()
         elif fault.kind == "move":
             self._move()

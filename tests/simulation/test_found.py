@@ -1398,3 +1398,14 @@ def test_an_operator_moves_messages_while_another_sends_failed_tasks_again() -> 
     """The call that the simulator makes fail as a stranger was moved away, and then ready for ever."""
     faults = (Fault("restart", "worker0"), Fault("move", at=0.13), Fault("retry failed", at=0.13))
     assert problems(run(Case(World(key="signed", pauses=0.1), faults=faults, seed=2))) == []
+
+
+def test_nobody_waits_for_a_call_that_an_overdue_crash_will_undo() -> None:
+    """The stall of another process had delayed the crash beyond its time."""
+    orders = (
+        Order(numbered(Call())),
+        Order(numbered(Call()), ask="saved"),
+        Order(numbered(Call(options={"queue": "far"}))),
+    )
+    faults = (Fault("stall", "worker0", "register", seconds=6.0), Fault("crash"))
+    assert problems(run(Case(orders=orders, faults=faults, seed=2))) == []
