@@ -39,13 +39,13 @@ from qworker.message.marks import CAUSE, FAILED, RUN, mark, options_of_call, run
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
-from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, Fields, Followed
+from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, UNCONFIRMED, Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
 
 logger = logging.getLogger(__name__)
 
-_CUT_SHORT = frozenset([LOST, TIME_LIMIT, INTERRUPTED, POISONED])
+_CUT_SHORT = frozenset([LOST, UNCONFIRMED, TIME_LIMIT, INTERRUPTED, POISONED])
 """Ends that are not due to an error of the task."""
 
 

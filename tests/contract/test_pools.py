@@ -676,6 +676,18 @@ def test_suspects_run_one_at_a_time_beside_other_tasks(busy: Rig) -> None:
     until(lambda: busy.pool.in_flight() == 0)
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("task", ["add", "afail"])
+def test_suspects_end_in_a_pool_of_one_without_other_work(rig_of: Make, kind: str, task: str) -> None:
+    """The pool rests after each, and nothing else happens meanwhile."""
+    rig = rig_of(kind, concurrency=1, async_concurrency=1)
+    args = (1, 2) if task == "add" else ("ValueError",)
+    suspects = [rig.request(task, *args, deliveries=3) for _ in range(3)]
+    assert rig.pool.submit(suspects) == []
+    for suspect in suspects:
+        rig.end_of(suspect)
+
+
 def test_waiting_suspects_can_be_recalled(busy: Rig) -> None:
     first, second = (busy.request("wait_for", busy.path(name), deliveries=3) for name in ("go", "go2"))
     busy.pool.submit([first])

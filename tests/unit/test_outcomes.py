@@ -42,6 +42,7 @@ from qworker.tasks.outcome import (
     SUCCESS,
     TERMINATED,
     TIME_LIMIT,
+    UNCONFIRMED,
     UNKNOWN,
     UNREADABLE,
     UNSTARTED,
@@ -135,6 +136,7 @@ CASES = [
     ),
     Case(LOST, Ack(1), ERROR, label="lost", task={"reject_on_worker_lost": False}, **LOST_FOR_GOOD),
     Case(LOST, Ack(1), ERROR, label="lost", acked=True, **LOST_FOR_GOOD),
+    Case(UNCONFIRMED, Ack(1), ERROR, label="lost", acked=True, **LOST_FOR_GOOD),
     Case(TIME_LIMIT, Ack(1), ERROR, label="time limit", **TOO_LONG),
     Case(
         TIME_LIMIT,

@@ -27,6 +27,7 @@ from qworker.tasks.outcome import (
     SUCCESS,
     TERMINATED,
     TIME_LIMIT,
+    UNCONFIRMED,
     Outcome,
 )
 from qworker.testing import FakeClock, MemoryStore
@@ -63,7 +64,7 @@ class Setup:
         app.finalize()
         encoded = encode(TaskMessage(task="work", id="id-1"))
         headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
-        body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
+        body = decode_body(encoded.body, headers, properties, frozenset({"json", "pickle"}))
         context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=task)
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
         return termination.report(app, task, context, TIME_LIMIT, "killed", states.FAILURE, error)
@@ -146,7 +147,7 @@ class Linked:
     def report(self, kind: str = TIME_LIMIT) -> Outcome:
         encoded = encode(self.message)
         headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
-        body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
+        body = decode_body(encoded.body, headers, properties, frozenset({"json", "pickle"}))
         context = Context.from_message(
             headers,
             body,
@@ -282,3 +283,38 @@ def test_error_of_a_chord_that_cannot_be_stored_becomes_a_chord_error() -> None:
 def test_call_that_has_only_to_fail_fails_with_a_chord_error_without_a_cause(cause: Any) -> None:
     error = followup.failure({FAILED: "Dependency one raised", CAUSE: cause})
     assert repr(error) == repr(ChordError("Dependency one raised"))
+
+
+@pytest.mark.parametrize("status", [states.SUCCESS, states.FAILURE])
+def test_unconfirmed_call_that_another_worker_has_run_is_not_reported(status: str) -> None:
+    """That worker sends its callbacks, or calls its errbacks."""
+    linked = Linked(acks_late=False)
+    linked.app.backend.store_result("id-1", {"exc_type": "E", "exc_message": []}, status)
+    outcome = linked.report(UNCONFIRMED)
+    assert (outcome.kind, outcome.row, outcome.reported) == (COPY, None, True)
+    assert (linked.sent(), linked.errback_calls) == ([], [])
+
+
+@pytest.mark.parametrize("stored", [None, states.STARTED])
+def test_unconfirmed_call_that_nobody_has_run_fails(stored: str | None) -> None:
+    linked = Linked(acks_late=False)
+    if stored is not None:
+        linked.app.backend.store_result("id-1", {}, stored)
+    outcome = linked.report(UNCONFIRMED)
+    assert (outcome.kind, outcome.row is not None, linked.sent()) == (UNCONFIRMED, True, [])
+    assert len(linked.errback_calls) == 1
+
+
+def test_end_is_reported_without_arguments_that_results_cannot_contain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    linked = Linked(args=({1, 2},), serializer="pickle")
+    linked.app.conf.result_extended = True
+    outcome = linked.report(EXPIRED)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert (meta["status"], meta.get("args")) == (states.FAILURE, None)
+    assert len(linked.errback_calls) == 1
+    assert "is stored without its call" in caplog.text

@@ -283,6 +283,13 @@ OUTCOMES: dict[str, Rule] = {
         kept=True,
         report_in_child=True,
     ),
+    kinds.UNCONFIRMED: Rule(
+        ack, ERROR, "Task %s[%s] is given up: %s",
+        label="lost", event="task-failed",
+        state=states.FAILURE, error=_worker_lost, signal=signal_failure,
+        part=states.FAILURE,
+        report_in_child=True,
+    ),
     kinds.TIME_LIMIT: Rule(
         ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
         label="time limit", event="task-failed", state=states.FAILURE,

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.5
+"""Interval in which suspects are looked at while there are any."""
+
 
 class ThreadPool(TaskPool):
     """A pool of threads. name: its name in info()."""
@@ -62,6 +65,8 @@ class ThreadPool(TaskPool):
         self._running: dict[Request, float] = {}  # under _lock, oldest first: start time (monotonic)
         self._async_running = 0  # under _lock
         self._quarantine = Quarantine(settings.concurrency)  # under _lock
+        self._looks_again = False  # under _lock
+        """Whether a timer runs that looks at the quarantine."""
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -115,7 +120,8 @@ class ThreadPool(TaskPool):
         self._work.put(request)
 
     def _see_to_suspects(self) -> None:
-        """Start the next suspect if none is on trial and a thread is free."""
+        """Start the next suspect if none is on trial and a thread is free. Otherwise look again later:
+        nothing else may happen before the quarantine has rested, or a trial has taken too long."""
         with self._lock:
             if not self._quarantine or not self._accepting:
                 return
@@ -124,6 +130,16 @@ class ThreadPool(TaskPool):
             if suspect is not None and (suspect.is_async or self._free() > 0):
                 self._quarantine.begin(now)
                 self._put(suspect)
+            if self._quarantine and not self._looks_again:
+                self._looks_again = True
+                timer = threading.Timer(LOOK_SECONDS, self._look_again)
+                timer.daemon = True
+                timer.start()
+
+    def _look_again(self) -> None:
+        with self._lock:
+            self._looks_again = False
+        self._see_to_suspects()
 
     def terminate(self, request: Request, signal_name: str) -> bool:
         """See TaskPool. Only an ``async def`` task can be ended."""

@@ -18,7 +18,7 @@ from qworker.components.waiting.mediator import Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.process.crash_points import CRASHING, crash_point
-from qworker.tasks.outcome import EXPIRED, LOST, POISONED, REVOKED, TERMINATED, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import EXPIRED, POISONED, REVOKED, TERMINATED, TIME_LIMIT, UNCONFIRMED, Outcome
 from qworker.tasks.outcome import UNKNOWN as UNKNOWN_TASK
 
 logger = logging.getLogger(__name__)
@@ -68,11 +68,11 @@ class WaitingRequests:
             self._ready.put_many(rest)
 
     def give_up(self, requests: Sequence[Request]) -> None:
-        """End *requests* that the broker may no longer have as LOST."""
+        """End *requests* that the broker may no longer have as UNCONFIRMED."""
         for request in requests:
             request.mark_acked()
         if requests:
-            self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
+            self._on_ended([(request, Outcome(UNCONFIRMED, text=UNKNOWN)) for request in requests])
 
     def take_found_again(self) -> list[Request]:
         """Take out the ended requests whose end another worker would determine, too."""
