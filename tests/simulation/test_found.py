@@ -1409,3 +1409,11 @@ def test_nobody_waits_for_a_call_that_an_overdue_crash_will_undo() -> None:
     )
     faults = (Fault("stall", "worker0", "register", seconds=6.0), Fault("crash"))
     assert problems(run(Case(orders=orders, faults=faults, seed=2))) == []
+
+
+def test_an_attempt_of_a_killed_worker_is_revoked_after_its_retry_was_sent() -> None:
+    """The checks expected the parent of the retry in its result."""
+    flow = numbered(Call(fails=True, retries=1, links=[Call()]))
+    kill = Fault("kill before", "worker", "settle")
+    case = Case(World(workers=2), (Order(flow, revoke_at=0.5),), (kill,))
+    assert problems(run(case)) == []
