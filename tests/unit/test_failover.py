@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from qworker.transports.failover import (
     Brokers,
     FailoverBroker,
 )
-from qworker.transports.lease import Ack, Dead, Release
+from qworker.transports.lease import Ack, Claim, Dead, Release
 from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
@@ -295,9 +297,19 @@ def test_missing_capabilities_are_those_of_all_brokers() -> None:
 
 class ConfirmCountingStore(MemoryStore):
     confirmed = 0
+    taken: frozenset[int] = frozenset()
+    """Tags of messages whose acks are in doubt."""
 
     def confirm(self) -> None:
         self.confirmed += 1
+
+    def lease(self, *given: Any, **named: Any) -> Claim:
+        claim = super().lease(*given, **named)
+        self.taken |= {message.tag for message in claim.messages}
+        return claim
+
+    def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+        return self.taken.intersection(tags)
 
 
 def test_each_broker_reads_letters_with_its_own_page_size() -> None:
@@ -336,3 +348,4 @@ def test_ack_is_confirmed_by_the_server_that_received_it() -> None:
     store.consumer.confirm()
     assert [one.confirmed for one in stores] == [0, 1]
     assert list(store.consumer.settled_before([leased.tag])) == [leased.tag]
+    assert list(store.consumer.in_doubt([leased.tag, 0])) == [leased.tag]
