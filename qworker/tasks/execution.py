@@ -528,8 +528,9 @@ class Run:
         if context.is_eager and not self.app.conf.task_store_eager_result:
             backend.check_encodable(result)
             return None
-        described = context if describe else None
-        meta = backend.meta(context.id, status, result, traceback=text, context=described)
+        meta = backend.meta(
+            context.id, status, result, text, context if describe else None, context.properties
+        )
         if not context.is_eager:
             return backend.row(context.id, meta, kept_in(message_headers(context)))
         try:

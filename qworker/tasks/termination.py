@@ -110,7 +110,8 @@ def _row(app: App, context: Context, state: str, error: dict[str, Any]) -> Resul
         return app.backend.row(context.id, app.backend.meta(context.id, state, error, context=context))
     except EncodeError as problem:  # of the call's arguments, with result_extended
         logger.warning("state %s of %s is stored without its call: %s", state, context.id, problem)
-        return app.backend.row(context.id, app.backend.meta(context.id, state, error))
+        meta = app.backend.meta(context.id, state, error, properties=context.properties)
+        return app.backend.row(context.id, meta)
 
 
 def _later(app: App, task: Task, context: Context, problem: object) -> Outcome:

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker
+from qworker import QWorker, states
 from qworker.backends.rpc.backend import ENTRY_BYTES, Newest, RpcBackend
+from qworker.errors import TaskExpired
+from qworker.message.context import Context
+from qworker.message.exceptions import exception_to_dict
+from qworker.tasks import execution, termination
+from qworker.tasks.outcome import EXPIRED
 from qworker.testing import FakeClock
 from qworker.transports.lease import Envelope, Sender
 
@@ -86,3 +91,21 @@ def test_oldest_unread_results_are_dropped(caplog: pytest.LogCaptureFixture) -> 
 def test_rpc_backend_bounds_unread_results() -> None:
     app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
     assert isinstance(RpcBackend("rpc://", app.conf, FakeClock())._values, Newest)
+
+
+@pytest.mark.parametrize("end", ["it succeeds", "it expires"])
+def test_caller_is_sent_a_result_without_arguments_that_results_cannot_contain(end: str) -> None:
+    app = QWorker("proj", broker="amqp://nowhere", result_extended=True, set_as_current=False)
+    app.stores._backend = Replies("rpc://", app.conf, FakeClock())
+    task = app.task(name="takes_a_set")(lambda x: 1)
+    app.finalize()
+    properties = {"reply_to": "mine", "correlation_id": "id-1"}
+    message = {"task": task.name, "id": "id-1"}
+    context = Context.from_message(message, [[{1, 2}], {}, {}], properties=properties, task=task)
+    if end == "it succeeds":
+        outcome = execution.execute(app, task, context, ([{1, 2}], {}))
+    else:
+        error = exception_to_dict(TaskExpired("expired"))
+        outcome = termination.report(app, task, context, EXPIRED, "expired", states.REVOKED, error)
+    assert outcome.row is not None
+    assert outcome.row[1] == (states.FAILURE if end == "it succeeds" else states.REVOKED)
