@@ -110,7 +110,7 @@ class Assembly:
         intake = Intake(app, self.state, settler.settle, settler.refuse)
         settlements = Settlements(app, broker.consumer, on_parts)
         limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
-        acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
+        acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits, app.clock)
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And the observers.

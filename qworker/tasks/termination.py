@@ -14,7 +14,7 @@ from typing import Any
 
 from qworker import states
 from qworker.contracts import App, Task
-from qworker.errors import DamagedResult, EncodeError, NotSupported, Reject, Retry
+from qworker.errors import DamagedResult, NotSupported, Reject, Retry
 from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
@@ -34,7 +34,6 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.tasks.unsent import is_away
-from qworker.transports.lease import ResultRow
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +75,16 @@ def report(
                 copy._replace(reported=True) if copy.kind == COPY else _later(app, task, context, copy.text)
             )
         has_run = kind in _RAN or (kind in _DROPPED and (context.delivery_info or {}).get("redelivered"))
-        if sends and has_run and (meta := _success(app, task, context)) is not None:
-            return _go_on(app, task, context, meta["result"], runs)
-        if sends and kind == UNCONFIRMED and _has_ended(app, task, context):
+        if sends and kind == UNCONFIRMED and _success(app, task, context) is not None:
             return Outcome(COPY, None, "another worker has run it", reported=True)
+        if sends and has_run and context.callbacks and (meta := _success(app, task, context)) is not None:
+            return _go_on(app, task, context, meta["result"], runs)
         row = None
         if runs and task.has_on_terminated:
             _call_hook(task, context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
-            row = _row(app, context, state, error)
+            meta = app.backend.meta(context.id, state, error, context=context)
+            row = app.backend.row(context.id, meta)
         stored = False
         # As in Celery, none are called for revoked tasks.
         if sends and context.errbacks and state == states.FAILURE:
@@ -103,15 +103,6 @@ def report(
         return Outcome(kind, None, text, reported=True)
     finally:
         pop(token)
-
-
-def _row(app: App, context: Context, state: str, error: dict[str, Any]) -> ResultRow | None:
-    try:
-        return app.backend.row(context.id, app.backend.meta(context.id, state, error, context=context))
-    except EncodeError as problem:  # of the call's arguments, with result_extended
-        logger.warning("state %s of %s is stored without its call: %s", state, context.id, problem)
-        meta = app.backend.meta(context.id, state, error, properties=context.properties)
-        return app.backend.row(context.id, meta)
 
 
 def _later(app: App, task: Task, context: Context, problem: object) -> Outcome:
@@ -134,25 +125,16 @@ def _call_hook(task: Task, context: Context, state: str, error: dict[str, Any]) 
 
 
 def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
-    """Return the stored success of a task that was killed between its end and its callbacks; None if there is
-    none, or if it may belong to an earlier call with the same id, as the mark RUN shows."""
-    meta = _stored(app, task, context) if context.callbacks else None
-    return meta if meta is not None and meta["status"] == states.SUCCESS else None
-
-
-def _has_ended(app: App, task: Task, context: Context) -> bool:
-    """Whether another worker has stored the end of a task that did not run here."""
-    meta = _stored(app, task, context)
-    return meta is not None and meta["status"] in states.READY_STATES
-
-
-def _stored(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
+    """Return the stored success of a task that was killed between its end and its callbacks, or that another
+    worker has run; None if there is none, or if it may belong to an earlier call with the same id, as the
+    mark RUN shows."""
     if ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:
-        return app.backend.get(context.id or "")
+        meta = app.backend.get(context.id or "")
     except (DamagedResult, NotSupported):  # NotSupported: no results are kept
         return None
+    return meta if meta is not None and meta["status"] == states.SUCCESS else None
 
 
 def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> Outcome:

@@ -93,6 +93,7 @@ class ListenerRig:
             self.state,
             self.early,
             FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count),
+            self.app.clock,
         )
         self.phase = RUNNING
         self.listener = Listener(
@@ -836,6 +837,30 @@ def test_early_ack_in_doubt_ends_as_a_failure() -> None:
     (row,) = rig.store.results.values()
     assert row[:2] == (request.id, "FAILURE")
     assert b"WorkerLost" in row[2]
+
+
+def test_early_ack_is_doubted_from_the_answer_on() -> None:
+    """The worker was frozen before; the message may be delivered to it again a moment later."""
+
+    class FrozenStore(MemoryStore):
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            tags = {each.tag for each in settlements if isinstance(each, Ack)}
+            if tags:
+                rig.clock.advance(70)
+            return tags or super().settle(generation, settlements)
+
+        def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+            return tags
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=FrozenStore)
+    rig.push(1, "once")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    rig.early.ask([request], 0.0)
+    rig.pass_time(2)
+    assert request.id not in rig.store.results
+    rig.pass_time(5)
+    assert rig.store.results[request.id][1] == "FAILURE"
 
 
 def test_early_ack_answered_after_its_lease_ends_as_a_failure() -> None:

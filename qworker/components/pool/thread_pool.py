@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,10 +132,11 @@ class ThreadPool(TaskPool):
                 self._quarantine.begin(now)
                 self._put(suspect)
             if self._quarantine and not self._looks_again:
-                self._looks_again = True
                 timer = threading.Timer(LOOK_SECONDS, self._look_again)
                 timer.daemon = True
-                timer.start()
+                with suppress(RuntimeError):  # no more threads can be started: the next call looks
+                    timer.start()
+                    self._looks_again = True
 
     def _look_again(self) -> None:
         with self._lock:

@@ -50,6 +50,7 @@ class AckBuffer:
         state: WorkerState,
         early: EarlyAcks,
         limits: FlushLimits,
+        clock: Clock,
     ) -> None:
         self._sender, self._consumer = broker.sender, broker.consumer
         self._mailbox = mailbox
@@ -57,6 +58,7 @@ class AckBuffer:
         self._state = state
         self._early = early
         self._limits = limits
+        self._clock = clock
         self._orders: list[SettlementOrder] = []  # listener writes, as all below
         self._oldest = 0.0
         self._hurry = False
@@ -216,7 +218,8 @@ class AckBuffer:
                     request,
                     extra={"event": "task-lease-lost"},
                 )
-        self.doubts.add(doubtful, self._now + DOUBT_SECONDS)
+        if doubtful:  # perhaps this process was frozen
+            self.doubts.add(doubtful, self._clock.monotonic() + DOUBT_SECONDS)
         if requests:
             self._early.answered([request for request in requests if request.tag not in lost], late)
 
@@ -262,9 +265,7 @@ class AckBuffer:
             self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
 
-    def end(
-        self, generation: int, clock: Clock, until: Callable[[], float], put_back: Callable[[], None]
-    ) -> None:
+    def end(self, generation: int, until: Callable[[], float], put_back: Callable[[], None]) -> None:
         """Send the last orders, and retry until the monotonic time *until*. Orders not sent by then are
         logged and reported by left(). put_back: gives back requests that must not start; called before each
         attempt, because an early ack may have been confirmed in the last one."""
@@ -272,7 +273,7 @@ class AckBuffer:
         for failures in count():
             self._doubtful += self.doubts.undecided()  # their failure can perhaps not be stored
             put_back()
-            self.collect(clock.monotonic())
+            self.collect(self._clock.monotonic())
             if not self._orders:
                 return
             try:
@@ -292,9 +293,9 @@ class AckBuffer:
                         error,
                         extra={"event": "settlements-wait"},
                     )
-                retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, RANDOM.random))
-                while (now := clock.monotonic()) < min(retry_at, until()):
-                    clock.sleep(min(0.1, retry_at - now))
+                retry_at = self._clock.monotonic() + max(0.05, RECONNECT.delay(failures, RANDOM.random))
+                while (now := self._clock.monotonic()) < min(retry_at, until()):
+                    self._clock.sleep(min(0.1, retry_at - now))
                 if now >= until():
                     orders, self._orders = self._orders, []
                     self._give_up(orders, error)

@@ -308,7 +308,7 @@ class Listener(ThreadComponent):
     def closed(self) -> None:
         """Send the last settlements, then deregister."""
         self._quiet = True
-        self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at, self._put_back)
+        self._acks.end(self._lease.generation, lambda: self._give_up_at, self._put_back)
         for fate, ids in self._acks.left().items():
             logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         try:
