@@ -35,6 +35,7 @@ from qworker.errors import (
 )
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
+from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
@@ -121,10 +122,20 @@ class Backend(ABC):
             if context.parent_id is not None:
                 meta["parent_id"] = context.parent_id
             if self._extended:
-                meta = {**_extended(context), **meta}
+                call = {name: self._shown(value) for name, value in _extended(context).items()}
+                meta = {**call, **meta}
         if extra:
             meta.update(extra)
         return meta
+
+    def _shown(self, value: Any) -> Any:
+        """Return *value*, of a call, or its repr if results cannot contain it: it must not be the reason why
+        the state is not stored."""
+        try:
+            self._serialised(value, None)
+        except EncodeError:
+            return safe_repr(value)
+        return value
 
     def encode(self, meta: Meta) -> bytes:
         """Serialise metadata. Raises EncodeError, which names the part that cannot be serialised, or says

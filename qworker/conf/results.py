@@ -43,7 +43,10 @@ class ResultSettings:
         minimum=0,
     )
     result_extended: bool = declare(
-        kinds.BOOLEAN, False, "Store name, arguments, worker, retries and queue with each result."
+        kinds.BOOLEAN,
+        False,
+        "Store name, arguments, worker, retries and queue with each result. Arguments that results cannot "
+        "contain are stored as text.",
     )
     result_store_patience: float = declare(
         kinds.DURATION,

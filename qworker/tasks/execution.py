@@ -25,7 +25,6 @@ from qworker.contracts import App, Task
 from qworker.errors import (
     BackendError,
     ChordError,
-    EncodeError,
     Ignore,
     InvalidValue,
     MessageError,
@@ -143,15 +142,9 @@ def cut_short(app: App, task: Task, context: Context, error: BaseException, sinc
 
 
 def started(app: App, task: Task, context: Context) -> ResultRow | None:
-    """Return the row of the state STARTED, for the worker to store; None if it cannot be encoded."""
+    """Return the row of the state STARTED, for the worker to store; None if it is not to be stored."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
-    try:
-        return app.backend.row(
-            context.id, app.backend.meta(context.id, states.STARTED, info, context=context)
-        )
-    except EncodeError as error:
-        logger.warning("state STARTED of %s is not stored: %s", context.id, error)
-        return None
+    return app.backend.row(context.id, app.backend.meta(context.id, states.STARTED, info, context=context))
 
 
 def store_now(app: App, row: ResultRow | None, patience: float = PATIENCE_SECONDS) -> bool:

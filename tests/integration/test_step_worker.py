@@ -930,3 +930,37 @@ def test_chain_ends_if_the_callbacks_of_a_stored_success_cannot_be_sent(
     worker.run()
     worker.advance(5)
     assert (env.ran, last.parent.state, last.state) == ([], "SUCCESS", "FAILURE")
+
+
+@pytest.mark.parametrize("what", ["succeeds", "fails", "retries"])
+def test_arguments_that_results_cannot_contain_do_not_change_the_end(tmp_path: Path, what: str) -> None:
+    """With result_extended: a success ended as a failure, and a failure called no errbacks."""
+    clock = FakeClock()
+    app = QWorker(
+        "extended", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False,
+        security_key="k" * 40, accept_content=["json", "pickle"], task_serializer="pickle",
+        result_serializer="json", result_extended=True,
+    )  # fmt: skip
+    ran: list[str] = []
+
+    @app.task(name="work", bind=True)
+    def work(self: Any, value: set[int]) -> int:
+        ran.append("work")
+        if what == "retries" and not self.request.retries:
+            self.retry(countdown=1)
+        if what == "fails":
+            raise ValueError
+        return len(value)
+
+    @app.task(name="told")
+    def told(request: Any, error: BaseException, traceback: str) -> None:
+        ran.append("told")
+
+    last = chain(work.s({1, 2}).set(link_error=told.s()), app.task(name="next")(lambda number: number).s())()
+    with StepWorker(app) as worker:
+        worker.advance(3)
+    ends = ["FAILURE", "FAILURE"] if what == "fails" else ["SUCCESS", "SUCCESS"]
+    assert [last.parent.state, last.state] == ends
+    assert ran == {"succeeds": ["work"], "fails": ["work", "told"], "retries": ["work", "work"]}[what]
+    assert last.parent.args == "[{1, 2}]"
+    app.close()

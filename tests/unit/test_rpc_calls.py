@@ -94,7 +94,7 @@ def test_rpc_backend_bounds_unread_results() -> None:
 
 
 @pytest.mark.parametrize("end", ["it succeeds", "it expires"])
-def test_caller_is_sent_a_result_without_arguments_that_results_cannot_contain(end: str) -> None:
+def test_caller_is_sent_a_result_whose_arguments_results_cannot_contain(end: str) -> None:
     app = QWorker("proj", broker="amqp://nowhere", result_extended=True, set_as_current=False)
     app.stores._backend = Replies("rpc://", app.conf, FakeClock())
     task = app.task(name="takes_a_set")(lambda x: 1)
@@ -108,4 +108,4 @@ def test_caller_is_sent_a_result_without_arguments_that_results_cannot_contain(e
         error = exception_to_dict(TaskExpired("expired"))
         outcome = termination.report(app, task, context, EXPIRED, "expired", states.REVOKED, error)
     assert outcome.row is not None
-    assert outcome.row[1] == (states.FAILURE if end == "it succeeds" else states.REVOKED)
+    assert outcome.row[1] == (states.SUCCESS if end == "it succeeds" else states.REVOKED)
