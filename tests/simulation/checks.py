@@ -199,8 +199,10 @@ def _letters(seen: Seen, asked: Asked, want: Expected) -> tuple[int, int]:
     """Return how many calls become dead letters, and how many more may do so without a run, because what is
     before them has failed."""
     letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
-    parts = (part for part in parts_of(asked.order.flow) if getattr(part, "does", "") == "unacked")
-    return letters, len(asked.results) * sum(not want.runs[part.number] for part in parts)
+    parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
+    more = sum(part.does == "unacked" and not want.runs[part.number] for part in parts)
+    times = 3 if any(part.does == "dies" for part in parts) else 1  # each of its deliveries may call them
+    return letters, len(asked.results) * times * more
 
 
 def _rejected(seen: Seen) -> int:

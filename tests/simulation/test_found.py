@@ -1417,3 +1417,10 @@ def test_an_attempt_of_a_killed_worker_is_revoked_after_its_retry_was_sent() -> 
     kill = Fault("kill before", "worker", "settle")
     case = Case(World(workers=2), (Order(flow, revoke_at=0.5),), (kill,))
     assert problems(run(case)) == []
+
+
+def test_each_delivery_of_a_call_that_dies_may_call_what_becomes_a_dead_letter() -> None:
+    """The checks expected one dead letter of its calls, and itself."""
+    body = Call(does="unacked")
+    flow = numbered(Call(does="dies", calls=Chord([Call(fails=True)], body)))
+    assert problems(run(Case(orders=(Order(flow),)))) == []
