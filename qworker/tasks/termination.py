@@ -31,6 +31,8 @@ from qworker.tasks.outcome import (
     TERMINATED,
     TIME_LIMIT,
     UNCONFIRMED,
+    Fields,
+    Followed,
     Outcome,
 )
 from qworker.tasks.unsent import is_away
@@ -91,18 +93,31 @@ def report(
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True, runs=runs)
-        follow = followup.downstream_failures(app, context, error, "")
-        parts = followup.chord_parts(app, context, state, error) if context.chord else ()
-        return Outcome(kind, None, text, None, row, follow, parts, stored, reported=True)
+        return Outcome(
+            kind, None, text, None, row, *_after(app, context, state, error), stored, reported=True
+        )
     except Retry as directive:
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
         if is_away(problem) or (isinstance(problem, Reject) and problem.requeue):
             return _later(app, task, context, problem)
         logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
-        return Outcome(kind, None, text, reported=True)
+        after: tuple[tuple[Followed, ...], Fields] = ((), ())
+        try:  # otherwise the calls after it would wait for ever
+            after = _after(app, context, state, error)
+        except Exception:
+            logger.exception("nor could the calls after it be ended")
+        return Outcome(kind, None, text, None, None, *after, reported=True)
     finally:
         pop(token)
+
+
+def _after(
+    app: App, context: Context, state: str, error: dict[str, Any]
+) -> tuple[tuple[Followed, ...], Fields]:
+    """Return the results of the calls that fail with a task, and its parts of a chord in Celery's format."""
+    follow = followup.downstream_failures(app, context, error, "")
+    return follow, followup.chord_parts(app, context, state, error) if context.chord else ()
 
 
 def _later(app: App, task: Task, context: Context, problem: object) -> Outcome:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from qworker import QWorker, Task, states
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import ChordError, PublishError, Reject
 from qworker.message.context import Context
 from qworker.message.exceptions import exception_of, exception_to_dict
@@ -317,3 +318,21 @@ def test_end_is_reported_with_the_repr_of_arguments_that_results_cannot_contain(
     assert meta is not None
     assert (meta["status"], meta["args"], meta["kwargs"]) == (states.FAILURE, "[{1, 2}]", {})
     assert len(linked.errback_calls) == 1
+
+
+class OddStore(MemoryBackend):
+    """A result store that raises an error of its own."""
+
+    def get(self, task_id: str) -> Any:
+        raise OSError("no such device")
+
+
+def test_calls_after_a_task_end_although_its_end_cannot_be_reported(caplog: pytest.LogCaptureFixture) -> None:
+    call = {"task": "link", "args": [], "kwargs": {}, "options": {"task_id": "rest"}, "subtask_type": None}
+    linked = Linked(chain=[call])
+    backend = OddStore("cache+memory://", linked.app.conf, linked.store.clock)
+    linked.app.stores._backend = backend
+    outcome = linked.report(LOST)
+    assert (outcome.kind, outcome.reported) == (LOST, True)
+    assert "rest" in [row[0] for row, _ in outcome.follow]
+    assert "could not be reported" in caplog.text
