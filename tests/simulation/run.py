@@ -857,12 +857,12 @@ class Running:
                     yield f"{asked.name}: {id} was never stored as started"
                 error = meta["result"]["exc_type"] if meta["status"] == states.FAILURE else ""
                 # One of two calls may write into a result of the other; so may one whose join has expired,
-                # and a join that is finished again after its results were forgotten, and an earlier attempt
-                # that is delivered again after its retry, and revoked.
-                revoked = meta["status"] == states.REVOKED
-                gone = self.case.world.forgets or asked.name in seen.record.dropped or revoked
-                shared = asked.order.how == "twice" or (seen.fired and gone)
-                kin = {} if shared else seen.record.kin.get(id, {})
+                # and a join that is finished again after its results were forgotten, and an attempt that was
+                # cut short, or delivered again and revoked, after its retry was sent.
+                kin = seen.record.kin.get(id, {})
+                earlier = meta["status"] != states.SUCCESS and kin.get("parent_id") == id
+                gone = self.case.world.forgets or asked.name in seen.record.dropped or earlier
+                kin = {} if asked.order.how == "twice" or (seen.fired and gone) else kin
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"
                 done = self._done(meta)

@@ -1419,6 +1419,15 @@ def test_an_attempt_of_a_killed_worker_is_revoked_after_its_retry_was_sent() -> 
     assert problems(run(case)) == []
 
 
+def test_an_attempt_is_lost_after_its_retry_was_sent() -> None:
+    """As above: its end was reported after that of the next attempt, which was lost, too."""
+    several = Group([Call(retries=2), Call(), Chunks(items=4, each=1)], errbacks=[Errback()])
+    flow = numbered(Chord([several, Call(retries=1, delay=3.0), Call()], Call()))
+    world = World(workers=3, concurrency=4, acks_late=False, pauses=0.1)
+    faults = (Fault("child after", "worker", "push"), Fault("child before", "worker", "push", nth=3))
+    assert problems(run(Case(world, (Order(flow),), faults, seed=2902408854))) == []
+
+
 def test_each_delivery_of_a_call_that_dies_may_call_what_becomes_a_dead_letter() -> None:
     """The checks expected one dead letter of its calls, and itself."""
     body = Call(does="unacked")
