@@ -7,7 +7,8 @@ Thread:      any; pure.
 The body of a chord gets one list, and is written as a plain signature. Any other body is written as
 ``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key, ``"members"``
 holds the number of members and a signature of their ids. ``"tentative": true`` means that the members may
-never be sent.
+never be sent. A body whose arguments results cannot contain is written by its own serializer, as
+``{"content_type": …, "content_encoding": …, "data": bytes}``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
 from qworker.contracts import App
+from qworker.errors import EncodeError
+from qworker.message.serialization import decode, encode, plain_calls
 
 ONE = "one"
 
@@ -75,8 +78,28 @@ class JoinBody(NamedTuple):
         return (value,), {}
 
 
+def storable(fields: Any, app: App) -> Any:
+    """Return *fields*, of a body, so that results can contain them, if its serializer can write them."""
+    call = fields.get("call", fields)
+    name, options = call["task"], call.get("options")
+    chosen = options.get("serializer") if isinstance(options, dict) else None
+    serializer = chosen or getattr(app.tasks.get(name), "serializer", None) or app.conf.task_serializer
+    if serializer == app.conf.result_serializer or serializer not in app.conf.accept_content:
+        return fields  # which encode_value() may refuse
+    try:
+        app.backend.check_encodable(fields)
+    except EncodeError:
+        content_type, content_encoding, data = encode(plain_calls(fields), serializer, f"the call of {name}")
+        return {"content_type": content_type, "content_encoding": content_encoding, "data": data}
+    return fields
+
+
 def read(fields: Any, app: App) -> JoinBody:
-    """Undo fields(). Raises TypeError, LookupError or PublishError for invalid data."""
+    """Undo fields() and storable(). Raises TypeError, LookupError, PublishError, SecurityError or
+    InvalidTaskMessage for invalid data."""
+    if "data" in fields and "task" not in fields:
+        kind, encoding = fields["content_type"], fields["content_encoding"]
+        fields = decode(fields["data"], kind, encoding, app.accept)
     members = fields.get("members")
     if not isinstance(members, str | None):
         raise TypeError("it does not name its members")

@@ -35,7 +35,15 @@ from qworker.message.reading import (
     read_object,
     without_empty,
 )
-from qworker.message.serialization import JSON, MAX_BYTES, compress, encode_json, explain, serializer_of
+from qworker.message.serialization import (
+    JSON,
+    MAX_BYTES,
+    compress,
+    encode_json,
+    explain,
+    plain_calls,
+    serializer_of,
+)
 from qworker.message.serialization import encode as encode_value
 from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
@@ -235,7 +243,7 @@ def _body(message: TaskMessage) -> tuple[bytes, dict[str, Any]]:
         "chord": message.chord,
     }
     args, kwargs = message.args, dict(message.kwargs)
-    value = (args, kwargs, embed)
+    value = (args, kwargs, plain_calls(embed) if message.serializer == "pickle" else embed)
     if message.serializer == "json":
         content_type, content_encoding = JSON, "utf-8"
         body = encode_json(value, {"args": args, "kwargs": kwargs, **embed})

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qworker.backends.joins import Finished
-from qworker.canvas.join_body import JoinBody, read
+from qworker.canvas.join_body import JoinBody, read, storable
 from qworker.contracts import App
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
 from qworker.message.marks import PUBLICATION, RUN, mark, run_in
@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from qworker.canvas.plan import PlannedJoin
 
 
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DamagedResult, PublishError)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    DamagedResult,
+    InvalidTaskMessage,
+    PublishError,
+    SecurityError,
+)
 """Errors from reading a body that qworker did not write."""
 
 
@@ -34,7 +43,8 @@ def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
     if app.signer is not None:
         signature = app.signer.signature(_text_of(join.members), "members", join.id)
         body = body._replace(members=f"{len(join.members)}:{signature}")
-    return app.backend.encode_value(body.fields(), about=("join", join.id))
+    fields = storable(body.fields(), app)
+    return app.backend.encode_value(fields, {f"the call of {body.call.task}": fields}, ("join", join.id))
 
 
 def doubt(app: App, join: Finished, body: JoinBody) -> str | None:
@@ -81,7 +91,7 @@ def keep_rest(app: App, join: str, body: JoinBody) -> None:
     may be sent again. Raises BackendError."""
     if "failed" in app.broker.letters:
         longer = app.conf.failed_task_expires - (app.backend.expires or 0.0)
-        app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
+        app.backend.save_group(_rest_key(join), storable(body.fields(), app), max(0.0, longer))
 
 
 def kept_rest(app: App, join: str) -> JoinBody | None:

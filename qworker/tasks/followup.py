@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from qworker import states
+from qworker.canvas.join_body import storable
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
 from qworker.canvas.plain import known_task
 from qworker.canvas.signatures import Signature, is_ignored, listed, signature
@@ -36,9 +37,11 @@ from qworker.message.chain_text import WrittenCalls
 from qworker.message.context import Context, carried_chain, message_headers
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.marks import CAUSE, FAILED, RUN, mark, options_of_call, run_in
+from qworker.message.serialization import encode_json
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
+from qworker.safe_repr import safe_repr
 from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, UNCONFIRMED, Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
@@ -133,7 +136,7 @@ def _chord_parts(
         joins = app.backend.joins
     except NotSupported:
         return ()
-    written = app.backend.encode_value(body, about=("join", group))
+    written = app.backend.encode_value(storable(body, app), about=("join", group))
     part = joins.chord_part(group, number, task_id, status, result, written)
     return () if part is None else (tuple(part),)
 
@@ -225,12 +228,21 @@ def _send_errback(
         return
     known = {RUN: "", **options_of_call(tidied(app, errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
-        failed_call = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
-        known[FAILED] = failed_call
+        known[FAILED] = {"id": call.id, "task": call.task, "why": why}
+        known[FAILED] |= {"args": _in_headers(call.args), "kwargs": _in_headers(call.kwargs)}
         if cause is not None:
             known[CAUSE] = cause
     args = errback.args if errback.immutable else (call.id, *errback.args)
     app.send_task(errback.task, args, errback.kwargs, **known)
+
+
+def _in_headers(value: Any) -> Any:
+    """Return *value*, or its repr if headers, which are always JSON, cannot contain it."""
+    try:
+        encode_json(value, {})
+    except EncodeError:
+        return safe_repr(value)
+    return value
 
 
 def failure(headers: Mapping[str, Any]) -> BaseException | None:
@@ -306,7 +318,11 @@ def ended(
         if task_id in children:
             known["children"] = children[task_id]
         properties = {"reply_to": given.get("reply_to") or reply_to}
-        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, None, properties, **known)
+        context = None
+        if app.conf.result_extended:
+            context = Context(id=task_id, task=call.task, args=call.args, kwargs=call.kwargs, retries=0)
+            context.properties = properties
+        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, context, properties, **known)
         row = app.backend.row(task_id, meta)
         if row is not None:
             found.append((row, parts))

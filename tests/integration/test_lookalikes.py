@@ -4,6 +4,7 @@ when it is sent."""
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from qworker import QWorker, chain, chord, graph, group
 from qworker.beat.serialization import from_json, to_json
+from qworker.canvas.plan import SEGMENT
 from qworker.errors import DamagedResult, EncodeError, InvalidSchedule, QWorkerError, SpoolError
+from qworker.message.kombu_json import dumps
+from qworker.message.protocol import TaskMessage, encode
 from qworker.spooler.arguments import read_arguments, write_arguments
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 
@@ -47,12 +51,12 @@ SERIALIZERS = ("json", "yaml", "msgpack", "pickle")
 class Rig:
     """An app with a StepWorker."""
 
-    def __init__(self, serializer: str) -> None:
-        clock = FakeClock()
-        accepted = ["json", serializer]
+    def __init__(self, serializer: str, results: str | None = None) -> None:
+        clock, results = FakeClock(), results or serializer
+        accepted = ["json", serializer, results]
         self.app = QWorker(
             "lookalikes", broker=MemoryStore(clock), backend="cache+memory://", clock=clock,
-            task_serializer=serializer, result_serializer=serializer, set_as_current=False,
+            task_serializer=serializer, result_serializer=results, set_as_current=False,
             accept_content=accepted, result_accept_content=accepted,
             **({"security_key": "k" * 32} if serializer == "pickle" else {}),
         )  # fmt: skip
@@ -125,8 +129,56 @@ PLACES: dict[str, Callable[[Rig, Any], Any]] = {
     "an argument of a link": lambda rig, value: rig.noted(rig.same.s(1), link=rig.note.si(value))[0][0],
     "an argument in a group": lambda rig, value: rig.noted(group(rig.note.s(value)))[0][0],
     "an argument in a graph": lambda rig, value: rig.noted(graph({"a": rig.note.si(value)}))[0][0],
+    "an argument later in a graph": lambda rig, value: (
+        rig.noted(graph({"a": rig.same.s(1), "b": rig.note.s(of=value)}, {"b": {"x": "a"}}))[1]["of"]
+    ),
+    "an argument of a late step": lambda rig, value: (
+        rig.noted(chain(*[rig.same.s(1)] * SEGMENT, rig.note.si(value)))[0][0]
+    ),
+    "an argument in a later header": lambda rig, value: (
+        rig.noted(chord([rig.same.s(1)], chord([rig.note.si(value)], rig.same.si(2))))[0][0]
+    ),
     "a header": lambda rig, value: rig.noted(rig.note.s(), headers={"x_own": value})[2]["x_own"],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_each_serializer_carries_calls(serializer: str) -> None:
+    """YAML refused signatures, and MessagePack wrote damaged groups."""
+    rig = Rig(serializer)
+    several = group(rig.note.si(1), rig.same.si(2))
+    for call in (
+        chord([rig.same.s(1)], chord([rig.note.si(1)], rig.same.si(2))),
+        chain(rig.same.s(1), several),
+        chain(rig.same.s(1), several, rig.same.s()),
+        graph({"a": rig.note.si(1), "b": rig.same.s(2)}, {"b": {"x": "a"}}),
+    ):
+        assert rig.noted(call)[0] == (1,)
+    assert rig.noted(rig.same.s(1), link=several)[0] == (1,)
+    for argument in (several, {"calls": [several]}):
+        (found,), *_ = rig.noted(rig.note.s(argument))
+        assert json.loads(json.dumps(found)) == json.loads(dumps(argument))
+
+
+def test_pickled_messages_need_no_qworker_to_be_read() -> None:
+    """Celery reads their links, too."""
+    rig = Rig("pickle")
+    several = group(rig.note.si(1), rig.same.si(2))
+    message = TaskMessage(task="a", id="1", args=(1,), serializer="pickle", callbacks=[several])
+    body = encode(message).body
+    assert b"qworker" not in body
+    assert pickle.loads(body)[2]["callbacks"] == [dict(several)]
+
+
+OF_CALLS = [place for place in PLACES if "argument" in place or "keyword" in place]
+
+
+@pytest.mark.parametrize("results", ["json", "yaml", "msgpack"])
+@pytest.mark.parametrize("place", OF_CALLS)
+def test_arguments_may_be_what_results_cannot_contain(results: str, place: str) -> None:
+    """With results in the same store as joins, whose bodies have these arguments."""
+    value = {"instant": {1, 2}, "kind": Rig}
+    assert PLACES[place](Rig("pickle", results), value) == value
 
 
 @pytest.fixture(scope="module", params=SERIALIZERS)
