@@ -45,8 +45,8 @@ class ResultSettings:
     result_extended: bool = declare(
         kinds.BOOLEAN,
         False,
-        "Store name, arguments, worker, retries and queue with each result. Arguments that results cannot "
-        "contain are stored as text.",
+        "Store name, arguments, worker, retries and queue with each result, also of calls that have not run. "
+        "Arguments that results cannot contain are stored as text.",
     )
     result_store_patience: float = declare(
         kinds.DURATION,

@@ -479,9 +479,9 @@ class Task(Generic[P, R]):
         if identity is None:
             raise ConfigurationError(f"{self.name}.update_state() needs a task_id when no task is running")
         backend = self.backend
-        properties = request.properties if identity == request.id else None
+        context = request if identity == request.id else None
         return backend.store(
-            identity, backend.meta(identity, state or "PENDING", meta, properties=properties, **extra)
+            identity, backend.meta(identity, state or "PENDING", meta, None, context, **extra)
         )
 
     # -- results --

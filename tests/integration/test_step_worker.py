@@ -964,3 +964,39 @@ def test_arguments_that_results_cannot_contain_do_not_change_the_end(tmp_path: P
     assert ran == {"succeeds": ["work"], "fails": ["work", "told"], "retries": ["work", "work"]}[what]
     assert last.parent.args == "[{1, 2}]"
     app.close()
+
+
+def test_extended_results_name_their_calls_however_they_end() -> None:
+    """As in Celery, also of a call that has not run, and of one that tells of its progress."""
+    clock = FakeClock()
+    app = QWorker(
+        "extended", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False,
+        result_extended=True,
+    )  # fmt: skip
+    seen: list[Any] = []
+
+    @app.task(name="work", bind=True)
+    def work(self: Any, value: int) -> int:
+        self.update_state(state="PROGRESS")
+        seen.append(self.AsyncResult(self.request.id))
+        seen.append((seen[-1].state, seen[-1].name, seen[-1].args))
+        return 6 // value
+
+    late = work.apply_async((1,), expires=1, countdown=2)
+    revoked = work.apply_async((1,), countdown=2)
+    revoked.revoke()
+    after = chain(work.s(0), work.s(7))()
+    unknown = app.send_task("nowhere", (1,))
+    with StepWorker(app) as worker:
+        worker.advance(5)
+        worker.advance(3600)
+    assert seen[1] == ("PROGRESS", "work", [0])
+    assert [(each.state, each.name, each.args) for each in (late, revoked, after.parent, after)] == [
+        ("REVOKED", "work", [1]),
+        ("REVOKED", "work", [1]),
+        ("FAILURE", "work", [0]),
+        ("FAILURE", "work", [7]),
+    ]
+    assert {each.queue for each in (late, revoked, after.parent)} == {"celery"}
+    assert (unknown.state, unknown.name, unknown.queue) == ("FAILURE", "nowhere", "celery")
+    app.close()

@@ -429,12 +429,14 @@ def _is_kept(app: QWorker, request: Request | UnreadableMessage) -> bool:
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:
-    """Return what a child must report to the calls in the message of *request* before *outcome* is settled;
-    None if there are no such calls, the message goes back to the broker, or a child has reported it."""
+    """Return what a child must report before *outcome* is settled: to the calls in the message of *request*,
+    and in an extended result, with the arguments. None if there is nothing to report, the message goes back
+    to the broker, or a child has reported it."""
     rule = OUTCOMES[outcome.kind]
     if not rule.report_in_child or request.failing is not None:
         return None
-    if not (request.task.has_on_terminated or may_embed(request.leased.body)):
+    in_result = app.conf.result_extended and not is_ignored(request.headers, request.task.ignore_result)
+    if not (in_result or request.task.has_on_terminated or may_embed(request.leased.body)):
         return None
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
     if not settled or rule.state is None or rule.error is None:
@@ -465,6 +467,12 @@ def _row(
     for name, header in (("group_id", "group"), ("parent_id", "parent_id")):
         if headers.get(header):
             meta[name] = headers[header]
+    if app.conf.result_extended:  # as far as the headers tell
+        meta |= {
+            "name": headers.get("task"),
+            "retries": headers.get("retries"),
+            "queue": request.leased.queue,
+        }
     try:
         return app.backend.row(headers["id"], meta)
     except EncodeError as why:

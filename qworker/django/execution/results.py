@@ -78,7 +78,7 @@ class TaskResults(Backend):
         properties: Any = None,
         **extra: Any,
     ) -> Meta:
-        if context is None or context.task != RUN:
+        if context is None or context.task != RUN or status not in states.ALL_STATES:
             return self.others.meta(task_id, status, result, traceback, context, properties, **extra)
         return {
             "status": status,
