@@ -28,7 +28,7 @@ class World(Short):
     a chain go into one message. pauses: the probability of a pause before a store call. long: the probability
     that a run takes ``nodes.LONG_RUN``. rate: the rate limit of tasks, in runs per second. route_expires: the
     ``expires`` that ``task_routes`` has for the calls of a flow, in seconds; 0: none. route_priority: their
-    ``priority`` there; 0: none."""
+    ``priority`` there; 0: none. extended: the setting ``result_extended``."""
 
     stores: str = "memory"
     workers: int = 2
@@ -51,6 +51,7 @@ class World(Short):
     rate: float = 0.0
     route_expires: float = 0.0
     route_priority: int = 0
+    extended: bool = False
 
     @property
     def by_messages(self) -> bool:

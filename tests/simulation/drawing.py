@@ -70,6 +70,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "rate": (0.0, 0.0, 0.0, 0.0, 20.0),
     "route_expires": (0.0, 0.0, EXPIRES),
     "route_priority": (0, 0, 5),
+    "extended": (False, True),
 }
 
 

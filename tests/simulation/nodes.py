@@ -78,6 +78,7 @@ def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
         "worker_async_concurrency": world.async_concurrency,
         "task_track_started": world.track_started,
         "result_expires": world.result_expires,
+        "result_extended": world.extended,
         "task_max_deliveries": 50,
     }
     if world.serializer == "pickle" and key:
@@ -411,7 +412,7 @@ class Caller(Node):
         if order.stamped:
             call.stamp(**STAMPS)
         if order.how == "dicts":
-            call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
+            call = signature(_through_json(call), app=self.app)
         if order.how == "twice":
             call.freeze()
         before = json.dumps(call, default=str)
@@ -452,7 +453,7 @@ class Caller(Node):
             changes={"task_protocol": 1 if order.how == "celery 1" else 2, "task_routes": routes_of(World())},
         )
         theirs.now = lambda: datetime.fromtimestamp(self.clock.now(), UTC)
-        written = json.loads(json.dumps(call, default=timedelta.total_seconds))
+        written = _through_json(call)
         try:
             with mock.patch.object(_tls, "current_app", theirs):  # which calls the steps of a chain
                 made = maybe_signature(written, app=theirs).apply_async(order.given, **order.options)
@@ -561,6 +562,15 @@ class Caller(Node):
             lambda found: asked.told.append(value_of(found)),
             lambda error: isinstance(result, GroupResult) or asked.told.append(Failed.by(error)),
         )
+
+
+def _through_json(call: Any) -> Any:
+    """Return *call* as an application reads it that has written it as JSON."""
+
+    def plain(value: Any) -> Any:
+        return value.total_seconds() if isinstance(value, timedelta) else list(value)
+
+    return json.loads(json.dumps(call, default=plain))
 
 
 def ids_of(result: Any) -> Iterator[str]:

@@ -373,6 +373,11 @@ def routes_of(world: World) -> dict[str, dict[str, Any]]:
     return {"acall": {"queue": "far", **of_call}, **({"call": of_call} if of_call else {})}
 
 
+def _kwargs_in_result(kwargs: dict[str, Any]) -> Any:
+    """Return how an extended result shows *kwargs*: as text if it cannot contain them."""
+    return repr(kwargs) if isinstance(kwargs.get("fails"), frozenset) else kwargs
+
+
 def define(app: QWorker, process: Process, record: Record, base: str, rate: float = 0.0) -> None:
     """Define the tasks in *app*, the app of *process*. rate: runs per second of a flow's calls; 0: any."""
     kind, of_coroutines = BASES[base]
@@ -435,6 +440,10 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         if of_parent is not None and root in {request.id, request.parent_id} - {of_parent}:
             record.complain(f"{flow}: {part.number} has the root {root}, and its parent {of_parent}")
         own = {"group_id": request.group}
+        if app.conf.result_extended:
+            own["name"] = request.task
+            if not part.anew:  # an earlier attempt, delivered again, has others
+                own["kwargs"] = _kwargs_in_result(request.kwargs)
         if request.parent_id:  # the next attempt may have one
             own["parent_id"] = request.parent_id
         replaced = part.instead is not None or not record.kin.get(request.id, own)

@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         name: drawing.CHOICES[name]
         for name in (
             "concurrency", "acks_late", "prefetch", "keep_failed", "base", "flush",
-            "async_concurrency", "track_started", "serializer", "middleware",
+            "async_concurrency", "track_started", "serializer", "middleware", "extended",
         )
     },
     "key": ("", "", "signed"),  # never set late: a fleet runs several cases

@@ -1433,3 +1433,28 @@ def test_each_delivery_of_a_call_that_dies_may_call_what_becomes_a_dead_letter()
     body = Call(does="unacked")
     flow = numbered(Call(does="dies", calls=Chord([Call(fails=True)], body)))
     assert problems(run(Case(orders=(Order(flow),)))) == []
+
+
+@pytest.mark.parametrize("does", ["hard", "lost", "dies"])
+def test_an_extended_result_of_a_killed_task_has_its_call(does: str) -> None:
+    """Results that a worker stored for a killed child had neither name nor arguments."""
+    assert problems(run(Case(World(extended=True), (Order(numbered(Call(does=does))),)))) == []
+
+
+def test_bodies_take_arguments_that_results_cannot_contain() -> None:
+    """Joins were refused, and an errback of a failed body was not sent."""
+    world = World(key="signed", serializer="pickle")
+    for flow in (
+        Chord([Call()], Chord([Call(), Call()], Call(fails=True))),
+        Graph([Node(Call()), Node(Call(), [1])]),
+    ):
+        assert problems(run(Case(world, (Order(numbered(flow)),)))) == []
+    failing = numbered(Chord([Call(fails=True)], Call(), errbacks=[Errback()]))
+    assert problems(run(Case(world, (Order(failing),)))) == []
+
+
+def test_links_within_a_pickled_body_belong_to_its_app() -> None:
+    """They were restored from pickle as calls of the current app, and there was none."""
+    inner = Chain([Group([Call(), Call()])], errbacks=[Errback()])
+    flow = numbered(Chord([Call()], Group([Call(), Call(links=[inner])])))
+    assert problems(run(Case(World(key="signed", serializer="pickle"), (Order(flow),)))) == []

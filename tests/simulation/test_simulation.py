@@ -1255,8 +1255,8 @@ def test_the_command_runs_the_case_of_schedules_that_was_asked_for() -> None:
 def test_the_command_shows_the_log_of_a_case_that_passes() -> None:
     quiet, told = (command("--case", "4", *more).stdout for more in ([], ["--log"]))
     assert "def test_seed_4() -> None:\n    case = Case(\n" in quiet
-    assert " runs f0 0\n" in told
-    assert " runs f0 0\n" not in quiet
+    assert " runs f" in told
+    assert " runs f" not in quiet
     assert told.endswith("\nall is well\n")
 
 

@@ -356,7 +356,10 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
     if isinstance(flow, Call):
         name_of = flow.does if flow.does in OWN else "acall" if flow.coroutine else "call"
         task = tasks[name_of]
-        made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
+        fails: Any = flow.fails
+        if task.app.conf.task_serializer == "pickle":  # results, which are JSON, cannot contain it
+            fails = frozenset({1} if flow.fails else ())
+        made = task.s(flow=name, number=flow.number, fails=fails, retries=flow.retries)
         made.set(immutable=flow.immutable, **timed(flow.options))
         if flow.wrong:
             made.set(priority="high")
