@@ -40,11 +40,11 @@ from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Envelope
 from tests.simulation.case import Order, World
 from tests.simulation.figures import Figures
-from tests.simulation.repeats import Body, Execution, first_of
+from tests.simulation.repeats import Body, Execution, call_in, first_of
 from tests.simulation.seams import Process
 from tests.support.flows import ARGS, BACKOFF, OWN, RUNS, VALUES, Call, Group, canvas, parts_of, shown
 
-_NAME = re.compile(rb'"(f[0-9]+)\\*"')
+_NAME = re.compile(r'"(f[0-9]+)\\*"')
 
 Moment = tuple[float, int]
 """Seconds, and the place among others at that time."""
@@ -191,8 +191,11 @@ class Record:
         for join in joins:
             self.opened[join.id] = self.now()
             self.bodies.update(first_of(join.body))
-            if named := _NAME.search(join.body):
-                self.joins[join.id] = named[1].decode()
+            text = join.body.decode(errors="replace")
+            with suppress(ValueError, LookupError, TypeError, AttributeError):
+                text = json.dumps(call_in(join.body), default=str)
+            if named := _NAME.search(text):
+                self.joins[join.id] = named[1]
 
     def sends(self, envelopes: Sequence[Envelope]) -> None:
         """Record of which joins the messages *envelopes* are members."""

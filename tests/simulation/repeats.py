@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from qworker.message.kombu_json import loads
 from tests.simulation.case import Fault
 from tests.simulation.world import LEASE_SECONDS
 
@@ -86,11 +88,21 @@ def subjects(value: Any) -> Iterator[Any]:
             yield from subjects(each)
 
 
+def call_in(body: bytes) -> Any:
+    """Return the call in the *body* of a join, JSON or pickled in JSON. Raises ValueError and others if there
+    is none."""
+    text = body[body.index(b"{") :].decode()
+    _, end = json.JSONDecoder().raw_decode(text)
+    fields = loads(text[:end])
+    if "data" in fields:
+        fields = pickle.loads(fields["data"])
+    return fields.get("call", fields)
+
+
 def first_of(body: bytes) -> Iterator[Body]:
     """Yield the calls that are sent when a join with *body* is finished; nothing if it cannot be read."""
     try:
-        call, _ = json.JSONDecoder().raw_decode(body[body.index(b"{") :].decode())
-        yield from _first(call.get("call", call))
+        yield from _first(call_in(body))
     except (ValueError, LookupError, TypeError, AttributeError):
         return
 

@@ -1458,3 +1458,13 @@ def test_links_within_a_pickled_body_belong_to_its_app() -> None:
     inner = Chain([Group([Call(), Call()])], errbacks=[Errback()])
     flow = numbered(Chord([Call()], Group([Call(), Call(links=[inner])])))
     assert problems(run(Case(World(key="signed", serializer="pickle"), (Order(flow),)))) == []
+
+
+def test_a_pickled_body_is_that_of_a_call() -> None:
+    """The checks knew of no join, and did not wait for the claim of a worker that cannot send its body."""
+    flow = numbered(Chord([Call()], Call(fails=True)))
+    away = Fault("away", "broker", at=0.001, seconds=3.0)
+    case = Case(World(key="signed", serializer="pickle"), (Order(flow),), (away,))
+    seen = run(case)
+    assert problems(seen) == []
+    assert [*seen.record.joins.values()] == ["f0"]
