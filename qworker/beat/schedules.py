@@ -23,8 +23,8 @@ class schedule(Schedule):
     """At a fixed interval: ``schedule(30)``, ``schedule(timedelta(hours=6))``.
 
     - run_every: seconds or a timedelta, at least a thousandth of a second.
-    - anchor (aware datetime): the start of the intervals. None: for an entry, when it was first seen;
-      otherwise 1970.
+    - anchor (aware datetime): the start of the intervals. None: for an entry, when it was first seen
+      with this schedule; otherwise 1970.
     - relative (bool): as in Celery; True counts the intervals from 1970, so that "every hour" is on the hour.
 
     Raises InvalidSchedule for an invalid interval.

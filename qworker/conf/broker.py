@@ -49,7 +49,8 @@ class BrokerSettings:
     broker_heartbeat: float = declare(
         kinds.DURATION,
         10.0,
-        "A worker's connection to RabbitMQ is considered dead after twice this long without data; 0: never.",
+        "A worker's connection to RabbitMQ is considered dead after two to three times this long without "
+        "data; 0: never.",
         minimum=0,
     )
     security_key: tuple[str, ...] | None = declare(

@@ -58,7 +58,7 @@ class TaskSettings:
 
     task_serializer: str = declare(kinds.TEXT, "json", "Serializer of arguments.")
     task_compression: str | None = declare(
-        kinds.TEXT, None, "Compression of message bodies: gzip, bzip2, lzma, zstd…"
+        kinds.TEXT, None, "Compression of message bodies: gzip, bzip2, xz, zstd."
     )
     task_protocol: int = declare(
         kinds.INTEGER,

@@ -319,7 +319,8 @@ class Oracle:
             every = entry.when[1]
             own = [due for due in dues if seen < due <= end]
             ahead = sum(abs(seconds) for at, seconds in self.jumps if at < life.end)
-            sure = [due for due in own if due > seen + ahead]  # others may belong to the previous life
+            # Others may belong to the life before, or after this one: clocks were set.
+            sure = [due for due in own if seen + ahead < due <= end - ahead]
             if not sure:
                 first = seen + every
                 bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)

@@ -1468,3 +1468,13 @@ def test_a_pickled_body_is_that_of_a_call() -> None:
     seen = run(case)
     assert problems(seen) == []
     assert [*seen.record.joins.values()] == ["f0"]
+
+
+def test_a_leader_with_a_clock_that_was_set_back_sees_a_change_early() -> None:
+    """The checks took the first due time after the change for one before it."""
+    edits = (
+        Edit("add", "e1", 13.0, Entry(when=("every", 15.0))),
+        Edit("set", "e1", 23.0, fields={"schedule": ("every", 4.0)}),
+    )
+    back = Fault("jump", "beat0", at=5.0, seconds=-5.0)
+    assert problems(run(Case(faults=(back,), seed=2, schedules=Timetable(store="other", edits=edits)))) == []
