@@ -84,7 +84,8 @@ def order(random: Random, world: RealWorld) -> Order:
         if getattr(part, "does", "") in ("dies", "lost"):
             part.does = "soft"  # a process is not killed at a run
         if getattr(part, "does", "") == "hard":
-            if world.pool != "prefork" or part.coroutine:
+            # Coroutines that run in its process are ended with it, and those acknowledged before are lost.
+            if world.pool != "prefork" or part.coroutine or not world.acks_late:
                 part.does = "soft"
             else:
                 part.options = {**part.options, "time_limit": TIME_LIMIT}

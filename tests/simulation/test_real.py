@@ -23,7 +23,7 @@ from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
 from tests.simulation.real_worker import Place, Process, RealWorld, SlowStores
-from tests.support.flows import canvas, numbered
+from tests.support.flows import canvas, numbered, parts_of
 
 
 def place_of(stores: str, directory: Path) -> Place:
@@ -176,3 +176,13 @@ def test_a_seed_makes_the_same_cases_each_time() -> None:
     for kind in ("redis", "rabbitmq"):
         assert cases_of(world_of(kind, 7), 7, 3) == cases_of(world_of(kind, 7), 7, 3)
         assert len({repr(cases_of(world_of(kind, seed), seed, 1)) for seed in range(20)}) == 20
+
+
+def test_no_task_is_killed_beside_coroutines_that_were_acknowledged_early() -> None:
+    drawn = set()
+    for seed in range(300):
+        world = world_of("redis", seed)
+        for case in cases_of(world, seed, 3):
+            for each in (part for order in case.orders for part in parts_of(order.flow)):
+                drawn |= {world.acks_late} if getattr(each, "does", "") == "hard" else set()
+    assert drawn == {True}
