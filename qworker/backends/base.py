@@ -129,10 +129,10 @@ class Backend(ABC):
         return meta
 
     def _shown(self, value: Any) -> Any:
-        """Return *value*, of a call, or its repr if results cannot contain it: it must not be the reason why
-        the state is not stored."""
+        """Return *value*, of a call, or its repr if the metadata cannot contain it, one level deeper: it must
+        not be the reason why the state is not stored."""
         try:
-            self._serialised(value, None)
+            self._serialised([value], None)
         except EncodeError:
             return safe_repr(value)
         return value

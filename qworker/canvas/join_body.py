@@ -7,19 +7,20 @@ Thread:      any; pure.
 The body of a chord gets one list, and is written as a plain signature. Any other body is written as
 ``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key, ``"members"``
 holds the number of members and a signature of their ids. ``"tentative": true`` means that the members may
-never be sent. A body whose arguments results cannot contain is written by its own serializer, as
+never be sent. A body whose arguments results cannot contain is written by another serializer, as
 ``{"content_type": …, "content_encoding": …, "data": bytes}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
 from qworker.contracts import App
 from qworker.errors import EncodeError
-from qworker.message.serialization import decode, encode, plain_calls
+from qworker.message.serialization import content_types, decode, encode, plain_calls, serializer_of
 
 ONE = "one"
 
@@ -79,18 +80,18 @@ class JoinBody(NamedTuple):
 
 
 def storable(fields: Any, app: App) -> Any:
-    """Return *fields*, of a body, so that results can contain them, if its serializer can write them."""
-    call = fields.get("call", fields)
-    name, options = call["task"], call.get("options")
-    chosen = options.get("serializer") if isinstance(options, dict) else None
-    serializer = chosen or getattr(app.tasks.get(name), "serializer", None) or app.conf.task_serializer
-    if serializer == app.conf.result_serializer or serializer not in app.conf.accept_content:
+    """Return *fields*, of a body, so that results can contain them: as they are, or written by the first
+    serializer that messages may have and that can. Raises EncodeError if there is none."""
+    if app.accept <= content_types([app.conf.result_serializer]):
         return fields  # which encode_value() may refuse
     try:
         app.backend.check_encodable(fields)
-    except EncodeError:
-        content_type, content_encoding, data = encode(plain_calls(fields), serializer, f"the call of {name}")
-        return {"content_type": content_type, "content_encoding": content_encoding, "data": data}
+    except EncodeError as refused:
+        for name in map(serializer_of, sorted(app.accept)):
+            with suppress(EncodeError):
+                content_type, content_encoding, data = encode(plain_calls(fields), name, "the call")
+                return {"content_type": content_type, "content_encoding": content_encoding, "data": data}
+        raise refused
     return fields
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from qworker.backends.joins import DONE_SECONDS, DONE_SECONDS_FOR_EVER
 from qworker.contracts import App, Task
-from qworker.errors import BackendError, NotSupported
+from qworker.errors import NotSupported
+from qworker.interrupts import reraise_interrupt
 from qworker.message.context import Context, message_headers
 from qworker.message.marks import PUBLICATION, run_in
 from qworker.tasks.outcome import COPY, REQUEUED, Outcome
@@ -45,7 +46,8 @@ def refused(app: App, task: Task, context: Context) -> Outcome | None:
         first = backend.joins.hold(body, number, lasting)
     except NotSupported:
         return None
-    except BackendError as error:
+    except Exception as error:  # noqa: BLE001 - BackendError, or any of a store that others have written
+        reraise_interrupt(error)
         if not task.acks_late:  # the message is acked, and cannot go back
             return None
         return Outcome(REQUEUED, 0.0, f"whether it is a copy cannot be determined: {error}")

@@ -144,7 +144,13 @@ def cut_short(app: App, task: Task, context: Context, error: BaseException, sinc
 def started(app: App, task: Task, context: Context) -> ResultRow | None:
     """Return the row of the state STARTED, for the worker to store; None if it is not to be stored."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
-    return app.backend.row(context.id, app.backend.meta(context.id, states.STARTED, info, context=context))
+    try:
+        meta = app.backend.meta(context.id, states.STARTED, info, context=context)
+        return app.backend.row(context.id, meta)
+    except Exception as error:  # noqa: BLE001 - it is no reason not to run the task
+        reraise_interrupt(error)
+        logger.warning("the state STARTED of task %s[%s] is not stored: %s", task.name, context.id, error)
+        return None
 
 
 def store_now(app: App, row: ResultRow | None, patience: float = PATIENCE_SECONDS) -> bool:

@@ -11,7 +11,7 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from types import MappingProxyType
@@ -102,7 +102,9 @@ def failed(
                 raise
             # The failure of the task itself is still reported and stored.
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
-        except (Exception, SystemExit):
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException:  # also CancelledError and SystemExit
             logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
 
@@ -113,7 +115,9 @@ def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
         returned = call.type.taking_plain(call.type)(*cloned.args, **cloned.kwargs)
         if isinstance(returned, Coroutine):
             run_to_end(returned)
-    except (Exception, SystemExit):
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException:
         context = arguments[0]
         logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
@@ -136,7 +140,11 @@ def _chord_parts(
         joins = app.backend.joins
     except NotSupported:
         return ()
-    written = app.backend.encode_value(storable(body, app), about=("join", group))
+    try:
+        written = app.backend.encode_value(storable(body, app), about=("join", group))
+    except Exception as error:  # noqa: BLE001 - any program may have written the body
+        logger.error("the chord of task %s cannot count it, because of its body: %s", task_id, error)
+        return ()
     part = joins.chord_part(group, number, task_id, status, result, written)
     return () if part is None else (tuple(part),)
 
@@ -301,32 +309,47 @@ def ended(
     """
     found: list[Followed] = []
     for call in calls:
-        given = call.options
-        task_id = given.get("task_id")
-        if not isinstance(task_id, str):
-            continue
-        headers = {**(given.get("headers") or {}), "id": task_id}
-        chord = given.get("chord"), given.get("group_id"), given.get("group_index", -1)
-        parts = (
-            *(tuple(part) for part in parts_of(headers, states.FAILURE)),
-            *_chord_parts(app, *chord, task_id, states.FAILURE, error),
-        )
-        if not parts and not _stores_failures(app, call):
-            continue
-        places = {"group_id": given.get("group_id"), "parent_id": parent}
-        known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
-        if task_id in children:
-            known["children"] = children[task_id]
-        properties = {"reply_to": given.get("reply_to") or reply_to}
-        context = None
-        if app.conf.result_extended:
-            context = Context(id=task_id, task=call.task, args=call.args, kwargs=call.kwargs, retries=0)
-            context.properties = properties
-        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, context, properties, **known)
-        row = app.backend.row(task_id, meta)
-        if row is not None:
-            found.append((row, parts))
+        try:
+            found += _ended(app, call, error, traceback, parent, children, reply_to)
+        except Exception as problem:  # noqa: BLE001 - any program may have written it
+            logger.error("the call of %s, which fails along, is not reported: %s", call.task, problem)
     return tuple(found)
+
+
+def _ended(
+    app: App,
+    call: Signature,
+    error: Mapping[str, Any],
+    traceback: str,
+    parent: str | None,
+    children: Mapping[str, list[Any]],
+    reply_to: str | None,
+) -> Iterator[Followed]:
+    given = call.options
+    task_id = given.get("task_id")
+    if not isinstance(task_id, str):
+        return
+    headers = {**(given.get("headers") or {}), "id": task_id}
+    chord = given.get("chord"), given.get("group_id"), given.get("group_index", -1)
+    parts = (
+        *(tuple(part) for part in parts_of(headers, states.FAILURE)),
+        *_chord_parts(app, *chord, task_id, states.FAILURE, error),
+    )
+    if not parts and not _stores_failures(app, call):
+        return
+    places = {"group_id": given.get("group_id"), "parent_id": parent}
+    known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
+    if task_id in children:
+        known["children"] = children[task_id]
+    properties = {"reply_to": given.get("reply_to") or reply_to}
+    context = None
+    if app.conf.result_extended:
+        context = Context(id=task_id, task=call.task, args=call.args, kwargs=call.kwargs, retries=0)
+        context.properties = properties
+    meta = app.backend.meta(task_id, states.FAILURE, error, traceback, context, properties, **known)
+    row = app.backend.row(task_id, meta)
+    if row is not None:
+        yield row, parts
 
 
 def _stores_failures(app: App, call: Signature) -> bool:

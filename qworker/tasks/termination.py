@@ -36,6 +36,7 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.tasks.unsent import is_away
+from qworker.transports.lease import ResultRow
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +73,12 @@ def report(
     error = followup.error_of_chord(app, kind, message_headers(context)) or error
     token = push(context, task)
     try:
-        if kind in _DROPPED and (copy := copies.refused(app, task, context)) is not None:
+        if kind in (*_DROPPED, UNCONFIRMED) and (copy := copies.refused(app, task, context)) is not None:
             return (
                 copy._replace(reported=True) if copy.kind == COPY else _later(app, task, context, copy.text)
             )
         has_run = kind in _RAN or (kind in _DROPPED and (context.delivery_info or {}).get("redelivered"))
-        if sends and kind == UNCONFIRMED and _success(app, task, context) is not None:
+        if sends and kind == UNCONFIRMED and _has_ended_elsewhere(app, task, context, state, error):
             return Outcome(COPY, None, "another worker has run it", reported=True)
         if sends and has_run and context.callbacks and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"], runs)
@@ -85,8 +86,7 @@ def report(
         if runs and task.has_on_terminated:
             _call_hook(task, context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
-            meta = app.backend.meta(context.id, state, error, context=context)
-            row = app.backend.row(context.id, meta)
+            row = _row(app, context, state, error)
         stored = False
         # As in Celery, none are called for revoked tasks.
         if sends and context.errbacks and state == states.FAILURE:
@@ -110,6 +110,15 @@ def report(
         return Outcome(kind, None, text, None, None, *after, reported=True)
     finally:
         pop(token)
+
+
+def _row(app: App, context: Context, state: str, error: dict[str, Any]) -> ResultRow | None:
+    """Return the result of the task; None if it cannot be written: then its worker makes a shorter one."""
+    try:
+        return app.backend.row(context.id, app.backend.meta(context.id, state, error, context=context))
+    except Exception:
+        logger.exception("the result of task %s[%s] cannot be written", context.task, context.id)
+        return None
 
 
 def _after(
@@ -143,13 +152,41 @@ def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None
     """Return the stored success of a task that was killed between its end and its callbacks, or that another
     worker has run; None if there is none, or if it may belong to an earlier call with the same id, as the
     mark RUN shows."""
+    meta = _stored(app, task, context)
+    return meta if meta is not None and meta["status"] == states.SUCCESS else None
+
+
+def _has_ended_elsewhere(
+    app: App, task: Task, context: Context, state: str, error: Mapping[str, Any]
+) -> bool:
+    """Return whether another worker has stored the end of the task: any but the end *error* in *state*, which
+    this report may have stored when it was tried before."""
+    meta = _stored(app, task, context)
+    if meta is None or meta["status"] not in states.READY_STATES:
+        return False
+    found = meta["result"]
+    names = ("exc_type", "exc_message")
+    own = isinstance(found, Mapping) and all(_plain(found.get(name)) == _plain(error[name]) for name in names)
+    return not (own and meta["status"] == state)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _stored(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
+    """Return the stored result of the task; None if there is none, or if it may be that of another call."""
     if ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:
-        meta = app.backend.get(context.id or "")
+        return app.backend.get(context.id or "")
     except (DamagedResult, NotSupported):  # NotSupported: no results are kept
         return None
-    return meta if meta is not None and meta["status"] == states.SUCCESS else None
+    except Exception as problem:  # of a store that others have written
+        if is_away(problem):
+            raise
+        logger.exception("the result of task %s[%s] cannot be read", task.name, context.id)
+        return None
 
 
 def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> Outcome:

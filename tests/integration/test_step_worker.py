@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,8 @@ from qworker.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
+from qworker.message.kombu_json import MAX_DEPTH
+from qworker.message.protocol import TaskMessage, encode
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Broker, Envelope, Release
@@ -999,4 +1002,116 @@ def test_extended_results_name_their_calls_however_they_end() -> None:
     ]
     assert {each.queue for each in (late, revoked, after.parent)} == {"celery"}
     assert (unknown.state, unknown.name, unknown.queue) == ("FAILURE", "nowhere", "celery")
+    app.close()
+
+
+DEEP: Any = 1
+for _ in range(MAX_DEPTH - 1):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize("what", ["succeeds", "fails", "retries", "expires"])
+def test_deep_arguments_change_no_end(what: str) -> None:
+    """They fit a message, but not one level deeper in a result; with STARTED they ended a thread of the
+    pool."""
+    clock = FakeClock()
+    app = QWorker(
+        "deep", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False,
+        accept_content=["json", "msgpack"], task_serializer="msgpack", result_serializer="json",
+        result_extended=True, task_track_started=True,
+    )  # fmt: skip
+    ran: list[str] = []
+
+    @app.task(name="work", bind=True)
+    def work(self: Any, value: Any) -> int:
+        ran.append("work")
+        if what == "retries" and not self.request.retries:
+            self.retry(countdown=1)
+        if what == "fails":
+            raise ValueError
+        return 5
+
+    @app.task(name="told")
+    def told(request: Any, error: BaseException, traceback: str) -> None:
+        ran.append(f"told {type(error).__name__}")
+
+    @app.task(name="next")
+    def following(value: Any, deep: Any) -> Any:
+        return value
+
+    late = {"countdown": 2, "expires": 1} if what == "expires" else {}
+    result = chain(work.s(DEEP).set(link_error=told.s(), **late), following.s(DEEP))()
+    with StepWorker(app) as worker:
+        worker.advance(3)
+    ends = {"fails": ["FAILURE", "FAILURE"], "expires": ["REVOKED", "FAILURE"]}
+    assert [result.parent.state, result.state] == ends.get(what, ["SUCCESS", "SUCCESS"])
+    told_of = {"succeeds": ["work"], "fails": ["work", "told ValueError"], "retries": ["work", "work"]}
+    assert ran == told_of.get(what, [])
+    app.close()
+
+
+@pytest.mark.parametrize("what", ["succeeds", "fails", "expires"])
+def test_a_chord_of_another_program_has_arguments_that_results_cannot_contain(what: str) -> None:
+    """Its body is kept with the results, whatever the serializer of this worker's own calls."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    app = QWorker(
+        "odd", broker=store, backend="cache+memory://", clock=clock, set_as_current=False,
+        accept_content=["json", "yaml"],
+    )  # fmt: skip
+
+    @app.task(name="work")
+    def work() -> int:
+        if what == "fails":
+            raise ValueError("real")
+        return 5
+
+    plain: dict[str, Any] = {"args": (), "kwargs": {}, "subtask_type": None, "immutable": True}
+    message = encode(
+        TaskMessage(
+            task="work",
+            id="first",
+            group="g",
+            group_index=0,
+            serializer="yaml",
+            chord={**plain, "task": "body", "args": ({1, 2},), "options": {"task_id": "body"}},
+            chain=[{**plain, "task": "work", "options": {"task_id": "last"}}],
+            expires="2001-01-01T00:00:00+00:00" if what == "expires" else None,
+        )
+    )
+    store.sender.push([Envelope("celery", message.headers, message.properties, message.body, 0)])
+    with StepWorker(app) as worker:
+        worker.advance(3)
+    ends = {"succeeds": ["SUCCESS", "SUCCESS"], "fails": ["FAILURE", "FAILURE"]}
+    assert [app.AsyncResult(id).state for id in ("first", "last")] == ends.get(what, ["REVOKED", "FAILURE"])
+    assert what != "fails" or repr(app.AsyncResult("first").result) == "ValueError('real')"
+    app.close()
+
+
+@pytest.mark.parametrize("error", [CancelledError, SystemExit])
+def test_an_errback_that_is_cancelled_hides_nothing(error: type[BaseException]) -> None:
+    """The task ended with its error, and the other errbacks were not called."""
+    clock = FakeClock()
+    app = QWorker(
+        "cancelled", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False
+    )
+    ran: list[str] = []
+
+    @app.task(name="work")
+    def work() -> None:
+        raise ValueError("real")
+
+    @app.task(name="first")
+    async def first(request: Any, exception: BaseException, traceback: str) -> None:
+        ran.append("first")
+        raise error
+
+    @app.task(name="second")
+    def second(request: Any, exception: BaseException, traceback: str) -> None:
+        ran.append("second")
+
+    result = work.apply_async(link_error=[first.s(), second.s()])
+    with StepWorker(app) as worker:
+        worker.run()
+    assert (repr(result.result), ran) == ("ValueError('real')", ["first", "second"])
     app.close()

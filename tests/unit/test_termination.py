@@ -16,13 +16,14 @@ from qworker.message.context import Context
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.message.marks import CAUSE, FAILED, PUBLICATION, RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
-from qworker.tasks import followup, termination
+from qworker.tasks import copies, execution, followup, termination
 from qworker.tasks.outcome import (
     COPY,
     EXPIRED,
     LOST,
     NOT_STARTED,
     POISONED,
+    REQUEUED,
     RETRY,
     REVOKED,
     SUCCESS,
@@ -146,11 +147,11 @@ class Linked:
         given = {"callbacks": [self.link.s().set(task_id="next")], "errbacks": [app.tasks["told"].s()]}
         self.message = TaskMessage(task="work", id="id-1", headers=self.headers, **{**given, **fields})
 
-    def report(self, kind: str = TIME_LIMIT) -> Outcome:
+    def context(self) -> Context:
         encoded = encode(self.message)
         headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
         body = decode_body(encoded.body, headers, properties, frozenset({"json", "pickle"}))
-        context = Context.from_message(
+        return Context.from_message(
             headers,
             body,
             properties=properties,
@@ -158,8 +159,10 @@ class Linked:
             hostname="w@h",
             task=self.task,
         )
+
+    def report(self, kind: str = TIME_LIMIT) -> Outcome:
         error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
-        return termination.report(self.app, self.task, context, kind, "killed", states.FAILURE, error)
+        return termination.report(self.app, self.task, self.context(), kind, "killed", states.FAILURE, error)
 
     def sent(self) -> list[tuple[str, Any]]:
         return [
@@ -321,18 +324,78 @@ def test_end_is_reported_with_the_repr_of_arguments_that_results_cannot_contain(
 
 
 class OddStore(MemoryBackend):
-    """A result store that raises an error of its own."""
+    """A result store that raises an error of its own in one *method*."""
+
+    method = "get"
 
     def get(self, task_id: str) -> Any:
+        self._fail("get")
+        return super().get(task_id)
+
+    def row(self, task_id: str, meta: Any, kept: float = 0.0) -> Any:
+        if task_id == "id-1":
+            self._fail("row")
+        return super().row(task_id, meta, kept)
+
+    def _fail(self, method: str) -> None:
+        if method == self.method:
+            raise OSError("no such device")
+
+
+@pytest.mark.parametrize("kind", [LOST, TIME_LIMIT, UNCONFIRMED, EXPIRED])
+@pytest.mark.parametrize("method", ["get", "row"])
+def test_errbacks_and_calls_after_a_task_do_not_wait_for_a_store_that_fails(
+    kind: str, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = {"task": "link", "args": [], "kwargs": {}, "options": {"task_id": "rest"}, "subtask_type": None}
+    linked = Linked(chain=[call], acks_late=kind != UNCONFIRMED)
+    backend = OddStore("cache+memory://", linked.app.conf, linked.store.clock)
+    backend.method = method
+    linked.app.stores._backend = backend
+    outcome = linked.report(kind)
+    assert (outcome.kind, outcome.reported, outcome.row is None) == (kind, True, method == "row")
+    assert [row[0] for row, _ in outcome.follow] == ["rest"]
+    assert len(linked.errback_calls) == 1
+    assert method == "get" or "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("status", [states.FAILURE, states.REVOKED])
+def test_the_end_of_an_unconfirmed_call_in_another_worker_stays(status: str) -> None:
+    """Its errbacks were called twice, and those of a revoked one at all."""
+    linked = Linked(acks_late=False)
+    linked.app.backend.store_result("id-1", ValueError("there"), status)
+    outcome = linked.report(UNCONFIRMED)
+    assert (outcome.kind, outcome.row, linked.errback_calls) == (COPY, None, [])
+
+
+def test_a_call_that_fails_along_and_cannot_be_reported_leaves_the_others_alone() -> None:
+    calls = [
+        {"task": "link", "args": [], "kwargs": {}, "options": options, "subtask_type": None}
+        for options in ({"task_id": "last"}, {"task_id": "odd", "headers": [1]}, {"task_id": "next"})
+    ]
+    outcome = Linked(chain=calls).report(LOST)
+    assert sorted(row[0] for row, _ in outcome.follow) == ["last", "next"]
+
+
+class OddJoins(MemoryBackend):
+    @property
+    def joins(self) -> Any:
         raise OSError("no such device")
 
 
-def test_calls_after_a_task_end_although_its_end_cannot_be_reported(caplog: pytest.LogCaptureFixture) -> None:
-    call = {"task": "link", "args": [], "kwargs": {}, "options": {"task_id": "rest"}, "subtask_type": None}
-    linked = Linked(chain=[call])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_a_body_runs_or_goes_back_if_its_store_cannot_tell_whether_it_is_a_copy(acks_late: bool) -> None:
+    """The error ended a thread of the pool."""
+    linked = Linked(headers={PUBLICATION: 5}, acks_late=acks_late)
+    linked.app.stores._backend = OddJoins("cache+memory://", linked.app.conf, linked.store.clock)
+    found = copies.refused(linked.app, linked.task, linked.context())
+    assert found is None if not acks_late else found is not None and found.kind == REQUEUED
+
+
+def test_a_state_that_cannot_be_written_is_no_reason_not_to_run(caplog: pytest.LogCaptureFixture) -> None:
+    linked = Linked()
     backend = OddStore("cache+memory://", linked.app.conf, linked.store.clock)
+    backend.method = "row"
     linked.app.stores._backend = backend
-    outcome = linked.report(LOST)
-    assert (outcome.kind, outcome.reported) == (LOST, True)
-    assert "rest" in [row[0] for row, _ in outcome.follow]
-    assert "could not be reported" in caplog.text
+    assert execution.started(linked.app, linked.task, linked.context()) is None
+    assert "STARTED" in caplog.text

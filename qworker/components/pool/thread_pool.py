@@ -252,9 +252,8 @@ class ThreadPool(TaskPool):
                 slot = self._running_file.begin(request.tag)  # an errback may end this process
                 try:
                     outcome = termination.report(self._app, prepared.task, prepared.context, *failing)
-                except BaseException as error:  # SystemExit, …, which would end a child
-                    logger.exception("the end of task %s[%s] could not be reported", request.name, request.id)
-                    outcome = Outcome(LOST, text=safe_repr(error))
+                except BaseException as error:  # noqa: BLE001 - SystemExit, …, which would end a child
+                    outcome = _lost(request, error)
                 self._running_file.end(slot)
                 self._end(request, outcome)
                 continue
@@ -268,17 +267,23 @@ class ThreadPool(TaskPool):
                 self._loop.start(request.key, partial(self._run_async, request, prepared))
             else:
                 slot = self._running_file.begin(request.tag)
-                outcome = execution.execute(
-                    self._app, prepared.task, prepared.context, prepared.body, self._leave_copy
-                )
+                try:
+                    outcome = execution.execute(
+                        self._app, prepared.task, prepared.context, prepared.body, self._leave_copy
+                    )
+                except BaseException as error:  # noqa: BLE001 - it would end the thread
+                    outcome = _lost(request, error)
                 self._running_file.end(slot)
                 self._end(request, outcome)
 
     async def _run_async(self, request: Request, prepared: Prepared, run: AsyncRun) -> None:
         slot = self._running_file.begin(request.tag)
-        outcome = await execute_async(
-            self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
-        )
+        try:
+            outcome = await execute_async(
+                self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
+            )
+        except BaseException as error:  # noqa: BLE001 - nobody else would see it
+            outcome = _lost(request, error)
         self._running_file.end(slot)
         self._end(request, outcome)
 
@@ -304,3 +309,8 @@ class ThreadPool(TaskPool):
             self._on_ended([(request, outcome)])
         with self._lock:
             self.ending -= 1
+
+
+def _lost(request: Request, error: BaseException) -> Outcome:
+    logger.exception("the end of task %s[%s] could not be reported", request.name, request.id)
+    return Outcome(LOST, text=safe_repr(error))
