@@ -1,7 +1,7 @@
 """ScheduleStore: the storage for schedules shared by several processes.
 
 Comes from:  ``service.py`` (lead, fire); ``api.py``, which the command line uses (rows, edit).
-Goes to:     the stores, one module each: ``store_memory``, ``store_sql``, ``store_redis``.
+Goes to:     ``store_sql``, ``store_redis``, or the memory of one process (``stores``).
 Thread:      any; the service calls from its own.
 
 A store contains the *lease*, the rows and the slots. The lease names the leader. Each new leader gets a new

@@ -3,9 +3,9 @@
 Modules, in reading order: ``options`` (of a call, for type checkers), ``signatures`` (one call), ``checking``
 (validating their dicts), ``plain`` (arguments as they are sent), ``groups`` (parallel calls), ``chords`` (a
 group, and a body that gets its values), ``chains`` (one call after another), ``mapping`` (one call for many
-items), ``graphs`` (calls with dependencies), ``stamping`` (headers passed along), ``delays`` (how long a step
-may be held back), ``plan`` (what a workflow publishes at once, and which joins it opens), ``join_body`` (the
-call after a join, and its arguments), ``membership`` (the joins of a call).
+items), ``graphs`` (calls with dependencies), ``stamping`` (headers passed along), ``plan`` (what a workflow
+publishes at once, and which joins it opens), ``join_body`` (the call after a join, and its arguments),
+``membership`` (the joins of a call).
 """
 
 from __future__ import annotations

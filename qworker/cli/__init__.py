@@ -7,7 +7,7 @@ Thread:      main.
 Modules, in reading order: ``main`` (the table of commands) with ``groups``, ``options``, ``discovery``
 (finding the app), ``names`` (suggestions), ``output`` and ``watching`` (refreshed output); the worker:
 ``start`` with ``worker_process``, ``process``, ``reload`` and ``celery_options``;
-clients: ``call``, ``result``, ``graph`` with ``drawing``, ``revoke``, ``shell``; the broker: ``queues``,
+clients: ``call``, ``result``, ``graph``, ``revoke``, ``shell``; the broker: ``queues``,
 ``workers``, ``tasks``, ``purge``, ``letters`` (dead letters and failed tasks), ``delayed``, ``move``;
 ``config``, ``health``, ``report``, ``servers`` (facts about servers); ``completion`` (for the
 shell).

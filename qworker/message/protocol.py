@@ -4,7 +4,8 @@ Comes from:  publishing, which encodes a TaskMessage; transports, with stored me
 Goes to:     transports; the listener and the child.
 Thread:      any; pure.
 
-Re-exports ``reading``, ``celery_v1`` and ``kombu_envelope``.
+Messages of protocol 1, of Celery 3 or code written for it, have their headers in the body; they are never
+written. Re-exports ``reading`` and ``kombu_envelope``.
 """
 
 from __future__ import annotations
@@ -12,24 +13,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Protocol
 
 from qworker.clock import isoformat
-from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
+from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError, SecurityError
 from qworker.interrupts import reraise_interrupt
-from qworker.message.celery_v1 import from_v1
 from qworker.message.kombu_envelope import from_kombu, to_kombu
 from qworker.message.kombu_json import MAX_DEPTH, dumps, too_deep
 from qworker.message.reading import (
+    HEADERS,
     MAX_HEADERS,
     MAX_ID,
     NO_EMBED,
     Body,
     EncodedMessage,
     Verifier,
+    body_of,
     check_headers,
     decode_body,
+    decode_payload,
     parse_headers,
     parse_properties,
     read_object,
@@ -46,7 +50,52 @@ from qworker.message.serialization import (
 )
 from qworker.message.serialization import encode as encode_value
 from qworker.naming import hostname, task_id
-from qworker.safe_repr import repr_args, repr_kwargs
+from qworker.safe_repr import repr_args, repr_kwargs, safe_repr
+
+
+def from_v1(
+    properties: Mapping[str, Any],
+    body: bytes,
+    accept: frozenset[str],
+    signer: Verifier | None = None,
+    limit: int = MAX_BYTES,
+    compression: str | None = None,
+) -> tuple[dict[str, Any], Body]:
+    """Return the headers, in the form of protocol 2, and the Body of a protocol 1 message.
+
+    - accept: content types allowed for the body.
+    - limit: maximum size of the decompressed body, in bytes.
+    - compression: the ``compression`` header of kombu.
+
+    Raises InvalidTaskMessage or SecurityError as `decode_body` does. With a `signer` it always raises
+    SecurityError, because protocol 1 has no room for a signature.
+    """
+    if signer is not None:
+        raise SecurityError("messages of protocol 1 cannot be signed, and this app has a security_key")
+    value = decode_payload(body, compression, properties, accept, limit)
+    if not isinstance(value, dict) or "task" not in value:
+        raise InvalidTaskMessage(f"no 'task' in the headers, and the body is {safe_repr(value, 100)}")
+    embed = {name: value.get(name) for name in ("callbacks", "errbacks", "chain", "chord")}
+    decoded = body_of(value.get("args"), value.get("kwargs"), embed)
+    headers = {name: value.get(name) for name in HEADERS}
+    headers["group"] = headers["group"] or value.get("taskset")
+    headers["root_id"] = headers["root_id"] or headers["id"]
+    headers["argsrepr"] = repr_args(decoded.args)
+    headers["kwargsrepr"] = repr_kwargs(decoded.kwargs)
+    if value.get("utc") is False:
+        for name in ("eta", "expires"):
+            headers[name] = _from_local(headers[name])
+    return check_headers(headers), decoded
+
+
+def _from_local(text: Any) -> Any:
+    """Return ISO text with an offset. A naive time, from a sender without UTC, is in the local time zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return text  # check_headers() will report the error
+    return text if moment.tzinfo is not None else moment.astimezone().isoformat()
+
 
 __all__ = [
     "NO_EMBED_JSON",

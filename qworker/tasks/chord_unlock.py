@@ -66,7 +66,7 @@ def unlock_chord(
     why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
     try:
         if why is None:
-            values = [_value(each, found) for each in members]
+            values = [_value_of(each, found) for each in members]
             try:
                 followup.follow(app, task.request, callback, (values,))
             except (PublishError, TypeError) as error:
@@ -99,9 +99,9 @@ def _failure(task_id: str, meta: Any) -> str | None:
     return f"Dependency {task_id} raised {safe_repr(exception_of(meta))}"
 
 
-def _value(member: Any, found: Mapping[str, Any]) -> Any:
+def _value_of(member: Any, found: Mapping[str, Any]) -> Any:
     if isinstance(member, ResultSet):
-        return [_value(each, found) for each in member.results]
+        return [_value_of(each, found) for each in member.results]
     return found[member.id]["result"]
 
 

@@ -195,7 +195,5 @@ def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> O
     run.start, run.stored = time.perf_counter(), True
     outcome = run.outcome_of(run.returned if hooks else run.succeeded, value)
     if outcome.kind == REQUEUED:
-        logger.error("the calls after task %s[%s] are sent later: %s", task.name, context.id, outcome.text)
-        app.clock.sleep(AGAIN_SECONDS)
-        return NOT_STARTED
+        return _later(app, task, context, outcome.text)
     return outcome._replace(runtime=None, reported=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.cli import drawing
 from qworker.cli.discovery import find_app
+from qworker.cli.graph import plain
 from qworker.message.exceptions import exception_to_dict
 from qworker.results import outline
 from tests.support.waiting import until
@@ -190,7 +190,7 @@ def test_disabled_result_backend_is_a_plain_error(tasks, run):
 
 
 def test_drawing_characters_have_an_ascii_form():
-    assert drawing.plain("│  ├─ ↓ … ←└─") == "|  +- v ... <-`-"
+    assert plain("│  ├─ ↓ … ←└─") == "|  +- v ... <-`-"
 
 
 # -- watching --

@@ -20,7 +20,7 @@ from jsonschema import validate
 from supervisor.options import ServerOptions
 
 from qworker import QWorker
-from qworker.cli.init.deployment import broker_volume
+from qworker.cli.init.commands import broker_volume
 from qworker.cli.init.templates import TEMPLATES
 from qworker.components.shutdown import KILL_SECONDS
 from tests.cli.conftest import Run

@@ -19,8 +19,8 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
+from qworker.transports.disque.broker import DisqueServer as Server
 from qworker.transports.disque.queue import Options
-from qworker.transports.disque.server import DisqueServer as Server
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.held.port import DEAD
 from tests.contract.place_kombu import LACKS

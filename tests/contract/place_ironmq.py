@@ -20,7 +20,7 @@ from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
 from qworker.transports.held.broker import HeldBroker, held_broker
-from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
+from qworker.transports.ironmq.broker import LEASE_SECONDS, IronServer
 from tests.contract.place_kombu import LACKS
 from tests.support.ironmq_server import TOKEN, IronMQ
 

@@ -18,8 +18,8 @@ from qworker.testing.contract.patient import patient
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.nats.broker import NatsServer, StreamConfig
 from qworker.transports.nats.client import Client, Refused
-from qworker.transports.nats.server import NatsServer, StreamConfig
 from qworker.transports.nats.url import LETTERS, Layout, read_url
 from tests.contract.place_kombu import LACKS
 from tests.servers import require

@@ -24,7 +24,7 @@ from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.held.port import DEAD
-from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
+from qworker.transports.sqs.broker import LEASE_SECONDS, SqsServer
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.contract.place_kombu import LACKS
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from qworker import QWorker
 from qworker.beat.store import ScheduleStore
-from qworker.beat.store_memory import MemoryScheduleStore
-from qworker.beat.stores import open_store
+from qworker.beat.stores import MemoryScheduleStore, open_store
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.transports.lease import Broker
 from qworker.transports.sql.embedded.broker import SQLiteBroker

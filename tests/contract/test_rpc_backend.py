@@ -17,8 +17,7 @@ import pytest
 from kombu import Connection
 
 from qworker import QWorker
-from qworker.backends.rpc.backend import RpcBackend
-from qworker.backends.rpc.replies import Connector
+from qworker.backends.rpc.backend import Connector, RpcBackend
 from qworker.conf import Settings
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, NotSupported
 from qworker.message.context import Context

@@ -21,10 +21,10 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.transports import open_broker
 from qworker.transports.held.broker import HeldBroker
-from qworker.transports.held.renewal import Renewal
+from qworker.transports.held.consumer import Renewal
 from qworker.transports.ironmq.address import HOST, address_of
+from qworker.transports.ironmq.broker import IronQueue
 from qworker.transports.ironmq.client import MOST_ANSWER, Client
-from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.lease import Ack, Broker, DeadLetter, Release
 from tests.certificates import Certificates
 from tests.support.ironmq_server import TOKEN, IronMQ

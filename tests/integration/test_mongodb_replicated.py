@@ -15,8 +15,8 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from qworker.errors import BrokerUnavailable
 from qworker.transports.lease import Ack, DeadLetter, Release, Store
 from qworker.transports.mongodb.broker import MongoBroker
+from qworker.transports.mongodb.consumer import settle
 from qworker.transports.mongodb.server import Collections
-from qworker.transports.mongodb.settle import settle
 from tests.contract.place_mongodb import MongoPlace
 from tests.servers import require, start_mongodb, start_replica_set
 from tests.support.messages import message, names

@@ -29,8 +29,7 @@ from qworker.transports.lease import (  # noqa: E402
     Release,
     Store,
 )
-from qworker.transports.redis.admin import PEEK  # noqa: E402
-from qworker.transports.redis.broker import RedisBroker  # noqa: E402
+from qworker.transports.redis.broker import PEEK, RedisBroker  # noqa: E402
 from qworker.transports.redis.sender import PORTION  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402

@@ -25,8 +25,8 @@ from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.messages import Outgoing, of_envelope
 from qworker.transports.held.port import Entry, NotAll, Received
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from qworker.transports.sqs.broker import SqsServer
 from qworker.transports.sqs.queue import SqsQueue
-from qworker.transports.sqs.server import SqsServer
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive

@@ -21,8 +21,7 @@ from kombu.transport.memory import Channel, Transport
 from qworker.backends import open_backend
 from qworker.backends.keyvalue.joins import JOIN_PREFIX, KeyValueJoins
 from qworker.backends.keyvalue.memory import MemoryBackend
-from qworker.backends.rpc.backend import RpcBackend
-from qworker.backends.rpc.replies import Reading, ReplyQueue
+from qworker.backends.rpc.backend import Reading, ReplyQueue, RpcBackend
 from qworker.errors import NotSupported
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues

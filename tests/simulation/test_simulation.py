@@ -33,14 +33,14 @@ from qworker.components import assembly
 from qworker.components import request as requests
 from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.ending.result_writer import ResultWriter, _stripped
-from qworker.components.receiving import revocations
+from qworker.components.receiving import listener
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.receiving.revocations import Revocations
+from qworker.components.receiving.listener import Revocations
 from qworker.components.status.counters import Counters
 from qworker.control.failed import Failed as FailedTasks
 from qworker.control.letters import Retried
-from qworker.message import celery_v1, reading
+from qworker.message import protocol, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
@@ -850,7 +850,7 @@ def test_a_worker_that_obeys_unsigned_revocations_is_noticed(
     assert problems(run(case)) == []
     wrong = "f0: result 0 is Failed(error='TaskRevoked'), not '0()'"
     with monkeypatch.context() as patch:
-        patch.setattr(revocations, "verified", lambda signer, given: given)
+        patch.setattr(listener, "verified", lambda signer, given: given)
         assert wrong in problems(run(case))
     monkeypatch.setattr(Signer, "is_order", lambda *_: True)
     assert wrong in problems(run(case))
@@ -969,7 +969,7 @@ def test_what_celery_sends_without_its_links_is_noticed(
         return body_of(args, kwargs, {})
 
     monkeypatch.setattr(reading, "body_of", read)
-    monkeypatch.setattr(celery_v1, "body_of", read)
+    monkeypatch.setattr(protocol, "body_of", read)
     assert problems(run(case)) != []
 
 

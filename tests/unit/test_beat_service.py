@@ -20,7 +20,7 @@ from qworker.beat.schedule import Schedule
 from qworker.beat.serialization import to_json
 from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
-from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import MemoryScheduleStore
 from qworker.cli.beat.shown import whole
 from qworker.errors import BackendError
 from qworker.testing.clock import START, FakeClock

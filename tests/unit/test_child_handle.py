@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.pool.child_channel import FRAME_BYTES
-from qworker.components.pool.child_handle import OVERDUE, TELL_SECONDS, ChildHandle
+from qworker.components.pool.child_handle import FRAME_BYTES, OVERDUE, TELL_SECONDS, ChildHandle
 from qworker.components.pool.frames import LENGTH, UP, FrameBuffer, pack
 from qworker.components.request import Failing
 from tests.support.rooms import Rooms

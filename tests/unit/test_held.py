@@ -12,9 +12,8 @@ import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing import FakeClock
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker, HeldLetters, held_broker
 from qworker.transports.held.holdings import FULL_SECONDS
-from qworker.transports.held.letters import HeldLetters
 from qworker.transports.held.port import (
     DEAD,
     ConnectionGone,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qworker.beat.leadership import Leadership
 from qworker.beat.store import LEASE_SECONDS, LOOK_SECONDS, RENEW_SECONDS, Lease, ScheduleStore
-from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import MemoryScheduleStore
 from qworker.errors import BackendError, LeaseLost
 from qworker.testing.clock import FakeClock
 from tests.support.logging_events import logged

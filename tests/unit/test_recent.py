@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.transports.amqp.settled import LINGER_SECONDS, SECONDS, SettledMessages
+from qworker.transports.amqp.consumer import LINGER_SECONDS, SECONDS, SettledMessages
 from qworker.transports.recent import Recent
 
 

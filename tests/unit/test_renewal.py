@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from qworker.transports.held.consumer import LOOK_SECONDS, Renewal
 from qworker.transports.held.port import Count, Entry, Received, ServerQueue
-from qworker.transports.held.renewal import LOOK_SECONDS, Renewal
 
 LEASE_SECONDS = 30.0
 

@@ -13,7 +13,7 @@ from qworker.beat import Schedule, crontab, schedule
 from qworker.beat.api import TRIES, Schedules
 from qworker.beat.catalog import HAND, SETTINGS
 from qworker.beat.store import Firing, Lease, Row, Slot, State
-from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import MemoryScheduleStore
 from qworker.errors import BackendError, InvalidSchedule, NoSuchEntry, NotSupported
 from qworker.testing.clock import START, FakeClock
 from tests.support.stores import KeepingStore, make_app

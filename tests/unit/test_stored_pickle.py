@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.backends import open_backend
-from qworker.backends.sql.columns import is_pickle, load_plain
+from qworker.backends.sql.backend import is_pickle, load_plain
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError

@@ -1,4 +1,4 @@
 """Results as messages to the calling process, like Celery's ``rpc://``.
 
-Modules, in reading order: ``backend`` (sends them), ``replies`` (receives them).
+Modules: ``backend`` (sends them, and receives them in a thread).
 """

@@ -1,8 +1,8 @@
 """Results in an SQL database, in Celery's tables.
 
 Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``db+sqlite:///…``.
-Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, through ``database.py``; locks and counters in
-             ``keys.py``, joins in ``joins.py``.
+Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, through ``database.py``; locks and counters in a
+             separate table, joins in ``joins.py``.
 Thread:      any.
 
 Batches of rows are stored by one statement, if ``transports/sql/result_upserts.py`` has one for the database.
@@ -14,30 +14,320 @@ PostgreSQL notifies waiters of results, unless a pooler is in between; on other 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+import io
+import os
+import pickle
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
-from qworker.backends.base import Backend, Found, Meta
+from qworker import states
+from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
-from qworker.backends.sql.columns import Columns
 from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLPlace, unfit
 from qworker.backends.sql.joins import SQLJoins
-from qworker.backends.sql.keys import KeyTable
-from qworker.backends.sql.listen import DRIVERS, ListenConnection
-from qworker.backends.sql.tables import connect, make_join_layout, make_tables
+from qworker.backends.sql.tables import EXTENDED, connect, make_join_layout, make_tables
 from qworker.clock import Clock, from_epoch, isoformat, parse_iso
-from qworker.errors import EncodeError
+from qworker.errors import DamagedResult, EncodeError
+from qworker.interrupts import reraise_interrupt
+from qworker.safe_repr import storable
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
+from qworker.transports.sql.link import detach_socket
 from qworker.transports.sql.pooler import POOLER, is_pooled
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
 from qworker.transports.sql.result_states import MAY_REPLACE
-from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
+from qworker.transports.sql.result_upserts import COUNTING, LOOK, UPSERTS, channel_of, lock_of
+
+DRIVERS = ("psycopg", "psycopg2")
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class ListenConnection:
+    """A Source: PostgreSQL announces results on it, by psycopg or psycopg2. connection: the driver's, where
+    LISTEN was sent. close: closes it."""
+
+    def __init__(self, connection: Any, close: Callable[[], None]) -> None:
+        self._connection = connection
+        self._close = close
+        with suppress(OSError):  # a UNIX socket
+            _keep_alive(connection.fileno())
+
+    def fileno(self) -> int:
+        return int(self._connection.fileno())
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        """Do nothing, because the server announces all tasks."""
+
+    def announced(self) -> Collection[str] | None:
+        announced = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
+        return None if LOOK in announced else announced
+
+    def _payloads(self) -> list[str]:
+        if hasattr(self._connection, "pgconn"):
+            server = self._connection.pgconn
+            server.consume_input()
+            payloads = []
+            while (notification := server.notifies()) is not None:
+                payloads.append(notification.extra.decode("utf-8", "replace"))
+            return payloads
+        self._connection.poll()
+        payloads = [notification.payload for notification in self._connection.notifies]
+        self._connection.notifies.clear()
+        return payloads
+
+    def close(self) -> None:
+        self._close()
+
+    def abandon(self) -> None:
+        with suppress(Exception):  # it may be closed already
+            detach_socket(self.fileno())
+
+
+def _keep_alive(file: int) -> None:
+    """Enable TCP keepalive, because this connection only receives."""
+    with socket.socket(fileno=os.dup(file)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Columns:
+    """Converts results. extended: include EXTENDED and stamps. serializer: the name of *backend*'s."""
+
+    def __init__(self, backend: Backend, extended: bool, serializer: str) -> None:
+        self._backend = backend
+        self._extended = extended
+        self._serializer = serializer
+
+    def of(self, task_id: str, meta: Meta) -> dict[str, Any]:
+        """Return the columns of a row, as plain values, without accessing the database. Raises EncodeError
+        like Backend.encode()."""
+        key = key_of(task_id)
+        result = self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"]))
+        refuse_too_large(result, self._backend.max_bytes)
+        row = {
+            "status": meta["status"],
+            "result": result,
+            "traceback": _text(meta.get("traceback")),
+            "children": self._column("children", key, meta.get("children") or None),
+            "date_done": meta.get("date_done"),
+        }
+        for name in EXTENDED if self._extended else ():
+            value = meta.get(name)
+            row[name] = self._column(name, key, value) if name in ("args", "kwargs") else _text(value)
+        if self._extended and (names := meta.get("stamped_headers")):
+            stamps = {name: meta[name] for name in names if name in meta}
+            row["stamps"] = self._column("stamps", key, {"stamped_headers": names, "stamps": stamps})
+        return row
+
+    def _column(self, name: str, key: str, value: Any) -> bytes | None:
+        return None if value is None else self._backend.encode_value(value, None, (name, key))
+
+    def found(self, row: Mapping[str, Any], task_id: str) -> Found | None:
+        """Return the metadata in *row* of *task_id*, or why it cannot be read; None when it has expired."""
+        try:
+            return self._meta(row, task_id)
+        except DamagedResult as error:
+            return error
+        except Exception as error:  # noqa: BLE001
+            # Some databases accept values of the wrong type.
+            reraise_interrupt(error)
+            return self._backend.damaged(task_id, f"cannot be read: {error}")
+
+    def _meta(self, row: Mapping[str, Any], task_id: str) -> Meta | None:
+        done = row["date_done"]
+        if done is not None:
+            done = done.replace(tzinfo=UTC)
+            if (
+                self._backend.expires is not None
+                and done.timestamp() + self._backend.expires <= self._backend.clock.now()
+            ):
+                return None
+        key, status = row["task_id"], row["status"] or states.PENDING
+        if not isinstance(status, str):
+            raise TypeError(f"its status is {status!r:.80}")
+        meta: Meta = {
+            "task_id": task_id,
+            "status": status,
+            "result": self.value(row["result"], ("result", key, status), task_id),
+            "traceback": row["traceback"],
+            "children": self.value(row.get("children"), ("children", key), task_id) or [],
+            "date_done": done.isoformat() if done is not None else None,
+        }
+        for name in EXTENDED:
+            if name in row and (self._extended or row[name] is not None):
+                value = row[name]
+                called = name in ("args", "kwargs")
+                meta[name] = self.value(value, (name, key), task_id) if called else value
+        stamps = self.value(row.get("stamps"), ("stamps", key), task_id)
+        if isinstance(stamps, dict) and isinstance(stamps.get("stamps"), dict):
+            meta = {**stamps["stamps"], **meta, "stamped_headers": stamps.get("stamped_headers")}
+        return meta
+
+    def value(self, data: Any, about: About, task_id: str | None = None) -> Any:
+        """Return the value in a column: serialised by qworker or Celery 5.7, or pickled by an older Celery.
+        Raises DamagedResult."""
+        if data is None:
+            if not self._backend.signs or about[0] != "result":
+                return None
+            data = b""  # so that the missing signature is reported
+        payload = data.encode() if isinstance(data, str) else bytes(data)
+        if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
+            return load_plain(payload, self._backend.called(task_id), task_id)
+        return self._backend.decode_value(payload, about, task_id)
+
+
+def _text(value: Any) -> Any:
+    """Return *value* in the form of a text column."""
+    return storable(value) if type(value) is str else value
+
+
+# -- results pickled by an older Celery: only plain data is accepted --
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    """Replaces ``_codecs.encode``, which builds bytes in pickles of protocol 2."""
+    return text.encode("latin1")
+
+
+def _described(name: str, arguments: tuple[Any, ...]) -> Any:
+    """Return the tuple format of a pickled AsyncResult or GroupResult."""
+    if name == "GroupResult":
+        group_id, children = arguments[:2]
+        return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
+    if name == "AsyncResult":
+        return [[arguments[0], arguments[4] if len(arguments) > 4 else None], None]
+    raise pickle.UnpicklingError(f"it holds a {name}")
+
+
+def _no_backend(*arguments: Any) -> None:
+    """Replaces the function that opens the store of a pickled result."""
+
+
+_PLAIN: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _latin1,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "complex"): complex,
+    ("builtins", "bytearray"): bytearray,
+    ("celery.app.base", "_unpickle_appattr"): _described,
+    ("celery.backends.base", "unpickle_backend"): _no_backend,
+    ("celery.backends.database", "DatabaseBackend"): None,
+    ("collections", "OrderedDict"): dict,
+    ("datetime", "date"): date,
+    ("datetime", "datetime"): datetime,
+    ("datetime", "time"): time,
+    ("datetime", "timedelta"): timedelta,
+    ("datetime", "timezone"): timezone,
+    ("decimal", "Decimal"): Decimal,
+    ("uuid", "UUID"): UUID,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _PLAIN["builtins" if module == "__builtin__" else module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
+
+    def persistent_load(self, reference: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside of itself")
+
+
+def is_pickle(payload: bytes) -> bool:
+    """Tell whether *payload* begins like a pickle of protocol 2 or later, and not like JSON, YAML or text."""
+    return payload[:1] == b"\x80"
+
+
+def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
+    """Return the plain value pickled in *payload*. Raises DamagedResult for any other content.
+
+    called: the name of the stored data in errors; task_id: its owner.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(payload)).load()
+    except Exception as error:  # noqa: BLE001 - damaged pickles may raise anything
+        raise DamagedResult(
+            f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
+            f"{error}. Read it with that Celery, or delete the row",
+            task_id,
+        ) from None
+
+
+class KeyTable:
+    """The table ``qworker_keyvalue``. A lock is a row; a counter is the row's value."""
+
+    def __init__(self, database: Database, table: sa.Table, clock: Clock) -> None:
+        self._database = database
+        self._table = table
+        self._clock = clock
+
+    def add(self, key: str, ttl: float | None) -> bool:
+        """See Backend.add()."""
+        return self._add(key, 1, ttl)
+
+    def _add(self, key: str, value: int, ttl: float | None) -> bool:
+        self._forget_expired(key)
+        values = {"key": key, "value": value, "expires": self._expiry(ttl)}
+        return self._database.insert(self._table.insert(), values)
+
+    def hold(self, key: str, holder: int, ttl: float) -> int:
+        """Give *key* to *holder* for *ttl* seconds, unless it has a holder; return the holder."""
+        query = sa.select(self._table.c.value).where(self._table.c.key == key)
+        while not self._add(key, holder, ttl):
+            held = self._database.run(lambda connection: connection.execute(query).scalar())
+            if held is not None:
+                return int(held)
+        return holder
+
+    def incr(self, key: str, ttl: float | None) -> int:
+        """See Backend.incr()."""
+        while True:
+            self._forget_expired(key)
+            value = self._database.run(lambda connection: self._count(connection, key, ttl))
+            if value is not None:
+                return value
+            if self.add(key, ttl):
+                return 1
+
+    def _count(self, connection: sa.Connection, key: str, ttl: float | None) -> int | None:
+        """Add 1 to an existing counter; None: there is none."""
+        table = self._table
+        higher = table.update().where(table.c.key == key)
+        higher = higher.values(value=table.c.value + 1, expires=self._expiry(ttl))
+        # One transaction: the UPDATE locks the row that the SELECT reads.
+        level = "SERIALIZABLE" if connection.dialect.name == "sqlite" else "READ COMMITTED"
+        with connection.execution_options(isolation_level=level).begin():
+            if not connection.execute(higher).rowcount:
+                return None
+            return int(connection.execute(sa.select(table.c.value).where(table.c.key == key)).scalar_one())
+
+    def delete(self, key: str) -> None:
+        """See Backend.delete()."""
+        self._database.execute(self._table.delete().where(self._table.c.key == key))
+
+    def sweep(self, now: float) -> int:
+        """Delete rows that expired before epoch second *now*; return their number."""
+        return self._database.execute(self._table.delete().where(self._table.c.expires <= now))
+
+    def _forget_expired(self, key: str) -> None:
+        table = self._table
+        self._database.execute(table.delete().where(table.c.key == key, table.c.expires <= self._clock.now()))
+
+    def _expiry(self, ttl: float | None) -> float | None:
+        return None if ttl is None else self._clock.now() + ttl
+
 
 PORTION = 500
 """Number of ids per statement."""

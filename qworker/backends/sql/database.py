@@ -1,6 +1,6 @@
 """The SQL database of a result store: connections, existing tables, and retries.
 
-Comes from:  ``backend.py`` and ``keys.py``, with SQLAlchemy's statements; ``joins.py``, through a SQLPlace.
+Comes from:  ``backend.py``, with SQLAlchemy's statements; ``joins.py``, through a SQLPlace.
 Goes to:     the database; its errors are converted.
 Thread:      any; each use takes a connection of SQLAlchemy's pool, and a forked child has its own pool.
 """

@@ -1,5 +1,5 @@
 """`qworker beat`: runs the scheduler, and shows and changes its entries.
 
-Modules, in reading order: ``commands``, ``options`` (the fields of an entry), ``shown`` (entries as text and
-JSON), ``examined`` (problems of entries), ``process`` (the scheduler as a process).
+Modules, in reading order: ``commands`` and the process of the scheduler, ``options`` (the fields of an
+entry), ``shown`` (entries as text and JSON), ``examined`` (problems of entries).
 """

@@ -1,4 +1,4 @@
 """`qworker init`: files that run a project.
 
-Modules, in reading order: ``commands``, ``deployment`` (values for the app's broker), ``templates``.
+Modules, in reading order: ``commands`` (with values for the app's broker), ``templates``.
 """

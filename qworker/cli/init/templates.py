@@ -1,7 +1,7 @@
 """Templates: the files of ``qworker init``.
 
 Comes from:  the texts in ``files/``, one for each kind.
-Goes to:     ``deployment``, which fills them in.
+Goes to:     ``commands``, which fills them in.
 Thread:      constants.
 
 A text is a ``string.Template``. Lines from ``#: file``, ``#: server`` or ``#: secret`` to ``#: end`` are in

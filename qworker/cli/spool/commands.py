@@ -1,7 +1,8 @@
 """`qworker spool`: jobs as files in a directory, uWSGI's or ours.
 
 Comes from:  users who manage spool directories.
-Goes to:     the spooler's administration, and its writer.
+Goes to:     the spooler's administration, its writer, and its client; `run` to a worker, whose tasks are the
+             jobs.
 Thread:      main.
 
 Several names are handled separately: a failure is reported, and the others continue.
@@ -9,6 +10,7 @@ Several names are handled separately: a failure is reported, and the others cont
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -17,12 +19,12 @@ from typing import BinaryIO
 
 import click
 
+from qworker.app import QWorker
+from qworker.cli.discovery import AppChoice, import_from_here, load_tasks
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import json_option
+from qworker.cli.options import Checked, SettingValue, app_option, json_option, open_app, process_options
 from qworker.cli.output import count, print_json, visible
-from qworker.cli.spool import run
 from qworker.cli.spool.job import due, job_options, read_pairs
-from qworker.cli.spool.send import send_job
 from qworker.cli.spool.shown import (
     aside_fields,
     examined_fields,
@@ -31,13 +33,132 @@ from qworker.cli.spool.shown import (
     print_waiting,
     waiting_fields,
 )
+from qworker.cli.spool.spooler_options import SpoolerGiven, spooler_options
+from qworker.cli.spool.spooling import before_application, spool_in
 from qworker.cli.spool.watch import watch
+from qworker.cli.worker_process import Process, run_worker
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import SpoolError
+from qworker.naming import node_name
 from qworker.spooler.administration.admin import SpoolAdmin
 from qworker.spooler.files.packet import is_priority, job_path
 from qworker.spooler.files.place import existing
 from qworker.spooler.files.writing import Sync, Writer
+from qworker.spooler.network.client import send
+from qworker.spooler.network.framing import read_key
+from qworker.spooler.running.job_messages import queue_name
+
+logger = logging.getLogger(__name__)
+
+
+@click.command(
+    "run",
+    epilog="One TERM or INT stops after the running jobs; a second one ends them, and they run again "
+    "later. Exit codes as for `qworker start`.",
+)
+@click.argument("directories", metavar="[DIR]...", nargs=-1)
+@app_option
+@click.option("-n", "--hostname", type=Checked("name", node_name), help="Name of this worker: name@%h.")
+@click.option("-P", "--pool", type=click.Choice(["prefork", "threads", "solo"]), help="What runs jobs.")
+@click.option(
+    "--shutdown-timeout",
+    type=SettingValue("worker_shutdown_timeout"),
+    help="How long running jobs may continue at a stop.",
+)
+@process_options
+@spooler_options
+def run(
+    directories: tuple[str, ...],
+    app: str | None,
+    hostname: str | None,
+    pool: str | None,
+    shutdown_timeout: float | None,
+    loglevel: int,
+    logfile: str | None,
+    log_json: bool | None,
+    pidfile: str | None,
+    spooler: SpoolerGiven,
+) -> int:
+    """Run the jobs of spool directories: `qworker spool run DIR -A proj`, `qworker spool run --ini
+    uwsgi.ini`.
+
+    Without -A there is no app: the modules of --spooler-python-import, or of the ini file, set the function
+    that runs jobs, as for uWSGI.
+    """
+    spooler = spooler.with_directories(tuple(map(os.path.realpath, directories)))
+    before_application(spooler)
+    choice = _without_app() if app is None else open_app(app, tasks=False)
+    conf = choice.app.conf
+    conf.command_line({"worker_pool": pool, "worker_shutdown_timeout": shutdown_timeout})
+    conf.validate()
+    load_tasks(choice.app)
+    spooling = spool_in(choice.app, spooler, alone=True)
+    options = spooler.options(conf)
+    queues = tuple(map(queue_name, options.directories))
+
+    def log_start(processes: int) -> None:
+        logger.info(
+            "spool directories %s; %s × %d", ", ".join(options.directories), conf.worker_pool, processes
+        )
+        if app is not None:
+            logger.info("app %s (%s); what jobs send goes to its broker", choice.target, choice.how)
+        if options.harakiri is None:
+            logger.info("no harakiri: a job that hangs blocks its process forever (see --spooler-harakiri)")
+
+    return run_worker(
+        choice,
+        Process(hostname or node_name(), loglevel, logfile, log_json, pidfile),
+        queues=queues,
+        extras=spooling.extras,
+        log_start=log_start,
+        log_more=spooling.log_more,
+    )
+
+
+def _without_app() -> AppChoice:
+    """Return an app without tasks and broker. Modules in the working directory can be imported, as with an
+    app."""
+    import_from_here()
+    own = QWorker("spooler", broker="memory://", backend="disabled://")
+    return AppChoice(own, "of its own", "-")
+
+
+@click.command("send")
+@click.argument("address")
+@job_options
+@click.option("--spooler", default="", metavar="DIR", help="The server's directory, as a full path.")
+@click.option("--key-file", metavar="FILE", help="File with the key of the server; signs the job.")
+@json_option
+def send_job(
+    address: str,
+    pairs: tuple[str, ...],
+    at: float | datetime | None,
+    delay: float | None,
+    priority: str,
+    body: BinaryIO | None,
+    spooler: str,
+    key_file: str | None,
+    as_json: bool,
+) -> None:
+    """Send a job to a spooler, ours or uWSGI's, and print its name if the server returns it.
+
+    ADDRESS is host:port, :port on this machine, the path of a UNIX socket, or @name. Without --body and
+    --key-file any uWSGI accepts the job, and returns no name.
+    """
+    name = send(
+        address,
+        read_pairs(pairs),
+        b"" if body is None else body.read(),
+        at=due(at, delay),
+        priority=priority,
+        spooler=spooler,
+        key=None if key_file is None else read_key(key_file),
+    )
+    if as_json:
+        print_json({"name": name})
+    else:
+        click.echo("Enqueued." if name is None else visible(name))
+
 
 EXIT_SOME_FAILED = 1
 
@@ -54,7 +175,7 @@ def spool() -> None:
     """
 
 
-spool.add_command(run.run)
+spool.add_command(run)
 spool.add_command(send_job)
 
 

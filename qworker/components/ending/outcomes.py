@@ -234,6 +234,14 @@ class Rule(NamedTuple):
     signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
 
 
+_LOST = Rule(
+    deliver_again, ERROR, "Task %s[%s] lost its process: %s",
+    label="lost", event="task-failed",
+    state=states.FAILURE, error=_worker_lost, signal=signal_failure,
+    part=states.FAILURE,
+    kept=True,
+    report_in_child=True,
+)  # fmt: skip
 OUTCOMES: dict[str, Rule] = {
     # Ended by its own code.
     kinds.SUCCESS: Rule(
@@ -275,21 +283,8 @@ OUTCOMES: dict[str, Rule] = {
         label="invalid", event="task-failed",
         state=states.FAILURE, error=_as(InvalidTaskMessage), signal=signal_rejected, part=states.FAILURE,
     ),
-    kinds.LOST: Rule(
-        deliver_again, ERROR, "Task %s[%s] lost its process: %s",
-        label="lost", event="task-failed",
-        state=states.FAILURE, error=_worker_lost, signal=signal_failure,
-        part=states.FAILURE,
-        kept=True,
-        report_in_child=True,
-    ),
-    kinds.UNCONFIRMED: Rule(
-        ack, ERROR, "Task %s[%s] is given up: %s",
-        label="lost", event="task-failed",
-        state=states.FAILURE, error=_worker_lost, signal=signal_failure,
-        part=states.FAILURE,
-        report_in_child=True,
-    ),
+    kinds.LOST: _LOST,
+    kinds.UNCONFIRMED: _LOST._replace(message=ack, log_format="Task %s[%s] is given up: %s", kept=False),
     kinds.TIME_LIMIT: Rule(
         ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
         label="time limit", event="task-failed", state=states.FAILURE,

@@ -16,8 +16,8 @@ from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.settlements import Settlements
 from qworker.components.request import Request
-from qworker.components.waiting.doubts import DOUBT_SECONDS, Doubts
 from qworker.components.waiting.early_acks import EarlyAcks
+from qworker.components.waiting.inventory import DOUBT_SECONDS, Doubts
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM

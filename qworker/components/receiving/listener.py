@@ -22,22 +22,129 @@ from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.fetch_window import FetchWindow
-from qworker.components.receiving.housekeeping import Housekeeping
 from qworker.components.receiving.intake import Intake
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.presence_report import PresenceReport
-from qworker.components.receiving.revocations import Revocations
 from qworker.components.request import Request
 from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
+from qworker.control.client import verified
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
-from qworker.transports.lease import NO_ROOM
+from qworker.transports.lease import NO_ROOM, Consumer
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+
+ROUND_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+USUAL_SILENCE = 2.0
+"""Maximum seconds between two turns of a healthy listener, which waits one at most."""
+
+
+class Housekeeping:
+    """Periodic work for all workers: reclaims messages of dead workers, and deletes old entries.
+
+    A worker is dead when its process has ended or its lease has expired. A worker that was itself
+    disconnected or frozen waits for the duration of a lease before it reclaims, because the others may have
+    been disconnected too.
+
+    dead_limits: the seconds for which dead letters are kept, and their maximum number per queue.
+    failed_limits: the same for failed tasks.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        consumer: Consumer,
+        lease_seconds: float,
+        dead_limits: tuple[float, int],
+        failed_limits: tuple[float, int],
+    ) -> None:
+        self._clock = clock
+        self._consumer = consumer
+        self._lease_seconds = lease_seconds
+        self._dead_limits = dead_limits
+        self._failed_limits = failed_limits
+        self.due_at = 0.0
+        """Monotonic time of the next round, as all times here."""
+        self._sweep_at = 0.0
+        self._answered_at = -math.inf
+        self._believe_at = 0.0
+        """The time from which expired leases of other workers count."""
+
+    def answered(self, now: float) -> None:
+        """Record that the broker answered in a turn that began at *now*."""
+        self._answered_at = now
+
+    def reclaim(self, now: float) -> bool:
+        """Put back the messages of dead workers; return whether any worker is dead."""
+        self.due_at = now + ROUND_SECONDS
+        found = self._consumer.reclaim(silent=self._others_could_speak(now))
+        for dead in found:
+            logger.warning(
+                "worker %s is dead: %d of its messages are back, %d of them were running",
+                dead.name,
+                dead.returned,
+                dead.counted,
+                extra={"event": "worker-dead"},
+            )
+        return bool(found)
+
+    def _others_could_speak(self, now: float) -> bool:
+        now = max(now, self._clock.monotonic())  # this turn may have taken long
+        if now - self._answered_at > max(self._lease_seconds / 3, USUAL_SILENCE):
+            self._believe_at = now + self._lease_seconds
+        return now >= self._believe_at
+
+    def sweep(self, now: float) -> None:
+        """Delete old and surplus entries, once a minute."""
+        if now >= self._sweep_at:
+            swept = self._consumer.sweep("dead", *self._dead_limits)
+            swept += self._consumer.sweep("failed", *self._failed_limits)
+            self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
+
+
+class Revocations:
+    """Reads revoked tasks from the broker, when there may be new ones, and before claimed messages can run.
+
+    on_revoked: called with each affected request in this worker.
+    """
+
+    def __init__(self, app: QWorker, state: WorkerState, on_revoked: Callable[[Request], None]) -> None:
+        self._broker = app.broker.revocations
+        self._signer = app.signer
+        self._state = state
+        self._on_revoked = on_revoked
+        self._cursor = 0
+        self.pending = True
+        """Whether there may be unread revocations."""
+
+    def note_last(self, last: int) -> None:
+        """Record *last*, the number of the newest revocation in the broker."""
+        self.pending = last > self._cursor
+
+    def read(self) -> None:
+        """Read new revocations from the broker."""
+        if self._broker is None:
+            self.pending = False
+            return
+        self._cursor, revocations = self._broker.consumer.revoked_since(self._cursor)
+        self.pending = False
+        for given in revocations:
+            revocation = verified(self._signer, given)
+            if revocation is None:
+                logger.warning(
+                    "task %.80s is not revoked: the revocation is not signed with a security_key",
+                    given.task_id,
+                )
+                continue
+            for request in self._state.revoke(revocation):
+                self._on_revoked(request)
+
 
 logger = logging.getLogger(__name__)
 

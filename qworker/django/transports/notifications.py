@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 CHANNEL = "qworker.django.transports.redis_channel"
 """Needs the Redis client."""
-LISTENING = "qworker.backends.sql.listen"
+LISTENING = "qworker.backends.sql.backend"
 """Needed only for waiting with PostgreSQL."""
 MOST_BYTES = 8000
 """PostgreSQL's limit for a notification's payload."""

@@ -1,7 +1,7 @@
 """RabbitMQ: a Broker whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``publisher.py``, ``consumer.py`` and ``admin.py``, which it consists of.
+Goes to:     ``publisher.py`` and ``consumer.py``; the administration has a link for each call.
 Thread:      as Broker; one connection publishes, one belongs to the listener; neither is shared across a
          fork.
 
@@ -10,6 +10,8 @@ Messages have Celery's AMQP format, so its workers and ours may share a queue.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +19,72 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
 from qworker.naming import task_ids
 from qworker.process.forked import forgetful
-from qworker.transports.amqp.admin import AMQPAdmin
 from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.letters import PLACES, AMQPLetters
 from qworker.transports.amqp.link import address_of
 from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import Queues
+from qworker.transports.amqp.queues import OURS, Queues
 from qworker.transports.amqp.revocations import encode
 from qworker.transports.amqp.server import Server
+from qworker.transports.amqp.workers import listed
 from qworker.transports.capabilities import COUNTS, DELIVERY_COUNT, PEEK, RESULTS, WHOLE_PUSH, Capabilities
-from qworker.transports.lease import Broker, Envelope, Revocations, Revoking, Sender, Workers
+from qworker.transports.lease import (
+    Admin,
+    Broker,
+    Envelope,
+    Listing,
+    QueueInfo,
+    Revocations,
+    Revoking,
+    Sender,
+    Workers,
+)
+from qworker.transports.presence import Presence
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+
+class AMQPAdmin(Admin, Listing):
+    """publisher, consumer: of this process. RabbitMQ does not list its queues, so those in the settings, and
+    those that these two use, are queried."""
+
+    purges_leased = False
+
+    def __init__(self, server: Server, publisher: Publisher, consumer: AMQPConsumer) -> None:
+        self._server = server
+        self._queues = server.queues
+        self._publisher = publisher
+        self._consumer = consumer
+
+    def queues(self) -> list[QueueInfo]:
+        names = {*self._queues.known(), *self._consumer.queues, *self._publisher.targets()} - OURS
+        ready = {info.queue: info.ready for info in self.depths(list(names))}
+        dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
+        found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
+        return sorted(info for info in found if info.ready or info.dead)
+
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        link = self._server.connect()
+        try:
+            return [QueueInfo(name, self._queues.look(link, name) or 0) for name in queues]
+        finally:
+            link.close()
+
+    def purge(self, queue: str) -> int:
+        link = self._server.connect()
+        try:
+            if self._queues.look(link, queue) is None:
+                return 0
+            channel = link.channel()
+            return int(link.call(channel.queue_purge, self._queues.prefix + queue) or 0)
+        finally:
+            link.close()
+
+    def workers(self) -> list[Presence]:
+        return sorted(listed(self._server, self._publisher), key=lambda worker: worker.name)
+
 
 CAPABILITIES = Capabilities(
     "RabbitMQ",

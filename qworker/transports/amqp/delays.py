@@ -1,7 +1,7 @@
 """The route of a delayed message through RabbitMQ: the queues in which it waits, one after another.
 
 Comes from:  ``publisher.py``.
-Goes to:     exchanges and routing keys; ``delay_queues.py`` creates what they name.
+Goes to:     exchanges and routing keys; ``publisher.py`` creates what they name.
 Thread:      any; pure.
 
 RabbitMQ expires messages only at the head of a queue, so all messages in one queue must wait equally long.

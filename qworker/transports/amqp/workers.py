@@ -1,6 +1,6 @@
 """Live workers in RabbitMQ: their states are in a stream, and their queues show whether they live.
 
-Comes from:  the listener, which announces its worker every few seconds; ``admin.py``, which reads all.
+Comes from:  the listener, which announces its worker every few seconds; ``broker.py``, which reads all.
 Goes to:     the stream ``qworker.workers``, and an exclusive, always empty queue for each worker.
 Thread:      PresencePublisher: the listener's; listed(): any.
 

@@ -1,6 +1,6 @@
 """The nodes of Disque used by one client: the chosen one, and others when it is unavailable.
 
-Comes from:  ``server.py``, one for each connection.
+Comes from:  ``broker.py``, one for each connection.
 Goes to:     ``link.py``.
 Thread:      any, in turn.
 

@@ -1,6 +1,6 @@
 """One queue of Disque, and all queues of a worker at once.
 
-Comes from:  ``server.py``.
+Comes from:  ``broker.py``.
 Goes to:     ``nodes.py``.
 Thread:      see ServerQueue; AllQueues has its own connections.
 

@@ -1,7 +1,7 @@
 """The broker of a server that reserves messages, consisting of the modules in this package.
 
 Comes from:  the ``open_broker`` of each such transport; users and tools, through ``Broker.admin``.
-Goes to:     the sender, the consumer and the letters beside this module; the administration opens a
+Goes to:     the sender and the consumer beside this module; the administration opens a
              connection for each call.
 Thread:      any; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,10 +26,159 @@ from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.held.consumer import MESSAGE, HeldConsumer
-from qworker.transports.held.letters import HeldLetters
-from qworker.transports.held.port import DEAD, FAILED, PLACES, Server, close, depths
+from qworker.transports.held.messages import Outgoing, dead, outgoing, read
+from qworker.transports.held.port import (
+    DEAD,
+    FAILED,
+    PLACES,
+    Received,
+    Server,
+    ServerQueue,
+    by_queue,
+    close,
+    depths,
+)
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Admin, Broker, Kind, QueueInfo, Revocations
+from qworker.transports.lease import (
+    Admin,
+    Again,
+    Broker,
+    Dead,
+    Kind,
+    Letters,
+    QueueInfo,
+    Revocations,
+    page_of,
+)
+from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDELIVERED
+
+
+class HeldLetters(Letters):
+    """sender: of this process. Reading takes all of them."""
+
+    portion = sys.maxsize
+
+    def __init__(self, server: Server, sender: HeldSender, kind: Kind) -> None:
+        self._server = server
+        self._sender = sender
+        self._queue = PLACES[kind]
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread that held the lock is in the parent."""
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def taken(self) -> Iterator[list[tuple[Received, Dead]]]:
+        """Yield all letters with their messages; unacknowledged ones go back. One reader at a time, because
+        others would find none meanwhile."""
+        taken: list[tuple[Received, Dead]] = []
+        with self._turn:
+            connection = self._server.connect()
+            try:
+                with self._server.errors(connection):
+                    queue = self._server.declare(connection, self._queue)
+                    try:
+                        _take_all(queue, taken)
+                        yield taken
+                    finally:
+                        _delete(message for message, _ in taken)
+                        for _, batch in by_queue(one for one, _ in taken if not one.acknowledged):
+                            queue.give_back(batch)
+            finally:
+                close(connection)
+
+    @undisturbed
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        with self.taken() as taken:
+            letters = [letter for _, letter in taken if queue is None or letter.queue == queue]
+        return page_of(letters, limit, after)
+
+    @undisturbed
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        chosen = None if tags is None else set(tags)
+        with self.taken() as taken:
+            return self._send(
+                (
+                    (each, Again(each[1].tag, each[1].headers, each[1].properties, each[1].body))
+                    for each in taken
+                    if chosen is None or each[1].tag in chosen
+                ),
+                {REDELIVERED: True},
+            )
+
+    @undisturbed
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """See Letters.send_again(), but a portion at a time, in two steps: a crash in between leaves its
+        messages both sent and kept."""
+        with self.taken() as taken:
+            kept = {each[1].tag: each for each in taken}
+            return self._send(((kept.pop(call.tag), call) for call in calls if call.tag in kept), {})
+
+    def _send(self, calls: Iterable[tuple[tuple[Received, Dead], Again]], own: dict[str, bool]) -> int:
+        """Send *calls* to replace the letters beside them, which are deleted; return how many were deleted.
+
+        Where reading does not hide a letter, another process may send it at the same time: both send it under
+        the letter's id, and one of them deletes it.
+        """
+        count, sent = 0, list[Received]()
+        for (message, letter), call in calls:
+            priority = read(message).priority
+            again = outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)
+            self._sender.send([again._replace(once=f"{self._queue}.{message.delivery_tag}")])
+            message.ack()
+            sent.append(message)
+            if len(sent) == message.queue.batch:
+                count += _delete(sent)
+                sent = []
+        return count + _delete(sent)
+
+    @undisturbed
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        count, chosen = 0, None if tags is None else set(tags)
+        with self.taken() as taken:
+            for message, letter in taken:
+                if chosen is None or letter.tag in chosen:
+                    message.ack()
+                    count += 1
+        return count
+
+    @undisturbed
+    def push(self, letters: Sequence[Dead]) -> None:
+        self._sender.send([self._written(letter) for letter in letters])
+
+    def _written(self, letter: Dead) -> Outgoing:
+        _, queue, reason, died_at, deliveries, headers, properties, body = letter
+        own = {QUEUE: queue, REASON: reason, DIED: died_at, DELIVERIES: deliveries}
+        return outgoing(self._queue, headers, properties, body, 0, own)
+
+
+def _take_all(queue: ServerQueue, taken: list[tuple[Received, Dead]]) -> None:
+    """Add all messages in *queue* to *taken*. If there are many, the reservation of the first may expire
+    before the last are read; then they come again."""
+    began = time.monotonic()
+    places: dict[str, int] = {}
+    while found := queue.take(queue.batch, queue.look_seconds):
+        count = len(taken)
+        for message in found:
+            each = (message, dead(read(message)))
+            place = places.setdefault(message.delivery_tag, len(taken))
+            if place < len(taken) and time.monotonic() - began >= message.lease_seconds:
+                taken[place] = each  # the newer receipt is valid
+            else:
+                taken.append(each)
+        if len(taken) == count:
+            return
+
+
+def _delete(messages: Iterable[Received]) -> int:
+    """Delete those of *messages* that are acknowledged; return how many were there."""
+    count = 0
+    for queue, batch in by_queue(one for one in messages if one.acknowledged and not one.deleted):
+        count += len(batch) - len(queue.finish(batch))
+        for message in batch:
+            message.deleted = True
+    return count
 
 
 class HeldAdmin(Admin):

@@ -1,8 +1,8 @@
 """The consumer of servers that reserve messages: messages here stay reserved while this worker is alive.
 
 Comes from:  the Listener, by ``Broker.consumer``.
-Goes to:     ``Server`` and ``ServerQueue``; through ``long_poll.py``, which waits for messages,
-             ``holdings.py``, for messages here, and ``renewal.py``, which extends them.
+Goes to:     ``Server`` and ``ServerQueue``, also through ``long_poll.py``, which waits for messages,
+             and ``holdings.py``, for messages here.
 Thread:      the listener's, except wake() and notify().
 
 The server gives a delivered message to nobody else for some seconds. That is our lease: it is extended while
@@ -15,7 +15,8 @@ for a moment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, count
@@ -31,15 +32,16 @@ from qworker.transports.held.port import (
     DEAD,
     FAILED,
     ConnectionGone,
+    NotAll,
     QueueGone,
     Received,
     ReceivedRevocations,
     Server,
     ServerQueue,
+    by_queue,
     close,
     lapsed,
 )
-from qworker.transports.held.renewal import Renewal
 from qworker.transports.held.sender import HeldSender
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
@@ -57,6 +59,43 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON, REDELIVERED, REQUEUED
+
+LOOK_SECONDS = 0.5
+"""Interval of checks: there may be many messages, and such calls are frequent."""
+
+
+class Renewal:
+    """Extends the reservations of one consumer's messages in time. monotonic: their clock."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._look_at = 0.0
+
+    def renew(self, messages: Iterable[Received]) -> set[int]:
+        """Extend those *messages* that are due for it; return the id() of each that others may have by
+        now."""
+        now = self._monotonic()
+        if now < self._look_at:
+            return set()
+        self._look_at = now + LOOK_SECONDS
+        gone: set[int] = set()
+        stale_ones = (one for one in messages if now >= one.renew_at and not one.is_in_doubt)
+        for queue, stale in by_queue(stale_ones):
+            try:
+                lost = set(map(id, queue.extend(stale)))
+            except NotAll as error:
+                _hidden(error.divide(stale)[0], now)
+                raise error.reason from error.reason.__cause__
+            gone |= lost
+            # If a later call raises, the lost ones are found again.
+            _hidden((one for one in stale if id(one) not in lost), now)
+        return gone
+
+
+def _hidden(messages: Iterable[Received], now: float) -> None:
+    for message in messages:
+        message.hidden_from(now)
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Comes from:  ``broker_url``, ``broker_use_ssl``; where the URL leaves something out, the variables of the
              environment that IronMQ's own clients read.
-Goes to:     ``server.py``, ``client.py``.
+Goes to:     ``broker.py``, ``client.py``.
 Thread:      any; pure.
 """
 

@@ -1,6 +1,6 @@
 """Calls of IronMQ's HTTP interface, with JSON objects in both directions.
 
-Comes from:  ``queue.py``, ``server.py``.
+Comes from:  ``broker.py``.
 Goes to:     urllib3, which keeps connections and makes new ones.
 Thread:      any, at the same time.
 

@@ -1,4 +1,4 @@
 """Any broker that kombu has a transport for.
 
-Modules, in reading order: ``queue`` (one queue, message by message), ``server`` (connecting), ``broker``.
+Modules, in reading order: ``server`` (connecting, and one queue, message by message), ``broker``.
 """

@@ -1,10 +1,9 @@
 """MongoDB: messages are documents, which workers take with an update that sets the owner.
 
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
-what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead
-letters and failed tasks), ``claim``, ``settle``, ``result_documents`` (results beside
-the ack), ``reclaim`` (from dead workers), ``watch`` (the change
-stream, and polling without it).
+what its errors mean), ``broker`` (and its administration) with its ``sender`` and ``consumer``, ``letters``
+(dead letters and failed tasks), ``claim``, ``result_documents`` (results beside the ack),
+``reclaim`` (from dead workers), ``watch`` (the change stream, and polling without it).
 """
 
 from __future__ import annotations

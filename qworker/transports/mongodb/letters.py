@@ -1,6 +1,6 @@
 """Dead letters and failed tasks on MongoDB: reading, sending again, discarding.
 
-Comes from:  people and tools, by ``Broker.letters``; the documents from ``settle.py``.
+Comes from:  people and tools, by ``Broker.letters``; the documents from ``consumer.py``.
 Goes to:     the collections ``qworker_dead`` and ``qworker_failed``; those of messages and results when one
              is sent again.
 Thread:      any.

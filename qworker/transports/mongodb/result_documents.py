@@ -1,7 +1,7 @@
 """Results as documents, in the format of Celery's MongoDB store; the broker stores them with the ack.
 
 Comes from:  ``backends/mongodb.py``, in the child that ran the task, and where results are stored;
-             ``settle.py``, with packed rows.
+             ``consumer.py``, with packed rows.
 Goes to:     the collection ``celery_taskmeta``.
 Thread:      any.
 

@@ -1,7 +1,7 @@
 """A connection to NATS: publishing and requests, and subscriptions.
 
-Comes from:  ``server.py``.
-Goes to:     ``wire.py``; ``inbox.py`` and ``revocations.py``, with received messages.
+Comes from:  ``broker.py``.
+Goes to:     ``wire.py``; ``inbox.py`` and ``broker.py``, with received messages.
 Thread:      one at a time, which reads its answers itself; after share() several, and one more thread reads
              for all.
 

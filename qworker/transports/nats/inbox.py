@@ -1,7 +1,7 @@
 """Inbox: requests messages from a JetStream consumer; and Reading, of a complete stream.
 
-Comes from:  ``queue.py``, with the durable consumers of queues; ``letters.py`` and ``revocations.py``, which
-             read a stream and take nothing out of it.
+Comes from:  ``queue.py``, with the durable consumers of queues; ``broker.py``, which reads streams and
+             takes nothing out of them.
 Goes to:     ``client.py``.
 Thread:      the requesting one, except interrupt().
 """

@@ -1,6 +1,6 @@
 """One queue of JetStream: the messages of a subject, delivered by a durable consumer, in batches.
 
-Comes from:  ``server.py``.
+Comes from:  ``broker.py``.
 Goes to:     ``client.py`` and ``inbox.py``.
 Thread:      see ServerQueue; take() has an inbox of its own.
 

@@ -1,7 +1,7 @@
 """A URL of NATS: the servers, our login, and encryption.
 
 Comes from:  ``broker_url``, ``broker_use_ssl``.
-Goes to:     ``server.py``.
+Goes to:     ``broker.py``.
 Thread:      any; pure.
 
 ``nats://[user:password@ | token@]host[:port][,host2[:port]…][?ssl_ca_certs=…]``, and ``tls://`` with TLS.

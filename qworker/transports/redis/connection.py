@@ -1,6 +1,6 @@
 """Connections to Redis and Valkey, for commands and scripts.
 
-Comes from:  ``sender.py``, ``consumer.py``, ``waiting.py``, ``admin.py``; the result store on Redis.
+Comes from:  ``sender.py``, ``consumer.py``, ``waiting.py``, ``broker.py``; the result store on Redis.
 Goes to:     the server of an Endpoint; hiredis packs commands and parses replies.
 Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither is shared across a fork.
 

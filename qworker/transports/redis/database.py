@@ -1,7 +1,7 @@
 """A Redis database as a broker: the state shared by its sender, its consumer and its administration.
 
 Comes from:  ``broker.py``.
-Goes to:     ``sender.py``, ``consumer.py``, ``admin.py``, ``letters.py``.
+Goes to:     ``sender.py``, ``consumer.py``, ``letters.py``; the administration in ``broker.py``.
 Thread:      any.
 """
 

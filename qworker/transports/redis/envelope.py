@@ -1,6 +1,6 @@
 """A message in a Redis list: kombu's JSON envelope, written and read without parsing JSON if it is ours.
 
-Comes from:  ``sender.py``, ``waiting.py``, ``reclaim.py``, ``admin.py``.
+Comes from:  ``sender.py``, ``waiting.py``, ``reclaim.py``, ``broker.py``.
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 

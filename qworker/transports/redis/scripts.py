@@ -1,6 +1,6 @@
 """The Lua scripts in Redis: claiming, settling, renewing and giving back, each in one step.
 
-Comes from:  ``consumer.py``, ``reclaim.py``, ``admin.py``.
+Comes from:  ``consumer.py``, ``reclaim.py``, ``broker.py``.
 Goes to:     the server, through ``connection.Script``.
 Thread:      any; constants.
 

@@ -1,7 +1,7 @@
 """Link, a connection to the broker's database, of any kind; and Handle, which keeps one open.
 
 Comes from:  ``postgresql.py`` and ``mysql.py``, which make a Link each.
-Goes to:     ``sender.py`` and ``admin.py``, which share one connection, and ``consumer.py``, which has its
+Goes to:     ``sender.py`` and ``broker.py``, which share one connection, and ``consumer.py``, which has its
              own.
 Thread:      one at a time; a forked child drops its parent's without notifying the server.
 """

@@ -1,4 +1,4 @@
 """Amazon's SQS, and compatible servers: they reserve delivered messages.
 
-Modules, in reading order: ``queue`` (one queue's calls), ``server`` (connecting), ``broker``.
+Modules, in reading order: ``queue`` (one queue's calls), ``broker`` (connecting).
 """

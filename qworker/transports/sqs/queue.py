@@ -1,6 +1,6 @@
 """One queue of Amazon SQS, in batches.
 
-Comes from:  ``server.py``.
+Comes from:  ``broker.py``.
 Goes to:     the boto client of kombu's channel.
 Thread:      see ServerQueue; boto's clients serve several.
 

@@ -14,9 +14,9 @@ from django.test import override_settings
 from django.utils import timezone
 
 from qworker.beat.leadership import SWEEP_SECONDS
-from qworker.beat.place_sqlite import SQLitePlace
 from qworker.beat.store import PENDING
 from qworker.beat.store_sql import SQLScheduleStore
+from qworker.beat.stores import SQLitePlace
 from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.conf import conf
 from qworker.django.execution import work

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection
 from django.test import override_settings
 from django.utils import timezone
 
-from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import MemoryScheduleStore
 from qworker.django.clusters.scheduling import LONGEST_REST, Scheduler
 from qworker.django.models import Schedule, Task
 from qworker.django.signing import SignedPackage

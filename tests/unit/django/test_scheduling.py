@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from qworker.beat.store import Firing, Lease
-from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import MemoryScheduleStore
 from qworker.clock import SYSTEM_CLOCK
 from qworker.django.clusters.engine import app
 from qworker.django.clusters.scheduling import SENT_AT_ONCE, Scheduler

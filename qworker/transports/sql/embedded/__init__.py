@@ -9,9 +9,9 @@ pipe*, a named pipe in the directory beside it, and writers write one byte to al
 commit.
 
 Modules, in reading order: ``path`` (the path of the file), ``schema``, ``database`` (a connection),
-``handle`` (sharing a connection), ``notify``, ``broker``, and its parts: ``sender``, ``consumer``, ``admin``,
-``letters`` (dead letters and failed tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts of joins,
-with the ack), ``damage`` (bad rows).
+``handle`` (sharing a connection), ``notify``, ``broker`` (its administration, dead letters, failed tasks, and
+kombu's exchanges), and its parts: ``sender``, ``consumer``; ``join_rows`` (parts of joins, with the ack),
+``damage`` (bad rows).
 """
 
 from qworker.transports.sql.embedded.database import Database, transaction, write
