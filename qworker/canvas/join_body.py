@@ -80,8 +80,8 @@ class JoinBody(NamedTuple):
 
 
 def storable(fields: Any, app: App) -> Any:
-    """Return *fields*, of a body, so that results can contain them: as they are, or written by the first
-    serializer that messages may have and that can. Raises EncodeError if there is none."""
+    """Return the *fields* of a body in a form that results can contain: unchanged, or encoded by the first
+    serializer in ``accept_content`` that supports them. Raises EncodeError if no serializer does."""
     if app.accept <= content_types([app.conf.result_serializer]):
         return fields  # which encode_value() may refuse
     try:

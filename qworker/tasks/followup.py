@@ -312,7 +312,7 @@ def ended(
         try:
             found += _ended(app, call, error, traceback, parent, children, reply_to)
         except Exception as problem:  # noqa: BLE001 - any program may have written it
-            logger.error("the call of %s, which fails along, is not reported: %s", call.task, problem)
+            logger.error("the failure of the following call of %s cannot be reported: %s", call.task, problem)
     return tuple(found)
 
 

@@ -175,7 +175,8 @@ def _plain(value: Any) -> Any:
 
 
 def _stored(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
-    """Return the stored result of the task; None if there is none, or if it may be that of another call."""
+    """Return the stored result of the task. None: nothing is stored, or the result may belong to an earlier
+    call with the same id."""
     if ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:
