@@ -66,11 +66,13 @@ def report(
     - runs: False runs no errback and no hook here, because they may have killed the previous processes.
     - sends: False sends no callbacks or errbacks either.
 
+    A failure that the killed process has stored keeps its error, which errbacks may have been given.
+
     Return the outcome. It is SUCCESS if the success was stored before the process was killed; then the
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
     is RETRY, without a runtime, if the task's hook has sent a next attempt.
     """
-    error = followup.error_of_chord(app, kind, message_headers(context)) or error
+    error, traceback = followup.error_of_chord(app, kind, message_headers(context)) or error, ""
     token = push(context, task)
     try:
         if kind in (*_DROPPED, UNCONFIRMED) and (copy := copies.refused(app, task, context)) is not None:
@@ -80,31 +82,34 @@ def report(
         has_run = kind in _RAN or (kind in _DROPPED and (context.delivery_info or {}).get("redelivered"))
         if sends and kind == UNCONFIRMED and _has_ended_elsewhere(app, task, context, state, error):
             return Outcome(COPY, None, "another worker has run it", reported=True)
-        if sends and has_run and context.callbacks and (meta := _success(app, task, context)) is not None:
-            return _go_on(app, task, context, meta["result"], runs)
+        if sends and has_run and (context.callbacks or context.errbacks or task.sees_its_end):
+            meta = _stored(app, task, context) or {}
+            if meta.get("status") == states.SUCCESS and (context.callbacks or task.sees_its_end):
+                return _go_on(app, task, context, meta["result"], runs)
+            if meta.get("status") == state == states.FAILURE and _is_error(meta["result"]):
+                error, traceback = meta["result"], meta["traceback"] or ""
         row = None
         if runs and task.has_on_terminated:
             _call_hook(task, context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
-            row = _row(app, context, state, error)
+            row = _row(app, context, state, error, traceback)
         stored = False
         # As in Celery, none are called for revoked tasks.
         if sends and context.errbacks and state == states.FAILURE:
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
-            followup.failed(app, context, cause, "", again=True, runs=runs)
-        return Outcome(
-            kind, None, text, None, row, *_after(app, context, state, error), stored, reported=True
-        )
+            followup.failed(app, context, cause, traceback, again=True, runs=runs)
+        after = _after(app, context, state, error, traceback)
+        return Outcome(kind, None, text, None, row, *after, stored, reported=True)
     except Retry as directive:
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
         if is_away(problem) or (isinstance(problem, Reject) and problem.requeue):
             return _later(app, task, context, problem)
         logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
-        after: tuple[tuple[Followed, ...], Fields] = ((), ())
+        after = (), ()
         try:  # otherwise the calls after it would wait for ever
-            after = _after(app, context, state, error)
+            after = _after(app, context, state, error, traceback)
         except Exception:
             logger.exception("nor could the calls after it be ended")
         return Outcome(kind, None, text, None, None, *after, reported=True)
@@ -112,20 +117,21 @@ def report(
         pop(token)
 
 
-def _row(app: App, context: Context, state: str, error: dict[str, Any]) -> ResultRow | None:
+def _row(app: App, context: Context, state: str, error: dict[str, Any], traceback: str) -> ResultRow | None:
     """Return the result of the task; None if it cannot be written: then its worker makes a shorter one."""
     try:
-        return app.backend.row(context.id, app.backend.meta(context.id, state, error, context=context))
+        meta = app.backend.meta(context.id, state, error, traceback or None, context)
+        return app.backend.row(context.id, meta)
     except Exception:
         logger.exception("the result of task %s[%s] cannot be written", context.task, context.id)
         return None
 
 
 def _after(
-    app: App, context: Context, state: str, error: dict[str, Any]
+    app: App, context: Context, state: str, error: dict[str, Any], traceback: str
 ) -> tuple[tuple[Followed, ...], Fields]:
     """Return the results of the calls that fail with a task, and its parts of a chord in Celery's format."""
-    follow = followup.downstream_failures(app, context, error, "")
+    follow = followup.downstream_failures(app, context, error, traceback)
     return follow, followup.chord_parts(app, context, state, error) if context.chord else ()
 
 
@@ -148,12 +154,9 @@ def _call_hook(task: Task, context: Context, state: str, error: dict[str, Any]) 
         logger.exception("on_terminated() of task %s[%s] raised", task.name, context.id)
 
 
-def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
-    """Return the stored success of a task that was killed between its end and its callbacks, or that another
-    worker has run; None if there is none, or if it may belong to an earlier call with the same id, as the
-    mark RUN shows."""
-    meta = _stored(app, task, context)
-    return meta if meta is not None and meta["status"] == states.SUCCESS else None
+def _is_error(stored: object) -> bool:
+    """Return whether *stored* is an error, and not something else that others have written."""
+    return isinstance(stored, dict) and {"exc_type", "exc_message"} <= stored.keys()
 
 
 def _has_ended_elsewhere(
@@ -176,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 def _stored(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
     """Return the stored result of the task. None: nothing is stored, or the result may belong to an earlier
-    call with the same id."""
+    call with the same id, as the mark RUN shows."""
     if ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:

@@ -348,6 +348,33 @@ def test_task_that_kills_its_process_becomes_a_dead_letter(forking: Env) -> None
     assert until(lambda: len(worker.info()["pool"]["processes"]) == 2)
 
 
+class Killing(Task[..., Any]):
+    """A task whose hooks kill its process."""
+
+    def after_return(self, *given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_end_stored_before_a_hook_kills_its_process_stays(forking: Env, acks_late: bool) -> None:
+    options = {"base": Killing, "acks_late": acks_late, "reject_on_worker_lost": False}
+
+    @forking.app.task(name="done", **options)
+    def done() -> int:
+        return 5
+
+    @forking.app.task(name="failed", **options)
+    def failed() -> None:
+        raise ValueError("why")
+
+    forking.start()
+    results = done.delay(), failed.delay()
+    assert until(forking.is_empty)
+    assert results[0].get(timeout=PATIENCE) == 5
+    with pytest.raises(ValueError, match="why"):
+        results[1].get(timeout=PATIENCE)
+
+
 def test_results_in_a_separate_store(env: Env, tmp_path: Path) -> None:
     app = env.make_app(backend=f"file://{tmp_path}/results")
     (tmp_path / "results").mkdir()

@@ -1478,3 +1478,12 @@ def test_a_leader_with_a_clock_that_was_set_back_sees_a_change_early() -> None:
     )
     back = Fault("jump", "beat0", at=5.0, seconds=-5.0)
     assert problems(run(Case(faults=(back,), seed=2, schedules=Timetable(store="other", edits=edits)))) == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_child_that_dies_after_a_stored_end_does_not_change_it(fails: bool) -> None:
+    """The failure became WorkerLost when its errback had been sent with the error of the task."""
+    does = "lost" if fails else ""
+    flow = numbered(Call(fails=fails, does=does, links=[Call()], errbacks=[Errback()]))
+    fault = Fault("child after", "worker", "push")
+    assert problems(run(Case(orders=(Order(flow),), faults=(fault,), seed=1))) == []

@@ -45,6 +45,13 @@ class Persistent(Task[Any, Any]):
         raise self.retry(exc=LookupError(state), countdown=7, throw=False)
 
 
+class Hooked(Task[Any, Any]):
+    """A task with hooks of its own, before which its end is stored."""
+
+    def after_return(self, *given: Any) -> None:
+        pass
+
+
 class Setup:
     """An app whose task has on_terminated(), and one of its calls."""
 
@@ -138,7 +145,8 @@ class Linked:
             set_as_current=False,
         )
         self.errback_calls: list[Any] = []
-        self.task = app.task(name="work", acks_late=fields.pop("acks_late", True))(lambda: None)
+        base = fields.pop("base", Task)
+        self.task = app.task(name="work", base=base, acks_late=fields.pop("acks_late", True))(lambda: None)
         self.link = app.task(name="link")(lambda value: None)
         app.task(name="told")(lambda request, exc, traceback: self.errback_calls.append(exc))
         app.finalize()
@@ -180,6 +188,49 @@ def test_task_killed_after_storing_its_success_calls_its_callbacks(kind: str, ac
     assert (outcome.kind, outcome.runtime, outcome.text) == (SUCCESS, None, "")
     assert linked.sent() == [("next", [5])]
     assert linked.errback_calls == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"callbacks": None}, {"callbacks": None, "errbacks": None, "base": Hooked}],
+    ids=["links", "errbacks", "hooks"],
+)
+@pytest.mark.parametrize("kind", [TIME_LIMIT, LOST])
+def test_task_killed_after_storing_its_failure_keeps_its_error(kind: str, fields: dict[str, Any]) -> None:
+    """Its result became WorkerLost, after an errback had been given what the task raised."""
+    linked = Linked(**fields)
+    error = {"exc_type": "KeyError", "exc_message": ["x"], "exc_module": "builtins"}
+    linked.app.backend.store_result("id-1", error, states.FAILURE, traceback="Traceback: KeyError")
+    outcome = linked.report(kind)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert outcome.kind == kind
+    assert (meta["result"], meta["traceback"]) == (error, "Traceback: KeyError")
+    assert [repr(call) for call in linked.errback_calls] == (
+        ["KeyError('x')"] if fields.get("errbacks", 1) else []
+    )
+
+
+def test_task_killed_by_its_hook_after_storing_its_success_has_succeeded() -> None:
+    """Its result became WorkerLost."""
+    linked = Linked(callbacks=None, errbacks=None, base=Hooked)
+    linked.app.backend.store_result("id-1", 5, states.SUCCESS)
+    assert linked.report(LOST).kind == SUCCESS
+
+
+@pytest.mark.parametrize("stored", ["text", None, {"exc_type": "E"}, [1]])
+def test_stored_failure_without_an_error_is_replaced(stored: Any) -> None:
+    """Another program has stored it."""
+    linked = Linked()
+    linked.app.backend.store_result("id-1", stored, states.FAILURE)
+    outcome = linked.report(LOST)
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert meta["result"]["exc_type"] == "TimeLimitExceeded"
 
 
 @pytest.mark.parametrize("kind", [REVOKED, EXPIRED, POISONED])

@@ -425,13 +425,16 @@ def _is_kept(app: QWorker, request: Request | UnreadableMessage) -> bool:
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:
     """Return what a child must report before *outcome* is settled: to the calls in the message of *request*,
-    and in an extended result, with the arguments. None if there is nothing to report, the message goes back
-    to the broker, or a child has reported it."""
+    and in an extended result, with the arguments. Where hooks can kill the process, the child looks for the
+    stored end. None if there is nothing to report, the message goes back to the broker, or a child has
+    reported it."""
     rule = OUTCOMES[outcome.kind]
     if not rule.report_in_child or request.failing is not None:
         return None
-    in_result = app.conf.result_extended and not is_ignored(request.headers, request.task.ignore_result)
-    if not (in_result or request.task.has_on_terminated or may_embed(request.leased.body)):
+    task = request.task
+    in_result = app.conf.result_extended and not is_ignored(request.headers, task.ignore_result)
+    stored = task.sees_its_end  # perhaps, before its hook killed the process
+    if not (in_result or stored or task.has_on_terminated or may_embed(request.leased.body)):
         return None
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
     if not settled or rule.state is None or rule.error is None:
