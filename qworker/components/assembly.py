@@ -112,7 +112,10 @@ class Assembly:
         limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits, app.clock)
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
-        self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
+        store_left = _forget if self.writer is None else self.writer.store_left
+        self.listener = Listener(
+            app, on_crash, lease, self.state, window, intake, waiting, acks, presence, store_left
+        )
         # And the observers.
         self.others = others = tuple(make(on_crash) for make in extras)
         long_runs = LongRuns(clock, self.pool, registration.concurrency)
@@ -284,7 +287,7 @@ def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
 
 
 def _forget(*parts: object) -> None:
-    """Do nothing; used without joins."""
+    """Do nothing; used without joins, or without a ResultWriter."""
 
 
 def _held_besides(early: EarlyAcks, writer: ResultWriter | None) -> int:

@@ -1487,3 +1487,12 @@ def test_a_child_that_dies_after_a_stored_end_does_not_change_it(fails: bool) ->
     flow = numbered(Call(fails=fails, does=does, links=[Call()], errbacks=[Errback()]))
     fault = Fault("child after", "worker", "push")
     assert problems(run(Case(orders=(Order(flow),), faults=(fault,), seed=1))) == []
+
+
+@pytest.mark.parametrize("does", ["hard", "lost"])
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "sqlite+other", "kombu+memory", "kombu+rpc"])
+def test_an_end_that_a_stopping_worker_cannot_report_is_stored(stores: str, does: str) -> None:
+    """The thread that stores results in a store of their own had ended before."""
+    world = World(stores=stores, workers=1, acks_late=False)
+    faults = (Fault("restart", "worker0", at=4.0), Fault("stall", "worker0", method="settle", seconds=6.0))
+    assert problems(run(Case(world, (Order(numbered(Call(does=does, links=[Call()]))),), faults))) == []

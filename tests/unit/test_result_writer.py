@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,53 @@ def test_closing_gives_up_after_result_store_patience(caplog: pytest.LogCaptureF
     assert setup.posted == []
     assert setup.clock.monotonic() - began <= 5
     assert "1 results were not stored" in caplog.text
+
+
+def test_results_posted_after_the_end_are_stored_by_the_listener() -> None:
+    setup = Setup()
+    setup.writer.closed()
+    order = setup.post(1)
+    setup.writer.store_left()
+    assert (setup.posted, setup.status(1)) == ([order], "REVOKED")
+
+
+def test_listener_does_not_wait_twice_for_an_unavailable_store() -> None:
+    """Settlements that need no result would wait with it."""
+    setup = Setup(failures=10**9, result_store_patience=5)
+    setup.post(1)
+    setup.writer.closed()
+    setup.post(2)
+    began = setup.clock.monotonic()
+    setup.writer.store_left()
+    assert setup.clock.monotonic() == began
+    assert setup.posted == []
+
+
+class SlowStore(Setup):
+    """store_rows() lasts until *answer* is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def store_rows(self, rows: Any) -> None:
+        self.asked.set()
+        assert self.answer.wait(10)
+        super().store_rows(rows)
+
+
+def test_listener_leaves_results_to_a_running_writer() -> None:
+    setup = SlowStore()
+    first = setup.post(1)
+    setup.writer.start()
+    assert setup.asked.wait(10)
+    second = setup.post(2)
+    setup.writer.stop()
+    setup.writer.store_left()
+    assert setup.posted == []
+    setup.answer.set()
+    assert setup.writer.join(10)
+    assert setup.posted == [first, second]
 
 
 class BrokenStore(Setup):

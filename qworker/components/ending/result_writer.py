@@ -67,7 +67,7 @@ class ResultWriter(ThreadComponent):
         self._post = post
         self._record = record
         self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.wake)
-        self._waiting: deque[SettlementOrder] = deque()  # this thread only, as all below
+        self._waiting: deque[SettlementOrder] = deque()  # this thread only, then store_left(); as all below
         self._units = 0
         self._failures = 0
         self._faults = 0
@@ -259,6 +259,13 @@ class ResultWriter(ThreadComponent):
                     logger.error("%d results were not stored: those tasks will run again", len(self._waiting))
                     return
                 self.clock.sleep(pause)
+
+    def store_left(self) -> None:
+        """Store the results of requests that were ended after this thread: they are posted while the worker
+        stops. Called by the Listener, the last component that ends requests. Does nothing while earlier
+        results wait for a store that does not answer."""
+        if len(self.mailbox) and not self._waiting and not self.alive:
+            self.closed()
 
 
 def carries_result(order: SettlementOrder) -> bool:

@@ -152,7 +152,7 @@ LONGEST_REST = 1.0
 
 
 class Listener(ThreadComponent):
-    """lease: of this worker. state: the requests it holds."""
+    """lease: of this worker. state: the requests it holds. store_left: see ResultWriter.store_left()."""
 
     name = "listener"
 
@@ -167,8 +167,10 @@ class Listener(ThreadComponent):
         waiting: WaitingRequests,
         acks: AckBuffer,
         presence: PresenceReport,
+        store_left: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(app.clock, on_crash)
+        self._store_left = store_left
         conf = app.conf
         self._consumer = app.broker.consumer
         self._workers = app.broker.presence
@@ -411,6 +413,7 @@ class Listener(ThreadComponent):
         self._resolve_doubts(self.clock.monotonic())
         self._give_back_all()
         self._acks.give_back(self._waiting.end_reports())
+        self._store_left()
 
     def closed(self) -> None:
         """Send the last settlements, then deregister."""
