@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qworker import GraphResult, Ignore, QWorker, chord, graph, group
+from qworker import GraphResult, Ignore, QWorker, chain, chord, graph, group
 from qworker.canvas.graphs import MAX_DEPENDANTS
-from qworker.canvas.plan import plan
+from qworker.canvas.plan import SEGMENT, plan
 from qworker.canvas.signatures import signature
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import ChordError, NotSupported, PublishError, TaskRevokedError
@@ -131,6 +131,29 @@ def any_env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
 
 
 # -- values --
+
+
+@pytest.mark.parametrize("length", [None, SEGMENT])
+def test_call_with_wrong_arguments_fails_by_itself(length: int | None) -> None:
+    """It failed along with its join: no errback was called, and no failed task was kept."""
+    env = Env()
+    told: list[Any] = []
+
+    @env.app.task(name="total")
+    def total(values: Any, more: Any) -> None: ...
+
+    @env.app.task(name="told")
+    def tell(request: Any, error: Exception, traceback: str) -> None:
+        told.append((request.task, type(error)))
+
+    node, call = env.app.tasks["node"], total.s().set(link_error=tell.s())
+    flow = graph({"a": node.s("a"), "b": call}, {"b": ["a"]})
+    worker = StepWorker(env.app)
+    result = (chain(*[node.si("a")] * length, call) if length else flow).apply_async()
+    worker.run()
+    with pytest.raises(TypeError, match="total"):
+        result.get(timeout=0)
+    assert told == [("total", TypeError)]
 
 
 def test_node_gets_values_as_keyword_arguments(any_env: Env) -> None:
@@ -294,7 +317,7 @@ def test_failed_node_fails_what_follows_the_graph(any_env: Env) -> None:
 
 def test_node_that_does_not_accept_the_values_fails(env: Env) -> None:
     result = env.result_of(env.diamond(low=env.s("more")))
-    with pytest.raises(ChordError, match="unexpected keyword argument"):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
         result["low"].get(timeout=5)
 
 

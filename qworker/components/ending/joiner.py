@@ -113,7 +113,7 @@ class Joiner(ThreadComponent):
         crash_point("join-claimed")
         try:
             body, doubt = bodies.read_body(self._app, join)
-            error = doubt or self._error(join, body)
+            error: Part | str | Exception | None = doubt or self._error(join, body)
         except _AWAY:
             raise
         except Exception as damaged:  # noqa: BLE001 - other clients may store anything
@@ -130,16 +130,16 @@ class Joiner(ThreadComponent):
             except Exception as raised:
                 if is_away(raised):
                     raise
-                error = error or _text_of(raised)  # missing values, or a call that cannot be sent
+                error = error or raised  # missing values, or a call that cannot be sent
                 continue
             crash_point("body-made")
             try:
                 finished = self._joins.finish(join, envelopes, self._app.broker.sender)
                 break
             except (EncodeError, PublishError) as raised:  # the broker refuses them
-                error = error or _text_of(raised)
+                error = error or raised
         else:
-            finished = self._give_up(join, error)
+            finished = self._give_up(join, self._why(error) if error else "")
         if finished:  # otherwise another worker has claimed the join, and reads the records
             bodies.forget_added(self._app, join, body)
 
@@ -155,12 +155,13 @@ class Joiner(ThreadComponent):
         return messages_of(self._app, body, self._values(join, body))
 
     def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
-        """Return the messages that make *body* fail, in a worker if the join is in qworker's format.
+        """Return the messages that make *body* fail, in a worker if the join is in qworker's format. What is
+        not the body of a chord fails along with a member, without messages, as the rest of a chain.
 
         believed: the parts belong to the members.
         """
         why = self._why(error)
-        if not body.of_chord:
+        if not body.of_chord and not isinstance(error, Exception):
             logger.info("the call after join %s fails with it: %s", join.id, why)
             if body.one and believed:
                 bodies.keep_rest(self._app, join.id, body)
@@ -188,10 +189,12 @@ class Joiner(ThreadComponent):
         self._fail_along(body, self._why(error), self._why(error))
         return []
 
-    def _cause(self, error: str | Part, body: JoinBody) -> Any:
+    def _cause(self, error: str | Part | Exception, body: JoinBody) -> Any:
         """Return the stored error with which the calls of *body* fail: for a group, as in Celery, the error
         of the member. None: ChordError."""
-        if isinstance(error, str) or body.call["subtask_type"] != "group":
+        if isinstance(error, Exception) and not body.of_chord:
+            return exception_to_dict(error)
+        if not isinstance(error, Part) or body.call["subtask_type"] != "group":
             return None
         try:
             meta = self._meta_of(error)
@@ -200,13 +203,15 @@ class Joiner(ThreadComponent):
             return None
         return cause if isinstance(cause, Mapping) and len(repr(cause)) <= MOST_MEMBERS_TEXT else None
 
-    def _why(self, error: str | Part) -> str:
-        return error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
+    def _why(self, error: str | Part | Exception) -> str:
+        if isinstance(error, Part):
+            return f"Dependency {error.task_id} {self._end_of(error)}"
+        return error if isinstance(error, str) else _text_of(error)
 
-    def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
+    def _fail_along(self, body: JoinBody, error: str | Part | Exception, why: str) -> None:
         """Store that the calls of *body* fail, as in the rest of a chain: with the error of the failed member
         if there is one."""
-        meta = None if isinstance(error, str) else self._meta_of(error)
+        meta = self._meta_of(error) if isinstance(error, Part) else None
         if meta is None:
             stored, traceback = exception_to_dict(ChordError(why)), ""
         else:
