@@ -7,14 +7,13 @@ Thread:      any; pure.
 The body of a chord gets one list, and is written as a plain signature. Any other body is written as
 ``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key, ``"members"``
 holds the number of members and a signature of their ids. ``"tentative": true`` means that the members may
-never be sent. A body whose arguments results cannot contain is written by another serializer, as
+never be sent. A body with another serializer than that of results is written by its own, as
 ``{"content_type": …, "content_encoding": …, "data": bytes}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
@@ -79,20 +78,44 @@ class JoinBody(NamedTuple):
         return (value,), {}
 
 
-def storable(fields: Any, app: App) -> Any:
-    """Return the *fields* of a body in a form that results can contain: unchanged, or encoded by the first
-    serializer in ``accept_content`` that supports them. Raises EncodeError if no serializer does."""
-    if app.accept <= content_types([app.conf.result_serializer]):
+def storable(fields: Any, app: App, strict: bool = False) -> Any:
+    """Return the *fields* of a body in a form that results can contain: unchanged if its message has the
+    serializer of results, otherwise encoded by that of its message, so that its arguments stay what they are.
+
+    strict: raises EncodeError if the message could not be written. Otherwise another serializer in
+    ``accept_content`` is tried: a worker must keep what it has received.
+    """
+    own, of_results = _serializer_of(fields, app), app.conf.result_serializer
+    if own == of_results and (strict or app.accept <= content_types([of_results])):
         return fields  # which encode_value() may refuse
-    try:
-        app.backend.check_encodable(fields)
-    except EncodeError as refused:
-        for name in map(serializer_of, sorted(app.accept)):
-            with suppress(EncodeError):
-                content_type, content_encoding, data = encode(plain_calls(fields), name, "the call")
+    refused: EncodeError | None = None
+    if own == of_results or not content_types([own]) <= app.accept:
+        try:
+            app.backend.check_encodable(fields)
+        except EncodeError as error:
+            refused = error
+        else:
+            return fields
+    for name in [own] if strict else [own, *map(serializer_of, sorted(app.accept))]:
+        try:
+            content_type, content_encoding, data = encode(plain_calls(fields), name, "the call")
+        except EncodeError as error:
+            refused = refused or error
+        else:
+            if content_type in app.accept:
                 return {"content_type": content_type, "content_encoding": content_encoding, "data": data}
-        raise refused
-    return fields
+    if refused is None:
+        return fields
+    raise refused
+
+
+def _serializer_of(fields: Any, app: App) -> str:
+    """Return the serializer of the message of a body, as far as routes do not choose it."""
+    call = fields.get("call", fields)
+    options = call.get("options")
+    chosen = options.get("serializer") if isinstance(options, dict) else None
+    chosen = chosen or getattr(app.tasks.get(call["task"]), "serializer", None)
+    return str(chosen or app.conf.task_serializer)
 
 
 def read(fields: Any, app: App) -> JoinBody:

@@ -43,7 +43,7 @@ def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
     if app.signer is not None:
         signature = app.signer.signature(_text_of(join.members), "members", join.id)
         body = body._replace(members=f"{len(join.members)}:{signature}")
-    fields = storable(body.fields(), app)
+    fields = storable(body.fields(), app, strict=not app.conf.task_routes)
     return app.backend.encode_value(fields, {f"the call of {body.call.task}": fields}, ("join", join.id))
 
 

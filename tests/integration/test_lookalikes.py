@@ -51,14 +51,14 @@ SERIALIZERS = ("json", "yaml", "msgpack", "pickle")
 class Rig:
     """An app with a StepWorker."""
 
-    def __init__(self, serializer: str, results: str | None = None) -> None:
+    def __init__(self, serializer: str, results: str | None = None, other: str = "json") -> None:
         clock, results = FakeClock(), results or serializer
-        accepted = ["json", serializer, results]
+        accepted = ["json", serializer, results, other]
         self.app = QWorker(
             "lookalikes", broker=MemoryStore(clock), backend="cache+memory://", clock=clock,
             task_serializer=serializer, result_serializer=results, set_as_current=False,
             accept_content=accepted, result_accept_content=accepted,
-            **({"security_key": "k" * 32} if serializer == "pickle" else {}),
+            **({"security_key": "k" * 32} if "pickle" in accepted else {}),
         )  # fmt: skip
         self.seen: list[Any] = []
 
@@ -182,6 +182,23 @@ def test_arguments_may_be_what_results_cannot_contain(results: str, place: str) 
     """With results in the same store as joins, whose bodies have these arguments."""
     value = {"instant": {1, 2}, "kind": Rig}
     assert OF_CALLS[place](Rig("pickle", results), value) == value
+
+
+@pytest.mark.parametrize("place", OF_CALLS)
+def test_arguments_do_not_become_what_results_can_contain(place: str) -> None:
+    """A tuple became a list in a body and a late step, but not in other calls."""
+    for value in ({"some": (1, (2,))}, {"keys": {1: 2}}, {"tag": TAG}):
+        assert repr(OF_CALLS[place](Rig("pickle", "json"), value)) == repr(value)
+
+
+@pytest.mark.parametrize("serializer", ["json", "yaml", "msgpack"])
+@pytest.mark.parametrize("place", OF_CALLS)
+def test_arguments_that_no_message_can_contain_are_refused_by_the_call(serializer: str, place: str) -> None:
+    """Also where another accepted serializer could write them: then a body failed when its join had ended."""
+    rig = Rig(serializer, "json", other="pickle")
+    with pytest.raises(EncodeError):
+        OF_CALLS[place](rig, {"kind": Rig})
+    assert rig.app.broker.admin.queues() == []
 
 
 @pytest.fixture(scope="module", params=SERIALIZERS)
