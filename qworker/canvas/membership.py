@@ -70,9 +70,20 @@ def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signatur
         if following and isinstance(options, Mapping) and isinstance(options.get("chain"), list | tuple):
             waiting.extend(options["chain"])
         if members is None:
-            yield Signature(call)
+            yield _signature_of(call)
         else:
             waiting.extend(members)
+
+
+def _signature_of(call: Mapping[str, Any]) -> Signature:
+    """Return the signature in message format *call*; with only its task and id if the rest is invalid, as
+    another program may have written it: it can fail, and does not hide other calls."""
+    try:
+        return Signature(call)
+    except (TypeError, ValueError):
+        options = call.get("options")
+        id = options.get("task_id") if isinstance(options, Mapping) else None
+        return Signature({"task": call["task"], "options": {"task_id": id}})
 
 
 def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
@@ -90,7 +101,7 @@ def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
         errbacks = [*own, *(errback for errback in around if errback not in own)]
         members = _members(each)
         if members is None:
-            made = Signature(each)
+            made = _signature_of(each)
             if around:
                 made["options"]["link_error"] = errbacks
             yield made, after

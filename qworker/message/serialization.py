@@ -62,7 +62,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
 
     try:
         if serializer != "pickle":
-            value = plain_calls(value, arguments=True)
+            value = plain_calls(value, arguments=True, subclasses=serializer == "msgpack")
         content_type, content_encoding, payload = serialization.dumps(value, serializer)  # type: ignore[no-untyped-call]
         data: bytes = payload.encode() if isinstance(payload, str) else payload
     except SerializerNotInstalled:
@@ -155,20 +155,23 @@ def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | Non
 # -- decoding --
 
 
-def plain_calls(value: Any, arguments: bool = False) -> Any:
+def plain_calls(value: Any, arguments: bool = False, subclasses: bool = False) -> Any:
     """Return `value` with its signatures as plain dicts.
 
     arguments: also those in the arguments of its calls. Pickle restores signatures, but without their app.
     YAML does not take them, and msgpack would count the members of a group instead of its fields.
+    subclasses: also those in subclasses of dict, list and tuple, which msgpack writes as such.
     """
-    if isinstance(value, dict) and (type(value) is dict or "subtask_type" in value):
+    kind = type(value)
+    if isinstance(value, dict) and (kind is dict or subclasses or "subtask_type" in value):
         of_task = not arguments and value.get("subtask_type", "") is None
         return {
-            name: each if of_task and name in ("args", "kwargs") else plain_calls(each, arguments)
+            name: each if of_task and name in ("args", "kwargs") else plain_calls(each, arguments, subclasses)
             for name, each in value.items()
         }
-    if type(value) is list or type(value) is tuple:
-        return type(value)(plain_calls(each, arguments) for each in value)
+    if kind is list or kind is tuple or (subclasses and isinstance(value, list | tuple)):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(plain_calls(each, arguments, subclasses) for each in value)
     return value
 
 

@@ -283,10 +283,8 @@ class Run:
             try:
                 # Without the context, which may be what cannot be stored.
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
-                follow, parts = (
-                    self._fail_downstream(error, text),
-                    self._parts(states.FAILURE, exception_to_dict(error)),
-                )
+                parts = self._parts(states.FAILURE, exception_to_dict(error))
+                follow = self._fail_downstream(error, text)
             except Exception:
                 logger.exception("nor could its failure be stored")
             return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts)
@@ -463,7 +461,7 @@ class Run:
         row = None
         ignored = ignores_result(context, task)
         if not ignored or task.store_errors_even_if_ignored:
-            row = self._store(states.FAILURE, exception_to_dict(error), text)
+            row = self._failure_row(error, text)
         if context.errbacks or task.sees_its_end:
             self.stored = store_now(self.app, row, self._patience())
         if context.errbacks:
@@ -480,6 +478,17 @@ class Run:
                 einfo=info,
             )
         return row
+
+    def _failure_row(self, error: BaseException, text: str) -> ResultRow | None:
+        """Return the row of the failure, without what cannot be written; None if nothing can: then the worker
+        makes a shorter one. The errbacks are called in any case."""
+        for describe in (True, False):
+            try:
+                return self._store(states.FAILURE, exception_to_dict(error), text, describe)
+            except Exception:
+                name, id = self.task.name, self.context.id
+                logger.exception("the failure of task %s[%s] cannot be written", name, id)
+        return None
 
     def _patience(self) -> float:
         """Return for how long to wait for the result store: the calls that follow need time, too."""

@@ -31,6 +31,7 @@ from qworker.errors import (
     NotSupported,
     PublishError,
     QWorkerError,
+    TaskError,
 )
 from qworker.interrupts import reraise_interrupt
 from qworker.message.chain_text import WrittenCalls
@@ -102,10 +103,16 @@ def failed(
                 raise
             # The failure of the task itself is still reported and stored.
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException:  # also CancelledError and SystemExit
-            logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
+        except BaseException as problem:  # noqa: BLE001 - also CancelledError and SystemExit
+            _log_or_raise(problem, call, context)
+
+
+def _log_or_raise(problem: BaseException, call: Signature, context: Context) -> None:
+    """Log the error of the errback *call*, whatever it is: the others are called all the same. In an eager
+    call, Ctrl-C and a closed generator are the caller's."""
+    if context.is_eager and isinstance(problem, KeyboardInterrupt | GeneratorExit):
+        raise problem
+    logger.error("errback %s of task %s[%s] raised", call.task, context.task, context.id, exc_info=problem)
 
 
 def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
@@ -115,11 +122,8 @@ def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
         returned = call.type.taking_plain(call.type)(*cloned.args, **cloned.kwargs)
         if isinstance(returned, Coroutine):
             run_to_end(returned)
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException:
-        context = arguments[0]
-        logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
+    except BaseException as problem:  # noqa: BLE001 - as above
+        _log_or_raise(problem, call, arguments[0])
 
 
 def chord_parts(app: App, context: Context, status: str, result: Any) -> Fields:
@@ -313,6 +317,12 @@ def ended(
             found += _ended(app, call, error, traceback, parent, children, reply_to)
         except Exception as problem:  # noqa: BLE001 - any program may have written it
             logger.error("the failure of the following call of %s cannot be reported: %s", call.task, problem)
+            why = TaskError(f"a task before it failed, and its error cannot be written: {safe_repr(problem)}")
+            short = exception_to_dict(why)
+            try:
+                found += _ended(app, call, short, "", parent, {}, reply_to, describe=False)
+            except Exception:
+                logger.exception("nor can a shorter one")
     return tuple(found)
 
 
@@ -324,12 +334,14 @@ def _ended(
     parent: str | None,
     children: Mapping[str, list[Any]],
     reply_to: str | None,
+    describe: bool = True,
 ) -> Iterator[Followed]:
     given = call.options
     task_id = given.get("task_id")
     if not isinstance(task_id, str):
         return
-    headers = {**(given.get("headers") or {}), "id": task_id}
+    headers = given.get("headers")
+    headers = {**(headers if isinstance(headers, Mapping) else {}), "id": task_id}
     chord = given.get("chord"), given.get("group_id"), given.get("group_index", -1)
     parts = (
         *(tuple(part) for part in parts_of(headers, states.FAILURE)),
@@ -343,7 +355,7 @@ def _ended(
         known["children"] = children[task_id]
     properties = {"reply_to": given.get("reply_to") or reply_to}
     context = None
-    if app.conf.result_extended:
+    if describe and app.conf.result_extended:
         context = Context(id=task_id, task=call.task, args=call.args, kwargs=call.kwargs, retries=0)
         context.properties = properties
     meta = app.backend.meta(task_id, states.FAILURE, error, traceback, context, properties, **known)

@@ -169,7 +169,9 @@ def _has_ended_elsewhere(
         return False
     found = meta["result"]
     names = ("exc_type", "exc_message")
-    own = isinstance(found, Mapping) and all(_plain(found.get(name)) == _plain(error[name]) for name in names)
+    own = isinstance(found, Mapping) and all(
+        _plain(found.get(name)) == _plain(error.get(name)) for name in names
+    )
     return not (own and meta["status"] == state)
 
 

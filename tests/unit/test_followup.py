@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from asyncio import CancelledError
 from threading import Event
 from typing import Any
 
@@ -20,6 +21,7 @@ from qworker.errors import (
     NotSupported,
     PublishError,
     Reject,
+    TaskError,
     WorkerLost,
 )
 from qworker.message.context import Context, pop, push
@@ -660,7 +662,9 @@ def test_immutable_errback_is_sent_unchanged(app_and_store: tuple[QWorker, Keepi
     assert [shown(sent)[:2] for sent in store.sent] == [("eb", (1, 2, 3))]
 
 
-@pytest.mark.parametrize("error", [ValueError("in it"), SystemExit(2)])
+@pytest.mark.parametrize(
+    "error", [ValueError("in it"), SystemExit(2), KeyboardInterrupt(), GeneratorExit(), CancelledError()]
+)
 def test_raising_errback_does_not_affect_the_failure_or_other_errbacks(
     app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
@@ -674,6 +678,25 @@ def test_raising_errback_does_not_affect_the_failure_or_other_errbacks(
     assert (outcome.kind, outcome.text) == (FAILURE, "KeyError('no')")
     assert "errback bad of task fail[parent] raised" in caplog.text
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
+
+
+def test_failure_that_cannot_be_written_is_reported() -> None:
+    """Its errbacks were not called, its error was replaced, and the call after it waited for ever."""
+    app, *_ = make_app(message_max_bytes=2000)
+
+    @app.task(name="long")
+    def long() -> None:
+        raise ValueError("x" * 5000)
+
+    told: list[BaseException] = []
+    tell = app.task(name="tell")(lambda request, error, traceback: told.append(error))
+    outcome = run(app, "long", errbacks=[tell.s()], chain=[tell.s().set(task_id="next")])
+    assert (outcome.kind, outcome.row, outcome.text[:12]) == (FAILURE, None, "ValueError('")
+    assert [type(error) for error in told] == [ValueError]
+    ((row, _),) = outcome.follow
+    app.backend.store_rows([row])
+    with pytest.raises(TaskError, match="its error cannot be written"):
+        app.AsyncResult("next").get(timeout=0)
 
 
 def test_errbacks_are_sent_for_a_rejected_message(app_and_store: tuple[QWorker, KeepingStore]) -> None:

@@ -10,6 +10,7 @@ import math
 import pickle
 import uuid
 import zlib
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -23,6 +24,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.json import register_type
 
+from qworker import Signature, group
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
 from qworker.message import serialization
 from qworker.message.kombu_json import MAX_DEPTH, dumps, loads, too_deep
@@ -320,6 +322,20 @@ def test_size_is_limited(size: int, refused: bool) -> None:
 def test_size_is_unlimited_without_a_limit() -> None:
     data = encode("x" * (serialization.MAX_BYTES + 1))[2]
     assert len(decode(data, "application/json", "utf-8", JSON_ONLY)) == serialization.MAX_BYTES + 1
+
+
+def test_msgpack_writes_calls_within_subclasses() -> None:
+    """The message was damaged: the fields of a group were counted wrongly."""
+    several = group(Signature("a"), Signature("b"))
+    Pair = namedtuple("Pair", "one other")
+    plain = json.loads(dumps(several))
+    for value, expected in (
+        (OrderedDict(calls=several), {"calls": plain}),
+        (defaultdict(list, calls=[several]), {"calls": [plain]}),
+        (Pair(several, 1), [plain, 1]),
+    ):
+        kind, encoding, data = encode(value, "msgpack")
+        assert decode(data, kind, encoding, frozenset({kind})) == expected
 
 
 @pytest.mark.parametrize("name", ["pickle", "yaml", "msgpack"])

@@ -422,10 +422,24 @@ def test_the_end_of_an_unconfirmed_call_in_another_worker_stays(status: str) -> 
 def test_a_call_that_fails_along_and_cannot_be_reported_leaves_the_others_alone() -> None:
     calls = [
         {"task": "link", "args": [], "kwargs": {}, "options": options, "subtask_type": None}
-        for options in ({"task_id": "last"}, {"task_id": "odd", "headers": [1]}, {"task_id": "next"})
+        for options in ({"task_id": "last"}, {"task_id": "odd", "headers": [1]}, {"task_id": "next"}, [1])
     ]
     outcome = Linked(chain=calls).report(LOST)
-    assert sorted(row[0] for row, _ in outcome.follow) == ["last", "next"]
+    assert sorted(row[0] for row, _ in outcome.follow) == ["last", "next", "odd"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"args": 5}, {"kwargs": [1]}, {"args": 5, "kwargs": None, "options": {"task_id": "odd", "chain": 5}}],
+)
+@pytest.mark.parametrize("kind", [LOST, EXPIRED])
+def test_a_malformed_call_of_another_program_leaves_the_others_alone(kind: str, odd: dict[str, Any]) -> None:
+    """None of the calls after the task ended."""
+    plain = {"task": "link", "args": [], "kwargs": {}, "subtask_type": None}
+    calls = [{**plain, "options": {"task_id": id}} for id in ("last", "odd", "next")]
+    calls[1] |= odd
+    outcome = Linked(chain=calls).report(kind)
+    assert sorted(row[0] for row, _ in outcome.follow) == ["last", "next", "odd"]
 
 
 class OddJoins(MemoryBackend):
