@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
+from qworker.canvas.join_body import ONE
 from qworker.canvas.membership import calls_in, parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import maybe_signature
@@ -262,25 +263,36 @@ def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> lis
     return whole if len(whole) > len(chain) else None
 
 
-def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the values of the members, as the first argument of the chord's body *letter*; [] if it takes
-    none. Raises ChordError if some are missing."""
-    what = f"failed task {letter.tag} is the body of a chord"
+def _values_of_members(
+    app: App, letter: Dead, headers: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that *letter*, a call that follows a join, gets from its members. Raises
+    ChordError if some of their values are missing."""
+    what = f"failed task {letter.tag} gets the values of its members"
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
-        raise ChordError(f"{what} whose members are not known any more: pass --args, or call the chord again")
+        raise ChordError(f"{what}, which are not known any more: pass --args, or call the workflow again")
+    if not known.get("given"):
+        return [], {}
+    how = known.get("values")
+    names = how if isinstance(how, list | tuple) else None
     found = app.backend.read_many(known["ids"])
     values = []
-    for task_id in known["ids"]:
+    for number, task_id in enumerate(known["ids"]):
         meta = found.get(task_id)
-        if isinstance(meta, DamagedResult) or meta is None or meta["status"] != states.SUCCESS:
-            state = "unknown" if isinstance(meta, DamagedResult) or meta is None else meta["status"]
+        status = "unknown" if isinstance(meta, DamagedResult) or meta is None else meta["status"]
+        if status == states.SUCCESS:
+            values.append(meta["result"])  # type: ignore[index]
+        elif known.get("always") or (names is not None and not any(names[number : number + 1])):
+            values.append(None)
+        else:
             raise ChordError(
-                f"{what}, but its member {task_id} has not succeeded (state: {state}): retry the member "
+                f"{what}, but its member {task_id} has not succeeded (state: {status}): retry the member "
                 "first, and this task when the member has succeeded"
             )
-        values.append(meta["result"])
-    return [values] if known.get("given") else []
+    if names is not None:
+        return [], {str(name): value for name, value in zip(names, values, strict=False) if name}
+    return (values if how == ONE else [values]), {}
 
 
 def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
@@ -299,7 +311,8 @@ def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[s
         if args is None:
             limit = app.conf.message_max_bytes
             old = decode_body(body, headers, properties, app.accept, None, limit)
-            args = [*_values_of_members(app, letter, headers), *old.args]
+            first, named = _values_of_members(app, letter, headers)
+            args, kwargs = [*first, *old.args], {**old.kwargs, **named} if kwargs is None else kwargs
         del headers[FAILED]
         for name in (CAUSE, MEMBERS):
             headers.pop(name, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qworker.canvas.join_body import JoinBody
+from qworker.canvas.join_body import ONE, JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
 from qworker.contracts import App
@@ -49,15 +49,19 @@ def failed_messages_of(
     """Return the messages that make *body* fail in a worker, which then calls its errbacks and fails the
     calls after it.
 
-    - members: the ids of the members; () if not all have ended.
+    - members: the ids of the members, whose values the call gets if it is sent again; () if not all have
+      ended.
     - cause: the stored error of a member, if the body fails with that error.
     """
     marks: dict[str, Any] = {RUN: "", FAILED: why, **publication(body.call)}
     if cause is not None:
         marks[CAUSE] = cause
     calls = list(first_calls(body.call))
-    if len(calls) == 1 and 0 < sum(map(len, members)) <= MOST_MEMBERS_TEXT:
+    text = sum(map(len, (*members, *filter(None, body.names or ()))))
+    if len(calls) == 1 and members and text <= MOST_MEMBERS_TEXT:
         marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
+        if not body.of_chord:
+            marks[MEMBERS] |= {"values": ONE if body.one else list(body.names or ()), "always": body.always}
     with holding_back(app) as held:
         for call, rest in calls:
             # By name, so that the arguments are not checked; without a countdown, because it does not run.

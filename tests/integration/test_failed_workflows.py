@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, chord, group, signals
+from qworker import QWorker, chain, chord, graph, group, signals
+from qworker.canvas.plan import SEGMENT
 from qworker.errors import ChordError
 from qworker.testing import MemoryStore, StepWorker
 from tests.contract.place_redis import RedisPlace
@@ -178,7 +179,7 @@ def test_group_as_body_cannot_be_retried_with_values(app: QWorker) -> None:
     app.failed.retry(task="half")
     run(app)
     for each in app.failed.list(task="total"):
-        with pytest.raises(ChordError, match="whose members are not known"):
+        with pytest.raises(ChordError, match="its members, which are not known"):
             app.failed.retry([each.tag])
 
 
@@ -227,3 +228,38 @@ def test_signals_are_sent_for_a_body_that_fails_with_its_chord() -> None:
             signal.disconnect(receivers[name])
     ends = ["prerun", "failure", "postrun"]
     assert seen == [(name, task) for task in ("fails", "body") for name in ends]
+
+
+def test_call_with_wrong_arguments_gets_the_values_of_its_members_again(tmp_path: Path) -> None:
+    """It got them as one list, like the body of a chord."""
+    url = f"sqlite:///{tmp_path}/q.db"
+
+    def make_app(**functions: Any) -> QWorker:
+        app = QWorker("proj", broker=url, set_as_current=False)
+        app.task(name="load")(lambda number: number)
+        app.task(name="fail")(lambda: 1 / 0)
+        for name, function in functions.items():
+            app.task(name=name)(function)
+        return app
+
+    def run(app: QWorker) -> None:
+        with StepWorker(app) as worker:
+            worker.run()
+
+    broken = make_app(node=lambda other: other, late=lambda: None)
+    load, fail = broken.tasks["load"], broken.tasks["fail"]
+    results = [
+        graph({"a": load.s(1), "b": load.s(2), "c": broken.tasks["node"].s()}, {"c": ["a", "b"]})()["c"],
+        graph({"a": fail.si(), "c": broken.tasks["node"].s()}, {"c": {"a": "a"}}, always=["c"])()["c"],
+        chain(*[load.si(3)] * SEGMENT, broken.tasks["late"].s())(),
+    ]
+    run(broken)
+    for result in results:
+        with pytest.raises(TypeError):
+            result.get(timeout=0)
+    fixed = make_app(node=lambda a, b=None: ["node", a, b], late=lambda value: ["late", value])
+    tags = [found.tag for found in fixed.failed.list() if found.task in ("node", "late")]
+    assert fixed.failed.retry(tags).number == 3
+    run(fixed)
+    values = [fixed.AsyncResult(result.id).get(timeout=0) for result in results]
+    assert values == [["node", 1, 2], ["node", None, None], ["late", 3]]
