@@ -272,8 +272,6 @@ def _values_of_members(
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
         raise ChordError(f"{what}, which are not known any more: pass --args, or call the workflow again")
-    if not known.get("given"):
-        return [], {}
     how = known.get("values")
     names = how if isinstance(how, list | tuple) else None
     found = app.backend.read_many(known["ids"])
@@ -290,6 +288,8 @@ def _values_of_members(
                 f"{what}, but its member {task_id} has not succeeded (state: {status}): retry the member "
                 "first, and this task when the member has succeeded"
             )
+    if not known.get("given"):
+        return [], {}
     if names is not None:
         return [], {str(name): value for name, value in zip(names, values, strict=False) if name}
     return (values if how == ONE else [values]), {}
