@@ -2,9 +2,11 @@
 
     QWorkerError
     ├── ConfigurationError       a setting, option or name given by the user is wrong
-    │   └── NotAvailable         Celery has it, this version does not
+    │   ├── NotAvailable         Celery has it, this version does not
+    │   └── InvalidSchedule      when an entry is due; the reason says what is allowed
     ├── PublishError             a message could not be sent
     │   ├── EncodeError          an argument or result cannot be serialised
+    │   ├── NotInChord           add_to_chord() was called by a task that is not in one
     │   └── QueueNotFound
     ├── TransportError           the broker
     │   ├── BrokerUnavailable
@@ -22,13 +24,14 @@
     │   └── BackendError         the result store failed
     │       └── DamagedResult    the stored result of one task cannot be read
     ├── ControlError
+    ├── NoSuchEntry              no schedule entry has that name
     └── SpoolError               a spool file
         ├── InvalidPacket        a file or a client sent an invalid packet
         ├── NoSpoolFunction      no imported module defines a function that runs jobs
         ├── NoSpooler            no spool directory is configured
         ├── NotSpooled           uwsgi.spool() could not enqueue it
         └── UnrunnableJob ── UnknownFunction
-    TaskDirective ── Retry, Ignore, Reject     raised by a task to decide its outcome; not errors
+    TaskDirective ── Retry, Ignore (Replaced), Reject     raised by a task to decide its outcome; not errors
     SoftTimeLimitExceeded                      raised inside a task so that it can clean up
     WorkerShutdown, WorkerTerminate            raised in the worker to stop it (SystemExit)
 

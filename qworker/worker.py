@@ -314,7 +314,7 @@ class Worker:
                 part.stop(deadline)
 
     def _name_the_abandoned(self) -> None:
-        """Count the tasks that the broker was not told about; log their ids, unless the Listener has."""
+        """Count the tasks whose settlement was not sent; log their ids, unless the Listener has."""
         left = self.parts.listener.left()
         if self.parts.listener.alive:
             logger.error("the broker does not answer: the worker stops without waiting any longer")

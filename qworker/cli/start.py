@@ -40,8 +40,8 @@ def _setting(name: str) -> SettingValue:
     cls=SpoolerHelpApart,
     epilog="One TERM or INT stops after the running tasks, or puts them back after --shutdown-timeout; a "
     "second one puts them back at once. Exit codes: 0 stopped, and every running task had ended; 1 "
-    "could not start, or a part of the worker failed; 3 tasks were interrupted, or the broker could "
-    "not be told how they ended: they run again.",
+    "could not start, or a part of the worker failed; 3 tasks were interrupted, or their end could "
+    "not be reported to the broker: they run again.",
 )
 @click.argument("named", metavar="[APP]", required=False)
 @app_option

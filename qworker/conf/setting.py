@@ -17,7 +17,7 @@ class Setting(NamedTuple):
     - kind, default, doc: its type, default value and description.
     - choices: the allowed values; () for any.
     - minimum, maximum: inclusive limits.
-    - nullable (bool): None may be given. It means *none*, or the default if *none* is None.
+    - nullable (bool): None may be given. It means the value of *none*, or if that is None, the default.
     """
 
     name: str

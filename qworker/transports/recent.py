@@ -1,7 +1,7 @@
 """Recent operations, in case the other side loses them.
 
-Comes from:  holders, after each batch of settlements.
-Goes to:     the holders again, after a lost connection: to find messages lost with it.
+Comes from:  the consumers of SQL and RabbitMQ, after each batch of settlements.
+Goes to:     the same, after a lost connection: to find messages lost with it.
 Thread:      the owner's.
 """
 

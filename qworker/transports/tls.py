@@ -67,7 +67,7 @@ class Tls:
     check_hostname: bool = True
 
     def problem(self) -> str:
-        """Return what is wrong with our files, and what to do; "" if nothing is."""
+        """Return the problem with the certificate files, and what to do; "" if they are usable."""
         named = (
             ("ssl_ca_certs", self.ca_certs),
             ("ssl_certfile", self.certfile),

@@ -152,7 +152,7 @@ def _one_place(source: Broker, target: Broker) -> ConfigurationError:
 
 
 def _leads_back(source: Broker, target: Broker) -> bool:
-    """Whether a revocation sent to *target*, of a call that nobody made, arrives at *source*, where we are
+    """Whether a revocation sent to *target*, for an id that no task has, arrives at *source*, where we are
     registered. False if tasks cannot be revoked."""
     sending, receiving = target.revocations, source.revocations
     if sending is None or receiving is None or type(source.sender) is not type(target.sender):

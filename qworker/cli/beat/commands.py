@@ -36,13 +36,13 @@ from qworker.cli.beat.options import (
 from qworker.cli.beat.shown import (
     OVER,
     brief,
+    full_text,
     in_zone,
     leader,
     print_entries,
     print_entry,
     print_leader,
     shown_time,
-    told_whole,
     when,
     whole,
 )
@@ -192,7 +192,7 @@ _MOST_DUES = 1000
 @celery_options(BEAT_OPTIONS_WITHOUT_EFFECT, BEAT_OPTIONS)
 @click.pass_context
 def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
-    """Run the schedules: call what is due, until told to stop. The commands show and change them."""
+    """Run the schedules: call what is due, until stopped. The commands show and change them."""
     if context.invoked_subcommand is None:
         return run_until_stopped(app, **options)
     for option in context.command.params:
@@ -409,7 +409,7 @@ def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -
     schedules = open_app(app).app.schedules
     refused = [each for each in schedules.refused() if everything or each.name in names]
     for each in refused:
-        click.echo(f"{visible(each.name)}: {visible(told_whole(each))}")
+        click.echo(f"{visible(each.name)}: {visible(full_text(each))}")
     if refused:
         confirm(f"Sign {count(len(refused), 'entry', 'entries')}?", yes)
     for name in schedules.sign(None if everything else _existing(schedules.get, names), refused):

@@ -55,7 +55,7 @@ def when(schedule: Schedule) -> str:
     return text if zone is None else f"{text} ({zone})"
 
 
-def told_whole(found: Listed) -> str:
+def full_text(found: Listed) -> str:
     """Return all fields of an entry in one line; for an invalid one its error."""
     if found.removed:
         return "removed"

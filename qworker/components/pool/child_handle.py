@@ -407,8 +407,8 @@ class ChildHandle:
                 frames.append(frame)  # frames before an invalid one are valid
         except NO_FRAMES as error:
             logger.error(
-                "process %d of the pool is killed: something in it wrote into the socket that reports the "
-                "ends of tasks (%s)",
+                "killing process %d of the pool: its code wrote into the socket that reports the ends of "
+                "tasks (%s)",
                 self.pid,
                 error,
                 extra={"event": "child-unreadable"},

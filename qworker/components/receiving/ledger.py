@@ -81,7 +81,7 @@ class WorkerState:
         unread = self._unread
         while unread and unread[first := next(iter(unread))] < now - UNREAD_SECONDS:
             del unread[first]
-        if len(unread) < self._max_unread:  # replacing the oldest could go on for ever, if more come in turn
+        if len(unread) < self._max_unread:  # replacing the oldest would repeat for each further message
             unread[_message(request)] = now
 
     def was_unread(self, request: Request) -> bool:

@@ -424,9 +424,7 @@ class Listener(ThreadComponent):
         try:
             self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
-            logger.warning(
-                "the broker could not be told that this worker stops: %s; its lease will expire", error
-            )
+            logger.warning("the worker could not be deregistered: %s; its lease will expire", error)
 
 
 # -- FetchPlan: when to fetch messages, and how many that are not due yet --

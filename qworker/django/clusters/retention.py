@@ -81,7 +81,7 @@ class Retention(ThreadComponent):
         return deleted
 
     def quiet(self) -> None:
-        """Do nothing: it may continue until it is stopped."""
+        """Do nothing; deleting old results is safe during shutdown."""
 
     def closed(self) -> None:
         close_old_connections()

@@ -35,7 +35,7 @@ STALE_SECONDS = 3600.0
 
 
 class Sync(Enum):
-    """What is on the disk when a job was written, and so survives a power loss."""
+    """What is synced to disk before a job counts as written."""
 
     NOTHING = "nothing"
     """As with uWSGI: the system writes the job within half a minute or so. The death of a process loses

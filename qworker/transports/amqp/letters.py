@@ -1,5 +1,5 @@
-"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
-reading them, and sending them back.
+"""Reads, resends and discards dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``)
+in RabbitMQ.
 
 Comes from:  people and tools, by ``Broker.letters``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a separate link; messages are sent by the publisher.

@@ -377,8 +377,8 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         return End(held)
 
     def _release(self, held: Held, release: Release, kept: int) -> End | None:
-        """Return how *held* goes back. None: it was sent again, because it has changed, or nobody else keeps
-        it until it is due."""
+        """Return how *held* goes back. None if it was sent again: it has changed, or the server cannot
+        delay it."""
         now, due = self._clock.now(), release.due
         after = released(held, release)
         if due is not None and due > now:

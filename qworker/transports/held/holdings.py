@@ -160,8 +160,8 @@ def carry_out(ends: Sequence[End]) -> Iterator[tuple[End, bool]]:
 
 
 def _finish(queue: ServerQueue, batch: Sequence[Received]) -> set[int]:
-    """Finish *batch*; return the id() of each that others have. One that is gone, although nobody else could
-    have it yet, was finished before by a call without an answer."""
+    """Finish *batch*; return the id() of each that others have. A message that is missing, but cannot be
+    reserved by another consumer yet, was finished by an earlier call whose answer was lost."""
     again = {id(message) for message in batch if message.deleted}
     for message in batch:
         message.deleted = True

@@ -1,5 +1,5 @@
-"""LongPoll: a thread that waits for the messages of a server, and does nothing else. And Looks, for servers
-that cannot wait.
+"""LongPoll: a thread that only waits for the messages of a server. Looks: the same for servers without long
+polling.
 
 Comes from:  the consumer, which asks and collects.
 Goes to:     ``Source.take``.
@@ -150,7 +150,7 @@ class LongPoll:
                 if self._abandoned:
                     give_all_back(answer)
                     return
-            except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
+            except Exception as error:  # noqa: BLE001 - collect() raises it on the thread of the listener
                 answer = error
             self._answers.put(answer)
             self._notify()

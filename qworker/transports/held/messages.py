@@ -42,7 +42,7 @@ _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_
 
 class Outgoing(NamedTuple):
     """The arguments of Producer.publish, besides the queue. once: an id under which a server that remembers
-    ids stores the message only once, whoever sends it; "": a new id."""
+    ids stores the message once, even if several processes send it; "": a new id."""
 
     queue: str
     body: bytes

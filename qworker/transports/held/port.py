@@ -119,9 +119,9 @@ class Received:
         not."""
         self.acknowledged = False
         self.deleted = False
-        """Whether the server was told to delete it, and may have done so."""
+        """Whether the server was asked to delete it, and may have done so."""
         self.in_doubt = False
-        """Whether its reservation ended while the server was told to delete it."""
+        """Whether its reservation ended while the server was asked to delete it."""
         self.headers = found.headers
         self.properties = found.properties
         self.content_type = found.content_type
@@ -146,7 +146,7 @@ class Received:
         return self.returns_at < math.inf
 
     def is_kept(self, moment: float) -> bool:
-        """Whether nobody else can have it at *moment* because it was given back. Giving it back again would
+        """Whether it was given back with a delay that has not ended at *moment*. Giving it back again would
         take it from others."""
         return moment < self.returns_at
 
@@ -274,7 +274,7 @@ class Server(ABC):
     letters: Sequence[str] = (DEAD,)
     """The kinds of letters that it keeps. Dead letters are in the queue DEAD, failed tasks in FAILED; a
     reader hides them from others for a while, and does not extend that."""
-    told_of_interrupts = False
+    notices_interrupts = False
     """Whether a connection can be interrupted during a send() and notices it; otherwise another thread sends,
     which is not interrupted."""
     spreads_revocations = False

@@ -58,7 +58,7 @@ class HeldSender(Sender, Revoking):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         now = self._clock.now()
         messages = [of_envelope(envelope, now) for envelope in envelopes]
-        if self._server.told_of_interrupts:
+        if self._server.notices_interrupts:
             self.send(messages, timeout)
         else:
             # We cannot release the locks of a library after an interrupt

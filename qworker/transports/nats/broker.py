@@ -210,7 +210,7 @@ class NatsServer(Server):
     """lease_seconds: how long a dead worker keeps its messages; set when a consumer declares the queue."""
 
     letters = tuple(LETTERS)
-    told_of_interrupts = spreads_revocations = purges_leased = True
+    notices_interrupts = spreads_revocations = purges_leased = True
 
     def __init__(
         self,

@@ -339,8 +339,8 @@ class Client:
             self._reader.start()
 
     def _connected(self, end: float) -> Wire:
-        """Return the connection. Without one nothing is published: it would be sent when nobody waits for it
-        any more."""
+        """Return the connection. Without one nothing is published: after a reconnect it would be sent too
+        late."""
         while True:
             wire = self._wire
             if wire is not None:

@@ -77,7 +77,7 @@ class Inbox:
         return found
 
     def interrupt(self) -> None:
-        """Make a waiting pull() return with what is there, and the next one not wait."""
+        """Make the current pull() return the messages received so far, and the next one return at once."""
         self._interrupted = True
         self._arrived.put(None)
 

@@ -6,9 +6,9 @@ Goes to:     ``postgresql.py``, which then does without a session; the result st
 Thread:      any; pure, except that is_pooled() asks the server.
 
 In transaction mode consecutive transactions of a connection use any of the pooler's connections to the
-server. What belongs to a session (LISTEN, SET, advisory locks, prepared statements) would be left behind on
-one of these, for whoever gets it next. The mode cannot be seen, but the pooler can: it cannot give every
-client the process number of its server, so it makes one up.
+server. What belongs to a session (LISTEN, SET, advisory locks, prepared statements) would be left on
+one of these, for its next client. The mode cannot be seen, but the pooler can: it cannot give every client
+the process number of its server, so it returns an invented one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Comes from:  ``states.py``.
 Goes to:     the statements that store results, of servers and in the embedded broker's file.
 Thread:      any; constants.
 
-A module of its own, because workers with the embedded broker import it, and need none of what its neighbours
-import.
+A module of its own, because workers with the embedded broker import it without SQLAlchemy and drivers.
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
         )
     files = [file for _, name, file in found.execute("PRAGMA database_list") if name == "main"]
     if not files or not files[0] or not os.path.samefile(files[0], path):
+        found = "".join(files[:1]) or "a database without a file"
         raise ConfigurationError(
-            f"publishing_in needs a connection to {path}; this one leads to {''.join(files[:1]) or 'none'}",
+            f"publishing_in needs a connection to {path}; this one is to {found}",
             setting="broker_url",
         )
     return found
