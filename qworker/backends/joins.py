@@ -11,7 +11,7 @@ a task that runs again opens its joins again: they stay finished. One contract s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qworker.errors import NotSupported
@@ -155,15 +155,3 @@ class Joins(ABC):
 def remembered(expires: float | None, now: float) -> float:
     """Return the epoch second until which a join that finished *now* is remembered. expires: the join's."""
     return now + DONE_SECONDS_FOR_EVER if expires is None else max(expires, now + DONE_SECONDS)
-
-
-def fitting(found: Iterable[tuple[K, int]]) -> list[K]:
-    """Return the keys of the joins that one claim() may return. found: keys and sizes."""
-    keys: list[K] = []
-    total = 0
-    for key, size in found:
-        if total >= MAX_PARTS:
-            break
-        total += size
-        keys.append(key)
-    return keys

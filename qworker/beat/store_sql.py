@@ -33,6 +33,7 @@ from qworker.errors import BackendError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.portions import portions
+from qworker.transports.sql import join_rows
 from qworker.transports.sql.join_rows import places
 
 T = TypeVar("T")
@@ -44,16 +45,8 @@ PORTION = 500
 MICROSECONDS = 1_000_000
 
 
-class Session(Protocol):
+class Session(join_rows.Session, Protocol):
     """A connection in a transaction, for statements with %s placeholders."""
-
-    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of *statement*."""
-        ...
-
-    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run *statement*; return the number of affected rows."""
-        ...
 
     def do_many(self, statement: str, rows: Sequence[Any]) -> None:
         """Run *statement* for each of *rows*."""

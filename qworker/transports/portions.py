@@ -39,6 +39,19 @@ def portions_by_size(
         yield portion
 
 
+def first_that_fit(found: Iterable[tuple[T, int]], largest: int) -> list[T]:
+    """Return the first values of *found*, pairs of a value and its size, until their sizes add up to
+    *largest*."""
+    values: list[T] = []
+    total = 0
+    for value, size in found:
+        if total >= largest:
+            break
+        total += size
+        values.append(value)
+    return values
+
+
 def length_of(row: Iterable[Any]) -> int:
     """Return the size of *row*: the sum of the lengths of its texts and bytes."""
     return sum(len(value) for value in row if isinstance(value, bytes | str))

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
 
-from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, fitting, remembered
+from qworker.backends.joins import MAX_PARTS, PUSH_SECONDS, Finished, Join, Joins, remembered
 from qworker.clock import Clock
 from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import by_join, check_join
 from qworker.transports.lease import Envelope, Part, Sender
+from qworker.transports.portions import first_that_fit
 
 JOIN_PREFIX = "qworker-join-"
 PART_PREFIX = "qworker-part-"
@@ -201,7 +202,7 @@ class KeyValueJoins(Joins):
             elif state is not None and state.due is not None and state.due <= now:
                 due.append((state.due, state.opened, state.place, key, state.size))
         found = []
-        for key in fitting((key, size) for *_, key, size in sorted(due)[:limit]):
+        for key in first_that_fit(((key, size) for *_, key, size in sorted(due)[:limit]), MAX_PARTS):
             with self._keys.locked(key):
                 state = self._state(key)
                 if state is not None and state.due is not None and state.due <= now:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, Opening, fitting, remembered
+from qworker.backends.joins import MAX_PARTS, PUSH_SECONDS, Finished, Join, Joins, Opening, remembered
 from qworker.clock import Clock
 from qworker.errors import EncodeError, PublishError
 from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
-from qworker.transports.portions import portions
+from qworker.transports.portions import first_that_fit, portions
 from qworker.transports.sql.join_rows import PORTION, JoinTables, Row, Session, places
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class SQLJoins(Joins):
         def work(session: Session) -> list[Finished]:
             self._delete(session, [seq for (seq,) in session.ask(past, (now, PORTION))])
             found = {seq: row for seq, *row in session.ask(due, (now, limit))}
-            claimed: list[int] = fitting((seq, size) for seq, (size, *_) in found.items())
+            claimed: list[int] = first_that_fit(((seq, size) for seq, (size, *_) in found.items()), MAX_PARTS)
             for some in portions(claimed, PORTION):
                 session.do(
                     f"UPDATE {self._join} SET due = %s, token = %s WHERE seq IN ({places(some)})",

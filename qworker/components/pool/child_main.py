@@ -42,6 +42,7 @@ from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
 from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.memory import resident
 from qworker.process.running_file import RunningFile
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
@@ -244,12 +245,9 @@ def _out_of_files() -> OSError | None:
 
 
 def _resident() -> int:
-    """Return the resident memory of this process in KiB."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() // 1024
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Return the resident memory of this process in KiB; elsewhere than on Linux, the most it has had."""
+    now = resident(os.getpid())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if now is None else now // 1024
 
 
 # -- SoftLimit: signals the main thread of a child when its task has reached the soft limit --

@@ -21,6 +21,7 @@ from qworker.components.shutdown import RUNNING
 from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.naming import VERSION
+from qworker.process.memory import resident
 from qworker.transports.presence import (
     IDLE,
     MAX_RUNNING,
@@ -119,15 +120,3 @@ class PresenceReport:
             for request, _ in found
         ]
         return sorted(tasks, key=lambda task: task.started)
-
-
-# -- Memory --
-
-
-def resident(pid: int) -> int | None:
-    """Return the resident memory of a process in bytes; None if unknown."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return None

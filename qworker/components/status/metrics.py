@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.receiving.presence_report import resident
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.waiting.inventory import WaitingRequests
 from qworker.naming import VERSION
+from qworker.process.memory import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]

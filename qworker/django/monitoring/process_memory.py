@@ -7,9 +7,10 @@ Thread:      any; nothing is kept.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from qworker.process.memory import PROC, resident
 
 try:
     import psutil
@@ -17,7 +18,6 @@ except ImportError:  # then /proc is read
     psutil = None
 
 MEGABYTE = 1024 * 1024
-PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,4 @@ def used_by(pid: int) -> float:
             return float(psutil.Process(pid).memory_info().rss / MEGABYTE)
         except (psutil.Error, ValueError):
             return 0.0
-    return used_in(PROC, pid)
-
-
-def used_in(proc: Path, pid: int) -> float:
-    """Like used_by(), from the file statm in *proc*."""
-    try:
-        pages = int((proc / str(pid) / "statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+    return (resident(pid) or 0) / MEGABYTE

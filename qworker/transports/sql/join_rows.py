@@ -49,10 +49,6 @@ class Session(Protocol):
         """Run *statement*; return how many rows it changed."""
 
 
-Numbered = Mapping[str, Mapping[int, Part]]
-"""Parts by join and number."""
-
-
 def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
     """Record *parts*; those of missing joins, or with too large numbers, are ignored."""
     numbered = by_join(parts)

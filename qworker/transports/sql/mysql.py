@@ -26,7 +26,7 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import INVALID_HOST, explained
 from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.portions import portions_by_size
+from qworker.transports.portions import first_that_fit, portions_by_size
 from qworker.transports.sql.link import (
     Claimed,
     ClaimOrder,
@@ -336,8 +336,8 @@ class MySQLLink(Link):
         if due_now:
             _, free = self._together((PROMOTE_DUE, (due_now,)), claim)
         del waiting[: len(due_now)]
-        ready = _fitting(free)
-        early = _fitting([row[:2] for row in waiting[:delayed_limit]])
+        ready: list[int] = first_that_fit(free, MAX_LEASE_BYTES)
+        early: list[int] = first_that_fit([row[:2] for row in waiting[:delayed_limit]], MAX_LEASE_BYTES)
         tags = [*ready, *early]
         if not tags:
             seen, _ = self._together(outlook, COMMIT)
@@ -415,18 +415,6 @@ def _size(row: MessageRow) -> int:
     """Return roughly how many bytes *row* adds to a statement."""
     *_, headers, properties, body = row
     return len(headers) + len(properties or "") + len(body)
-
-
-def _fitting(rows: Sequence[Row]) -> list[int]:
-    """Return the tags of those (tag, size) that fit into MAX_LEASE_BYTES."""
-    tags: list[int] = []
-    total = 0
-    for tag, size in rows:
-        if total >= MAX_LEASE_BYTES:
-            break
-        total += size
-        tags.append(tag)
-    return tags
 
 
 # -- Many rows in few statements: PyMySQL writes each value by five calls, which takes more than the server
