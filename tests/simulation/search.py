@@ -67,6 +67,8 @@ class Found:
     """CPU seconds."""
     points: tuple[str, ...] = ()
     """The crash points at which a node died."""
+    faults: tuple[str, ...] = ()
+    """The kinds of the faults that occurred."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -147,6 +149,7 @@ def find(drawing: Drawing, seed: int) -> Found:
         seen.turns,
         time.process_time() - start,
         tuple(fault.method for fault in seen.fired if fault.kind == "die"),
+        tuple(fault.kind for fault in seen.fired),
     )
 
 
@@ -158,7 +161,7 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
         how = f"made smaller by {smallest.runs} runs"
         how += "" if smallest.finished else f"; after {seconds:g} CPU seconds it may not be the smallest"
     else:
-        smallest, how = Shrunk(case, found.problems), "not made smaller"
+        smallest, how = Shrunk(case, found.problems), "as drawn"
     traced = trace(smallest.case, smallest.problems)
     return "\n".join(
         [
@@ -168,7 +171,7 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
             *(f"problem: {each}" for each in found.problems),
             "",
             f"--- {how}",
-            *(f"problem: {each}" for each in smallest.problems),
+            *(f"problem: {each}" for each in smallest.problems if seconds),
             "",
             printed(smallest.case, found.seed),
             "--- the log of what failed in it",
@@ -178,10 +181,10 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
     )
 
 
-def printed(case: Case, seed: int) -> str:
+def printed(case: Case, seed: int, how: str = "Found by the simulator with") -> str:
     """Return *case*, which comes from *seed*, as a test."""
     name = f"seed_{seed}".replace("-", "of_schedules_")
-    return as_test(case, name, f"Found by the simulator with seed {seed}.")
+    return as_test(case, name, f"{how} seed {seed}.")
 
 
 def trace(case: Case, found: Sequence[str], most: int = MOST_TRACED) -> list[str]:
@@ -204,7 +207,7 @@ def one(drawing: Drawing, seed: int, shrink: float, log: bool, say: Callable[[st
     """Run the case of *seed*; return whether it failed. log: report its whole log, and do not shrink it."""
     case, found = drawing.case(seed), find(drawing, seed)
     if not found.problems:
-        say(printed(case, seed))
+        say(printed(case, seed, "Drawn from"))
     if log:
         say("\n".join(["--- the whole log", *trace(case, (), sys.maxsize), ""]))
     say(f"tasks: {found.tasks}, turns: {found.turns}, CPU seconds: {found.seconds:.2f}")
@@ -227,6 +230,7 @@ class Search:
         self.per_store: dict[str, list[float]] = {}
         self.cases = 0
         self.points: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self._shrunk: dict[frozenset[str], int] = {}
         self._told = 0.0
 
@@ -260,6 +264,7 @@ class Search:
         self.cases += 1
         self.covered.add(found.labels)
         self.points.update(found.points)
+        self.faults.update(found.faults)
         store = next(value for _, name, value in found.labels if name == "stores")
         sums = self.per_store.setdefault(ast.literal_eval(store), [0.0] * 4)
         for place, value in enumerate((1, found.tasks, found.turns, found.seconds)):
@@ -304,6 +309,8 @@ class Search:
         never = sorted(
             {*chain(*map(points, STORES, repeat("worker")), points("sqlite", "beat"))} - {*self.points}
         )
+        met = [f"{kind} {self.faults[kind]}" for kind in sorted(self.faults)]
+        rows += ["", f"faults that occurred: {', '.join(met) or 'none'}"]
         rows += ["", f"crash points at which nodes died: {', '.join(died) or 'none'}"]
         if self.cases < ENOUGH:
             return "\n".join(

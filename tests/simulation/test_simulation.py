@@ -1270,7 +1270,7 @@ def test_a_command_repeats_a_case_with_its_options() -> None:
 
 def test_a_case_that_is_not_made_smaller_is_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "shrunk", lambda *_: pytest.fail("it is made smaller"))
-    assert "--- not made smaller\n" in report(DRAWING, replace(find(DRAWING, 3), problems=("bad",)), 0.0)
+    assert "--- as drawn\n" in report(DRAWING, replace(find(DRAWING, 3), problems=("bad",)), 0.0)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -1287,7 +1287,7 @@ def test_a_case_is_told_before_it_is_made_smaller(log: bool, monkeypatch: pytest
     assert search.one(DRAWING, 3, 1.0, log, said.append)
     before = said.index("it is made smaller") if "it is made smaller" in said else len(said)
     assert "problem: bad" in said[before - 1]
-    assert "--- not made smaller" in said[before - 1]
+    assert "--- as drawn" in said[before - 1]
     assert len(said) - before == (0 if log else 2)  # with the whole log, it stays as it is
 
 
