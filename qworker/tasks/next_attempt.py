@@ -45,7 +45,7 @@ def retry(
         if exc is not None:
             raise exc
         raise MaxRetriesExceeded(
-            f"cannot retry {task.name}[{request.id}]: it has been retried {request.retries} times already",
+            f"cannot retry {task.name}[{request.id}]: it has no retries left (max_retries is {limit})",
             task_args=request.args,
             task_kwargs=request.kwargs,
         )

@@ -404,7 +404,9 @@ def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -
     With a security_key, entries changed or added by hand before are not called until they are signed. Anyone
     who can write to the schedule store could have added them, so check them.
     """
-    if bool(names) == everything:
+    if everything and names:
+        raise click.UsageError("Give names or --all, not both.")
+    if not (everything or names):
         raise click.UsageError("Name entries, or use --all.")
     schedules = open_app(app).app.schedules
     refused = [each for each in schedules.refused() if everything or each.name in names]

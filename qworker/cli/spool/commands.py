@@ -269,7 +269,9 @@ def remove(directory: str, names: tuple[str, ...], dead: bool) -> int:
 @click.option("--all", "everything", is_flag=True, help="All jobs that were set aside.")
 def retry(directory: str, names: tuple[str, ...], everything: bool) -> int:
     """Run jobs now, as if they had never been tried: those that were set aside, and waiting ones."""
-    if everything == bool(names):
+    if everything and names:
+        raise click.UsageError("Give names or --all, not both.")
+    if not (everything or names):
         raise click.UsageError("Name jobs as shown by `qworker spool ls --all`, or use --all.")
     with closing(SpoolAdmin(directory)) as admin:
         chosen = tuple(job.name for job in admin.set_aside()) if everything else names
