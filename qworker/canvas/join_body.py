@@ -7,18 +7,19 @@ Thread:      any; pure.
 The body of a chord gets one list, and is written as a plain signature. Any other body is written as
 ``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key, ``"members"``
 holds the number of members and a signature of their ids. ``"tentative": true`` means that the members may
-never be sent. A body with another serializer than that of results is written by its own, as
-``{"content_type": …, "content_encoding": …, "data": bytes}``.
+never be sent. A body whose arguments results cannot contain, or would change, is written by another
+serializer, as ``{"content_type": …, "content_encoding": …, "data": bytes}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
 from qworker.contracts import App
-from qworker.errors import EncodeError
+from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage
 from qworker.message.serialization import content_types, decode, encode, plain_calls, serializer_of
 
 ONE = "one"
@@ -78,44 +79,61 @@ class JoinBody(NamedTuple):
         return (value,), {}
 
 
-def storable(fields: Any, app: App, strict: bool = False) -> Any:
-    """Return the *fields* of a body in a form that results can contain: unchanged if its message has the
-    serializer of results, otherwise encoded by that of its message, so that its arguments stay what they are.
-
-    strict: raises EncodeError if the message could not be written. Otherwise another serializer in
-    ``accept_content`` is tried: a worker must keep what it has received.
+def storable(fields: Any, app: App) -> Any:
+    """Return the *fields* of a body in a form that results can contain: unchanged if that keeps its arguments
+    what they are, otherwise encoded by a serializer in ``accept_content`` that does. If none does, as those
+    that write a tuple as a list, in the first form that can be read. Raises EncodeError if there is none.
     """
-    own, of_results = _serializer_of(fields, app), app.conf.result_serializer
-    if own == of_results and (strict or app.accept <= content_types([of_results])):
+    of_results = app.conf.result_serializer
+    if app.accept <= content_types([of_results]):
         return fields  # which encode_value() may refuse
-    refused: EncodeError | None = None
-    if own == of_results or not content_types([own]) <= app.accept:
+    plain = plain_calls(fields, arguments=True)
+    refused: Exception | None = None
+    readable: list[Any] = []
+    for name in dict.fromkeys([of_results, *map(serializer_of, sorted(app.accept))]):
         try:
-            app.backend.check_encodable(fields)
-        except EncodeError as error:
-            refused = error
-        else:
-            return fields
-    for name in [own] if strict else [own, *map(serializer_of, sorted(app.accept))]:
-        try:
+            if name == of_results:
+                app.backend.check_encodable(fields)
             content_type, content_encoding, data = encode(plain_calls(fields), name, "the call")
-        except EncodeError as error:
+            form = {"content_type": content_type, "content_encoding": content_encoding, "data": data}
+            kept = name == "pickle" or _equal(
+                decode(data, content_type, content_encoding, frozenset([content_type])), plain
+            )
+        except (EncodeError, InvalidTaskMessage) as error:  # the latter: it cannot read what it has written
             refused = refused or error
-        else:
-            if content_type in app.accept:
-                return {"content_type": content_type, "content_encoding": content_encoding, "data": data}
-    if refused is None:
-        return fields
-    raise refused
+            continue
+        readable.append(fields if name == of_results else form)
+        if kept:
+            return readable[-1]
+    if not readable:
+        raise refused if isinstance(refused, EncodeError) else EncodeError(str(refused), "the call", "dict")
+    return readable[0]
 
 
-def _serializer_of(fields: Any, app: App) -> str:
-    """Return the serializer of the message of a body, as far as routes do not choose it."""
-    call = fields.get("call", fields)
-    options = call.get("options")
-    chosen = options.get("serializer") if isinstance(options, dict) else None
-    chosen = chosen or getattr(app.tasks.get(call["task"]), "serializer", None)
-    return str(chosen or app.conf.task_serializer)
+def _equal(one: Any, other: Any) -> bool:
+    """Tell whether both are equal, with equal types; a signature's arguments may be in a list or a tuple."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        if one.keys() != other.keys() or set(map(type, one)) != set(map(type, other)):
+            return False
+        if "subtask_type" in one and isinstance(one.get("args"), list | tuple):
+            one, other = ({**each, "args": list(each["args"] or ())} for each in (one, other))
+        return all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+def check_message(body: JoinBody, app: App) -> None:
+    """Raise EncodeError if the message of *body* cannot be written, which then fails at the call instead of
+    after its members. Only looks at single calls whose serializer no route chooses."""
+    call = body.call
+    if call["subtask_type"] is not None or app.conf.task_routes:
+        return
+    chosen = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)
+    with suppress(ConfigurationError):  # for an unknown serializer
+        encode(plain_calls([call.args, call.kwargs]), str(chosen or app.conf.task_serializer), "the call")
 
 
 def read(fields: Any, app: App) -> JoinBody:

@@ -102,9 +102,7 @@ class Kind:
         if words.get("error") == "":  # every error contains it; often an unset variable of the shell
             raise click.UsageError("--error is empty: give a part of the error, or use --all.")
         if everything and (tags or selected):
-            raise click.UsageError(
-                "--all selects everything: leave it out, or the tags and other options."
-            )
+            raise click.UsageError("--all selects everything: leave it out, or the tags and other options.")
         if sum((bool(tags), everything, selected)) != 1:
             raise click.UsageError(
                 f"Name {self.noun}s by the tags that `qworker {self.name} list` shows, {self.by}or use --all."

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qworker.backends.joins import Finished
-from qworker.canvas.join_body import JoinBody, read, storable
+from qworker.canvas.join_body import JoinBody, check_message, read, storable
 from qworker.contracts import App
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
 from qworker.message.marks import PUBLICATION, RUN, mark, run_in
@@ -43,7 +43,8 @@ def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
     if app.signer is not None:
         signature = app.signer.signature(_text_of(join.members), "members", join.id)
         body = body._replace(members=f"{len(join.members)}:{signature}")
-    fields = storable(body.fields(), app, strict=not app.conf.task_routes)
+    check_message(body, app)
+    fields = storable(body.fields(), app)
     return app.backend.encode_value(fields, {f"the call of {body.call.task}": fields}, ("join", join.id))
 
 

@@ -87,7 +87,8 @@ def report(
             if meta.get("status") == states.SUCCESS and (context.callbacks or task.sees_its_end):
                 return _go_on(app, task, context, meta["result"], runs)
             if meta.get("status") == state == states.FAILURE and _is_error(meta["result"]):
-                error, traceback = meta["result"], meta["traceback"] or ""
+                error, stored_text = meta["result"], meta.get("traceback")
+                traceback = stored_text if isinstance(stored_text, str) else ""
         row = None
         if runs and task.has_on_terminated:
             _call_hook(task, context, state, error)

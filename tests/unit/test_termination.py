@@ -213,6 +213,19 @@ def test_task_killed_after_storing_its_failure_keeps_its_error(kind: str, fields
     )
 
 
+@pytest.mark.parametrize("traceback", [5, ["a"], None])
+def test_stored_failure_may_have_any_traceback(traceback: Any) -> None:
+    """Another program has stored it. Without one, no errback was called."""
+    linked = Linked()
+    backend = linked.app.backend
+    meta = backend.meta("id-1", states.FAILURE, {"exc_type": "KeyError", "exc_message": ["x"]}, traceback)
+    if traceback is None:
+        del meta["traceback"]
+    backend.store("id-1", meta)
+    assert linked.report(LOST).row is not None
+    assert [repr(error) for error in linked.errback_calls] == ["KeyError('x')"]
+
+
 def test_task_killed_by_its_hook_after_storing_its_success_has_succeeded() -> None:
     """Its result became WorkerLost."""
     linked = Linked(callbacks=None, errbacks=None, base=Hooked)
