@@ -20,7 +20,7 @@ class Registration(NamedTuple):
     concurrency: int
 
 
-class Held(NamedTuple):
+class CurrentLease(NamedTuple):
     """Messages received in *generation* are ours until the clock.uptime() *until*."""
 
     generation: int
@@ -46,7 +46,7 @@ class WorkerLease:
         self._consumer: Consumer = broker.consumer
         self._seconds = min(seconds, broker.silent_seconds)
         self._on_regained = on_regained
-        self._held = Held(0, 0.0)
+        self._held = CurrentLease(0, 0.0)
         """The lease of the latest registration. Replaced as a whole, because other threads read it."""
 
     @property
@@ -64,7 +64,7 @@ class WorkerLease:
         asked = self._clock.uptime()
         generation = self._consumer.register(*self.registration)
         self.renew_at = self._clock.monotonic() + self._seconds / 3
-        self._holds(Held(generation, asked + self._seconds))
+        self._holds(CurrentLease(generation, asked + self._seconds))
 
     def renew(self, now: float) -> None:
         """Renew the lease. now: the monotonic time."""
@@ -82,18 +82,18 @@ class WorkerLease:
 
     def lost(self) -> None:
         """Record that the lease was lost: other workers have our messages."""
-        self._held = Held(self.generation, 0.0)
+        self._held = CurrentLease(self.generation, 0.0)
 
     def _holds_until(self, until: float) -> None:
-        self._holds(Held(self.generation, max(self._held.until, until)))
+        self._holds(CurrentLease(self.generation, max(self._held.until, until)))
 
-    def _holds(self, held: Held) -> None:
+    def _holds(self, held: CurrentLease) -> None:
         lapsed = self.current() is None
         self._held = held
         if lapsed:
             self._on_regained()
 
-    def current(self) -> Held | None:
+    def current(self) -> CurrentLease | None:
         """Return the lease if it still holds, so that requests may start; otherwise None. Any thread."""
         held = self._held
         return held if self._clock.uptime() < held.until else None

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qworker.spooler.administration.admin import SpoolAdmin
-    from qworker.spooler.files.claiming import Claim
+    from qworker.spooler.files.claiming import ClaimedFile
     from qworker.spooler.files.packet import Packet, decode, encode
     from qworker.spooler.files.writing import NewJob, Sync, Writer, sweep
     from qworker.spooler.watching.directory import SpoolDirectory
 
 _MODULE_OF = {
-    "Claim": "files.claiming",
+    "ClaimedFile": "files.claiming",
     "NewJob": "files.writing",
     "Packet": "files.packet",
     "SpoolAdmin": "administration.admin",
@@ -39,7 +39,7 @@ _MODULE_OF = {
 """The module of each public name. Imported on first use, so that writers do not import the code for
 claiming."""
 __all__ = [
-    "Claim",
+    "ClaimedFile",
     "NewJob",
     "Packet",
     "SpoolAdmin",

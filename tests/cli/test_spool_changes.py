@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.claiming import ClaimedFile
 from qworker.spooler.files.packet import DEAD
 from qworker.spooler.files.writing import Writer
 from qworker.spooler.watching.directory import SpoolDirectory
@@ -36,7 +36,7 @@ def add(spool: Path, **options: object) -> str:
     return os.path.relpath(writer.write({"k": "v"}, **options), writer.path)  # type: ignore[arg-type]
 
 
-def claimed(spooler: SpoolDirectory) -> Claim:
+def claimed(spooler: SpoolDirectory) -> ClaimedFile:
     spooler.rescan()
     claim = spooler.next()
     assert claim is not None

@@ -15,7 +15,7 @@ from qworker.components.request import Failing, Request
 from qworker.components.waiting.mediator import BATCH, Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.task_bucket import TaskBucket
-from qworker.components.worker_lease import Held
+from qworker.components.worker_lease import CurrentLease
 from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED, TIME_LIMIT, Outcome
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
@@ -54,9 +54,9 @@ class Pool(InlinePool):
 class Lease:
     """A lease that is valid as long as ``held`` is set."""
 
-    held: Held | None = Held(1, 500.0)
+    held: CurrentLease | None = CurrentLease(1, 500.0)
 
-    def current(self) -> Held | None:
+    def current(self) -> CurrentLease | None:
         return self.held
 
 
@@ -443,7 +443,7 @@ def test_no_request_starts_without_a_valid_lease() -> None:
     late = rig.rooms.requests(1, first=9)
     assert rig.mediator.offer(late) == late
     assert (rig.running, len(rig.ready)) == ([], 2)
-    rig.lease.held = Held(1, 500.0)
+    rig.lease.held = CurrentLease(1, 500.0)
     rig.step()
     assert rig.running == [1, 2]
 
@@ -452,7 +452,7 @@ def test_requests_carry_the_end_of_the_lease_to_the_pool() -> None:
     rig = MediatorRig()
     rig.put(*rig.rooms.requests(1))
     rig.step()
-    rig.lease.held = Held(1, 700.0)
+    rig.lease.held = CurrentLease(1, 700.0)
     assert rig.mediator.offer(rig.rooms.requests(1, first=2)) == []
     assert [request.starts_before for request in rig.pool.held] == [500.0, 700.0]
 
@@ -462,7 +462,7 @@ def test_request_of_an_old_lease_ends_as_lease_expired(way: str) -> None:
     """It was in neither the ready queue nor the pool when those were cleared."""
     rig = MediatorRig()
     old = rig.rooms.requests(2)
-    rig.lease.held = Held(2, 500.0)
+    rig.lease.held = CurrentLease(2, 500.0)
     if way == "the pool":
         rig.ready.put_back(old)  # as the pool does if a child received it too late
         rig.step()
@@ -472,8 +472,8 @@ def test_request_of_an_old_lease_ends_as_lease_expired(way: str) -> None:
     assert rig.ended == [(1, LEASE_EXPIRED), (2, LEASE_EXPIRED)]
 
 
-@pytest.mark.parametrize("lease", [None, Held(2, 700.0)])
-def test_acked_request_starts_without_a_lease(lease: Held | None) -> None:
+@pytest.mark.parametrize("lease", [None, CurrentLease(2, 700.0)])
+def test_acked_request_starts_without_a_lease(lease: CurrentLease | None) -> None:
     rig = MediatorRig()
     rig.put(rig.rooms.request(1, "once"))
     rig.step()

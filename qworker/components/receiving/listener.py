@@ -108,7 +108,7 @@ class Housekeeping:
             self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
 
 
-class Revocations:
+class RevocationReader:
     """Reads revoked tasks from the broker, when there may be new ones, and before claimed messages can run.
 
     on_revoked: called with each affected request in this worker.
@@ -180,7 +180,7 @@ class Listener(ThreadComponent):
         self._waiting = waiting
         self._acks = acks
         self._presence = presence
-        self._revocations = Revocations(app, state, waiting.revoked)
+        self._revocations = RevocationReader(app, state, waiting.revoked)
         self._housekeeping = Housekeeping(
             app.clock,
             self._consumer,

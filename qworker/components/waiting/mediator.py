@@ -21,13 +21,13 @@ from qworker.components.pool.contract import OnEnded, OnRoom, Slots, TaskPool
 from qworker.components.request import Request
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.components.waiting.ready_queue import ReadyQueue
-from qworker.components.worker_lease import Held, WorkerLease
+from qworker.components.worker_lease import CurrentLease, WorkerLease
 from qworker.process.crash_points import crash_point
 from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED, Outcome
 
 WAIT_SECONDS = 10.0
 BATCH = 64
-NOTHING = Held(0, 0.0)
+NOTHING = CurrentLease(0, 0.0)
 
 
 class Mediator(ThreadComponent):
@@ -159,7 +159,9 @@ class Mediator(ThreadComponent):
         finally:
             self._turn.release()
 
-    def _runnable(self, requests: list[Request], held: Held | None) -> tuple[list[Request], list[Request]]:
+    def _runnable(
+        self, requests: list[Request], held: CurrentLease | None
+    ) -> tuple[list[Request], list[Request]]:
         """Return the *requests* to run now, and those that have to wait for a place. The others are ended, or
         acked first. held: the lease when it was checked.
 

@@ -19,7 +19,7 @@ from qworker.spooler.files.locks import FileLock, best_lock
 from qworker.spooler.files.packet import PREFIX, is_priority
 from qworker.spooler.watching import inotify
 from qworker.spooler.watching.inotify import Inotify
-from qworker.spooler.watching.scanning import Entry
+from qworker.spooler.watching.scanning import FoundFile
 
 LOCKS = 2000
 """Maximum locks checked in one count; checking more would take too long."""
@@ -132,7 +132,7 @@ class JobCounter:
         self._names = names if self._inotify is None else None
         return counts, flow
 
-    def _everything(self) -> Iterator[Entry]:
+    def _everything(self) -> Iterator[FoundFile]:
         """Yield the jobs in the directory and its priorities, and watch these from now on."""
         folders = [""]
         for folder in folders:  # grows meanwhile
@@ -153,7 +153,7 @@ class JobCounter:
                     with suppress(FileNotFoundError):  # it was just removed
                         if is_job and entry.is_file(follow_symlinks=False):
                             due = entry.stat(follow_symlinks=False).st_mtime
-                            yield Entry(before + entry.name, due)
+                            yield FoundFile(before + entry.name, due)
                         elif not is_job and entry.is_dir(follow_symlinks=False):
                             folders.append(before + entry.name)
 
@@ -167,7 +167,7 @@ class JobCounter:
         except OSError:
             self._lost = True
 
-    def _counted(self, entries: list[Entry]) -> Counts:
+    def _counted(self, entries: list[FoundFile]) -> Counts:
         now = self._clock.now()
         due = [entry for entry in entries if entry.due <= now]
         running = 0

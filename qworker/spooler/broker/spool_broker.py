@@ -35,7 +35,7 @@ from qworker.spooler.broker.message_files import (
     tag_of,
     to_job,
 )
-from qworker.spooler.files.claiming import Claim as FileClaim
+from qworker.spooler.files.claiming import ClaimedFile
 from qworker.spooler.files.place import prepared
 from qworker.spooler.files.writing import NewJob, Sync, Writer, write_together
 from qworker.spooler.running.consumer import DirectoryConsumer, Lane, Order
@@ -100,7 +100,7 @@ LATEST = 2.0**53
 
 
 class _Held(NamedTuple):
-    claim: FileClaim
+    claim: ClaimedFile
     leased: Leased
 
 
@@ -112,7 +112,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
     ) -> None:
         super().__init__(open_lanes, clock)
         self._held: dict[int, _Held] = {}
-        self._stuck: list[FileClaim] = []
+        self._stuck: list[ClaimedFile] = []
         """Messages that have ended but could not be settled."""
 
     def _forget(self) -> None:
@@ -139,7 +139,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
             return [leased]
         return []
 
-    def _read(self, claim: FileClaim) -> Leased:
+    def _read(self, claim: ClaimedFile) -> Leased:
         deliveries = claim.attempts
         requeued, redelivered = divmod(claim.returns, 2)
         return from_file(
@@ -152,7 +152,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
             redelivered=bool(redelivered or deliveries),
         )
 
-    def _tag(self, claim: FileClaim) -> int:
+    def _tag(self, claim: ClaimedFile) -> int:
         tag = tag_of(claim.name, claim.inode)
         while tag in self._held:  # two processes sent within the same microsecond
             tag += 1
@@ -176,7 +176,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
                 logger.error("%s cannot be settled, and stays locked: %s", held.claim.path, error)
         return lost
 
-    def _settle(self, claim: FileClaim, leased: Leased, order: Order) -> None:
+    def _settle(self, claim: ClaimedFile, leased: Leased, order: Order) -> None:
         if isinstance(order, Ack):
             claim.finish()
             return

@@ -1,8 +1,8 @@
 """Claims: a job is claimed by locking its file, and the claim ends in one of several ways.
 
 Comes from:  ``directory``, which knows which file to try.
-Goes to:     a Claim, held until the job has ended; or a Refusal, with the time of the next try.
-Thread:      any thread may end a claim; a Claim is used by one thread at a time.
+Goes to:     a ClaimedFile, held until the job has ended; or a Refusal, with the time of the next try.
+Thread:      any thread may end a claim; a ClaimedFile is used by one thread at a time.
 
 Every check is repeated under the lock: the file must still have its name, be a plain file of an allowed
 owner, and be due.
@@ -67,7 +67,7 @@ Ended: TypeAlias = "Callable[[str, Refusal | None], None]"
 """Called when a claim has ended, with the path, and when it may be claimed again (None: never)."""
 
 
-class Claim:
+class ClaimedFile:
     """A claimed job, whose file is locked. It ends with finish(), give_back(), give_back_for(), let_go(),
     decline() or set_aside(); a context manager calls give_back() if it has not ended.
 
@@ -209,7 +209,7 @@ class Claim:
         if attempts is not None and attempts != self.attempts:
             self._place.attempts.write(self._file, self.name, attempts)
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> ClaimedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -248,7 +248,7 @@ class ClaimedPlace:
         self._owners = frozenset(owners)
         self._grace = grace
 
-    def claim(self, path: str) -> Claim | Refusal:
+    def claim(self, path: str) -> ClaimedFile | Refusal:
         """Try to claim the job in the file *path*. Never waits."""
         try:
             file = self.lock.acquire(path, self.directory)
@@ -293,7 +293,7 @@ class ClaimedPlace:
         self.returns.forget(name)
         logger.warning("%s is set aside: %s", path, printable(reason))
 
-    def _locked(self, path: str, file: int) -> Claim | Refusal:
+    def _locked(self, path: str, file: int) -> ClaimedFile | Refusal:
         """Return the claim of a locked file, or why it cannot be run."""
         status = os.fstat(file)
         # The previous holder may have removed or moved the file since it was opened here.
@@ -310,7 +310,7 @@ class ClaimedPlace:
             head = read_head(file, status.st_size)
         except InvalidPacket as error:
             return self._invalid(path, file, status, str(error))
-        return Claim(path, file, status.st_ino, head, self)
+        return ClaimedFile(path, file, status.st_ino, head, self)
 
     def _invalid(self, path: str, file: int, status: os.stat_result, reason: str) -> Refusal:
         until = max(status.st_ctime, status.st_mtime) + self._grace

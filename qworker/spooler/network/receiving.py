@@ -29,7 +29,7 @@ MOST_UNSENT = 65_536
 """Maximum bytes of answers that a client leaves unread before its further requests wait."""
 
 
-class Request(NamedTuple):
+class ReceivedPacket(NamedTuple):
     """packet: header and pairs. extended: whether it uses our extension."""
 
     packet: bytes
@@ -45,7 +45,7 @@ class Conversation:
     since, timeout: start of the current wait, and its maximum in seconds.
     """
 
-    def __init__(self, limits: Limits, admit: Callable[[Request], str], now: float) -> None:
+    def __init__(self, limits: Limits, admit: Callable[[ReceivedPacket], str], now: float) -> None:
         self.unsent = bytearray()
         self.ending = False
         self.unread = False
@@ -111,7 +111,7 @@ class Conversation:
             return False
         with memoryview(incoming) as view:
             body = bytes(view[packet_end + BODY_LENGTH : end]) if is_extended else b""
-            request = Request(bytes(view[:packet_end]), body, is_extended)
+            request = ReceivedPacket(bytes(view[:packet_end]), body, is_extended)
         del incoming[:end]
         self._begun = bool(incoming)
         self._body_begun = False

@@ -32,7 +32,7 @@ from qworker.spooler.files.writing import Writer
 from qworker.spooler.network import framing
 from qworker.spooler.network.framing import Limits
 from qworker.spooler.network.peers import Access, TcpAddress, UnixAddress, parse_address, resolved
-from qworker.spooler.network.receiving import Conversation, Request
+from qworker.spooler.network.receiving import Conversation, ReceivedPacket
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class SpoolServer(ThreadComponent):
         self._admission = Admission(writers, self._access.key, clock, self._access.older_keys)
         self._most_held = 4 * self._limits.max_body + self._limits.max_connections * 2 * RECEIVE
         self._wakeup = WakeupPipe()
-        self._listeners: list[Listener] = []
+        self._listeners: list[ListeningSocket] = []
         # Used by the thread, from here on.
         self._selector: selectors.BaseSelector | None = None
         self._ready: list[tuple[selectors.SelectorKey, int]] = []
@@ -154,7 +154,7 @@ class SpoolServer(ThreadComponent):
             match key.data:
                 case _Peer() as peer:
                     self._turn(peer, now)
-                case Listener() as listener:
+                case ListeningSocket() as listener:
                     callers.append(listener)
                 case _:
                     self._wakeup.clear()
@@ -169,7 +169,7 @@ class SpoolServer(ThreadComponent):
             return 0
         return SWEEP_SECONDS if self._peers or not self._is_listening or self._refused else None
 
-    def _accept(self, listener: Listener, now: float) -> None:
+    def _accept(self, listener: ListeningSocket, now: float) -> None:
         for _ in range(ACCEPT):
             if len(self._peers) >= self._limits.max_connections:
                 self._listen(False)
@@ -194,7 +194,7 @@ class SpoolServer(ThreadComponent):
             self._peers[peer] = None
             self._turn(peer, now)  # most clients have already sent everything
 
-    def _is_allowed(self, listener: Listener, connection: socket.socket, address: object) -> bool:
+    def _is_allowed(self, listener: ListeningSocket, connection: socket.socket, address: object) -> bool:
         if not listener.is_tcp:
             if self._access.allows_user(connection):
                 return True
@@ -206,7 +206,7 @@ class SpoolServer(ThreadComponent):
         self._log_refusal("refused a connection from %s, which is in no allowed network", address[0])
         return False
 
-    def _admit(self, must_be_signed: bool, request: Request) -> str:
+    def _admit(self, must_be_signed: bool, request: ReceivedPacket) -> str:
         try:
             return self._admission.admit(request, must_be_signed)
         except SpoolError as error:
@@ -359,7 +359,7 @@ class Admission:
         self._older_keys = tuple(older_keys)
         self._clock = clock
 
-    def admit(self, request: Request, must_be_signed: bool) -> str:
+    def admit(self, request: ReceivedPacket, must_be_signed: bool) -> str:
         """Write the job, and return the name of its file, preceded by its priority.
 
         SpoolError with the reason when it is refused.
@@ -427,7 +427,7 @@ PROBE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Listener:
+class ListeningSocket:
     """file: device and inode of a UNIX socket with a path; process: the one that created it."""
 
     socket: socket.socket
@@ -449,7 +449,7 @@ class Listener:
                     os.unlink(str(self.address))
 
 
-def listen(text: str, access: Access) -> Listener:
+def listen(text: str, access: Access) -> ListeningSocket:
     """Listen on an address. Port 0 means any free one; the listener's address contains it.
 
     ConfigurationError when that fails, or when unauthorized clients could connect.
@@ -466,7 +466,7 @@ def listen(text: str, access: Access) -> Listener:
         ) from None
 
 
-def _tcp(address: TcpAddress, access: Access) -> Listener:
+def _tcp(address: TcpAddress, access: Access) -> ListeningSocket:
     family, sockaddr, ip = resolved(address)
     access.check_listening(ip, address)
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -477,16 +477,16 @@ def _tcp(address: TcpAddress, access: Access) -> Listener:
     except BaseException:
         listening.close()
         raise
-    return Listener(listening, TcpAddress(address.host, listening.getsockname()[1]))
+    return ListeningSocket(listening, TcpAddress(address.host, listening.getsockname()[1]))
 
 
-def _unix(address: UnixAddress, access: Access) -> Listener:
+def _unix(address: UnixAddress, access: Access) -> ListeningSocket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if address.abstract:
             listening.bind(address.sockaddr)
             _open(listening)
-            return Listener(listening, address)
+            return ListeningSocket(listening, address)
         _remove_stale(address)
         listening.bind(address.sockaddr)
         # Set the mode first: nobody can connect before it listens.
@@ -496,7 +496,7 @@ def _unix(address: UnixAddress, access: Access) -> Listener:
     except BaseException:
         listening.close()
         raise
-    return Listener(listening, address, (found.st_dev, found.st_ino), os.getpid())
+    return ListeningSocket(listening, address, (found.st_dev, found.st_ino), os.getpid())
 
 
 def _open(listening: socket.socket) -> None:

@@ -34,7 +34,7 @@ from qworker.message.context import current_context
 from qworker.naming import import_object
 from qworker.process.forked import forgetful
 from qworker.spooler import uwsgi_api
-from qworker.spooler.files.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal, Stamp
+from qworker.spooler.files.claiming import GRACE_SECONDS, ClaimedFile, ClaimedPlace, Reason, Refusal, Stamp
 from qworker.spooler.files.locks import FileLock, best_lock
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.running.dispatch import SHORT_SECONDS
@@ -136,13 +136,13 @@ class JobRunner:
         self._options = options
         self._results = results
         self._seconds = seconds
-        self._policy = RetryPolicy(options.max_attempts, options.backoff, options.backoff_max)
+        self._policy = JobRetries(options.max_attempts, options.backoff, options.backoff_max)
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
         self._logged: set[str] = set()
-        self._running: set[Claim] = set()
+        self._running: set[ClaimedFile] = set()
         _runners.add(self)
-        self._stuck: list[Claim] = []
+        self._stuck: list[ClaimedFile] = []
         """Finished jobs that cannot be removed: they stay locked as long as this process lives."""
 
     def _after_fork(self) -> None:
@@ -191,7 +191,7 @@ class JobRunner:
             raise Ignore("the job was not run here, or not yet")  # so no result is stored
         return value
 
-    def _run(self, place: _Place, claim: Claim, may_move: bool) -> Any:
+    def _run(self, place: _Place, claim: ClaimedFile, may_move: bool) -> Any:
         """Run a job, and end its claim. Return its return value, or NOT_RUN. may_move: whether the working
         directory may be changed."""
         if place.declined and place.declined.get(claim.path) == claim.stamp():
@@ -240,7 +240,7 @@ class JobRunner:
             return value
         return self._again(claim, number, SpoolError(f"it returned {value!r:.100}, which is not SPOOL_OK"))
 
-    def _is_not_to_run(self, claim: Claim, attempts: int) -> bool:
+    def _is_not_to_run(self, claim: ClaimedFile, attempts: int) -> bool:
         """End the claim of a job that was begun before if it has no attempt left, or has to wait because its
         process has died. Return whether it did."""
         deaths = attempts - claim.returns
@@ -261,7 +261,7 @@ class JobRunner:
         claim.give_back(wait, returned=True)
         return True
 
-    def _again(self, claim: Claim, number: int, error: BaseException) -> Any:
+    def _again(self, claim: ClaimedFile, number: int, error: BaseException) -> Any:
         """Give back a failed job, or set it aside after its last attempt."""
         if self._policy.is_last(number):
             claim.set_aside(f"attempt {number}, the last: {type(error).__name__}: {error}"[:2000])
@@ -273,7 +273,7 @@ class JobRunner:
             raise Reject(f"runs again: {error}"[:200], requeue=True)
         return None
 
-    def _keep(self, claim: Claim, before: int, error: NoSpoolFunction) -> None:
+    def _keep(self, claim: ClaimedFile, before: int, error: NoSpoolFunction) -> None:
         """Give back a job without counting the attempt, because the deployment is wrong, and not the job: it
         waits without limit, as with uWSGI. Each reason is logged once per process."""
         claim.give_back(self._options.frequency, attempts=before)
@@ -289,14 +289,14 @@ class JobRunner:
         if self._results:
             raise error
 
-    def _finish(self, claim: Claim) -> None:
+    def _finish(self, claim: ClaimedFile) -> None:
         try:
             claim.finish()
         except OSError as error:
             self._stuck.append(claim)
             logger.error("job %s is done and cannot be removed, so it stays locked: %s", claim.name, error)
 
-    def _declined(self, place: _Place, claim: Claim) -> None:
+    def _declined(self, place: _Place, claim: ClaimedFile) -> None:
         """Remember the state of the file: it is not run here until it changes."""
         try:
             status = os.stat(claim.path, dir_fd=place.claims.directory, follow_symlinks=False)
@@ -382,10 +382,10 @@ def _working_directory() -> Iterator[bool]:
         os.close(before)
 
 
-# -- RetryPolicy: when a job that did not succeed is tried again --
+# -- JobRetries: when a job that did not succeed is tried again --
 
 
-class RetryPolicy(NamedTuple):
+class JobRetries(NamedTuple):
     """A job is set aside when it was begun *max_attempts* times (None: never). It waits *backoff* seconds
     before the second attempt, and twice as long before each further one, up to *most*."""
 

@@ -2,7 +2,7 @@
 
 Comes from:  a directory that others write to, and where other spoolers, ours and uWSGI's, claim jobs, too.
 Goes to:     claims of due jobs.
-Thread:      one calls everything here; a Claim may end in any thread, which posts that and wakes this one.
+Thread:      one calls everything here; a claimed file may be released in any thread, which wakes this one.
 
 Files are found in three ways: notifications of written files, a heap with the due times of delayed files, and
 an occasional scan, which finds what the others missed. Between the small steps of a scan new files are
@@ -21,12 +21,12 @@ from itertools import islice
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.process.wakeup import WakeupPipe
-from qworker.spooler.files.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal
+from qworker.spooler.files.claiming import GRACE_SECONDS, ClaimedFile, ClaimedPlace, Reason, Refusal
 from qworker.spooler.files.locks import FileLock, best_lock
 from qworker.spooler.files.place import prepared
 from qworker.spooler.options import FREQUENCY_SECONDS
 from qworker.spooler.watching.candidates import WHOLE, Candidates, Share
-from qworker.spooler.watching.scanning import Entry, scan, scan_in_order
+from qworker.spooler.watching.scanning import FoundFile, scan, scan_in_order
 from qworker.spooler.watching.watcher import NO_CHANGES, Changes, Watcher
 
 logger = logging.getLogger(__name__)
@@ -88,18 +88,18 @@ class SpoolDirectory:
         self._wakeup = WakeupPipe()
         self._wakeup.open()
         self._watcher = Watcher(self.path, ordered=ordered)
-        self._scanning: Iterator[Entry] | None = None
+        self._scanning: Iterator[FoundFile] | None = None
         self._scanned_to = ""
         self._next_scan = -math.inf
         self._again = False
         self._tried = 0
         self._asleep = False
 
-    def next(self) -> Claim | None:
+    def next(self) -> ClaimedFile | None:
         """Claim the next due job; None if there is none. Never waits. The caller must end the claim."""
         while (path := self.next_path()) is not None:
             found = self._claims.claim(path)
-            if isinstance(found, Claim):
+            if isinstance(found, ClaimedFile):
                 return found
             self._candidates.refuse(path, found)
         return None
@@ -159,7 +159,7 @@ class SpoolDirectory:
         """Do not count an attempt begun after epoch second *since*, whose process was ended by our worker.
         Does nothing if the file is locked."""
         found = self._claims.claim(path)
-        if isinstance(found, Claim):
+        if isinstance(found, ClaimedFile):
             attempts = found.attempts
             begun = attempts > found.returns and found.changed() >= since - COARSE
             found.let_go(attempts - 1 if begun else None)
@@ -263,7 +263,7 @@ class SpoolDirectory:
         self._scanned_to = ""
         self._scanning = self._in_order("") if self._ordered else scan(self.path)
 
-    def _in_order(self, folder: str) -> Iterator[Entry]:
+    def _in_order(self, folder: str) -> Iterator[FoundFile]:
         now = self._clock.now() if self._times_of_priorities else math.inf
         return scan_in_order(self.path, now, self._watcher.watch, folder)
 

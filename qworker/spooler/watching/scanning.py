@@ -23,14 +23,14 @@ from qworker.spooler.files.packet import PREFIX, is_priority, natural_key
 logger = logging.getLogger(__name__)
 
 
-class Entry(NamedTuple):
+class FoundFile(NamedTuple):
     """A file with a job's name: its path in the spool directory, and when it is due, epoch seconds."""
 
     path: str
     due: float
 
 
-def scan(place: str) -> Iterator[Entry]:
+def scan(place: str) -> Iterator[FoundFile]:
     """Yield the files of the spool directory *place*, in no order. OSError when it cannot be read."""
     with os.scandir(place) as entries:
         for entry in entries:
@@ -42,12 +42,12 @@ def scan(place: str) -> Iterator[Entry]:
             except OSError:  # it was just deleted
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield Entry(name, status.st_mtime)
+                yield FoundFile(name, status.st_mtime)
 
 
 def scan_in_order(
     place: str, now: float, entering: Callable[[str], None], folder: str = ""
-) -> Iterator[Entry]:
+) -> Iterator[FoundFile]:
     """Yield the files in *folder* of the spool directory *place* ('': the directory itself), and in the
     priorities there, in the order in which they should run.
 
@@ -65,7 +65,7 @@ def scan_in_order(
             status = os.lstat(f"{place}/{path}")
             if not stat.S_ISDIR(status.st_mode):
                 if stat.S_ISREG(status.st_mode) and path.rpartition("/")[2].startswith(PREFIX):
-                    yield Entry(path, status.st_mtime)
+                    yield FoundFile(path, status.st_mtime)
             elif status.st_mtime <= now and is_priority(path.rpartition("/")[2]):
                 entering(path)
                 depths.append(iter(_listed(place, path)))

@@ -33,8 +33,7 @@ from qworker.transports.held.port import (
 )
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
-from qworker.transports.nats.inbox import Entry as StreamEntry
-from qworker.transports.nats.inbox import Reading
+from qworker.transports.nats.inbox import Reading, StreamEntry
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish, written
 from qworker.transports.nats.url import LETTERS, Layout, Place, read_url, token
 from qworker.transports.nats.wire import WireMessage
@@ -128,7 +127,7 @@ def encoded(id: str, terminate: bool, signal: str) -> bytes:
     return json.dumps({"id": id, "terminate": terminate, "signal": signal}).encode()
 
 
-class Revocations(ReceivedRevocations):
+class RevocationStream(ReceivedRevocations):
     """The revocations received over *connection*, in a stream that every worker reads from its beginning.
 
     The server drops messages older than revoke_expires. A plain subscription announces new ones; the stream
@@ -323,9 +322,9 @@ class NatsServer(Server):
         for batch in portions(posts, BATCH):
             publish(connection, self.layout.revoked_stream, batch, task_ids())
 
-    def revocations(self, connection: Client, notify: Callable[[], None]) -> Revocations:
+    def revocations(self, connection: Client, notify: Callable[[], None]) -> RevocationStream:
         self.declare_revocations(connection)
-        return Revocations(self.layout, connection, notify)
+        return RevocationStream(self.layout, connection, notify)
 
     def declare_revocations(self, connection: Client) -> None:
         """Create the stream of revocations."""

@@ -147,7 +147,7 @@ class Inbox:
         return found
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """A message in a stream. number: its place there. stored: nanoseconds of the server's wall clock at which
     it was stored."""
 
@@ -183,7 +183,7 @@ class Reading:
         self._consumer = str(client.ask(f"CONSUMER.CREATE.{stream}", request)["name"])
         self._count = 0
 
-    def read(self, count: int) -> list[Entry]:
+    def read(self, count: int) -> list[StreamEntry]:
         """Return up to *count* more; [] at the end. TimeoutError when none arrive although there are more."""
         next_message = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         end = time.monotonic() + self._client.timeout
@@ -194,7 +194,7 @@ class Reading:
                 raise TimeoutError(f"stream {self._stream} does not deliver its messages")
         self._count += len(found)
         return [
-            Entry(int(words[-4]), int(words[-2]), one.subject, one.data)
+            StreamEntry(int(words[-4]), int(words[-2]), one.subject, one.data)
             for one, _ in found
             if (words := one.reply.split("."))
         ]
@@ -204,9 +204,9 @@ class Reading:
         found = self._client.ask(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
         return int(found["delivered"]["consumer_seq"]) > self._count or int(found["num_pending"]) > 0
 
-    def rest(self) -> list[Entry]:
+    def rest(self) -> list[StreamEntry]:
         """Return all remaining messages, and delete the consumer."""
-        entries: list[Entry] = []
+        entries: list[StreamEntry] = []
         while found := self.read(500):
             entries += found
         self._client.ask(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qworker.spooler.files.attempts import ATTRIBUTE, FOLDER, Attempts
-from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.claiming import ClaimedFile
 from qworker.spooler.files.locks import RecordLock
 from qworker.spooler.files.packet import PREFIX
 from qworker.spooler.files.writing import Writer
@@ -34,7 +34,7 @@ def spool(writer: Writer, clock: FakeClock, request: pytest.FixtureRequest) -> O
     return opened
 
 
-def claimed(directory: SpoolDirectory) -> Claim:
+def claimed(directory: SpoolDirectory) -> ClaimedFile:
     claim = directory.next()
     assert claim is not None
     return claim

@@ -17,7 +17,7 @@ from qworker.spooler.files.writing import Writer
 from qworker.spooler.network import framing
 from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, extended, read_answer, read_key
 from qworker.spooler.network.peers import Access, TcpAddress, UnixAddress, parse_address
-from qworker.spooler.network.receiving import AT_ONCE, MOST_UNSENT, SLOWEST, Conversation, Request
+from qworker.spooler.network.receiving import AT_ONCE, MOST_UNSENT, SLOWEST, Conversation, ReceivedPacket
 from qworker.spooler.network.server import Admission
 from qworker.testing import FakeClock
 from tests.support.spools import files
@@ -30,10 +30,10 @@ class RequestRecorder:
     """Records requests instead of writing jobs."""
 
     def __init__(self, reason: str = "") -> None:
-        self.requests: list[Request] = []
+        self.requests: list[ReceivedPacket] = []
         self._reason = reason
 
-    def __call__(self, request: Request) -> str:
+    def __call__(self, request: ReceivedPacket) -> str:
         self.requests.append(request)
         if self._reason:
             raise SpoolError(self._reason)
@@ -63,7 +63,7 @@ def answers(conversation: Conversation) -> list[tuple[bool, str | None, str | No
 def test_only_the_first_packet_is_accepted() -> None:
     taken = RequestRecorder()
     conversation = talk(OK + OK + b"rest", taken=taken)
-    assert taken.requests == [Request(OK, b"", False)]
+    assert taken.requests == [ReceivedPacket(OK, b"", False)]
     assert (conversation.unsent, conversation.ending, conversation.unread) == (ENQUEUED, True, True)
     conversation.received(OK, 0.0)
     assert len(taken.requests) == 1
@@ -217,7 +217,7 @@ def admit(tmp_path: Path) -> Callable[..., str]:
 
     def do(pairs: dict[str, object] | bytes, body: bytes = b"", must: bool = False) -> str:
         packet = pairs if isinstance(pairs, bytes) else encode(pairs)  # type: ignore[arg-type]
-        return admission.admit(Request(packet, body, bool(body)), must)
+        return admission.admit(ReceivedPacket(packet, body, bool(body)), must)
 
     return do
 
@@ -300,7 +300,7 @@ class Broken(Writer):
 
 def test_write_error_rejects_the_job(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="Input/output error"):
-        Admission([Broken(tmp_path / "one")], None).admit(Request(OK, b"", False), False)
+        Admission([Broken(tmp_path / "one")], None).admit(ReceivedPacket(OK, b"", False), False)
 
 
 def test_answers_can_contain_any_error_text() -> None:
@@ -313,7 +313,7 @@ def test_answers_can_contain_any_error_text() -> None:
 
 def test_jobs_are_rejected_without_a_directory() -> None:
     with pytest.raises(SpoolError, match="no spool directory here"):
-        Admission([], None).admit(Request(OK, b"", False), False)
+        Admission([], None).admit(ReceivedPacket(OK, b"", False), False)
 
 
 # -- signatures --
@@ -364,7 +364,7 @@ def test_unsigned_job_is_rejected_if_signatures_are_required(admit: Callable[...
 def test_signed_job_is_rejected_without_a_key(tmp_path: Path) -> None:
     admission = Admission([Writer(tmp_path / "one")], None)
     with pytest.raises(SpoolError, match="no key"):
-        admission.admit(Request(sign({b"a": b"1"}), b"", False), False)
+        admission.admit(ReceivedPacket(sign({b"a": b"1"}), b"", False), False)
 
 
 def test_key_is_read_from_a_private_file(tmp_path: Path) -> None:

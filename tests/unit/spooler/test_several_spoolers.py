@@ -10,7 +10,7 @@ import tempfile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.claiming import ClaimedFile
 from qworker.spooler.files.locks import Locked, best_lock
 from qworker.spooler.files.packet import DEAD, PREFIX
 from qworker.spooler.files.writing import Writer
@@ -33,7 +33,7 @@ class Several(RuleBasedStateMachine):
         ]
         self.spoolers[-1]._watcher.close()
         self.written = 0
-        self.held: dict[bytes, Claim] = {}
+        self.held: dict[bytes, ClaimedFile] = {}
         self.finished: set[bytes] = set()
         self.aside: set[bytes] = set()
         self.foreign: list[int] = []
