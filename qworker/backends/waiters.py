@@ -67,7 +67,7 @@ class Waiter:
         return [self.new.popleft() for _ in range(len(self.new))]
 
     def taken(self, seconds: float) -> list[Mapping[str, Found] | Exception]:
-        """Return its pending results; if there are none, wait for up to *seconds*."""
+        """Return the pending results. Without any, wait for one for up to *seconds*."""
         news = []
         try:
             news.append(self.news.get(seconds > 0, seconds if seconds > 0 else None))

@@ -80,9 +80,12 @@ class JoinBody(NamedTuple):
 
 
 def storable(fields: Any, app: App) -> Any:
-    """Return the *fields* of a body in a form that results can contain: unchanged if that keeps its arguments
-    what they are, otherwise encoded by a serializer in ``accept_content`` that does. If none does, as those
-    that write a tuple as a list, in the first form that can be read. Raises EncodeError if there is none.
+    """Return the *fields* of a body in a form that results can contain.
+
+    They stay unchanged if the serializer of results keeps the arguments as they are. Otherwise they are
+    encoded by a serializer in ``accept_content`` that does so. JSON, for example, makes a list of a tuple. If
+    all of them change the arguments, the first form that can be read is used. Raises EncodeError if there is
+    none.
     """
     of_results = app.conf.result_serializer
     if app.accept <= content_types([of_results]):
