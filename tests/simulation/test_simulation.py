@@ -36,7 +36,7 @@ from qworker.components.ending.result_writer import ResultWriter, _stripped
 from qworker.components.receiving import listener
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.receiving.listener import Revocations
+from qworker.components.receiving.listener import RevocationReader
 from qworker.components.status.counters import Counters
 from qworker.control.failed import Failed as FailedTasks
 from qworker.control.letters import Retried
@@ -770,7 +770,7 @@ def test_a_worker_that_ignores_revocations_is_noticed(
     seen = run(case)
     assert problems(seen) == []
     assert (seen.values["f0"], seen.record.ran("f0")) == ([Failed("TaskRevoked")], {})
-    monkeypatch.setattr(Revocations, "read", lambda this: setattr(this, "pending", False))
+    monkeypatch.setattr(RevocationReader, "read", lambda this: setattr(this, "pending", False))
     assert problems(run(case)) == ["f0: a call began 19.5 s after it was revoked"]
 
 
