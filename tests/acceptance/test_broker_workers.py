@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.acceptance.together import (
     everything_runs_exactly_once,
     few_early_acked_tasks_are_lost,
     few_tasks_repeat_when_workers_are_killed_at_full_speed,
+    frozen_worker_blocks_no_others,
     killed_worker_is_taken_over_by_another,
     repeated,
     short_tasks_do_not_wait_behind_a_long_one,
@@ -132,6 +134,14 @@ def test_few_early_acked_tasks_are_lost(remote: RemoteSite) -> None:
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
 def test_worker_thawed_after_its_lease_starts_nothing(remote: RemoteSite) -> None:
     worker_thawed_after_its_lease_starts_nothing(remote)
+
+
+@pytest.mark.parametrize("point", ["acking", "recording-parts"])
+@pytest.mark.parametrize("broken", ["postgresql", "mariadb"], indirect=True)
+def test_frozen_worker_blocks_no_others(broken: Broken, tmp_path: Path, point: str) -> None:
+    """These settle in a transaction of several statements, with the results."""
+    with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct, f"db+{broken.url}") as site:
+        frozen_worker_blocks_no_others(site, point)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["worker", "tree"])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tests.acceptance.brokers import RemoteSite, Stream
 from tests.acceptance.harness import PATIENCE, Site, WorkerProcess
-from tests.acceptance.invariants import MOST_HELD, check
+from tests.acceptance.invariants import MOST_HELD, check, check_clean
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.private_servers import Server
 from tests.acceptance.processes import gone, kill
@@ -240,6 +240,32 @@ def worker_thawed_after_its_lease_starts_nothing(
     starts = site.records(kind=STARTED)
     late = [one for one in starts if one.pid in pool and one.monotonic > thawed and one.id in ids]
     assert late == [], "others had these, and ran them"
+
+
+def frozen_worker_blocks_no_others(site: Site, point: str) -> None:
+    """It is frozen within a transaction, at *point*, and has locked rows of its messages and of a join: other
+    workers start and run tasks. It is thawed after they have run its own."""
+    site.settings["worker_lease_seconds"] = 3
+    hold = site.path / "hold"
+    first = site.start("-c", "2", name="one", environment={"QWORKER_HOLD_AT": f"{point}@{hold}"})
+    spread = site.send_many("spread", [(number, 20) for number in range(5)])
+    site.until(hold.exists, "the worker to settle")
+    kill(first.pid, signal.SIGSTOP)
+    frozen = time.monotonic()
+    second = site.start("-c", "2", name="two")
+    site.ended(site.send("work", 1))
+    assert time.monotonic() - frozen < 20, "it waited for the frozen one"
+    site.drained()
+    assert "lease was lost" not in second.log
+    hold.write_text("go on")
+    first.signal(signal.SIGCONT)
+    site.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
+    site.ended(site.send("work", 1), site.send("work", 2))
+    second.stop()
+    first.stop()
+    values = [site.client.AsyncResult(id).get(timeout=5) for id in spread]
+    assert values == [list(range(number, number + 20)) for number in range(5)]
+    check_clean(site)
 
 
 def worker_frozen_while_dispatching_starts_nothing(

@@ -12,11 +12,15 @@ import pymysql
 import pytest
 
 from qworker import QWorker, states
+from qworker.backends.sql.database import IDLE_SECONDS
+from qworker.backends.sql.joins import SQLJoins
 from qworker.components.receiving.settlements import Settlements
-from qworker.errors import EncodeError, PublishError
+from qworker.errors import BrokerUnavailable, EncodeError, PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
+from qworker.transports.sql.link import Link
+from qworker.transports.sql.links import family_of
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.place_sql import MySQLPlace, SQLPlace
 from tests.support.messages import message
@@ -216,3 +220,49 @@ def test_values_are_escaped_for_the_sql_mode(mysql: SQLPlace, mode: str) -> None
             "SELECT count(*) FROM celery_taskmeta WHERE result = %s", (body,)
         )
         assert count == 50
+
+
+def test_server_ends_idle_transactions_of_a_broker(place: SQLPlace) -> None:
+    """A frozen process would keep rows locked, and other workers would wait for it."""
+    with closing(SQLBroker(place.url, lease_seconds=1.0)) as broker:
+
+        def freeze(link: Link) -> None:
+            link.do("UPDATE qworker_schema SET version = version WHERE id = 1")
+            time.sleep(2.5)
+            link.ask("SELECT 1")
+
+        with pytest.raises(BrokerUnavailable):
+            broker._shared.transact(freeze)
+
+
+def test_locked_rows_are_waited_for_once(place: SQLPlace) -> None:
+    """A listener that waited again and again would lose its lease."""
+    limit = {"postgresql": "SET lock_timeout = '1s'", "mysql": "SET SESSION innodb_lock_wait_timeout = 1"}
+    statement = "UPDATE qworker_schema SET version = version WHERE id = 1"
+    with closing(SQLBroker(place.url)) as holder, closing(SQLBroker(place.url)) as other:
+        waits = []
+
+        def wait(link: Link) -> None:
+            link.do(limit[family_of(place.url)])
+            waits.append(time.monotonic())
+            link.do(statement)
+
+        def hold(link: Link) -> None:
+            link.do(statement)
+            with pytest.raises(BrokerUnavailable, match="another transaction has locked rows"):
+                other._shared.run_locked(wait)
+
+        holder._shared.transact(hold)
+        assert len(waits) == 1
+        other._shared.transact(lambda link: link.do(statement))  # the connection is still usable
+
+
+def test_server_ends_idle_transactions_of_joins(app: QWorker, place: SQLPlace) -> None:
+    setting = {
+        "postgresql": "SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'",
+        "mysql": "SELECT 1000 * @@idle_transaction_timeout",
+    }[family_of(place.url)]
+    joins = app.backend.joins
+    assert isinstance(joins, SQLJoins)
+    ((milliseconds,),) = joins._place.transact(lambda session: session.ask(setting))
+    assert int(milliseconds) == 1000 * IDLE_SECONDS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -31,6 +31,9 @@ from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSende
 T = TypeVar("T")
 
 UNFIT = "the database cannot take the result: "
+IDLE_SECONDS = 10
+"""Maximum seconds a transaction may be idle before the server ends it: a frozen process would keep the row of
+its join locked."""
 TRIES = 3
 """Attempts of a statement when connections are lost, or other transactions conflict."""
 
@@ -52,6 +55,8 @@ class Database:
         self._made = False
         self._seen: set[str] = set()
         """Names of existing tables."""
+        if engine.dialect.name in ("mysql", "mariadb"):
+            sa.event.listen(engine, "connect", _limit_idle)
 
     def run(self, work: Callable[[sa.Connection], T], makes: bool = True) -> T:
         """Return *work* applied to a connection. makes: create missing tables first.
@@ -154,16 +159,25 @@ def unfit(error: BaseException | None) -> EncodeError:
 # -- the Place of ``joins.py`` --
 
 BEGIN = {
-    "postgresql": ("BEGIN",),
+    "postgresql": (f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'",),
     # By default, gaps read by one transaction are locked against inserts by others.
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "mariadb": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
 """Statements that begin a transaction, by dialect; other dialects have no joins."""
+_LIMIT_IDLE = (
+    f"SET SESSION innodb_lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = {IDLE_SECONDS} */"
+)
+"""For MariaDB. MySQL has no limit for transactions alone."""
 
 _SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"
 """Finds the schema of a table in PostgreSQL."""
+
+
+def _limit_idle(connection: Any, record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(_LIMIT_IDLE)
 
 
 class SQLSession:

@@ -35,6 +35,8 @@ TRIES = 8
 """How often a transaction is tried after conflicts with others."""
 LOCK_SECONDS = 30.0
 """How long a thread waits for another that uses the same connection."""
+IDLE_SECONDS = 60.0
+"""Maximum seconds a transaction may be idle before the server ends it."""
 
 
 class DriverError(NamedTuple):
@@ -85,7 +87,8 @@ class Notified(IntEnum):
 
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few
-    differences."""
+    differences. idle_seconds: how long a transaction may be idle before the server ends it: a frozen process
+    would keep its rows locked, and others would wait for them."""
 
     errors: tuple[type[Exception], ...]
     table: str = ""
@@ -97,7 +100,8 @@ class Link(ABC):
     notice: str = ""
     """What a worker logs about this connection when it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._next_dues: dict[str, float | None] = {}
         """By queue: the ``next_due`` seen by the last claim on this connection. It saves a claim the search
         for delayed messages if there are none; a message delayed later is seen by the next claim."""
@@ -164,6 +168,12 @@ class Link(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Set up the connection."""
+
+    @staticmethod
+    @abstractmethod
+    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
+        """Return the settings of a connection, for configure(). in_use: it is used all the time, so the
+        server may close it, too, when it was idle for so long without a transaction."""
 
     def configure(self, settings: Sequence[str]) -> None:
         """Carry out each of *settings*, a SET without this word, for all that follows on the connection."""

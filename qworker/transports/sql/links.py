@@ -29,9 +29,9 @@ def family_of(url: str) -> str:
 
 def connector(
     url: str, connect_timeout: float, options: Mapping[str, Any], setting: str = "broker_url"
-) -> Callable[[bool], Link]:
-    """Return a function that makes Links to *url*; its argument: whether commits may return before they are
-    on the disk.
+) -> Callable[..., Link]:
+    """Return a function that makes Links to *url*; its arguments: whether it is a consumer's, whose commits
+    may return before they are on the disk; and the Link's idle_seconds.
 
     setting: the one with the URL. Raises ConfigurationError when its driver is not installed, or its TLS
     settings can never work.

@@ -13,6 +13,7 @@ whether there is anything to take: so the first one to look takes a message, and
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.portions import first_that_fit, portions_by_size
 from qworker.transports.sql.link import (
+    IDLE_SECONDS,
     Claimed,
     ClaimOrder,
     DriverError,
@@ -88,7 +90,8 @@ BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
 ONE_PACKET = 32
 """Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
 PACKET_BYTES = 512 * 1024
-PASSING = (1205, 1213, 3572)
+CONFLICT = 1213
+LOCKED = (1205, 3572)
 MISSING_TABLE = (1146, 1054, 1049)
 REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
 TAKEN_NUMBER = 1062
@@ -128,8 +131,16 @@ class MySQLLink(Link):
     errors = (pymysql.Error,)
     polls = True
 
-    def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        url: str,
+        connect_timeout: float,
+        options: Mapping[str, Any],
+        consuming: bool,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        super().__init__(idle_seconds)
+        self._consuming = consuming
         asked = url_options(url)
         if not asked.fields["database"]:
             raise ConfigurationError(
@@ -178,8 +189,19 @@ class MySQLLink(Link):
             tls.checked("broker_url")
 
     def prepare(self) -> None:
-        self.configure(
-            ("SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SESSION innodb_lock_wait_timeout = 10")
+        self.configure(self.settings(self._idle_seconds, self._consuming))
+
+    @staticmethod
+    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
+        # MariaDB's timeouts also count within a statement, on other servers net_read_timeout does.
+        seconds = math.ceil(idle_seconds)
+        limits = f"/*M!100300 , wait_timeout = DEFAULT, idle_transaction_timeout = {seconds} */"
+        if in_use:  # MySQL has no limit for transactions alone
+            limits = f", wait_timeout = {seconds}, net_read_timeout = {seconds} {limits}"
+        return (
+            # Without READ COMMITTED, gaps read by one transaction are locked against inserts by others.
+            "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            f"SESSION innodb_lock_wait_timeout = 10{limits}",
         )
 
     def has_tables(self) -> bool:
@@ -380,8 +402,10 @@ class MySQLLink(Link):
     def driver_error(self, error: Exception) -> DriverError:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[-1]) if error.args else str(error)
-        if code in PASSING:
+        if code == CONFLICT:
             return DriverError(BrokerUnavailable(f"MySQL was too busy: {text}"), transient=True)
+        if code in LOCKED:  # not tried again: it has waited for innodb_lock_wait_timeout
+            return DriverError(BrokerUnavailable(f"another transaction has locked rows: {text}"))
         if refused(error):
             return DriverError(
                 PublishError(f"MySQL cannot store this: {text}"), transient=code == TAKEN_NUMBER

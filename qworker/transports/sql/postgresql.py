@@ -37,6 +37,7 @@ from qworker.transports.connect_errors import (
 from qworker.transports.lease import MAX_LEASE_BYTES, Part
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import (
+    IDLE_SECONDS,
     Claimed,
     ClaimOrder,
     DriverError,
@@ -92,7 +93,8 @@ SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NO
 REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"
 BY_INDEX = ("enable_seqscan = off", "enable_bitmapscan = off", "jit = off")
 BROKEN_CLASSES = ("08", "57P", "58", "XX")
-PASSING = ("40001", "40P01", "55P03", "25P02")
+PASSING = ("40001", "40P01", "25P02")
+LOCKED = "55P03"
 MISSING_TABLE = ("42P01", "42703")
 TAKEN = "23505"
 BY_CONSUMER = re.compile(r"[0-9]{1,18}")
@@ -144,13 +146,20 @@ def _no_url(error: Exception) -> ConfigurationError:
 
 
 class PostgreSQLLink(Link):
-    """url: in libpq's notation, and with ``prepare_threshold`` and ``pooler``. relaxed: commits need not be
+    """url: in libpq's notation, and with ``prepare_threshold`` and ``pooler``. consuming: commits need not be
     on the disk when they return."""
 
     errors = (psycopg.Error,)
 
-    def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        url: str,
+        connect_timeout: float,
+        options: Mapping[str, Any],
+        consuming: bool,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        super().__init__(idle_seconds)
         self._notified = Notified.NONE
         self._passed_by = ""
         """The first consumer that passed on the last notification, if any has."""
@@ -191,7 +200,7 @@ class PostgreSQLLink(Link):
         else:
             self.polls, self._polling = True, Polling(self.ask, self._next_dues)
             self.notice = "" if POOLER in fields else NOTICE
-        self._relaxed = relaxed
+        self._consuming = consuming
         self._rest = select.poll()
         self._rest.register(self._connection.fileno(), select.POLLIN)
 
@@ -214,16 +223,20 @@ class PostgreSQLLink(Link):
         self._take(notification.channel, notification.payload)
 
     def prepare(self) -> None:
-        settings = [
+        settings = self.settings(self._idle_seconds)
+        if self._consuming:
+            # All queries of a worker have an index. Plans made for a small table must work for a large one.
+            settings = (*settings, "synchronous_commit = off", *BY_INDEX)
+        self.configure(settings)
+
+    @staticmethod
+    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
+        return (
             f"statement_timeout = '{ANSWER_SECONDS:g}s'",
             "lock_timeout = '10s'",
-            "idle_in_transaction_session_timeout = '60s'",
+            f"idle_in_transaction_session_timeout = {round(idle_seconds * 1000)}",
             "default_transaction_isolation = 'read committed'",
-        ]
-        if self._relaxed:
-            # All queries of a worker have an index. Plans made for a small table must work for a large one.
-            settings += ["synchronous_commit = off", *BY_INDEX]
-        self.configure(settings)
+        )
 
     def configure(self, settings: Sequence[str]) -> None:
         if self._connection.pooled:
@@ -429,6 +442,8 @@ class PostgreSQLLink(Link):
         text = str(error).strip().partition("\n")[0]
         if code in PASSING:
             return DriverError(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), transient=True)
+        if code == LOCKED:  # not tried again: it has waited for lock_timeout
+            return DriverError(BrokerUnavailable(f"another transaction has locked rows or tables: {text}"))
         if not self._connection.closed and refused(error):
             # For a number in use, another attempt may find a free one.
             return DriverError(PublishError(f"PostgreSQL cannot store this: {text}"), transient=code == TAKEN)
