@@ -21,8 +21,9 @@ from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.links import family_of
+from qworker.transports.sql.postgresql import PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
-from tests.contract.place_sql import MySQLPlace, SQLPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
 
 pytestmark = pytest.mark.integration
@@ -266,3 +267,26 @@ def test_server_ends_idle_transactions_of_joins(app: QWorker, place: SQLPlace) -
     assert isinstance(joins, SQLJoins)
     ((milliseconds,),) = joins._place.transact(lambda session: session.ask(setting))
     assert int(milliseconds) == 1000 * IDLE_SECONDS
+
+
+def test_commits_are_confirmed_in_one_exchange(tmp_path: Path) -> None:
+    """A worker that froze between two statements would lose its connection, and with it the tasks whose
+    early acknowledgement was to be confirmed."""
+    place = PostgreSQLPlace(tmp_path)
+    try:
+        with closing(SQLBroker(place.url)) as broker, (tmp_path / "trace").open("w+") as trace:
+
+            def confirm(link: Link) -> None:
+                assert isinstance(link, PostgreSQLLink)
+                server = link._connection.pgconn
+                for _ in range(3):  # more than psycopg's threshold for prepared statements
+                    link.flush()
+                server.trace(trace.fileno())
+                link.flush()
+                server.untrace()
+
+            broker.consumer._handle.run(confirm)
+            messages = (tmp_path / "trace").read_text().splitlines()
+            assert [line.split("\t")[3] for line in messages if "\tF\t" in line] == ["Query"]
+    finally:
+        place.clear()

@@ -353,6 +353,8 @@ class RealRunning:
         fleet, seen = self.fleet, self.seen
         admin = fleet.observer.app.broker.admin
         seen.record = fleet.record.read(fleet.observer.app)
+        if fleet.record.trouble:
+            seen.record.unseen.clear()  # a store that was slow is a trouble, too, and no fault of the case
         if fleet.by_messages:
             seen.record.called.clear()  # their results went to the calling workers
             seen.record.unseen.clear()

@@ -295,10 +295,13 @@ class PostgreSQLLink(Link):
         self._connection.prepare_threshold = None
 
     def flush(self) -> None:
-        with self.transaction():
-            self.do("SET LOCAL synchronous_commit = on")
-            # A transaction that has written nothing does not wait: this is the smallest possible write.
-            self.ask("SELECT pg_logical_emit_message(true, 'qworker', '')")
+        # A transaction that has written nothing does not wait: this is the smallest possible write. As one
+        # message, it is not idle within the transaction even if this process freezes.
+        self._connection.execute(
+            f"{self._begin}; SET LOCAL synchronous_commit = on; "
+            "SELECT pg_logical_emit_message(true, 'qworker', ''); COMMIT",
+            prepare=False,
+        )
 
     def crash(self) -> tuple[str, float]:
         # A crash, of one of its processes too, resets statistics; a shutdown in good order keeps them.
