@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,3 +51,12 @@ def test_wait_ends_at_its_timeout() -> None:
     assert waiting.send(1) == "wait for something to read", "there is data to read"
     with pytest.raises(psycopg.OperationalError, match="in time"):
         waiting.send(0)
+
+
+def test_authorities_are_read_only_to_check_certificates() -> None:
+    plain = [LimitedConnection(defer_connect=True) for _ in range(2)]
+    assert plain[0].ctx is plain[1].ctx
+    assert plain[0].ctx.verify_mode is ssl.CERT_NONE
+    assert plain[0].ctx.cert_store_stats()["x509_ca"] == 0
+    checking = LimitedConnection(defer_connect=True, ssl_verify_cert=True)
+    assert checking.ctx.verify_mode is ssl.CERT_REQUIRED

@@ -13,7 +13,8 @@ All uses of PyMySQL's private names are here.
 from __future__ import annotations
 
 import select
-from ssl import SSLSocket, SSLWantReadError
+from functools import cache
+from ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket, SSLWantReadError
 from typing import Any
 
 import pymysql
@@ -27,6 +28,14 @@ TOO_LARGE = 1153
 """The server's own error number."""
 PRIVATE = ("_sock", "_read_timeout", "_write_timeout")
 """Names that are not public in PyMySQL."""
+
+
+@cache
+def _unchecked() -> SSLContext:
+    """Return the context of connections that are encrypted if the server offers it, without checks."""
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, CERT_NONE
+    return context
 
 
 class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no types
@@ -48,6 +57,10 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
                 cursor.execute("SET SESSION sql_mode = %s", (self.sql_mode,))  # that command may change it
             cursor.execute("SELECT @@max_allowed_packet")
             self.longest = int(cursor.fetchone()[0])
+
+    def _create_ssl_ctx(self, sslp: Any) -> SSLContext:
+        # PyMySQL would read the authorities of the system for each connection, in 25 ms, to check nothing.
+        return super()._create_ssl_ctx(sslp) if sslp else _unchecked()
 
     def query(self, sql: Any, unbuffered: bool = False) -> int:
         size = len(sql) + 1
