@@ -32,7 +32,7 @@ from qworker.transports.capabilities import (
     Capability,
 )
 from qworker.transports.kombu.broker import OTHER, PLAIN
-from qworker.transports.registered import rows
+from qworker.transports.schemes import rows
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"

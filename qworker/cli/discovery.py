@@ -54,18 +54,14 @@ class AppChoice(NamedTuple):
     target: str
 
 
-def find_app(option: str | None = None, directory: Path | None = None) -> AppChoice:
-    """Return the app named by the option -A, or found without it.
-
-    - option (text): None searches the environment, pyproject.toml and files.
-    - directory: where to search; None for the working directory.
+def find_app(option: str | None = None) -> AppChoice:
+    """Return the app named by the option -A, or found without it: in the environment, pyproject.toml and the
+    files of the working directory.
 
     Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported,
     with the places searched and a suggestion.
     """
-    here = directory or import_from_here()
-    if str(here) not in sys.path:
-        sys.path.insert(0, str(here))
+    here = import_from_here()
     target, how = _choose(option, here)
     return load(target, how, here)
 

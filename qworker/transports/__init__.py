@@ -5,7 +5,7 @@ Goes to:     the store's module, imported when its scheme is used.
 Thread:      any.
 
 Modules, in reading order: ``lease`` (the interface of a broker), ``presence`` (the status of workers),
-``capabilities`` (what it may lack), ``registered`` (which module opens it, ours or another package's),
+``capabilities`` (what it may lack), ``schemes`` (which module opens it, ours or another package's),
 ``lease_consumer`` (shared code of consumers), ``failover`` (several brokers in turn), ``connect_errors``,
 ``tls``, ``own_headers`` (internal headers beside a message), ``join_parts`` (a message's parts of joins),
 ``recent``, ``portions``, ``transfer`` (moving messages between brokers). Packages: ``sql``, ``redis``,
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import close_matches
-from qworker.transports.registered import OURS, PLAIN, names, opened, own, registered
+from qworker.transports.schemes import OURS, PLAIN, names, opened, own, registered
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple
 
-from qworker.transports.registered import OURS, PLAIN, module_of
+from qworker.transports.schemes import OURS, PLAIN, module_of
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from click.testing import Result
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable
 from qworker.transports import SCHEMES, open_broker
-from qworker.transports.registered import names
+from qworker.transports.schemes import names
 from tests.support.messages import message
 
 SERVERLESS = {"sqlite", "spool"}

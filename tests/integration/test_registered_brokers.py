@@ -15,7 +15,7 @@ from qworker.testing import MemoryStore
 from qworker.transports import open_broker
 from qworker.transports.capabilities import UNKNOWN, capabilities_of
 from qworker.transports.kombu.broker import OTHER
-from qworker.transports.registered import registered
+from qworker.transports.schemes import registered
 
 GOOD = """
 from qworker.testing import MemoryStore

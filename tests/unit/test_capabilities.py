@@ -8,7 +8,7 @@ from qworker.conf import Settings
 from qworker.transports import SCHEMES, open_broker
 from qworker.transports.capabilities import Capabilities, capabilities_of
 from qworker.transports.kombu.broker import OTHER, PLAIN
-from qworker.transports.registered import rows
+from qworker.transports.schemes import rows
 
 OPENED = {
     "sqlite": "sqlite:///q.db",

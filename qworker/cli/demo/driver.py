@@ -263,9 +263,9 @@ def _worker(directory: Path, children: int) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def _last_lines(directory: Path, count: int = 15) -> str:
+def _last_lines(directory: Path) -> str:
     lines = (directory / "worker.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    return "The last lines of its log:\n" + "\n".join("  " + line for line in lines[-count:])
+    return "The last lines of its log:\n" + "\n".join("  " + line for line in lines[-15:])
 
 
 def _report_path(out: str | os.PathLike[str] | None) -> Path:

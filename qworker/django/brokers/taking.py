@@ -10,7 +10,7 @@ machine has died.
 
 from __future__ import annotations
 
-from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.clock import SYSTEM_CLOCK
 from qworker.django.conf import conf
 from qworker.errors import LeaseLost
 from qworker.naming import node_name
@@ -23,11 +23,10 @@ UNSEEN = 0
 class Taking:
     """Takes packages from *queue*. transport: used only here."""
 
-    def __init__(self, transport: Broker, queue: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, transport: Broker, queue: str) -> None:
         self._transport = transport
         self._consumer = transport.consumer
         self._queue = queue
-        self._clock = clock
         self._generation = 0
         self._until: dict[int, float] = {}
         """When taken messages are released, by tag: monotonic seconds."""
@@ -39,7 +38,7 @@ class Taking:
         if not found:
             self._consumer.wait(conf.poll)
             found = self._consumer.lease((self._queue,), conf.bulk).messages
-        until = self._clock.monotonic() + conf.retry
+        until = SYSTEM_CLOCK.monotonic() + conf.retry
         self._until |= dict.fromkeys((each.tag for each in found), until)
         return found
 
@@ -58,7 +57,7 @@ class Taking:
         if not self._generation:
             self._until.clear()
             self._generation = self._consumer.register(node_name("broker@%h"), (self._queue,), UNSEEN)
-        now = self._clock.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         late = [tag for tag, until in self._until.items() if until <= now]
         for tag in late:
             self.settle(Release(tag, redelivered=True))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.spooler.administration.admin import aside_names
-from qworker.spooler.files.locks import FileLock, best_lock
+from qworker.spooler.files.locks import best_lock
 from qworker.spooler.files.packet import PREFIX, is_priority
 from qworker.spooler.watching import inotify
 from qworker.spooler.watching.inotify import Inotify
@@ -59,11 +59,11 @@ class Flow(NamedTuple):
 
 
 class JobCounter:
-    """path: a directory, which may disappear and come back. lock: None for best_lock()."""
+    """path: a directory, which may disappear and come back."""
 
-    def __init__(self, path: str, *, lock: FileLock | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, path: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = path
-        self._lock = best_lock(path) if lock is None else lock
+        self._lock = best_lock(path)
         self._clock = clock
         self._inotify: Inotify | None = None
         with suppress(OSError):

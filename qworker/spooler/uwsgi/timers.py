@@ -52,19 +52,13 @@ class _Running:
 
 
 class SignalTimers:
-    """local: returns the local time of an instant. stamp: returns a value that changes with the file at a
-    path."""
+    """local: returns the local time of an instant."""
 
     def __init__(
-        self,
-        table: SignalTable,
-        *,
-        local: Callable[[float], time.struct_time] = time.localtime,
-        stamp: Callable[[str], Stamp] | None = None,
+        self, table: SignalTable, *, local: Callable[[float], time.struct_time] = time.localtime
     ) -> None:
         self._table = table
         self._local = local
-        self._stamp = stamp or stamp_of
         self._running: list[_Running] = []
 
     def due(self, now: float) -> list[Due]:
@@ -99,7 +93,7 @@ class SignalTimers:
             return True
         if 0 <= now - running.last < MONITOR_SECONDS:
             return False
-        before, running.stamp = running.stamp, self._stamp(source.path)
+        before, running.stamp = running.stamp, stamp_of(source.path)
         running.last = now
         return before is not None and before != running.stamp
 
@@ -145,17 +139,12 @@ def stamp_of(path: str) -> Stamp:
 
 
 class SignalSource:
-    """The signals for a runner of *directories*, at least one. start() and stop() may be called twice.
+    """The signals for a runner of *directories*, at least one. start() and stop() may be called twice."""
 
-    timers: None for timers in local time.
-    """
-
-    def __init__(
-        self, directories: Sequence[str], table: SignalTable, *, timers: SignalTimers | None = None
-    ) -> None:
+    def __init__(self, directories: Sequence[str], table: SignalTable) -> None:
         self._directories = tuple(map(os.path.realpath, directories))
         self._table = table
-        self._timers = SignalTimers(table) if timers is None else timers
+        self._timers = SignalTimers(table)
         self._sockets: dict[str, SignalSocket] = {}
 
     def start(self) -> None:
