@@ -6,5 +6,6 @@ Modules, in reading order: ``task`` (the object that is called), ``options`` (al
 every app), ``loading`` (modules of tasks), ``execution`` and ``async_execution`` (a run), ``termination``
 (the end of calls that did not run), ``copies`` (duplicates that must not run), ``outcome`` (the end of a
 run), ``next_attempt`` (retries), ``replacement`` (calls sent instead of a result), ``followup`` (links),
-``unsent`` (calls that cannot be sent now), ``eager`` (a run in the caller's process).
+``coroutines`` (running one to its end), ``unsent`` (calls that cannot be sent now), ``eager`` (a run in the
+caller's process).
 """

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.signatures import GRAPH, signature
 from qworker.contracts import AnyTask, App
+from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.definition import make_task
-from qworker.tasks.followup import run_to_end
 from qworker.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from qworker.naming import task_id as new_id
 from qworker.publishing.call import check_options, limits_of, stamps_of
 from qworker.results.result import AsyncResult, R
 from qworker.tasks.async_execution import execute_async
+from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.execution import Interrupted, execute
-from qworker.tasks.followup import run_to_end
 from qworker.tasks.outcome import INTERRUPTED, Outcome
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from contextvars import copy_context
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from qworker import states
 from qworker.canvas.join_body import storable
@@ -43,6 +42,7 @@ from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.safe_repr import safe_repr
+from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, UNCONFIRMED, Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
@@ -437,24 +437,3 @@ def _tidy(app: App, context: Context, call: Signature) -> None:
     call["options"] = options = tidied(app, call.options)
     if context.reply_to is not None:  # the first caller receives all results
         options.setdefault("reply_to", context.reply_to)
-
-
-# -- Coroutines: how code that is not async runs one to its end --
-# Thread: the caller's, or a new one if the caller is in an event loop.
-
-T = TypeVar("T")
-
-
-def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine* here and return its value. The caller waits, even in an event loop."""
-    import asyncio  # here, because it takes 30 ms
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    # The caller's thread runs an event loop, and cannot run another.
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy_context().run, asyncio.run, coroutine).result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.pool.contract import MAX_NAMES, OVERHEAD, RuntimeEstimates
+from qworker.components.pool.runtimes import MAX_NAMES, OVERHEAD, RuntimeEstimates
 
 
 def test_unknown_task_has_no_estimate() -> None:

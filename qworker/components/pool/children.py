@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qworker.components.pool.child_handle import ChildHandle
-from qworker.components.pool.contract import PoolSettings, RuntimeEstimates, Slots
+from qworker.components.pool.contract import PoolSettings, Slots
+from qworker.components.pool.runtimes import RuntimeEstimates
 from qworker.components.request import Request
 from qworker.tasks.outcome import LOST, TERMINATED, Outcome
 

@@ -2,5 +2,5 @@
 
 Modules, in reading order: ``engine`` (the project's app), ``scheduling`` (sends due schedules), ``retention``
 (deletes old results), ``log`` (log lines), ``announcing`` (publishes the status if the broker cannot store
-it), ``ending`` (ends the cluster with its parent).
+it), ``ending`` (ends the cluster with its parent), ``affinity`` (processors of a process).
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qworker.django.clusters.log import pin, processors_of
+from qworker.django.clusters.affinity import pin, processors_of
 
 ROWS = [
     (4, 1, [[0], [1], [2], [3]]),
