@@ -24,6 +24,8 @@ Setting names are Celery's if Celery has the setting. Each of these sources over
 4. the environment: `QWORKER_` and the name in upper case (`QWORKER_BROKER_URL`),
 5. the command line.
 
+Mappings, such as `beat_schedule`, are replaced as a whole, not merged.
+
 `qworker config show` prints every value with its source, and `qworker config check` reports all
 problems at once. Durations are seconds, `timedelta`, or text such as `"10s"` and `"1h30m"`; sizes are
 numbers or text such as `"16MiB"`, and K, M, G are powers of 1024; lists and mappings in the environment are

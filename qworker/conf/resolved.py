@@ -269,20 +269,18 @@ class Settings(
 
     def _read(self) -> _Resolution:
         hidden = self.__dict__
+        project, code = hidden["_pyproject"](), [source() for source in hidden["_code"]]
         layers: list[Layer] = [
-            source()
-            for source in (
-                *hidden["_defaults"],
-                hidden["_pyproject"],
-                *hidden["_code"],
-                hidden["_environment"],
-                *hidden["_command_line"],
-            )
+            *(source() for source in hidden["_defaults"]),
+            project,
+            *code,
+            hidden["_environment"](),
+            *(source() for source in hidden["_command_line"]),
         ]
         values = {name: setting.fresh_default() for name, setting in SETTINGS.items()}
         extra: dict[str, Any] = {}
         given: dict[str, Given] = {}
-        problems: list[Problem] = []
+        problems = [problem for layer in code for problem in _replaced_tables(project, layer)]
         for layer in layers:
             problems += layer.problems
             extra |= layer.extra
@@ -298,6 +296,20 @@ class Settings(
             return given[name].source if name in given else DEFAULT_SOURCE
 
         return _Resolution(values, extra, given, problems + check(values, source_of))
+
+
+def _replaced_tables(before: Layer, after: Layer) -> list[Problem]:
+    """Return a warning for each table of *before* that *after* sets, too, probably to add to it."""
+    return [
+        Problem(
+            name,
+            f"{name} is also set in {before.values[name].source}, which has no effect: tables are not merged",
+            after.values[name].source,
+            "warning",
+        )
+        for name in before.values.keys() & after.values.keys()
+        if isinstance(before.values[name].value, dict) and before.values[name].value
+    ]
 
 
 def _refuse_errors(problems: list[Problem]) -> None:

@@ -594,3 +594,15 @@ def test_different_read_and_write_urls_are_refused(make):
 def test_path_in_place_of_a_security_key_is_refused(make):
     (message,) = messages(make(security_key="/etc/ssl/private/of-the-worker/worker.key"))
     assert "looks like the path of a key file" in message
+
+
+def test_table_of_pyproject_replaced_in_code_is_a_warning(make):
+    """People expect the entries of both."""
+    pyproject = "[tool.qworker.beat_schedule.nightly]\ntask = 'a'\nschedule = 60\n"
+    conf = make({"beat_schedule": {"hourly": {"task": "b", "schedule": 3600}}}, pyproject=pyproject)
+    (problem,) = conf.problems()
+    assert (problem.setting, problem.severity) == ("beat_schedule", "warning")
+    assert "beat_schedule is also set in pyproject.toml [tool.qworker], which has no effect" in str(problem)
+    assert list(conf.beat_schedule) == ["hourly"]
+    variable = {"QWORKER_BEAT_SCHEDULE": '{"hourly": {"task": "b", "schedule": 3600}}'}
+    assert make(environ=variable, pyproject=pyproject).problems() == [], "a deployment's own is meant"
