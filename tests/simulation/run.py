@@ -843,7 +843,8 @@ class Running:
         for asked in seen.asked:
             parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
             known = {part.number for part in parts if part.instead is None}
-            longer = delays_of(asked.order)  # for which values of members are kept
+            # Each attempt may wait for the time of another clock.
+            longer = delays_of(asked.order) + ahead * (1 + sum(part.retries for part in parts))
             for id in (each.id for made in asked.results for each in calls_of(made)):
                 begun, meta = seen.record.begun.get(id), ended(id)
                 if meta and meta["status"] == states.REVOKED and id not in seen.record.figures.revoked:
@@ -867,7 +868,7 @@ class Running:
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"
                 done = self._done(meta)
                 last = now if seen.fired else begun[-1] + AT_LAST + self.time.took
-                if not begun[0] - ahead <= done <= last + longer + ahead:
+                if not begun[0] - ahead <= done <= last + longer:
                     yield f"{asked.name}: {id} began at {begun} and ended at {done}"
                 raised = (
                     error in RAISED and numbers.get(id) in known

@@ -1496,3 +1496,12 @@ def test_an_end_that_a_stopping_worker_cannot_report_is_stored(stores: str, does
     world = World(stores=stores, workers=1, acks_late=False)
     faults = (Fault("restart", "worker0", at=4.0), Fault("stall", "worker0", method="settle", seconds=6.0))
     assert problems(run(Case(world, (Order(numbered(Call(does=does, links=[Call()]))),), faults))) == []
+
+
+def test_each_attempt_may_wait_for_the_clock_of_another_worker() -> None:
+    """The checks allowed for the difference of two clocks once."""
+    body = Chord([Call()], Chain([Call(fails=True, retries=2), Call(retries=2)]))
+    flow = Call(instead=Chord([Chain([Call(retries=2, delay=0.5), Call()])], body))
+    world = World(workers=3, flush=0.0, skew=2.0)
+    for seed in range(20):
+        assert problems(run(Case(world, (Order(numbered(flow), at=3.16),), seed=seed))) == []
