@@ -16,6 +16,7 @@ from qworker.backends.sql.database import IDLE_SECONDS
 from qworker.backends.sql.joins import SQLJoins
 from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError
+from qworker.testing import FakeClock
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
@@ -290,3 +291,32 @@ def test_commits_are_confirmed_in_one_exchange(tmp_path: Path) -> None:
             assert [line.split("\t")[3] for line in messages if "\tF\t" in line] == ["Query"]
     finally:
         place.clear()
+
+
+@pytest.mark.parametrize("what", ["qworker_owner", "qworker_message"])
+def test_locked_messages_of_a_silent_worker_are_reclaimed_later(place: SQLPlace, what: str) -> None:
+    """It is frozen while it claims or settles, and the server has not ended its statement: a worker that
+    waited for it would lose its own lease."""
+    uptime = FakeClock()
+    with (
+        closing(SQLBroker(place.url, uptime=uptime.uptime)) as frozen,
+        closing(SQLBroker(place.url, uptime=uptime.uptime)) as other,
+    ):
+        frozen.sender.push([message(str(number)) for number in range(3)])
+        frozen.consumer.register("frozen@host", ["q"], 1)
+        assert len(frozen.consumer.lease(["q"], 3).messages) == 3
+        other.consumer.register("other@host", ["q"], 1)
+        uptime.advance(10.0)
+        other.consumer.extend()
+        uptime.advance(10.0)
+
+        def while_locked(link: Link) -> None:
+            link.ask(f"SELECT * FROM {what} LIMIT 1 FOR UPDATE")
+            began = time.monotonic()
+            assert other.consumer.reclaim() == []
+            assert time.monotonic() - began < 5.0
+            assert other.consumer.lease(["q"], 3).messages == []
+
+        frozen._shared.transact(while_locked)
+        assert [(each.name, each.returned) for each in other.consumer.reclaim()] == [("frozen@host", 3)]
+        assert len(other.consumer.lease(["q"], 3).messages) == 3

@@ -312,9 +312,9 @@ class SQLConsumer(LeaseConsumer):
 
         def work(link: Link) -> list[Reclaimed]:
             owners = list(others(link, self._generation, now, silent))
-            found = reclaim(link, Tables(), owners, link.notify)
+            found, locked = reclaim(link, Tables(), owners, link.notify)
             leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
-            if silent and now is None:  # no lease expires before
+            if silent and now is None and not locked:  # no lease expires before
                 self._look_at = began + min(leases, default=self._lease_seconds)
             self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
             return found

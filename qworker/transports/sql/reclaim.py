@@ -59,11 +59,12 @@ class Owner(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The names of the tables. locking: the end of a SELECT that locks its rows."""
+    """The names of the tables. locking: the end of a SELECT that locks its rows, except those locked by
+    others."""
 
     message: str = "qworker_message"
     owner: str = "qworker_owner"
-    locking: str = " FOR UPDATE"
+    locking: str = " FOR UPDATE SKIP LOCKED"
 
 
 class Transacting(Session, Protocol):
@@ -73,9 +74,13 @@ class Transacting(Session, Protocol):
 
 def reclaim(
     session: Transacting, tables: Tables, owners: Iterable[Owner], notify: Callable[[], object]
-) -> list[Reclaimed]:
-    """Put back what dead and silent *owners* held. notify: called within the transaction."""
-    found = []
+) -> tuple[list[Reclaimed], bool]:
+    """Put back what dead and silent *owners* held. notify: called within the transaction.
+
+    Also return whether some of it is locked: by a claim or a settlement of its owner, which the server has
+    not ended yet. Waiting for it could cost this consumer its own lease.
+    """
+    found, locked = [], False
     held = HELD.format(message=tables.message)
     for owner in owners:
         silent = owner.silent and (owner.forgotten or session.ask(f"{held} LIMIT 1", (owner.id,)))
@@ -84,10 +89,16 @@ def reclaim(
         with session.transaction():
             # Another consumer may have been quicker; and the silent one may have renewed since we read it.
             last = 1e300 if owner.dead else owner.now
-            statement = f"DELETE FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
-            if not session.do(statement, (owner.id, last)):
+            condition = f"FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
+            # First the owner: it claims nothing more, and what it has claimed is visible.
+            if not session.ask(f"SELECT id {condition}{tables.locking}", (owner.id, last)):
+                locked = locked or bool(session.ask(f"SELECT id {condition}", (owner.id, last)))
                 continue
             tags = {tag for (tag,) in session.ask(f"{held}{tables.locking}", (owner.id,))}
+            if tags != {tag for (tag,) in session.ask(held, (owner.id,))}:
+                locked = True
+                continue
+            session.do(f"DELETE {condition}", (owner.id, last))
             running = owner_files.running_tags(owner.running)
             running = tags & (owner_files.copied_tags(owner.copied) if running is None else running)
             for some in portions(running, PLACES):
@@ -98,7 +109,7 @@ def reclaim(
             notify()  # it may have been notified of messages that it did not claim
         if owner.dead:
             owner_files.delete_files(owner.lock)
-    return found
+    return found, locked
 
 
 def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[Owner]:

@@ -353,7 +353,8 @@ class SQLiteConsumer(LeaseConsumer):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._held() as connection:
             session = FileSession(connection)
-            return reclaim(session, TABLES, self._others(session, silent), self._messages.notify)
+            found, _ = reclaim(session, TABLES, self._others(session, silent), self._messages.notify)
+            return found
 
     def _others(self, session: FileSession, silent_too: bool) -> Iterator[Owner]:
         now = self._uptime()
