@@ -1505,3 +1505,9 @@ def test_each_attempt_may_wait_for_the_clock_of_another_worker() -> None:
     world = World(workers=3, flush=0.0, skew=2.0)
     for seed in range(20):
         assert problems(run(Case(world, (Order(numbered(flow), at=3.16),), seed=seed))) == []
+
+
+def test_an_end_is_remembered_until_it_is_settled() -> None:
+    """The worker forgot it with the first redelivery, lost its lease once more, and ran the task again."""
+    stalls = tuple(Fault("stall", "worker0", method="settle", nth=nth, seconds=6.0) for nth in (2, 1))
+    assert problems(run(Case(orders=(Order(numbered(Call(coroutine=True))),), faults=stalls))) == []

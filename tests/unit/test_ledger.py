@@ -49,13 +49,16 @@ def test_repeated_revocation_counts_as_new() -> None:
 
 def test_number_of_remembered_ends_after_lease_loss_is_limited() -> None:
     state, rooms = WorkerState(), Rooms()
-    first = rooms.request(1)
-    for tag in range(10_001):
-        first.key = (tag, first.id, 0)
-        state.finished_elsewhere(first, Ack(tag))
-    assert (0, first.id, 0) not in state.done
-    assert state.done[10_000, first.id, 0] == Ack(10_000)
-    assert len(state.done) == 10_000
+    requests = [rooms.request(tag) for tag in range(10_001)]
+    for request in requests:
+        state.finished_elsewhere(request, Ack(request.tag))
+    assert [state.settlement_of(request) for request in (requests[0], requests[1], requests[-1])] == [
+        None,
+        Ack(requests[1].tag),
+        Ack(requests[-1].tag),
+    ]
+    state.settled_again(requests[1].tag)
+    assert state.settlement_of(requests[1]) is None
 
 
 def test_info_has_plain_values() -> None:

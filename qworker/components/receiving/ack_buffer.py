@@ -196,6 +196,8 @@ class AckBuffer:
                 continue
             if order.final and (request is not None or settlement is not None):
                 self._state.totals[_counted(settlement)] += 1
+            if request is None and isinstance(settlement, Ack | DeadLetter) and settlement.tag not in lost:
+                self._state.settled_again(settlement.tag)
             if request is None or not order.final:
                 continue
             if not request.acked and (request.tag in lost or _is_over(order, generation)):

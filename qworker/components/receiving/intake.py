@@ -60,7 +60,7 @@ class Intake:
             unreadable = UnreadableMessage(leased, error, {})
             self._refuse(unreadable, Outcome(UNREADABLE, text=requests.refusal(error)))
             return None
-        known = self._state.done.pop(request.key, None)
+        known = self._state.settlement_of(request)
         if known is not None:  # it ran here under a lease that was lost
             self._settle(known)
             return None

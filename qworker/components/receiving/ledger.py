@@ -33,8 +33,8 @@ class WorkerState:
         self.requests: dict[Key, Request] = {}
         """The requests from receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
-        self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
-        """Settlements of messages that ended after their lease was lost."""
+        self._ended: OrderedDict[int, tuple[Key, Settlement]] = OrderedDict()  # listener only
+        """By tag: settlements of requests that ended after their lease was lost."""
         self._unread: dict[Any, float] = {}  # listener only
         """When messages were sent again that could not be read; another worker may have got them since."""
         self.totals: Counter[str] = Counter()  # listener only
@@ -71,9 +71,18 @@ class WorkerState:
     def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
         """Keep the settlement of *request*, which ended after its lease was lost, in case it is delivered
         here again."""
-        self.done[request.key] = settlement
-        while len(self.done) > 10_000:
-            self.done.popitem(last=False)
+        self._ended[request.tag] = (request.key, settlement)
+        while len(self._ended) > 10_000:
+            self._ended.popitem(last=False)
+
+    def settlement_of(self, request: Request) -> Settlement | None:
+        """Return the settlement kept for *request*; None if it has not ended here."""
+        key, settlement = self._ended.get(request.tag, (None, None))
+        return settlement if key == request.key else None
+
+    def settled_again(self, tag: int) -> None:
+        """Forget the settlement kept for *tag*: the broker has carried it out."""
+        self._ended.pop(tag, None)
 
     def sent_unread(self, request: Request, now: float) -> None:
         """Record at the monotonic time *now* that *request* was sent again, because it was acked and could
