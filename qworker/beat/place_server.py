@@ -32,6 +32,26 @@ TRIES = 3
 """Attempts of a transaction when connections are lost."""
 CONNECT_SECONDS = 10.0
 """Connection timeout, if the URL has no ``connect_timeout``."""
+_IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
+_IDLE_SECONDS = -(-_IDLE_MILLISECONDS // 1000)
+SETTINGS = {
+    "postgresql": (
+        "statement_timeout = '30s'",
+        "lock_timeout = '10s'",
+        "default_transaction_isolation = 'read committed'",
+        f"idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}",
+    ),
+    # Without READ COMMITTED, gaps read by one transaction are locked against inserts by others.
+    "mysql": (
+        "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SESSION innodb_lock_wait_timeout = 10, "
+        f"wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
+    ),
+}
+"""Settings of each connection, by dialect. A process that hangs or loses its network in a transaction keeps
+the row of the lease locked, and no other process could lead until the server notices, which may take hours.
+The timeouts also apply within a statement: PostgreSQL's timeout and MariaDB's ``wait_timeout`` run until a
+message is complete, and each statement is one message; ``net_read_timeout`` is for other servers."""
 
 _places = forgetful()
 
@@ -55,11 +75,8 @@ class ServerPlace:
         self._handle.abandon()
 
     def _prepare(self, link: Link) -> None:
-        # A process that freezes or loses its network in a transaction keeps the row of the lease locked: no
-        # other process could lead until the server notices. Each statement is one message, so that the
-        # timeouts also apply within one.
         link.use_client_cursor()
-        link.configure(link.settings(LEASE_SECONDS))
+        link.configure(SETTINGS[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:
         return in_helper_thread(lambda: self._try(work, Link.transaction))

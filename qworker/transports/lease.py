@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
-from qworker.errors import ConfigurationError
+from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
 from qworker.transports.registry import Registry
@@ -172,6 +172,10 @@ class Store(NamedTuple):
 
 
 Settlement = Ack | Release | DeadLetter | Store
+
+
+class RowsLocked(BrokerUnavailable):
+    """The broker answers, but another process has locked what is needed."""
 
 
 class Reclaimed(NamedTuple):

@@ -12,20 +12,20 @@ import pymysql
 import pytest
 
 from qworker import QWorker, states
-from qworker.backends.sql.database import IDLE_SECONDS
 from qworker.backends.sql.joins import SQLJoins
 from qworker.components.receiving.settlements import Settlements
-from qworker.errors import BrokerUnavailable, EncodeError, PublishError
+from qworker.errors import BrokerUnavailable, EncodeError, LeaseLost, PublishError
 from qworker.testing import FakeClock
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
-from qworker.transports.sql.link import Link
+from qworker.transports.sql.link import IDLE_SECONDS, Link
 from qworker.transports.sql.links import family_of
 from qworker.transports.sql.postgresql import PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -224,39 +224,25 @@ def test_values_are_escaped_for_the_sql_mode(mysql: SQLPlace, mode: str) -> None
         assert count == 50
 
 
-def test_server_ends_idle_transactions_of_a_broker(place: SQLPlace) -> None:
-    """A frozen process would keep rows locked, and other workers would wait for it."""
-    with closing(SQLBroker(place.url, lease_seconds=1.0)) as broker:
-
-        def freeze(link: Link) -> None:
-            link.do("UPDATE qworker_schema SET version = version WHERE id = 1")
-            time.sleep(2.5)
-            link.ask("SELECT 1")
-
-        with pytest.raises(BrokerUnavailable):
-            broker._shared.transact(freeze)
-
-
-def test_locked_rows_are_waited_for_once(place: SQLPlace) -> None:
-    """A listener that waited again and again would lose its lease."""
-    limit = {"postgresql": "SET lock_timeout = '1s'", "mysql": "SET SESSION innodb_lock_wait_timeout = 1"}
+def test_consumers_report_locked_rows_at_once(place: SQLPlace) -> None:
+    """A listener that waited again and again would lose its lease. Others try again."""
     statement = "UPDATE qworker_schema SET version = version WHERE id = 1"
-    with closing(SQLBroker(place.url)) as holder, closing(SQLBroker(place.url)) as other:
-        waits = []
+    with closing(SQLBroker(place.url)) as holder, closing(SQLBroker(place.url, lease_seconds=1.0)) as other:
+        tries = []
 
         def wait(link: Link) -> None:
-            link.do(limit[family_of(place.url)])
-            waits.append(time.monotonic())
+            tries.append(time.monotonic())
             link.do(statement)
 
         def hold(link: Link) -> None:
             link.do(statement)
             with pytest.raises(BrokerUnavailable, match="another transaction has locked rows"):
-                other._shared.run_locked(wait)
+                other.consumer._handle.run(wait)
 
         holder._shared.transact(hold)
-        assert len(waits) == 1
-        other._shared.transact(lambda link: link.do(statement))  # the connection is still usable
+        assert len(tries) == 1
+        assert time.monotonic() - tries[0] < 5.0
+        other.consumer._handle.run(wait)  # the connection is still usable
 
 
 def test_server_ends_idle_transactions_of_joins(app: QWorker, place: SQLPlace) -> None:
@@ -294,9 +280,8 @@ def test_commits_are_confirmed_in_one_exchange(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["qworker_owner", "qworker_message"])
-def test_locked_messages_of_a_silent_worker_are_reclaimed_later(place: SQLPlace, what: str) -> None:
-    """It is frozen while it claims or settles, and the server has not ended its statement: a worker that
-    waited for it would lose its own lease."""
+def test_session_of_a_frozen_worker_is_ended(place: SQLPlace, what: str) -> None:
+    """It is silent while it claims or settles. A worker that waited for it would lose its own lease."""
     uptime = FakeClock()
     with (
         closing(SQLBroker(place.url, uptime=uptime.uptime)) as frozen,
@@ -306,17 +291,36 @@ def test_locked_messages_of_a_silent_worker_are_reclaimed_later(place: SQLPlace,
         frozen.consumer.register("frozen@host", ["q"], 1)
         assert len(frozen.consumer.lease(["q"], 3).messages) == 3
         other.consumer.register("other@host", ["q"], 1)
-        uptime.advance(10.0)
-        other.consumer.extend()
-        uptime.advance(10.0)
+        for _ in range(4):
+            uptime.advance(10.0)
+            other.consumer.extend()
 
-        def while_locked(link: Link) -> None:
-            link.ask(f"SELECT * FROM {what} LIMIT 1 FOR UPDATE")
-            began = time.monotonic()
-            assert other.consumer.reclaim() == []
-            assert time.monotonic() - began < 5.0
-            assert other.consumer.lease(["q"], 3).messages == []
+        def freeze(link: Link) -> None:
+            with link.transaction():
+                link.ask(f"SELECT * FROM {what} LIMIT 1 FOR UPDATE")
+                began = time.monotonic()
+                assert other.consumer.reclaim() == []
+                assert time.monotonic() - began < 2.0
+                found = until(other.consumer.reclaim)  # the server needs a moment to end it
+                assert [(each.name, each.returned) for each in found] == [("frozen@host", 3)]
+                link.ask("SELECT 1")
 
-        frozen._shared.transact(while_locked)
-        assert [(each.name, each.returned) for each in other.consumer.reclaim()] == [("frozen@host", 3)]
+        with pytest.raises(BrokerUnavailable):
+            frozen.consumer._handle.run(freeze)
         assert len(other.consumer.lease(["q"], 3).messages) == 3
+        with pytest.raises(LeaseLost):
+            frozen.consumer.extend()
+
+
+def test_joins_work_where_every_statement_is_prepared(tmp_path: Path) -> None:
+    place = PostgreSQLPlace(tmp_path)
+    url = f"db+{place.url}{'&' if '?' in place.url else '?'}prepare_threshold=0"
+    app = QWorker("limits", broker="memory://", backend=url, set_as_current=False)
+    try:
+        joins = app.backend.joins
+        assert isinstance(joins, SQLJoins)
+        for number in range(3):
+            assert joins._place.transact(lambda session, n=number: session.ask("SELECT %s", (n,)))
+    finally:
+        app.close()
+        place.clear()

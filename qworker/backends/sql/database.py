@@ -24,6 +24,7 @@ from qworker.interrupts import in_helper_thread
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
 from qworker.transports.lease import Envelope, Part, Sender
 from qworker.transports.sql.join_rows import JoinTables, Row, Session, postgresql_record, record
+from qworker.transports.sql.link import IDLE_SECONDS
 from qworker.transports.sql.refusals import passing, refused
 from qworker.transports.sql.result_rows import place_of
 from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSender
@@ -31,9 +32,6 @@ from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSende
 T = TypeVar("T")
 
 UNFIT = "the database cannot take the result: "
-IDLE_SECONDS = 10
-"""Maximum seconds a transaction may be idle before the server ends it: a frozen process would keep the row of
-its join locked."""
 TRIES = 3
 """Attempts of a statement when connections are lost, or other transactions conflict."""
 
@@ -159,16 +157,14 @@ def unfit(error: BaseException | None) -> EncodeError:
 # -- the Place of ``joins.py`` --
 
 BEGIN = {
-    "postgresql": (f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'",),
+    "postgresql": ("BEGIN", f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"),
     # By default, gaps read by one transaction are locked against inserts by others.
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "mariadb": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
 """Statements that begin a transaction, by dialect; other dialects have no joins."""
-_LIMIT_IDLE = (
-    f"SET SESSION innodb_lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = {IDLE_SECONDS} */"
-)
+_LIMIT_IDLE = f"SET @qworker = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_SECONDS} */"
 """For MariaDB. MySQL has no limit for transactions alone."""
 
 _SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"

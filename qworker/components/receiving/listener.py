@@ -33,7 +33,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
-from qworker.transports.lease import NO_ROOM, Consumer
+from qworker.transports.lease import NO_ROOM, Consumer, RowsLocked
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -103,9 +103,11 @@ class Housekeeping:
     def sweep(self, now: float) -> None:
         """Delete old and surplus entries, once a minute."""
         if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_SECONDS  # if it fails, the worker goes on without
             swept = self._consumer.sweep("dead", *self._dead_limits)
             swept += self._consumer.sweep("failed", *self._failed_limits)
-            self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
+            if swept:  # it sweeps in portions
+                self._sweep_at = now + ROUND_SECONDS
 
 
 class RevocationReader:
@@ -230,6 +232,8 @@ class Listener(ThreadComponent):
             if isinstance(error, ConfigurationError) and not self._lease.generation:
                 raise  # at the first registration: waiting cannot fix it
             self._news = True
+            if isinstance(error, RowsLocked):
+                self._housekeeping.answered(now)
             return self.connection.failed(error)
         self.connection.answered(now)
         self._housekeeping.answered(now)
@@ -276,6 +280,13 @@ class Listener(ThreadComponent):
         self._resolve_doubts(now)
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
+                if self.connection.failing is not None:
+                    # It may fail again, because of rows that a frozen worker has locked: keep the lease, and
+                    # end the other's session.
+                    if now >= self._lease.renew_at:
+                        self._lease.renew(now)
+                    if now >= self._housekeeping.due_at:
+                        self._housekeep(now)
                 self._acks.flush(self._lease.generation)
             elif (
                 not self._revocations.pending

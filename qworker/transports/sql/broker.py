@@ -48,7 +48,7 @@ from qworker.transports.presence import Presence, from_text
 from qworker.transports.registry import Registry
 from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.join_rows import TABLES, JoinTables
-from qworker.transports.sql.link import IDLE_SECONDS, Handle, Link, earliest
+from qworker.transports.sql.link import Handle, Link, earliest
 from qworker.transports.sql.links import connector, family_of
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import DELAYED, LEASED, LETTERS, MYSQL_TABLE, NEXT_DUE, NOW, READY
@@ -344,12 +344,10 @@ class SQLBroker(Broker):
         self.safe_url = mask_urls(url)
         results = results or ResultTable()
         family, connect = family_of(url), connector(url, connect_timeout, options or {})
-        # Others must not wait for a frozen process until their own leases expire.
-        idle = max(1.0, min(IDLE_SECONDS, lease_seconds / 3))
-        self._shared = Handle(partial(connect, False, idle), self.safe_url)
+        self._shared = Handle(partial(connect, False), self.safe_url)
         """The connection that publishes and administers."""
+        link = partial(connect, True, lease_seconds)
         sender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)
-        link = partial(connect, True, idle)
         consumer = SQLConsumer(link, self.safe_url, results, clock, lease_seconds, uptime)
         consumer.poll_seconds = POLL_SECONDS
         admin = SQLAdmin(self._shared, results, lease_seconds, uptime)

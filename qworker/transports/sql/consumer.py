@@ -312,7 +312,7 @@ class SQLConsumer(LeaseConsumer):
 
         def work(link: Link) -> list[Reclaimed]:
             owners = list(others(link, self._generation, now, silent))
-            found, locked = reclaim(link, Tables(), owners, link.notify)
+            found, locked = reclaim(link, Tables(), owners, link.notify, link.end_session)
             leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
             if silent and now is None and not locked:  # no lease expires before
                 self._look_at = began + min(leases, default=self._lease_seconds)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
 from qworker.interrupts import LockTimeout, in_helper_thread, with_lock
 from qworker.process.randomness import RANDOM
-from qworker.transports.lease import Leased, Part
+from qworker.transports.lease import Leased, Part, RowsLocked
 from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import ADDITIONS, VERSION
 
@@ -35,8 +35,10 @@ TRIES = 8
 """How often a transaction is tried after conflicts with others."""
 LOCK_SECONDS = 30.0
 """How long a thread waits for another that uses the same connection."""
-IDLE_SECONDS = 60.0
-"""Maximum seconds a transaction may be idle before the server ends it."""
+WAIT_SECONDS = 10.0
+"""How long a statement waits for rows or tables that another transaction has locked."""
+IDLE_SECONDS = 60
+"""How long a transaction may be idle. Then the server ends it, if it can: its process may be frozen."""
 
 
 class DriverError(NamedTuple):
@@ -87,8 +89,7 @@ class Notified(IntEnum):
 
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few
-    differences. idle_seconds: how long a transaction may be idle before the server ends it: a frozen process
-    would keep its rows locked, and others would wait for them."""
+    differences. lease_seconds: of the consumer that uses it; inf for other uses."""
 
     errors: tuple[type[Exception], ...]
     table: str = ""
@@ -100,8 +101,10 @@ class Link(ABC):
     notice: str = ""
     """What a worker logs about this connection when it starts."""
 
-    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._idle_seconds = idle_seconds
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        # Less than a third of the lease, so that it can be renewed.
+        self._wait_seconds = min(WAIT_SECONDS, max(0.3, lease_seconds / 5))
         self._next_dues: dict[str, float | None] = {}
         """By queue: the ``next_due`` seen by the last claim on this connection. It saves a claim the search
         for delayed messages if there are none; a message delayed later is seen by the next claim."""
@@ -169,12 +172,6 @@ class Link(ABC):
     def prepare(self) -> None:
         """Set up the connection."""
 
-    @staticmethod
-    @abstractmethod
-    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
-        """Return the settings of a connection, for configure(). in_use: it is used all the time, so the
-        server may close it, too, when it was idle for so long without a transaction."""
-
     def configure(self, settings: Sequence[str]) -> None:
         """Carry out each of *settings*, a SET without this word, for all that follows on the connection."""
         for each in settings:
@@ -238,6 +235,11 @@ class Link(ABC):
     @abstractmethod
     def listen(self, generation: int) -> None:
         """From now on notified() reports notifications, also those for the consumer *generation* alone."""
+
+    @abstractmethod
+    def end_session(self, generation: int) -> None:
+        """End the connection of the consumer *generation*, which keeps rows locked and is silent, perhaps
+        because its process is frozen. Does nothing if the server does not know it, or does not allow it."""
 
     @abstractmethod
     def notified(self, queues: Collection[str]) -> Notified:
@@ -355,14 +357,16 @@ class Handle:
                 link = in_helper_thread(self._connect)
             except ConfigurationError as error:
                 raise self._waited_out(error) from error
+            prepared = False
             try:
                 for attempt in range(TRIES):
                     try:
                         (prepare or self._prepare)(link)
+                        prepared = True
                         self._on_connect(link)
                         break
-                    except link.errors as error:
-                        self._may_try_again(link, error, attempt)
+                    except link.errors as error:  # another process may be creating the tables
+                        self._may_try_again(link, error, attempt, patient=not prepared)
             except BaseException:
                 link.close()
                 raise
@@ -401,14 +405,16 @@ class Handle:
             self._drop(self._link)
         return self.run(work, prepare)
 
-    def _may_try_again(self, link: Link, error: Exception, attempt: int) -> None:
-        """Return after a short pause if another try may succeed; raise our error otherwise."""
+    def _may_try_again(self, link: Link, error: Exception, attempt: int, patient: bool = False) -> None:
+        """Return after a short pause if another try may succeed; raise our error otherwise. patient: also
+        wait for locks again."""
         found = link.driver_error(error)
         if found.fatal:
             self._drop(link)
         else:
             self._undo(link)
-        if not found.transient or attempt == TRIES - 1:
+        waits = found.transient or (patient and isinstance(found.error, RowsLocked))
+        if not waits or attempt == TRIES - 1:
             raise self._waited_out(found.error) from error
         time.sleep(RANDOM.uniform(0.001, 0.01) * 2**attempt)
 

@@ -31,7 +31,7 @@ def connector(
     url: str, connect_timeout: float, options: Mapping[str, Any], setting: str = "broker_url"
 ) -> Callable[..., Link]:
     """Return a function that makes Links to *url*; its arguments: whether it is a consumer's, whose commits
-    may return before they are on the disk; and the Link's idle_seconds.
+    may return before they are on the disk; and the duration of its lease in seconds.
 
     setting: the one with the URL. Raises ConfigurationError when its driver is not installed, or its TLS
     settings can never work.

@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -26,7 +26,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import INVALID_HOST, explained
 from qworker.transports.connect_errors import MYSQL as SPELLING
-from qworker.transports.lease import MAX_LEASE_BYTES
+from qworker.transports.lease import MAX_LEASE_BYTES, RowsLocked
 from qworker.transports.portions import first_that_fit, portions_by_size
 from qworker.transports.sql.link import (
     IDLE_SECONDS,
@@ -87,6 +87,8 @@ FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
 PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
+CONSUMER = "concat('qworker ', left(database(), 30), ' ', %s)"
+"""The name of a consumer's lock."""
 ONE_PACKET = 32
 """Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
 PACKET_BYTES = 512 * 1024
@@ -136,11 +138,11 @@ class MySQLLink(Link):
         url: str,
         connect_timeout: float,
         options: Mapping[str, Any],
-        consuming: bool,
-        idle_seconds: float = IDLE_SECONDS,
+        relaxed: bool,
+        lease_seconds: float = math.inf,
     ) -> None:
-        super().__init__(idle_seconds)
-        self._consuming = consuming
+        super().__init__(lease_seconds)
+        self._relaxed = relaxed
         asked = url_options(url)
         if not asked.fields["database"]:
             raise ConfigurationError(
@@ -189,19 +191,15 @@ class MySQLLink(Link):
             tls.checked("broker_url")
 
     def prepare(self) -> None:
-        self.configure(self.settings(self._idle_seconds, self._consuming))
-
-    @staticmethod
-    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
-        # MariaDB's timeouts also count within a statement, on other servers net_read_timeout does.
-        seconds = math.ceil(idle_seconds)
-        limits = f"/*M!100300 , wait_timeout = DEFAULT, idle_transaction_timeout = {seconds} */"
-        if in_use:  # MySQL has no limit for transactions alone
-            limits = f", wait_timeout = {seconds}, net_read_timeout = {seconds} {limits}"
-        return (
-            # Without READ COMMITTED, gaps read by one transaction are locked against inserts by others.
-            "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-            f"SESSION innodb_lock_wait_timeout = 10{limits}",
+        # It counts the time without a byte, so that large statements on slow networks are not affected. Locks
+        # on more rows than meant, of all that a statement has read, may keep others from ending the session.
+        idle = math.ceil(min(IDLE_SECONDS, max(1.0, self._lease_seconds / 3)))
+        self.configure(
+            (
+                "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+                f"SESSION innodb_lock_wait_timeout = {max(1, round(self._wait_seconds))} "
+                f"/*M!100300 , SESSION idle_transaction_timeout = {idle} */",
+            )
         )
 
     def has_tables(self) -> bool:
@@ -225,9 +223,12 @@ class MySQLLink(Link):
         name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
         if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
             raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
+        # The lock ends with the connection, should this process freeze now.
+        self.do(f"SET @qworker_wait = @@wait_timeout, SESSION wait_timeout = {IDLE_SECONDS}")
         try:
             yield
         finally:
+            self.do("SET SESSION wait_timeout = @qworker_wait")
             self.ask(name.format("release_lock", ""))
 
     def _text(self, statement: str) -> str:
@@ -331,7 +332,15 @@ class MySQLLink(Link):
     # -- notifications --
 
     def listen(self, generation: int) -> None:
+        with suppress(pymysql.Error):  # a cluster may refuse such locks; a broken connection fails below
+            self.ask(f"SELECT get_lock({CONSUMER}, 0)", (generation,))  # names this session for end_session()
         self.notified(())
+
+    def end_session(self, generation: int) -> None:
+        with suppress(pymysql.Error):  # it has ended meanwhile, or belongs to another user
+            for (session,) in self.ask(f"SELECT is_used_lock({CONSUMER})", (generation,)):
+                if session is not None:
+                    self.do("KILL %s", (session,))
 
     def notified(self, queues: Collection[str]) -> Notified:
         return self._polling.notified(queues)
@@ -404,8 +413,9 @@ class MySQLLink(Link):
         text = str(error.args[-1]) if error.args else str(error)
         if code == CONFLICT:
             return DriverError(BrokerUnavailable(f"MySQL was too busy: {text}"), transient=True)
-        if code in LOCKED:  # not tried again: it has waited for innodb_lock_wait_timeout
-            return DriverError(BrokerUnavailable(f"another transaction has locked rows: {text}"))
+        if code in LOCKED:  # a consumer does not try again: it has a lease to renew
+            text = f"another transaction has locked rows: {text}"
+            return DriverError(RowsLocked(text), transient=not self._relaxed)
         if refused(error):
             return DriverError(
                 PublishError(f"MySQL cannot store this: {text}"), transient=code == TAKEN_NUMBER

@@ -34,7 +34,7 @@ from qworker.transports.connect_errors import (
     explained,
     prepare_threshold_of,
 )
-from qworker.transports.lease import MAX_LEASE_BYTES, Part
+from qworker.transports.lease import MAX_LEASE_BYTES, Part, RowsLocked
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import (
     IDLE_SECONDS,
@@ -97,6 +97,10 @@ PASSING = ("40001", "40P01", "25P02")
 LOCKED = "55P03"
 MISSING_TABLE = ("42P01", "42703")
 TAKEN = "23505"
+END_SESSION = """SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()
+AND (classid::bigint << 32) + objid::bigint = %s AND pg_has_role(usesysid, 'USAGE')"""
+"""listen() has locked the number of a consumer."""
 BY_CONSUMER = re.compile(r"[0-9]{1,18}")
 _NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 
@@ -146,8 +150,8 @@ def _no_url(error: Exception) -> ConfigurationError:
 
 
 class PostgreSQLLink(Link):
-    """url: in libpq's notation, and with ``prepare_threshold`` and ``pooler``. consuming: commits need not be
-    on the disk when they return."""
+    """url: in libpq's notation, and with ``prepare_threshold`` and ``pooler``. relaxed: commits need not be
+    on the disk when they return, and locked rows are reported at once."""
 
     errors = (psycopg.Error,)
 
@@ -156,10 +160,10 @@ class PostgreSQLLink(Link):
         url: str,
         connect_timeout: float,
         options: Mapping[str, Any],
-        consuming: bool,
-        idle_seconds: float = IDLE_SECONDS,
+        relaxed: bool,
+        lease_seconds: float = math.inf,
     ) -> None:
-        super().__init__(idle_seconds)
+        super().__init__(lease_seconds)
         self._notified = Notified.NONE
         self._passed_by = ""
         """The first consumer that passed on the last notification, if any has."""
@@ -200,7 +204,7 @@ class PostgreSQLLink(Link):
         else:
             self.polls, self._polling = True, Polling(self.ask, self._next_dues)
             self.notice = "" if POOLER in fields else NOTICE
-        self._consuming = consuming
+        self._relaxed = relaxed
         self._rest = select.poll()
         self._rest.register(self._connection.fileno(), select.POLLIN)
 
@@ -223,20 +227,16 @@ class PostgreSQLLink(Link):
         self._take(notification.channel, notification.payload)
 
     def prepare(self) -> None:
-        settings = self.settings(self._idle_seconds)
-        if self._consuming:
-            # All queries of a worker have an index. Plans made for a small table must work for a large one.
-            settings = (*settings, "synchronous_commit = off", *BY_INDEX)
-        self.configure(settings)
-
-    @staticmethod
-    def settings(idle_seconds: float, in_use: bool = True) -> Sequence[str]:
-        return (
+        settings = [
             f"statement_timeout = '{ANSWER_SECONDS:g}s'",
-            "lock_timeout = '10s'",
-            f"idle_in_transaction_session_timeout = {round(idle_seconds * 1000)}",
+            f"lock_timeout = {round(self._wait_seconds * 1000)}",
+            f"idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'",
             "default_transaction_isolation = 'read committed'",
-        )
+        ]
+        if self._relaxed:
+            # All queries of a worker have an index. Plans made for a small table must work for a large one.
+            settings += ["synchronous_commit = off", *BY_INDEX]
+        self.configure(settings)
 
     def configure(self, settings: Sequence[str]) -> None:
         if self._connection.pooled:
@@ -296,7 +296,7 @@ class PostgreSQLLink(Link):
 
     def flush(self) -> None:
         # A transaction that has written nothing does not wait: this is the smallest possible write. As one
-        # message, it is not idle within the transaction even if this process freezes.
+        # message, it cannot be interrupted: a lost confirmation would lose the tasks that were acknowledged.
         self._connection.execute(
             f"{self._begin}; SET LOCAL synchronous_commit = on; "
             "SELECT pg_logical_emit_message(true, 'qworker', ''); COMMIT",
@@ -361,6 +361,9 @@ class PostgreSQLLink(Link):
         # It waits for a publisher that looks at this moment whether we are dead.
         self.ask("SELECT pg_advisory_lock_shared(%s)", (generation,))
         self.notified(())
+
+    def end_session(self, generation: int) -> None:
+        self.ask(END_SESSION, (generation,))
 
     def notified(self, queues: Collection[str]) -> Notified:
         if self._polling:
@@ -445,8 +448,9 @@ class PostgreSQLLink(Link):
         text = str(error).strip().partition("\n")[0]
         if code in PASSING:
             return DriverError(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), transient=True)
-        if code == LOCKED:  # not tried again: it has waited for lock_timeout
-            return DriverError(BrokerUnavailable(f"another transaction has locked rows or tables: {text}"))
+        if code == LOCKED:  # a consumer does not try again: it has a lease to renew
+            text = f"another transaction has locked rows or tables: {text}"
+            return DriverError(RowsLocked(text), transient=not self._relaxed)
         if not self._connection.closed and refused(error):
             # For a number in use, another attempt may find a free one.
             return DriverError(PublishError(f"PostgreSQL cannot store this: {text}"), transient=code == TAKEN)

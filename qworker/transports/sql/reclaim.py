@@ -37,6 +37,9 @@ COUNT = "UPDATE {message} SET deliveries = deliveries + 1 WHERE tag"
 PUT_BACK = "UPDATE {message} SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2"
 PORTION = 1000
 """Maximum rows that are deleted at once."""
+SENDING_SECONDS = 15.0
+"""Seconds after the end of its lease when the session of a consumer that has locked rows is ended: it may be
+sending a large result over a slow network."""
 SILENT_SECONDS = 3600.0
 """Seconds after the end of its lease when the row of a consumer that holds nothing is deleted."""
 
@@ -73,43 +76,58 @@ class Transacting(Session, Protocol):
 
 
 def reclaim(
-    session: Transacting, tables: Tables, owners: Iterable[Owner], notify: Callable[[], object]
+    session: Transacting,
+    tables: Tables,
+    owners: Iterable[Owner],
+    notify: Callable[[], object],
+    end_session: Callable[[int], object],
 ) -> tuple[list[Reclaimed], bool]:
     """Put back what dead and silent *owners* held. notify: called within the transaction.
 
-    Also return whether some of it is locked: by a claim or a settlement of its owner, which the server has
-    not ended yet. Waiting for it could cost this consumer its own lease.
+    Also return whether some of it is locked, usually by a claim or a settlement of its owner, whose process
+    is frozen. Waiting for it could cost this consumer its own lease. end_session: called to end such a claim
+    or settlement.
     """
     found, locked = [], False
     held = HELD.format(message=tables.message)
     for owner in owners:
-        silent = owner.silent and (owner.forgotten or session.ask(f"{held} LIMIT 1", (owner.id,)))
-        if not owner.dead and not silent:
+        if not (owner.dead or owner.silent):
+            continue
+        # Another consumer may have been quicker; and the silent one may have renewed since we read it.
+        values = (owner.id, 1e300 if owner.dead else owner.now)
+        there = f"SELECT id FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
+        holds = owner.dead or owner.forgotten or bool(session.ask(f"{held} LIMIT 1", (owner.id,)))
+        if not (holds or tables.locking):
             continue
         with session.transaction():
-            # Another consumer may have been quicker; and the silent one may have renewed since we read it.
-            last = 1e300 if owner.dead else owner.now
-            condition = f"FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
-            # First the owner: it claims nothing more, and what it has claimed is visible.
-            if not session.ask(f"SELECT id {condition}{tables.locking}", (owner.id, last)):
-                locked = locked or bool(session.ask(f"SELECT id {condition}", (owner.id, last)))
-                continue
-            tags = {tag for (tag,) in session.ask(f"{held}{tables.locking}", (owner.id,))}
-            if tags != {tag for (tag,) in session.ask(held, (owner.id,))}:
-                locked = True
-                continue
-            session.do(f"DELETE {condition}", (owner.id, last))
-            running = owner_files.running_tags(owner.running)
-            running = tags & (owner_files.copied_tags(owner.copied) if running is None else running)
-            for some in portions(running, PLACES):
-                session.do(f"{COUNT.format(message=tables.message)} IN ({places(some)})", some)
-            session.do(PUT_BACK.format(message=tables.message), (owner.id,))
-            found.append(Reclaimed(owner.name, len(tags), len(running)))
-            crash_point("reclaiming")
-            notify()  # it may have been notified of messages that it did not claim
-        if owner.dead:
+            # First the owner: then it claims nothing more, and what it has claimed is visible.
+            if session.ask(f"{there}{tables.locking}", values):
+                tags = {tag for (tag,) in session.ask(f"{held}{tables.locking}", (owner.id,))}
+                blocked = tags != {tag for (tag,) in session.ask(held, (owner.id,))}
+                if not blocked and holds:
+                    found.append(_put_back(session, tables, owner, tags))
+                    notify()  # it may have been notified of messages that it did not claim
+            else:
+                blocked = bool(session.ask(there, values))
+        if blocked:
+            locked = True
+            if owner.dead or owner.now >= owner.until + SENDING_SECONDS:
+                end_session(owner.id)
+        elif owner.dead:
             owner_files.delete_files(owner.lock)
     return found, locked
+
+
+def _put_back(session: Session, tables: Tables, owner: Owner, tags: set[int]) -> Reclaimed:
+    """Within a transaction: put back the messages *tags* of *owner*, and delete its row."""
+    session.do(f"DELETE FROM {tables.owner} WHERE id = %s", (owner.id,))
+    running = owner_files.running_tags(owner.running)
+    running = tags & (owner_files.copied_tags(owner.copied) if running is None else running)
+    for some in portions(running, PLACES):
+        session.do(f"{COUNT.format(message=tables.message)} IN ({places(some)})", some)
+    session.do(PUT_BACK.format(message=tables.message), (owner.id,))
+    crash_point("reclaiming")
+    return Reclaimed(owner.name, len(tags), len(running))
 
 
 def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[Owner]:
@@ -127,11 +145,13 @@ def others(link: Link, generation: int, now: float | None, silent_too: bool) -> 
 
 def forget_silent(link: Link) -> int:
     """Delete rows of consumers that ended elsewhere, without messages and without notice."""
-    return link.do(
-        f"DELETE FROM qworker_owner WHERE lease_until + %s < {NOW} AND lease_until > 1e9 AND NOT EXISTS "
-        "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)",
-        (SILENT_SECONDS,),
+    condition = (
+        f"FROM qworker_owner WHERE lease_until + %s < {NOW} AND lease_until > 1e9 AND NOT EXISTS "
+        "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)"
     )
+    # By id: without an index, MySQL would lock, and wait for, the rows of all consumers.
+    ids = [id for (id,) in link.ask(f"SELECT id {condition}", (SILENT_SECONDS,))]
+    return link.do(f"DELETE {condition} AND id = ANY(%s)", (SILENT_SECONDS, ids)) if ids else 0
 
 
 def sweep(link: Link, results: ResultTable, now: float) -> int:

@@ -353,7 +353,9 @@ class SQLiteConsumer(LeaseConsumer):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._held() as connection:
             session = FileSession(connection)
-            found, _ = reclaim(session, TABLES, self._others(session, silent), self._messages.notify)
+            others = self._others(session, silent)
+            # No lock of the file outlasts its process.
+            found, _ = reclaim(session, TABLES, others, self._messages.notify, lambda generation: None)
             return found
 
     def _others(self, session: FileSession, silent_too: bool) -> Iterator[Owner]:
