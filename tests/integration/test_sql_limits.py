@@ -21,6 +21,7 @@ from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import IDLE_SECONDS, Link
 from qworker.transports.sql.links import family_of
+from qworker.transports.sql.mysql import MySQLLink
 from qworker.transports.sql.postgresql import PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -312,6 +313,38 @@ def test_session_of_a_frozen_worker_is_ended(place: SQLPlace, what: str) -> None
         assert len(other.consumer.lease(["q"], 3).messages) == 3
         with pytest.raises(LeaseLost):
             frozen.consumer.extend()
+
+
+def test_sweep_does_not_wait_for_the_rows_of_other_consumers(place: SQLPlace) -> None:
+    with (
+        closing(SQLBroker(place.url)) as gone,
+        closing(SQLBroker(place.url)) as working,
+        closing(SQLBroker(place.url, lease_seconds=1.0)) as sweeping,
+    ):
+        gone.consumer.register("gone@host", ["q"], 1)
+        generation = working.consumer.register("working@host", ["q"], 1)
+        sweeping.consumer.register("sweeping@host", ["q"], 1)
+        place.execute("UPDATE qworker_owner SET lease_until = lease_until - 9999 WHERE name = 'gone@host'")
+
+        def claim(link: Link) -> None:
+            with link.transaction():
+                link.ask("SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE", (generation,))
+                assert sweeping.consumer.sweep("dead", 60.0, 100) == 1  # RowsLocked, if it waited
+
+        working.consumer._handle.run(claim)
+        left = sweeping.consumer._handle.run(lambda link: link.ask("SELECT name FROM qworker_owner"))
+        assert {name for (name,) in left} == {"working@host", "sweeping@host"}
+
+
+def test_session_that_makes_tables_may_be_idle_for_a_limited_time(mysql: SQLPlace) -> None:
+    """It holds a lock that others wait for, even if its process is frozen."""
+    with closing(SQLBroker(mysql.url)) as store:
+        link = store.consumer._handle.open()
+        assert isinstance(link, MySQLLink)
+        usual = link.ask("SELECT @@wait_timeout")
+        with link._making():
+            assert link.ask("SELECT @@wait_timeout") == [(IDLE_SECONDS,)]
+        assert link.ask("SELECT @@wait_timeout") == usual != [(IDLE_SECONDS,)]
 
 
 def test_joins_work_where_every_statement_is_prepared(tmp_path: Path) -> None:

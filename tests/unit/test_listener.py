@@ -42,6 +42,7 @@ from qworker.transports.lease import (
     Leased,
     Release,
     Revocation,
+    RowsLocked,
     Settlement,
     Store,
 )
@@ -1061,6 +1062,43 @@ def test_idle_worker_renews_every_third_of_its_lease() -> None:
     store.renewals = 0
     rig.pass_time(60)
     assert store.renewals == 6
+
+
+class LockedStore(MemoryStore):
+    """While *locked*, settling fails."""
+
+    locked = True
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        if self.locked:
+            raise RowsLocked("another transaction has locked rows")
+        return super().settle(generation, settlements)
+
+
+def test_worker_that_waits_for_locked_rows_keeps_its_lease() -> None:
+    """And reclaims messages of others, since it is the only one that could end the session that locks."""
+    rig = ListenerRig(store=LockedStore, worker_lease_seconds=15.0, worker_ack_flush_seconds=0)
+    store: Any = rig.store
+    dead = store.another()
+    dead.consumer.register("dead@h", ["other"], 1)
+    store.sender.push([rig.rooms.envelope("add", 0, queue="other")])
+    assert len(dead.consumer.lease(["other"], 1).messages) == 1
+    rig.push(1)
+    rig.run_until_idle()
+    (request,) = rig.run()
+    rig.post(request, Ack(request.tag))
+    for _ in range(40):
+        rig.clock.advance(1)
+        rig.step()
+    assert store.settled == []
+    assert rig.lease.current()
+    assert {info.queue: (info.ready, info.leased) for info in store.admin.queues()} == {
+        "celery": (0, 1),
+        "other": (1, 0),
+    }
+    store.locked = False
+    rig.run_until_idle()
+    assert store.settled == [Ack(request.tag)]
 
 
 def published_presence(rig: ListenerRig) -> Presence:
