@@ -21,7 +21,7 @@ from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import IDLE_SECONDS, Link
 from qworker.transports.sql.links import family_of
-from qworker.transports.sql.mysql import MySQLLink
+from qworker.transports.sql.mysql import CONSUMER, MySQLLink
 from qworker.transports.sql.postgresql import PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -345,6 +345,43 @@ def test_session_that_makes_tables_may_be_idle_for_a_limited_time(mysql: SQLPlac
         with link._making():
             assert link.ask("SELECT @@wait_timeout") == [(IDLE_SECONDS,)]
         assert link.ask("SELECT @@wait_timeout") == usual != [(IDLE_SECONDS,)]
+
+
+def test_session_outside_our_tables_is_not_ended(tmp_path: Path) -> None:
+    """Applications and brokers in other schemas use the same numbers for their advisory locks."""
+    ours, theirs = PostgreSQLPlace(tmp_path / "ours"), PostgreSQLPlace(tmp_path / "theirs")
+    try:
+        with closing(SQLBroker(ours.url)) as broker, closing(SQLBroker(theirs.url)) as other:
+
+            def claim(link: Link) -> None:
+                link.listen(4711)
+                with link.transaction():
+                    link.ask("SELECT id FROM qworker_owner FOR UPDATE")
+                    broker.consumer._handle.run(lambda mine: mine.end_session(4711))
+                    link.ask("SELECT 1")
+
+            other.consumer._handle.run(claim)
+    finally:
+        ours.clear()
+        theirs.clear()
+
+
+def test_locks_of_similar_databases_have_different_names(mysql: SQLPlace) -> None:
+    with closing(SQLBroker(mysql.url)) as store:
+        link = store.consumer._handle.open()
+        ((own,),) = link.ask("SELECT database()")
+        names = {own} | {f"{own}_{'x' * 30}_{last}" for last in "ab"}
+        try:
+            found = set()
+            for name in names:
+                link.do(f"CREATE DATABASE IF NOT EXISTS {name}")
+                link.do(f"USE {name}")
+                found |= {lock for (lock,) in link.ask(f"SELECT {CONSUMER}", (10**14,))}
+        finally:
+            for name in names - {own}:
+                link.do(f"DROP DATABASE IF EXISTS {name}")
+        assert len(found) == len(names)
+        assert max(map(len, found)) <= 64
 
 
 def test_joins_work_where_every_statement_is_prepared(tmp_path: Path) -> None:

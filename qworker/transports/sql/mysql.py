@@ -87,8 +87,8 @@ FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
 PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
-CONSUMER = "concat('qworker ', left(database(), 30), ' ', %s)"
-"""The name of a consumer's lock."""
+CONSUMER = "concat('qworker ', left(sha2(database(), 256), 32), ' ', %s)"
+"""The name of a consumer's lock, which is known to the whole server and has 64 characters at most."""
 ONE_PACKET = 32
 """Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
 PACKET_BYTES = 512 * 1024
