@@ -276,18 +276,19 @@ class Run:
                 signals.task_internal_error.send(
                     self.task, task_id=context.id, args=context.args, kwargs=context.kwargs, exception=error
                 )
+            if self.stored and self.status == states.FAILURE:
+                error = self.value  # others have read it, and errbacks were called with it
             row, text = None, _format(error)
             self.status, self.value, self.info = states.FAILURE, error, ExceptionInfo(error, text)
             follow: tuple[Followed, ...] = ()
             parts: Fields = ()
             try:
-                # Without the context, which may be what cannot be stored.
-                row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
+                row = self._failure_row(error, text)
                 parts = self._parts(states.FAILURE, exception_to_dict(error))
                 follow = self._fail_downstream(error, text)
             except Exception:
                 logger.exception("nor could its failure be stored")
-            return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts)
+            return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts, self.stored)
 
     def returned(self, value: Any) -> Outcome:
         outcome = self.succeeded(value)

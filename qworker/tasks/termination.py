@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qworker import states
@@ -18,6 +18,7 @@ from qworker.errors import DamagedResult, NotSupported, Reject, Retry
 from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
+from qworker.results.result import result_from_tuple
 from qworker.tasks import copies, followup
 from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
 from qworker.tasks.outcome import (
@@ -84,6 +85,7 @@ def report(
             return Outcome(COPY, None, "another worker has run it", reported=True)
         if sends and has_run and (context.callbacks or context.errbacks or task.sees_its_end):
             meta = _stored(app, task, context) or {}
+            context.children = _children(app, meta)
             if meta.get("status") == states.SUCCESS and (context.callbacks or task.sees_its_end):
                 return _go_on(app, task, context, meta["result"], runs)
             if meta.get("status") == state == states.FAILURE and _is_error(meta["result"]):
@@ -194,6 +196,22 @@ def _stored(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
             raise
         logger.exception("the result of task %s[%s] cannot be read", task.name, context.id)
         return None
+
+
+class _Children(list[Any]):
+    """The children in a stored result, to which the same calls are not added again."""
+
+    def extend(self, results: Iterable[Any]) -> None:
+        known = {child.id for child in self}
+        super().extend(child for child in results if child.id not in known)
+
+
+def _children(app: App, meta: Mapping[str, Any]) -> _Children:
+    """Return the results of the calls that the killed process had made when it stored *meta*."""
+    try:
+        return _Children(result_from_tuple(child, app) for child in meta.get("children") or ())
+    except (TypeError, ValueError):  # others have written it
+        return _Children()
 
 
 def _go_on(app: App, task: Task, context: Context, value: Any, hooks: bool) -> Outcome:

@@ -1511,3 +1511,11 @@ def test_an_end_is_remembered_until_it_is_settled() -> None:
     """The worker forgot it with the first redelivery, lost its lease once more, and ran the task again."""
     stalls = tuple(Fault("stall", "worker0", method="settle", nth=nth, seconds=6.0) for nth in (2, 1))
     assert problems(run(Case(orders=(Order(numbered(Call(coroutine=True))),), faults=stalls))) == []
+
+
+def test_children_are_kept_if_reporting_a_failure_is_interrupted() -> None:
+    """The failure was stored once more, without them."""
+    failing = Call(fails=True, calls=Call(number=2), number=1)
+    flow = Group(members=[failing], errbacks=[Errback(now=True, number=0)])
+    fault = Fault("limit before", "worker", "get")
+    assert problems(run(Case(orders=(Order(flow),), faults=(fault,)))) == []

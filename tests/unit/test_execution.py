@@ -1017,3 +1017,28 @@ def test_eager_call_does_not_wait_for_an_unavailable_backend(caplog: pytest.LogC
     assert (result.state, result.get()) == ("SUCCESS", 5)
     assert "is not stored: the store is away" in caplog.text
     assert bench.clock.slept == []
+
+
+def test_stored_failure_stays_if_the_rest_of_its_report_fails() -> None:
+    """The result became the later error, without its children, after the errback had got the first one."""
+    bench = Bench()
+    called: list[Any] = []
+    bench.app.task(name="told")(lambda request, exc, traceback: called.append(exc))
+
+    def stop(**given: Any) -> None:
+        raise SystemExit(1)
+
+    def work() -> None:
+        bench.app.tasks["told"].si(1, 2, 3).apply_async(task_id="called")
+        raise KeyError("x")
+
+    signals.task_failure.connect(stop)
+    try:
+        outcome = bench.run(bench.task(work), errbacks=[bench.app.tasks["told"].s()])
+    finally:
+        signals.task_failure.disconnect(stop)
+    meta = bench.stored
+    assert meta is not None
+    assert (outcome.kind, meta["result"]["exc_type"]) == (FAILURE, "KeyError")
+    assert [child[0][0] for child in meta["children"]] == ["called"]
+    assert [repr(error) for error in called] == ["KeyError('x')"]

@@ -226,6 +226,30 @@ def test_stored_failure_may_have_any_traceback(traceback: Any) -> None:
     assert [repr(error) for error in linked.errback_calls] == ["KeyError('x')"]
 
 
+@pytest.mark.parametrize("stored", [states.SUCCESS, states.FAILURE])
+def test_task_killed_after_storing_its_end_keeps_its_children(stored: str) -> None:
+    linked = Linked()
+    backend = linked.app.backend
+    failed = {"exc_type": "KeyError", "exc_message": ["x"]}
+    meta = backend.meta("id-1", stored, 5 if stored == states.SUCCESS else failed)
+    meta["children"] = [[["called", None], None], [["next", None], None]]
+    backend.store("id-1", meta)
+    outcome = linked.report()
+    assert outcome.row is not None
+    backend.store_rows([outcome.row])
+    found = linked.app.AsyncResult("id-1")
+    assert [child.id for child in found.children] == ["called", "next"]
+
+
+@pytest.mark.parametrize("children", [5, [5], [[5, None]], {"a": 1}, "ab"], ids=str)
+def test_stored_end_may_have_any_children(children: Any) -> None:
+    """Another program has stored it."""
+    linked = Linked()
+    backend = linked.app.backend
+    backend.store("id-1", {**backend.meta("id-1", states.SUCCESS, 5), "children": children})
+    assert linked.report().kind == SUCCESS
+
+
 def test_task_killed_by_its_hook_after_storing_its_success_has_succeeded() -> None:
     """Its result became WorkerLost."""
     linked = Linked(callbacks=None, errbacks=None, base=Hooked)
