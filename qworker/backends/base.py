@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from qworker import states
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, final, readable
-from qworker.backends.waiters import POLL_SECONDS, Source
+from qworker.backends.waiters import POLL_SECONDS, NotificationSource
 from qworker.backends.waiters import Found as Found  # exported for stores
 from qworker.backends.waiters import Meta as Meta
 from qworker.clock import Clock, isoformat
@@ -351,7 +351,7 @@ class Backend(ABC):
         made: ResultWatcher | None = self.__dict__.get("_watcher")
         return made or cast(ResultWatcher, self.__dict__.setdefault("_watcher", ResultWatcher(self)))
 
-    def open_source(self) -> Source | None:
+    def open_source(self) -> NotificationSource | None:
         """Return a source of notifications about results; None: there is none, and the store is polled."""
         return None
 

@@ -96,19 +96,19 @@ def _nothing(conf: Any) -> dict[str, Any]:
     return {}
 
 
-class _Place(NamedTuple):
+class _Derivation(NamedTuple):
     """url: makes the result URL from the broker's. changes: settings to change for results."""
 
     url: Callable[[str], str] = _as_it_is
     changes: Callable[[Any], dict[str, Any]] = _nothing
 
 
-_BESIDE = _Place(changes=_of_connections)
-_IN_TABLES = _Place(_for_sqlalchemy, _of_engines)
-_TO_THE_CALLER = _Place(lambda url: REPLIES)
+_BESIDE = _Derivation(changes=_of_connections)
+_IN_TABLES = _Derivation(_for_sqlalchemy, _of_engines)
+_TO_THE_CALLER = _Derivation(lambda url: REPLIES)
 
-PLACES: Mapping[str, _Place] = {
-    "sqlite": _Place(),
+PLACES: Mapping[str, _Derivation] = {
+    "sqlite": _Derivation(),
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "mongodb"), _BESIDE),
     **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb"), _IN_TABLES),
     **dict.fromkeys(("amqp", "amqps", "pyamqp"), _TO_THE_CALLER),

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from qworker import states
-from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Notifications, Waiter, Watched
+from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Notifications, Waiter, WatchedStore
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import reraise_interrupt
 from qworker.process.forked import forgetful
@@ -58,7 +58,7 @@ class ResultWatcher:
 
     def __init__(
         self,
-        backend: Watched,
+        backend: WatchedStore,
         linger: float = LINGER,
         outage: float = OUTAGE_SECONDS,
         poll: float = POLL_SECONDS,
@@ -361,7 +361,7 @@ class ResultWatcher:
         notifications.abandon()
 
 
-class Due(NamedTuple):
+class DueRead(NamedTuple):
     """What the leader reads now, and when it began."""
 
     began: float
@@ -399,15 +399,15 @@ class PollTimes:
         """Let the pauses be short again."""
         self._pause = QUICKEST
 
-    def due(self, now: float, any_may_have_ended: bool, has_many: bool) -> Due:
+    def due(self, now: float, any_may_have_ended: bool, has_many: bool) -> DueRead:
         """Return what to read *now*."""
         many_at = min(self._many_at, self._many_rested_at) if any_may_have_ended else self._many_at
         many = has_many and (now >= many_at or self._many_at == math.inf)
         if has_many and not many:
             self._many_at = many_at
-        return Due(now, any_may_have_ended or now >= self._at, many, has_many)
+        return DueRead(now, any_may_have_ended or now >= self._at, many, has_many)
 
-    def read(self, due: Due, done: float, came: bool, notified: bool, slowest: float) -> None:
+    def read(self, due: DueRead, done: float, came: bool, notified: bool, slowest: float) -> None:
         """Compute the next times, because *due* was read until *done*.
 
         - came: whether ids were new.

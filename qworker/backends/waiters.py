@@ -80,7 +80,7 @@ class Waiter:
 # -- the interface of a store for the watcher --
 
 
-class Source(Protocol):
+class NotificationSource(Protocol):
     """A store's notifications about results, used by the leader. Methods of a broken source may raise any
     exception; then another source is opened. A source with ``announces_all = True`` needs no subscribe(): it
     announces everything stored after it was opened."""
@@ -100,7 +100,7 @@ class Source(Protocol):
         """In a forked child: release the source without communicating with the server."""
 
 
-class Watched(Protocol):
+class WatchedStore(Protocol):
     """The part of a result store that its watcher uses."""
 
     clock: Clock
@@ -108,16 +108,16 @@ class Watched(Protocol):
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]: ...
 
-    def open_source(self) -> Source | None: ...
+    def open_source(self) -> NotificationSource | None: ...
 
 
 class Notifications:
     """The notifications of *backend*, opened when somebody waits, and again after a failure. Used by the
     leader only, but for mark()."""
 
-    def __init__(self, backend: Watched) -> None:
+    def __init__(self, backend: WatchedStore) -> None:
         self._backend = backend
-        self._source: Source | None = None
+        self._source: NotificationSource | None = None
         self.events = 0
         """Counts reads, openings and closings of the source: a new waiter has missed what came before."""
         self._failures = 0
@@ -164,7 +164,7 @@ class Notifications:
             self._failed(error)
             return None if source is not None else ()
 
-    def _subscribe(self, source: Source, waiters: Sequence[Waiter]) -> None:
+    def _subscribe(self, source: NotificationSource, waiters: Sequence[Waiter]) -> None:
         ids = set[str]().union(*(waiter.ids for waiter in waiters))
         source.subscribe(ids)
         self._subscribed = len(ids)

@@ -22,7 +22,7 @@ from qworker.beat.catalog import Listed, error_text, marked
 from qworker.beat.entry import ALLOW, SKIP, Entry
 from qworker.beat.kinds import schedule_text
 from qworker.beat.schedules import schedule
-from qworker.beat.store import State
+from qworker.beat.store import EntryState
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ MOST_LOOKS = 10_000
 """Maximum due times examined for one call: jitter may postpone a call past millions of due times."""
 
 
-class Due(NamedTuple):
+class DueEntry(NamedTuple):
     """An entry that is due. dues: the due times to call, oldest first; empty if all were missed. upto: the
     last due time handled."""
 
     name: str
     entry: Entry
-    state: State
+    state: EntryState
     dues: tuple[float, ...]
     upto: float
 
@@ -49,7 +49,7 @@ class _Plan:
     """due: epoch seconds. number: of the plan; heap items with another number are obsolete."""
 
     entry: Entry
-    state: State
+    state: EntryState
     due: float
     number: int
 
@@ -74,15 +74,15 @@ class Agenda:
         """Return the number of entries with a next due time."""
         return len(self._plans)
 
-    def update(self, listed: Iterable[Listed], now: float) -> dict[str, State]:
+    def update(self, listed: Iterable[Listed], now: float) -> dict[str, EntryState]:
         """Add new or changed entries; return the states to store for those that start afresh."""
-        fresh: dict[str, State] = {}
+        fresh: dict[str, EntryState] = {}
         for each in listed:
             if each.name in self._plans or each.name in self.wrong:
                 self.drop([each.name])
             if each.entry is None and not each.removed:
                 continue
-            state = each.state or State()
+            state = each.state or EntryState()
             seen = seen_as(each)
             if state.seen != seen:
                 state = state._replace(seen=seen, since=round(now, 6), error=None)
@@ -106,7 +106,7 @@ class Agenda:
             self._plans.pop(name, None)
             self.wrong.pop(name, None)
 
-    def plan(self, name: str, entry: Entry, state: State, not_before: float = 0.0) -> float | None:
+    def plan(self, name: str, entry: Entry, state: EntryState, not_before: float = 0.0) -> float | None:
         """Plan the next due time of *entry* and return it; None if there is none, or if the schedule fails.
 
         not_before: epoch seconds before which due() does not return the entry.
@@ -128,7 +128,7 @@ class Agenda:
         heapq.heappush(self._heap, (max(due + late, not_before), self._count, name))
         return due
 
-    def learn(self, name: str, state: State) -> bool:
+    def learn(self, name: str, state: EntryState) -> bool:
         """Replace the state of an entry whose calls turned out to have been made. Return False if it has been
         changed or removed since."""
         plan = self._plans.get(name)
@@ -147,10 +147,10 @@ class Agenda:
             heapq.heappop(self._heap)
         return None
 
-    def due(self, now: float, most: int) -> list[Due]:
+    def due(self, now: float, most: int) -> list[DueEntry]:
         """Remove and return due entries with *most* calls in total; the last entry may exceed that. The
         caller plans them again."""
-        found: list[Due] = []
+        found: list[DueEntry] = []
         calls = 0
         while calls < most and (at := self.next()) is not None and at <= now:
             _, _, name = heapq.heappop(self._heap)
@@ -164,7 +164,7 @@ class Agenda:
             calls += max(1, len(due.dues))
         return found
 
-    def _choose(self, name: str, plan: _Plan, now: float) -> Due:
+    def _choose(self, name: str, plan: _Plan, now: float) -> DueEntry:
         entry, state = plan.entry, plan.state
         base = _base(state)
         dues: list[float] = []
@@ -195,7 +195,7 @@ class Agenda:
             if entry.expires is not None and now >= due + entry.expires:
                 break
             dues.append(due)
-        return Due(name, entry, state, tuple(reversed(dues)), upto)
+        return DueEntry(name, entry, state, tuple(reversed(dues)), upto)
 
     def _report_error(self, name: str, error: Exception) -> None:
         self.wrong[name] = text = error_text(error)
@@ -219,11 +219,11 @@ def seen_as(found: Listed) -> str:
     return schedule_text(entry.schedule) + ("" if entry.enabled else " paused") + marked(found.born)
 
 
-def _base(state: State) -> float:
+def _base(state: EntryState) -> float:
     return state.since if state.last_due is None else max(state.since, state.last_due)
 
 
-def anchored(entry: Entry, state: State) -> Entry:
+def anchored(entry: Entry, state: EntryState) -> Entry:
     """Return *entry* with its intervals counted from the time it was first seen."""
     if type(entry.schedule) is not schedule or entry.schedule.anchor is not None:
         return entry

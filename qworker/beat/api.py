@@ -20,7 +20,7 @@ from qworker.beat.catalog import Edit, Listed, base_of, catalog, edit_of, listed
 from qworker.beat.entry import Entry, read_entry
 from qworker.beat.overlap import hindrance
 from qworker.beat.serialization import read_fields, to_json, write_fields
-from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import EntryRow, EntryState, Lease, ScheduleStore, Slot
 from qworker.beat.stores import open_store
 from qworker.clock import isoformat
 from qworker.contracts import App
@@ -71,7 +71,7 @@ class Schedules:
     def __getitem__(self, name: str) -> Listed:
         return self.get(name)
 
-    def _find(self, name: str) -> tuple[Listed, Row | None]:
+    def _find(self, name: str) -> tuple[Listed, EntryRow | None]:
         given, row = base_of(self._app).get(name), self.store.row(name)
         if given is None and (row is None or row.edit is None):
             guesses = close_matches(name, [each.name for each in self.entries()])
@@ -102,9 +102,9 @@ class Schedules:
     def _as_called(self, found: Listed) -> Entry:
         """Return its entry, with intervals counted from the time it was first seen, or from now."""
         assert found.entry is not None
-        state = found.state or State()
+        state = found.state or EntryState()
         known = state.seen == seen_as(found)
-        return anchored(found.entry, State(since=state.since if known else self._app.clock.now()))
+        return anchored(found.entry, EntryState(since=state.since if known else self._app.clock.now()))
 
     def runs(self, name: str, most: int = 100) -> list[Slot]:
         """Return the last *most* due times of the entry *name* that were called, newest first."""

@@ -23,7 +23,7 @@ from qworker import __version__
 from qworker.beat.entry import FIELDS, USUAL, Entry, read_entry
 from qworker.beat.kinds import write_schedule
 from qworker.beat.serialization import from_json, read_fields
-from qworker.beat.store import Row, State
+from qworker.beat.store import EntryRow, EntryState
 from qworker.contracts import App
 from qworker.errors import InvalidSchedule, QWorkerError
 
@@ -48,7 +48,7 @@ class Listed(NamedTuple):
     changed: frozenset[str] = UNCHANGED
     error: str | None = None
     removed: bool = False
-    state: State | None = None
+    state: EntryState | None = None
     born: str | None = None
 
 
@@ -67,7 +67,7 @@ class Edit(NamedTuple):
         return {"fields": self.fields, **marks, **({"born": self.born} if self.born else {})}
 
 
-def edit_of(row: Row | None) -> Edit | None:
+def edit_of(row: EntryRow | None) -> Edit | None:
     """Return the manual change in *row*; None if there is none. Raises InvalidSchedule if it is unreadable or
     refused."""
     if row is None or row.edit is None:
@@ -97,23 +97,23 @@ _MARK = re.compile(r" added ([0-9a-f]{16})")
 
 
 def marked(born: str | None) -> str:
-    """Return the end of ``State.seen`` for an entry that was added by hand."""
+    """Return the end of ``EntryState.seen`` for an entry that was added by hand."""
     return "" if born is None else f" added {born}"
 
 
-def _born(state: State) -> str | None:
+def _born(state: EntryState) -> str | None:
     """Return the ``born`` of the entry added by hand that *state* belongs to; None if there is none, or it is
     unknown."""
     found = _MARK.search(state.seen, max(0, len(state.seen) - len(marked("0" * 16))))
     return found and found[1]
 
 
-def is_leftover(row: Row) -> bool:
+def is_leftover(row: EntryRow) -> bool:
     """Tell whether *row* is left over from a removed entry, and can be deleted. (Only for entries that are
     not in settings or code.)"""
     if row.edit is not None:
         return False
-    return row.state is None or row.state == State() or _born(row.state) is not None
+    return row.state is None or row.state == EntryState() or _born(row.state) is not None
 
 
 def base_of(app: App) -> dict[str, tuple[str, Any]]:
@@ -131,7 +131,7 @@ def base_of(app: App) -> dict[str, tuple[str, Any]]:
 
 
 def catalog(
-    base: Mapping[str, tuple[str, Any]], rows: Iterable[Row], plain: Mapping[str, Listed] | None = None
+    base: Mapping[str, tuple[str, Any]], rows: Iterable[EntryRow], plain: Mapping[str, Listed] | None = None
 ) -> dict[str, Listed]:
     """Return every entry of *base* and *rows*, by name. plain: ``catalog(base, ())``, if known already."""
     known = {row.name: row for row in rows}
@@ -148,7 +148,7 @@ def catalog(
     return found
 
 
-def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
+def listed(name: str, given: tuple[str, Any] | None, row: EntryRow | None) -> Listed:
     """Return the entry *name*, from settings or code and the store."""
     source, described = given or (HAND, None)
     state = row and row.state

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 from qworker import states
-from qworker.beat.agenda import Due
+from qworker.beat.agenda import DueEntry
 from qworker.beat.entry import ALLOW, REPLACE, SKIP, Entry
 from qworker.beat.store import NO_RESULT
 from qworker.contracts import App
@@ -93,11 +93,11 @@ class Overlaps:
         self._begin = begin
         self._question: Question | None = None
 
-    def before(self, found: Iterable[Due]) -> dict[str, Before]:
+    def before(self, found: Iterable[DueEntry]) -> dict[str, Before]:
         """Return the state of the previous call of each entry in *found*, by name; entries that do not need
         it are left out."""
         known: dict[str, Before] = {}
-        asking: list[tuple[str, Due]] = []
+        asking: list[tuple[str, DueEntry]] = []
         for each in found:
             task_id = each.state.task_id
             if each.entry.overlap == ALLOW or task_id is None or hindrance(self._app, each.entry):
@@ -124,7 +124,7 @@ class Overlaps:
         self._question = None
         return question.found
 
-    def _state_of(self, due: Due, answer: Answer) -> Before:
+    def _state_of(self, due: DueEntry, answer: Answer) -> Before:
         name, entry = due.name, due.entry
         if isinstance(answer, DamagedResult):
             self._note(name, f"the previous call is assumed to have ended: {answer}")

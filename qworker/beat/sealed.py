@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qworker.beat.calls import id_of
-from qworker.beat.store import Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import EntryRow, EntryState, Firing, Lease, ScheduleStore, Slot
 from qworker.errors import SecurityError
 from qworker.transports.lease import Sender
 
@@ -43,10 +43,10 @@ class SealedScheduleStore(ScheduleStore):
 
     # -- signed --
 
-    def rows(self, after: int = -1) -> list[Row]:
+    def rows(self, after: int = -1) -> list[EntryRow]:
         return [self._opened(row) for row in self.inner.rows(after)]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         found = self.inner.row(name)
         return None if found is None else self._opened(found)
 
@@ -56,7 +56,7 @@ class SealedScheduleStore(ScheduleStore):
             edit = b"%b%b%b%b" % (edit[:-1], _SEAL, seal.encode(), _END)
         return self.inner.edit(name, edit, known)
 
-    def _opened(self, row: Row) -> Row:
+    def _opened(self, row: EntryRow) -> EntryRow:
         if row.edit is None:
             return row
         text, separator, seal = row.edit.rpartition(_SEAL)
@@ -104,7 +104,7 @@ class SealedScheduleStore(ScheduleStore):
     def resign(self, lease: Lease) -> None:
         self.inner.resign(lease)
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         self.inner.note(lease, states)
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:

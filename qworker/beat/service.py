@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
 from qworker import signals
-from qworker.beat.agenda import Agenda, Due
+from qworker.beat.agenda import Agenda, DueEntry
 from qworker.beat.calls import id_of, messages
 from qworker.beat.catalog import Listed, about, base_of, catalog, error_text, is_leftover, listed
 from qworker.beat.caution import Caution, N
 from qworker.beat.entry import ALLOW, REPLACE, Entry
 from qworker.beat.leadership import AWAY, Scheduling
 from qworker.beat.overlap import Before, Overlaps, hindrance, without_result
-from qworker.beat.store import NO_RESULT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import NO_RESULT, EntryRow, EntryState, Firing, Lease, ScheduleStore, Slot
 from qworker.beat.stores import open_store
 from qworker.errors import LeaseLost, NotSupported, QWorkerError
 from qworker.transports.lease import Envelope
@@ -49,13 +49,13 @@ MOST_ASKED = 20
 RETRY_SECONDS = 0.25
 
 
-class _Call(NamedTuple):
+class _PlannedCall(NamedTuple):
     """What to do for a due entry. state: its new state. replaces: the id of the previous call, which is to be
     revoked; None if there is none."""
 
-    due: Due
+    due: DueEntry
     firings: Sequence[Firing]
-    state: State
+    state: EntryState
     replaces: str | None
 
     @property
@@ -106,7 +106,7 @@ class Beat(Scheduling):
         """Versions of obsolete rows, by entry."""
         self._wall = self.clock.now()
         """The clock time at the last turn."""
-        self._doubtful: dict[str, _Call] = {}
+        self._doubtful: dict[str, _PlannedCall] = {}
         """Calls that may or may not have been made, by entry."""
         self.fired = 0
         """Calls made by this process."""
@@ -188,7 +188,7 @@ class Beat(Scheduling):
             self._take_in(some, lease, agenda)
         self._version = max([lease.version, *(row.version for row in rows)])  # some are newer than the lease
 
-    def _take_in(self, rows: Sequence[Row], lease: Lease, agenda: Agenda) -> None:
+    def _take_in(self, rows: Sequence[EntryRow], lease: Lease, agenda: Agenda) -> None:
         changed, forgotten = [], {}
         for row in rows:
             given = self._base.get(row.name)
@@ -197,7 +197,7 @@ class Beat(Scheduling):
                 agenda.drop([row.name])
                 self._note_error(row.name, None)
                 self._notes.pop(row.name, None)
-                forgotten[row.name] = State()  # an entry added later with this name starts afresh
+                forgotten[row.name] = EntryState()  # an entry added later with this name starts afresh
                 self._tombstones[row.name] = row.version
             else:
                 self._listed[row.name] = found = listed(row.name, given, row)
@@ -279,21 +279,21 @@ class Beat(Scheduling):
         calls.clear()
 
     def _call_some(
-        self, found: Sequence[Due], agenda: Agenda, left: dict[str, Due], pauses: dict[str, float]
+        self, found: Sequence[DueEntry], agenda: Agenda, left: dict[str, DueEntry], pauses: dict[str, float]
     ) -> None:
         """Call *found*. Plan those that are done again, and remove them from *left*; put the seconds that
         others must wait into *pauses*."""
         lease = self._go_on_leading()
         before = self._overlaps.before(found)
-        uncalled: dict[str, State] = {}
+        uncalled: dict[str, EntryState] = {}
 
-        def done(name: str, state: State) -> None:
+        def done(name: str, state: EntryState) -> None:
             due = left.pop(name)
             agenda.plan(name, due.entry, state)
             self._note_error(name, state.error)
             self._note_hindrance(name, due.entry)
 
-        def call(some: Sequence[Due]) -> frozenset[str]:
+        def call(some: Sequence[DueEntry]) -> frozenset[str]:
             calls = [made for each in some if (made := self._made(each, before.get(each.name))) is not None]
             self._fire(lease, [each for each in calls if each.firings])
             for each in calls:
@@ -303,7 +303,7 @@ class Beat(Scheduling):
                     uncalled[each.name] = each.state
             return frozenset(each.name for each in calls)
 
-        def refuse(due: Due, error: Exception) -> None:
+        def refuse(due: DueEntry, error: Exception) -> None:
             uncalled[due.name] = self._failed(due, error)
 
         unknown = {name for name, known in before.items() if known is Before.UNKNOWN}
@@ -353,7 +353,7 @@ class Beat(Scheduling):
                 self._caution.succeeded(done)
                 self._go_on()
 
-    def _made(self, due: Due, known: Before | None) -> _Call | None:
+    def _made(self, due: DueEntry, known: Before | None) -> _PlannedCall | None:
         """Return the calls for *due*; None if it must wait. known: the state of the previous call; None if
         not needed."""
         try:
@@ -363,7 +363,7 @@ class Beat(Scheduling):
             self._note(due.name, f"it waits: {error}")
             return None
 
-    def _fire(self, lease: Lease, calls: Sequence[_Call]) -> None:
+    def _fire(self, lease: Lease, calls: Sequence[_PlannedCall]) -> None:
         if not calls:
             return
         firings = [firing for each in calls for firing in each.firings]
@@ -379,7 +379,7 @@ class Beat(Scheduling):
         # Not earlier: the replacements must have been called.
         self._revocations.update((each.name, each.replaces) for each in calls if each.replaces is not None)
 
-    def _prepared(self, due: Due, is_running: bool) -> _Call:
+    def _prepared(self, due: DueEntry, is_running: bool) -> _PlannedCall:
         """Return the calls for *due*, and the new state of the entry. is_running: the previous call has not
         ended. Raises errors in AWAY."""
         name, entry, before, dues, upto = due
@@ -388,7 +388,7 @@ class Beat(Scheduling):
         # Without this mark, a call without a result would seem to run until results expire.
         mark = "" if without_result(self.app, entry) is None else NO_RESULT
         if is_running and entry.overlap != REPLACE:
-            return _Call(due, (), state, None)
+            return _PlannedCall(due, (), state, None)
         made: list[Firing] = []
         for each in dues:
             task_id = id_of(self._scope, name, each)
@@ -397,7 +397,7 @@ class Beat(Scheduling):
             except AWAY:
                 raise
             except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
-                return _Call(due, (), self._failed(due, error), None)
+                return _PlannedCall(due, (), self._failed(due, error), None)
             state = state._replace(
                 last_run=self.clock.now(),
                 task_id=task_id + mark,
@@ -405,9 +405,9 @@ class Beat(Scheduling):
                 error=None,
             )
             made.append(Firing(name, each, task_id, envelopes, state))
-        return _Call(due, made, state, before.called_id if is_running else None)
+        return _PlannedCall(due, made, state, before.called_id if is_running else None)
 
-    def _failed(self, due: Due, error: Exception) -> State:
+    def _failed(self, due: DueEntry, error: Exception) -> EntryState:
         """Return the state of an entry whose call for *due* cannot be made; the error is reported once."""
         text = error_text(error)[:1000]
         if due.state.error != text:

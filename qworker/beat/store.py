@@ -42,7 +42,7 @@ class Lease(NamedTuple):
 NO_RESULT = " without result"
 
 
-class State(NamedTuple):
+class EntryState(NamedTuple):
     """The state of an entry. All times are epoch seconds.
 
     - seen (text): its schedule when it was last examined; if it has changed, the entry starts afresh.
@@ -66,7 +66,7 @@ class State(NamedTuple):
         return self.task_id and self.task_id.removesuffix(NO_RESULT)
 
     @classmethod
-    def read(cls, values: Sequence[Any]) -> State | None:
+    def read(cls, values: Sequence[Any]) -> EntryState | None:
         """Return the state stored as *values*; None if invalid, so that the entry starts afresh."""
         try:
             seen, since, last_due, last_run, task_id, runs, error = values
@@ -94,14 +94,14 @@ def _instant(value: Any) -> float:
     return seconds
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """A row of the store. edit: manual changes as JSON; None if there are none. refused: why the edit is not
     trusted; None if it is."""
 
     name: str
     version: int
     edit: bytes | None
-    state: State | None
+    state: EntryState | None
     refused: str | None = None
 
 
@@ -113,7 +113,7 @@ class Firing(NamedTuple):
     due: float
     task_id: str
     envelopes: Sequence[Envelope]
-    state: State
+    state: EntryState
 
 
 class Slot(NamedTuple):
@@ -175,11 +175,11 @@ class ScheduleStore(ABC):
         """Release the lease, if it is still *lease*."""
 
     @abstractmethod
-    def rows(self, after: int = -1) -> list[Row]:
+    def rows(self, after: int = -1) -> list[EntryRow]:
         """Return the rows with a version higher than *after*."""
 
     @abstractmethod
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         """Return the row of the entry *name*; None when there is none."""
 
     @abstractmethod
@@ -188,7 +188,7 @@ class ScheduleStore(ABC):
         its row is not *known*, 0 for no row."""
 
     @abstractmethod
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         """Store the states of entries. Raises LeaseLost when *lease* was lost."""
 
     @abstractmethod

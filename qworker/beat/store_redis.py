@@ -19,12 +19,12 @@ from typing import Any
 from qworker.beat.store import (
     PENDING,
     SENT,
+    EntryRow,
+    EntryState,
     Firing,
     Lease,
-    Row,
     ScheduleStore,
     Slot,
-    State,
     is_sayable,
     micro,
     once,
@@ -287,11 +287,11 @@ class RedisScheduleStore(ScheduleStore):
 
     # -- entries --
 
-    def rows(self, after: int = -1) -> list[Row]:
+    def rows(self, after: int = -1) -> list[EntryRow]:
         rows = [_row(name, *rest) for name, *rest in self._call(_ROWS, after)]
         return [row for row in rows if row is not None]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         if not is_sayable(name):
             return None
         version, edit, state = self._call(_ROW, name)
@@ -300,7 +300,7 @@ class RedisScheduleStore(ScheduleStore):
     def edit(self, name: str, edit: bytes | None, known: int) -> bool:
         return bool(self._call(_EDIT, name, known, edit or b"", tries=1))
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         for some in portions(states.items(), PORTION):
             pairs = [part for name, state in some for part in (name, _packed(state))]
             self._call(_NOTE, lease.holder, lease.generation, *pairs)
@@ -397,23 +397,23 @@ def _lease(found: Sequence[Any]) -> Lease:
     )
 
 
-def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row | None:
+def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> EntryRow | None:
     """Return None for an invalid name, which this module did not write."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
         return None
-    return Row(text, int(float(version or 0)), edit, None if state is None else _unpacked(state))
+    return EntryRow(text, int(float(version or 0)), edit, None if state is None else _unpacked(state))
 
 
-def _packed(state: State) -> str:
+def _packed(state: EntryState) -> str:
     return json.dumps(state)
 
 
-def _unpacked(text: bytes) -> State | None:
+def _unpacked(text: bytes) -> EntryState | None:
     """Return None for an invalid state, so that the entry starts afresh."""
     try:
-        return State.read(json.loads(text))
+        return EntryState.read(json.loads(text))
     except (ValueError, RecursionError):
         return None
 

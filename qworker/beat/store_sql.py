@@ -18,12 +18,12 @@ from typing import Any, Protocol, TypeVar
 from qworker.beat.store import (
     PENDING,
     SENT,
+    EntryRow,
+    EntryState,
     Firing,
     Lease,
-    Row,
     ScheduleStore,
     Slot,
-    State,
     is_sayable,
     micro,
     once,
@@ -53,7 +53,7 @@ class Session(join_rows.Session, Protocol):
         ...
 
 
-class Place(Protocol):
+class ScheduleDatabase(Protocol):
     """A database. dialect: sqlite, postgresql or mysql."""
 
     dialect: str
@@ -143,15 +143,15 @@ OF_ALL = "ORDER BY name, due"
 class SQLScheduleStore(ScheduleStore):
     """scope: the name that separates these entries from others in the database."""
 
-    def __init__(self, place: Place, scope: str, clock: Clock) -> None:
-        self._place = place
+    def __init__(self, database: ScheduleDatabase, scope: str, clock: Clock) -> None:
+        self._database = database
         self._scope = scope
         self._clock = clock
         self._there = False
-        self._is_file = place.dialect == "sqlite"
+        self._is_file = database.dialect == "sqlite"
         self._locking = "" if self._is_file else " FOR UPDATE"
-        self._in_arrays = place.dialect == "postgresql"
-        insert, ignoring = IGNORING[place.dialect]
+        self._in_arrays = database.dialect == "postgresql"
+        insert, ignoring = IGNORING[database.dialect]
         self._begin = (
             f"{insert} qworker_beat (scope, holder, generation, beats, version, about) "
             f"VALUES (%s, '', 0, 0, 0, '') {ignoring}"
@@ -160,15 +160,15 @@ class SQLScheduleStore(ScheduleStore):
             f"{insert} qworker_slot ({', '.join(SLOT)}) {_many(SLOT) if self._in_arrays else _one(SLOT)} "
             f"{ignoring}"
         )
-        self._note_one = _upsert(place.dialect, ("version", *STATE), STATE, self._in_arrays)
-        self._edit_one = _upsert(place.dialect, ("version", "edit", "runs"), ("version", "edit"))
+        self._note_one = _upsert(database.dialect, ("version", *STATE), STATE, self._in_arrays)
+        self._edit_one = _upsert(database.dialect, ("version", "edit", "runs"), ("version", "edit"))
 
     def _transact(self, work: Callable[[Session], T]) -> T:
         if not self._there:
             self._prepare()
             self._there = True
         try:
-            return self._place.transact(work)
+            return self._database.transact(work)
         except BackendError:
             self._there = False  # the tables may have been dropped
             raise
@@ -176,7 +176,7 @@ class SQLScheduleStore(ScheduleStore):
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
         """Return the rows of *query*; [] if the tables do not exist, because reading does not create them."""
         try:
-            return self._place.read(query, values)
+            return self._database.read(query, values)
         except BackendError as error:
             were_there, self._there = self._there, False
             if were_there or not are_missing(str(error)):
@@ -186,24 +186,24 @@ class SQLScheduleStore(ScheduleStore):
     def _prepare(self) -> None:
         """Create the tables, if missing, and the row of the lease."""
         try:
-            self._place.transact(self._probe)
+            self._database.transact(self._probe)
         except BackendError as error:
             if not are_missing(str(error)):
                 raise
             for name, table in TABLES.items():
-                statements = [table.format(**TYPES[self._place.dialect])]
-                if name == "qworker_slot" and self._place.dialect != "mysql":
+                statements = [table.format(**TYPES[self._database.dialect])]
+                if name == "qworker_slot" and self._database.dialect != "mysql":
                     statements.append(INDEX)
                 with suppress(BackendError):  # another process creates it at the same time
-                    self._place.transact(partial(_do, statements=statements))
-            self._place.transact(self._probe)
+                    self._database.transact(partial(_do, statements=statements))
+            self._database.transact(self._probe)
 
     def _probe(self, session: Session) -> None:
         session.ask(f"SELECT 1 FROM {', '.join(TABLES)} WHERE 1 = 0")
         session.do(self._begin, (self._scope,))
 
     def is_with(self, sender: Sender) -> bool:
-        return self._place.pusher(sender) is not None
+        return self._database.pusher(sender) is not None
 
     # -- the lease --
 
@@ -243,11 +243,11 @@ class SQLScheduleStore(ScheduleStore):
 
     # -- entries --
 
-    def rows(self, after: int = -1) -> list[Row]:
+    def rows(self, after: int = -1) -> list[EntryRow]:
         query, values = f"{ROWS} AND version > %s", (self._scope, after)
         return [_row(found) for found in self._read(query, values)]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         if not is_sayable(name):
             return None
         found = self._read(f"{ROWS} AND name = %s", (self._scope, name))
@@ -267,7 +267,7 @@ class SQLScheduleStore(ScheduleStore):
 
         return self._transact(work)
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         def work(session: Session) -> None:
             self._check(session, lease)
             self._note(session, states)
@@ -284,7 +284,7 @@ class SQLScheduleStore(ScheduleStore):
         if versions:
             self._transact(work)
 
-    def _note(self, session: Session, states: Mapping[str, State]) -> None:
+    def _note(self, session: Session, states: Mapping[str, EntryState]) -> None:
         rows = [(self._scope, name, 0, *_stored(state)) for name, state in sorted(states.items())]
         self._each(session, self._note_one, rows)
 
@@ -293,7 +293,7 @@ class SQLScheduleStore(ScheduleStore):
         possible for MySQL, as lists."""
         if not rows:
             return
-        for_all = AT_ONCE.get((self._place.dialect, statement))
+        for_all = AT_ONCE.get((self._database.dialect, statement))
         if self._in_arrays:
             arrays = [list(values) for values in zip(*rows, strict=True)]
             session.do(for_all or statement, arrays)
@@ -305,7 +305,7 @@ class SQLScheduleStore(ScheduleStore):
     # -- slots --
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        push, firings = self._place.pusher(sender), once(firings)
+        push, firings = self._database.pusher(sender), once(firings)
         if not firings:
             return []
 
@@ -334,7 +334,7 @@ class SQLScheduleStore(ScheduleStore):
         if not free:
             return free
         if push is not None:
-            self._place.pushed(sender)
+            self._database.pushed(sender)
             return free
         crash_point("slots-pending")
         sender.push([envelope for each in free for envelope in each.envelopes])
@@ -343,7 +343,7 @@ class SQLScheduleStore(ScheduleStore):
         return free
 
     def prepare(self, sender: Sender) -> None:
-        push = self._place.pusher(sender)
+        push = self._database.pusher(sender)
         if push is not None:
             self._transact(lambda session: push(session, []))
 
@@ -399,7 +399,7 @@ class SQLScheduleStore(ScheduleStore):
         return self._transact(work)
 
     def close(self) -> None:
-        self._place.close()
+        self._database.close()
 
 
 def are_missing(text: str) -> bool:
@@ -440,13 +440,13 @@ def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str], in_arr
     return f"{insert} ON CONFLICT (scope, name) DO UPDATE SET {updates}"
 
 
-def _row(found: Sequence[Any]) -> Row:
+def _row(found: Sequence[Any]) -> EntryRow:
     name, version, edit, seen, since, last_due, last_run, task_id, runs, error = found
     state = None
     if seen is not None:
         instants = map(_seconds, (since or 0, last_due, last_run))
-        state = State.read((seen, *instants, task_id, runs, error))
-    return Row(str(name), int(version), None if edit is None else bytes(edit), state)
+        state = EntryState.read((seen, *instants, task_id, runs, error))
+    return EntryRow(str(name), int(version), None if edit is None else bytes(edit), state)
 
 
 def _slot(found: Sequence[Any]) -> Slot:
@@ -456,7 +456,7 @@ def _slot(found: Sequence[Any]) -> Slot:
     )
 
 
-def _stored(state: State) -> tuple[Any, ...]:
+def _stored(state: EntryState) -> tuple[Any, ...]:
     return (
         _plain(state.seen),
         micro(state.since),

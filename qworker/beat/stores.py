@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qworker.beat.store import Firing, Lease, Row, ScheduleStore, Slot, State, once
+from qworker.beat.store import EntryRow, EntryState, Firing, Lease, ScheduleStore, Slot, once
 from qworker.beat.store_sql import Pusher, SQLScheduleStore
 from qworker.clock import Clock
 from qworker.contracts import App
@@ -38,7 +38,7 @@ class MemoryScheduleStore(ScheduleStore):
         self.shared = shared
         self._lock = threading.Lock()
         self._lease = Lease()  # this and all below: changed under the lock
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, EntryRow] = {}
         self._slots: dict[str, dict[float, Slot]] = {}
 
     def is_with(self, sender: Sender) -> bool:
@@ -74,11 +74,11 @@ class MemoryScheduleStore(ScheduleStore):
         if not self._is(lease):
             raise LeaseLost(f"{self._lease.holder or 'no process'} is now the leader of the schedulers")
 
-    def rows(self, after: int = -1) -> list[Row]:
+    def rows(self, after: int = -1) -> list[EntryRow]:
         with self._lock:
             return [row for row in self._rows.values() if row.version > after]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         return self._rows.get(name)
 
     def edit(self, name: str, edit: bytes | None, known: int) -> bool:
@@ -88,18 +88,18 @@ class MemoryScheduleStore(ScheduleStore):
                 return False
             version = self._lease.version + 1
             self._lease = self._lease._replace(version=version)
-            self._rows[name] = Row(name, version, edit, row and row.state)
+            self._rows[name] = EntryRow(name, version, edit, row and row.state)
             return True
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         with self._lock:
             self._check(lease)
             self._note(states)
 
-    def _note(self, states: Mapping[str, State]) -> None:
+    def _note(self, states: Mapping[str, EntryState]) -> None:
         for name, state in states.items():
             row = self._rows.get(name)
-            self._rows[name] = row._replace(state=state) if row else Row(name, 0, None, state)
+            self._rows[name] = row._replace(state=state) if row else EntryRow(name, 0, None, state)
 
     def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
         with self._lock:
@@ -154,7 +154,7 @@ class MemoryScheduleStore(ScheduleStore):
 T = TypeVar("T")
 
 
-class SQLitePlace:
+class FileDatabase:
     """The embedded file, or a similar one."""
 
     dialect = "sqlite"
@@ -214,15 +214,15 @@ def _open(app: App, scope: str) -> ScheduleStore:
     if url is None or scheme == "memory":
         return MemoryScheduleStore(app.clock)
     if scheme == "sqlite":
-        return SQLScheduleStore(SQLitePlace(Database(database_path(url))), scope, app.clock)
+        return SQLScheduleStore(FileDatabase(Database(database_path(url))), scope, app.clock)
     if scheme in REDIS:
         from qworker.beat.store_redis import open_redis_store
 
         return open_redis_store(app, url, scope)
     if scheme in SQL:
-        from qworker.beat.place_server import ServerPlace
+        from qworker.beat.server_database import ServerDatabase
 
-        return SQLScheduleStore(ServerPlace(url, app.clock), scope, app.clock)
+        return SQLScheduleStore(ServerDatabase(url, app.clock), scope, app.clock)
     raise ConfigurationError(
         f"beat_store: schedules cannot be kept by {scheme}://: PostgreSQL, MySQL, MariaDB, SQLite and Redis "
         "can",

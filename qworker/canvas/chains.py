@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qworker import states
 from qworker.canvas.chords import chord
-from qworker.canvas.groups import Several, group, members_of, with_callback, with_links, with_options
+from qworker.canvas.groups import (
+    CompositeSignature,
+    group,
+    members_of,
+    with_callback,
+    with_links,
+    with_options,
+)
 from qworker.canvas.signatures import Frozen, Signature, listed, maybe_signature, member
 from qworker.contracts import App
 from qworker.errors import PublishError
@@ -30,7 +37,7 @@ OF_THE_LAST = frozenset(["task_id", "group_id", "group_index", "chord"])
 """Options of a chain that apply to its last call; link_error applies to each, and all others to the first."""
 
 
-class chain(Several):
+class chain(CompositeSignature):
     """Calls that each get the value of the previous one: ``chain(add.s(2, 2), mul.s(3))``, or ``a | b``.
 
     Arguments and options given at the call are for the first call. The result is that of the last, with the

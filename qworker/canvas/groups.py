@@ -30,7 +30,7 @@ OF_THE_GROUP = frozenset(["task_id", "group_id", "group_index", "chord", "chain"
 """Options of a group or chord that do not apply to its members."""
 
 
-class Several(Signature):
+class CompositeSignature(Signature):
     """A workflow with a list of parts: the members of a group, the steps of a chain."""
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class Several(Signature):
         return copy
 
 
-class group(Several):
+class group(CompositeSignature):
     """Calls that run in parallel: ``group(add.s(2, 2), add.s(4, 4))``, or ``group(calls)``.
 
     Arguments and options given at the call go to every member. The result is a GroupResult, the list of

@@ -39,7 +39,7 @@ from qworker.tasks.task import Task
 _DURATION = SettingValue("worker_shutdown_timeout")
 
 
-class _Call(click.Command):
+class _CallCommand(click.Command):
     """Explains how to write a negative number, which looks like an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -70,7 +70,7 @@ class _Until(ParamType):
 
 
 @click.command(
-    cls=_Call,
+    cls=_CallCommand,
     epilog='Each ARGUMENT is JSON, or else text: `qworker call tasks.add 2 3`, `qworker call greet "Ada"`. '
     "A name may be shortened if it is unique: `add` for tasks.add.",
 )

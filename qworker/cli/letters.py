@@ -4,7 +4,7 @@ Comes from:  users who investigate failures.
 Goes to:     ``app.failed``; ``control/dead_letters.py``; the broker's dead letters.
 Thread:      main.
 
-list, show and discard are the same for both kinds; the differences are in ``Kind``.
+list, show and discard are the same for both kinds; the differences are in ``LetterCommands``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _all(what: str) -> Callable[[_F], _F]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LetterCommands:
     """The differences between the commands of the two kinds of letters.
 
     - name: of the group of commands. noun: what one is called. shows: the help of `show`.
@@ -116,7 +116,7 @@ class Kind:
         return numbers_of(found, tags, self.noun, self.name)
 
 
-def _group(kind: Kind, about: str) -> click.Group:
+def _group(kind: LetterCommands, about: str) -> click.Group:
     """Return the commands that both kinds have: list, show and discard."""
     named = f"`qworker {kind.name} list`, or the id of the call."
 
@@ -252,7 +252,7 @@ def _no_dead(app: QWorker, words: dict[str, Any]) -> None:
     click.echo("There are no dead letters." if queue is None else f"Queue {queue!r} has no dead letters.")
 
 
-DEAD = Kind(
+DEAD = LetterCommands(
     name="dead",
     noun="dead letter",
     shows="Show one dead letter in full: why it died, its headers and its body.",
@@ -362,7 +362,7 @@ def _no_failed(app: QWorker, words: dict[str, Any]) -> None:
         )
 
 
-FAILED = Kind(
+FAILED = LetterCommands(
     name="failed",
     noun="failed task",
     shows="Show one failed task: its arguments, as logs show them, its attempts and its traceback.",

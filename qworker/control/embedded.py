@@ -63,10 +63,10 @@ class _Worker(Protocol):
     def stop(self) -> None: ...
 
 
-class _Run:
+class _EmbeddedRun:
     """One worker, from its start to its end. starting: the thread that starts it; None afterwards."""
 
-    def __init__(self, worker: _Worker, watch: Callable[[_Run], None]) -> None:
+    def __init__(self, worker: _Worker, watch: Callable[[_EmbeddedRun], None]) -> None:
         self.worker = worker
         self.process = os.getpid()
         self.starting: int | None = threading.get_ident()
@@ -107,7 +107,7 @@ class EmbeddedWorker:
         self._hostname = hostname
         self._queues = queues
         self._options = options
-        self._run: _Run | None = None  # written under the app's lock
+        self._run: _EmbeddedRun | None = None  # written under the app's lock
 
     # -- state --
 
@@ -123,7 +123,7 @@ class EmbeddedWorker:
         run = self._own_run()
         return None if run is None else run.worker.failure
 
-    def _own_run(self) -> _Run | None:
+    def _own_run(self) -> _EmbeddedRun | None:
         """Return the latest run in this process; None if there is none, as in a forked child."""
         run = self._run
         return run if run is not None and run.process == os.getpid() else None
@@ -141,7 +141,7 @@ class EmbeddedWorker:
         if run is not None:
             self._bring_up(run)
 
-    def _begin(self) -> _Run | None:
+    def _begin(self) -> _EmbeddedRun | None:
         """Return a new run; None if one is running."""
         app = self._app
         place = os.getpid(), app
@@ -162,10 +162,10 @@ class EmbeddedWorker:
                 **{**self._options, "pool": _pool(app, self._options.get("pool"))},
             )
             _serving.add(place)
-            self._run = _Run(worker, self._watch)
+            self._run = _EmbeddedRun(worker, self._watch)
             return self._run
 
-    def _bring_up(self, run: _Run) -> None:
+    def _bring_up(self, run: _EmbeddedRun) -> None:
         worker = run.worker
         try:
             import_object("qworker.components.pool.choice:refuse_unsafe_fork")(self._app)
@@ -189,14 +189,14 @@ class EmbeddedWorker:
                 worker.concurrency,
             )
 
-    def _watch(self, run: _Run) -> None:
+    def _watch(self, run: _EmbeddedRun) -> None:
         """Watch the worker until a request to stop or a failure, then end it. Runs on its own thread."""
         try:
             run.worker.watch()
         finally:
             self._end(run)
 
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: _EmbeddedRun) -> None:
         try:
             run.worker.stop()
         finally:
@@ -222,7 +222,7 @@ class EmbeddedWorker:
             run.ended.wait()
             raise
 
-    def _ask(self, how: str) -> _Run | None:
+    def _ask(self, how: str) -> _EmbeddedRun | None:
         """Request a stop without waiting for it; return the run."""
         run = self._own_run()
         if run is not None and not run.ended.is_set():

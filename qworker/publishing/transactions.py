@@ -57,7 +57,7 @@ def publishing_in(app: App, connection: Any) -> Iterator[None]:
         _replacement.reset(token)
 
 
-class _Held(Sender):
+class _CollectingSender(Sender):
     """Collects envelopes, to be sent together with others."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class _Held(Sender):
 @contextmanager
 def holding_back(app: App) -> Iterator[list[Envelope]]:
     """Collect the calls made within the block instead of sending them."""
-    held = _Held()
+    held = _CollectingSender()
     token = _replacement.set(_Replacement(app, held, transaction_of(app)))
     try:
         yield held.envelopes

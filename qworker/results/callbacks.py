@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qworker import states
 from qworker.backends.result_watcher import final
 from qworker.message.exceptions import exception_of
-from qworker.results.tree import Several, Single
+from qworker.results.tree import AnyResult, Single
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Single)
-M = TypeVar("M", bound=Several)
+M = TypeVar("M", bound=AnyResult)
 
 _promising = threading.Lock()  # because two threads may make the first promise of one result
 

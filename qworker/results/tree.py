@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
 
-class Several(Protocol):
+class AnyResult(Protocol):
     """A result of any kind: of one call, a set, a group, or a graph."""
 
     _is_single: bool
@@ -46,7 +46,7 @@ class Several(Protocol):
     def _singles(self) -> Iterator[Single]: ...
 
 
-class Node(Several, Protocol):
+class Node(AnyResult, Protocol):
     """A result with an id: of one call, a group, or a graph."""
 
     @property
@@ -190,7 +190,7 @@ def state_of_many(members: Iterable[str]) -> str:
 # -- predecessors --
 
 
-def line(result: Several) -> Iterator[Node]:
+def line(result: AnyResult) -> Iterator[Node]:
     """Yield *result* and its predecessors, nearest first."""
     node: Any = result
     while node is not None:
@@ -233,7 +233,7 @@ def ids_of_line(result: Node) -> list[str]:
     return [node.id for node in line(result)]
 
 
-def _of_the_workflow(result: Several) -> list[Single]:
+def _of_the_workflow(result: AnyResult) -> list[Single]:
     """Return the results of the single calls in *result*, before it, and before each of its members, also of
     groups in groups."""
     met: dict[int, Any] = {}
@@ -247,7 +247,7 @@ def _of_the_workflow(result: Several) -> list[Single]:
 
 
 def revoke_workflow(
-    result: Several, connection: Any, terminate: bool, signal: str | int | None, wait: bool, timeout: Any
+    result: AnyResult, connection: Any, terminate: bool, signal: str | int | None, wait: bool, timeout: Any
 ) -> None:
     """Cancel all calls of the workflow with *result*, except those known here to have ended, with one command
     to all workers. See AsyncResult.revoke()."""
@@ -263,7 +263,7 @@ def revoke_workflow(
         )
 
 
-def forget_line(result: Several) -> None:
+def forget_line(result: AnyResult) -> None:
     """See ``AsyncResult.forget``."""
     stored = [single for single in _of_the_workflow(result) if single._is_stored()]
     for single in stored:

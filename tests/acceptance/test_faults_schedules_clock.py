@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from qworker.beat.store import Slot, State
+from qworker.beat.store import EntryState, Slot
 from qworker.clock import to_epoch
 from tests.acceptance.beats import BeatProcess
 from tests.acceptance.faketime import WallClock
@@ -73,7 +73,7 @@ class Schedules:
         self.process = BeatProcess(site, 1, environment=clock.environment, beat_scope="faults")
         site.until(lambda: all(self.state(name) for name in schedule), f"the entries to be known to {TASKS}")
 
-    def state(self, name: str) -> State | None:
+    def state(self, name: str) -> EntryState | None:
         row = self._app.schedules.store.row(name)
         return row and row.state
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from qworker.beat.store import LEASE_SECONDS, Firing, State
+from qworker.beat.store import LEASE_SECONDS, EntryState, Firing
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import BackendError, LeaseLost
 from qworker.transports.sql.broker import SQLBroker
@@ -50,7 +50,7 @@ def proxy(place: ServerPlace) -> Iterator[Proxy]:
 
 def firings() -> list[Firing]:
     """Calls whose messages are much larger than one piece."""
-    state = State("seen", 1.0, 2.0, 3.0, "task", 1, None)
+    state = EntryState("seen", 1.0, 2.0, 3.0, "task", 1, None)
     return [
         Firing(f"entry-{number}", 2.0, f"task-{number}", [message(f"{number} {'x' * 600}", QUEUE)], state)
         for number in range(COUNT)
@@ -70,7 +70,7 @@ def test_others_lead_while_one_is_silent_during_its_calls(
         assert silent.is_with(theirs.sender)
         lease = silent.take("silent", silent.look())
         silent.fire(
-            lease, [Firing("first", 2.0, "first", [message("1", QUEUE)], State("seen"))], theirs.sender
+            lease, [Firing("first", 2.0, "first", [message("1", QUEUE)], EntryState("seen"))], theirs.sender
         )
         said, heard = proxy.up.count, proxy.down.pieces
 

@@ -6,7 +6,7 @@ Goes to:     the store, and its broker.
 
 from __future__ import annotations
 
-from qworker.beat.store import Firing, Lease, ScheduleStore, State
+from qworker.beat.store import EntryState, Firing, Lease, ScheduleStore
 from qworker.transports.lease import Broker
 from tests.support.messages import message
 
@@ -21,8 +21,8 @@ def leading(store: ScheduleStore, holder: str = "us") -> Lease:
     return lease
 
 
-def state(number: int = 1, error: str | None = None) -> State:
-    return State(f"seen {number}", DUE - 1, DUE, DUE + 0.5, f"task-{number}", number, error)
+def state(number: int = 1, error: str | None = None) -> EntryState:
+    return EntryState(f"seen {number}", DUE - 1, DUE, DUE + 0.5, f"task-{number}", number, error)
 
 
 def firing(name: str, due: float = DUE, number: int = 1, count: int = 1) -> Firing:

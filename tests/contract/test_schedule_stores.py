@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from qworker.beat.catalog import catalog
-from qworker.beat.store import PENDING, SENT, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import PENDING, SENT, EntryRow, EntryState, Lease, ScheduleStore, Slot
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Envelope, Sender
@@ -270,11 +270,11 @@ def test_one_of_many_processes_takes_the_lease(kind: str, tmp_path: Path, place:
 def test_row_contains_edit_and_state(place: SchedulePlace, store: ScheduleStore) -> None:
     lease = leading(store)
     assert store.edit("a", b'{"fields":{}}', 0)
-    store.note(lease, {"a": state(1, "wrong: ü\n"), "b": State()})
+    store.note(lease, {"a": state(1, "wrong: ü\n"), "b": EntryState()})
     other = place.store()
     row = other.row("a")
-    assert row == Row("a", 1, b'{"fields":{}}', state(1, "wrong: ü\n"))
-    assert other.row("b") == Row("b", 0, None, State())
+    assert row == EntryRow("a", 1, b'{"fields":{}}', state(1, "wrong: ü\n"))
+    assert other.row("b") == EntryRow("b", 0, None, EntryState())
     assert sorted(other.rows()) == [row, other.row("b")]
     assert other.row("c") is None
     other.close()
@@ -351,7 +351,7 @@ def test_edit_keeps_the_state_and_note_keeps_the_edit(store: ScheduleStore) -> N
 
 def test_edited_row_without_a_note_has_no_state(store: ScheduleStore) -> None:
     assert store.edit("a", b"1", 0)
-    assert store.row("a") == Row("a", 1, b"1", None)
+    assert store.row("a") == EntryRow("a", 1, b"1", None)
 
 
 def test_rows_after_a_version_are_later_edits(store: ScheduleStore) -> None:
@@ -399,10 +399,10 @@ def test_concurrent_edits_get_different_versions(place: SchedulePlace, store: Sc
 def test_instants_are_exact_to_the_microsecond(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     for due in (0.0, 0.000001, 1_700_000_000.123457, 4_102_444_800.999999):
-        store.note(lease, {"a": State("s", due, due, due)})
+        store.note(lease, {"a": EntryState("s", due, due, due)})
         row = store.row("a")
         assert row is not None
-        assert row.state == State("s", due, due, due)
+        assert row.state == EntryState("s", due, due, due)
         assert store.fire(lease, [firing("a", due)], broker.sender)
         assert store.slots("a")[0].due == due
 

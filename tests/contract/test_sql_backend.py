@@ -156,7 +156,7 @@ def test_lost_connection_leaves_no_table_or_index_out(
     sa.event.listen(engine, "before_cursor_execute", cut_once)
     for _ in range(20):
         with suppress(BackendError):
-            env.backend._joins._place.make()
+            env.backend._joins._database.make()
     sa.event.remove(engine, "before_cursor_execute", cut_once)
     found = sa.inspect(engine)
     indexes = {

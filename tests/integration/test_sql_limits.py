@@ -253,7 +253,7 @@ def test_server_ends_idle_transactions_of_joins(app: QWorker, place: SQLPlace) -
     }[family_of(place.url)]
     joins = app.backend.joins
     assert isinstance(joins, SQLJoins)
-    ((milliseconds,),) = joins._place.transact(lambda session: session.ask(setting))
+    ((milliseconds,),) = joins._database.transact(lambda session: session.ask(setting))
     assert int(milliseconds) == 1000 * IDLE_SECONDS
 
 
@@ -392,7 +392,7 @@ def test_joins_work_where_every_statement_is_prepared(tmp_path: Path) -> None:
         joins = app.backend.joins
         assert isinstance(joins, SQLJoins)
         for number in range(3):
-            assert joins._place.transact(lambda session, n=number: session.ask("SELECT %s", (n,)))
+            assert joins._database.transact(lambda session, n=number: session.ask("SELECT %s", (n,)))
     finally:
         app.close()
         place.clear()

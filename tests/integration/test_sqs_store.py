@@ -23,7 +23,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.messages import Outgoing, of_envelope
-from qworker.transports.held.port import Entry, NotAll, Received
+from qworker.transports.held.port import NewMessage, NotAll, Received
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.sqs.broker import SqsServer
 from qworker.transports.sqs.queue import SqsQueue
@@ -70,7 +70,7 @@ def send_undelayed(store: HeldBroker, messages: Sequence[Outgoing]) -> None:
     queues = store.consumer._bound
     for message in messages:
         queue = queues[message.queue]
-        queue.send([Entry(queue.text(message), 0, "")])
+        queue.send([NewMessage(queue.text(message), 0, "")])
 
 
 def test_messages_are_compatible_with_kombu(open_: Open, server: Sqs, queue: str) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.beat.agenda import LATE_SECONDS, Agenda, Due, share
+from qworker.beat.agenda import LATE_SECONDS, Agenda, DueEntry, share
 from qworker.beat.catalog import SETTINGS, Listed
 from qworker.beat.entry import Entry
 from qworker.beat.schedule import Schedule
-from qworker.beat.store import State
+from qworker.beat.store import EntryState
 from qworker.testing.clock import START
 
 HOUR, DAY = 3600.0, 86400.0
@@ -33,7 +33,7 @@ def agenda_of(*entries: Entry, now: float = START) -> Agenda:
     return agenda
 
 
-def take(agenda: Agenda, now: float, most: int = 1000) -> list[Due]:
+def take(agenda: Agenda, now: float, most: int = 1000) -> list[DueEntry]:
     """Return what is due, and plan it again as the service does."""
     found = agenda.due(now, most)
     for each in found:
@@ -74,7 +74,7 @@ def test_schedule_without_a_timezone_uses_the_agendas_timezone() -> None:
 def test_interval_counts_from_the_time_it_was_first_seen() -> None:
     agenda = agenda_of(entry(schedule=100), now=START + 7)
     assert agenda.next() == START + 107
-    state = State("x", START + 7, START + 107)
+    state = EntryState("x", START + 7, START + 107)
     fresh = agenda.update([Listed("a", entry(schedule=100), SETTINGS, state=state)], START + 150)
     assert fresh["a"].since == START + 150
     kept = fresh["a"]._replace(since=START + 7)
@@ -150,7 +150,7 @@ def test_entry_is_called_at_most_max_runs_times() -> None:
     assert dues(agenda, FIRST) == [FIRST]
     assert dues(agenda, FIRST + 9 * HOUR) == [FIRST + 8 * HOUR, FIRST + 9 * HOUR]
     assert (agenda.next(), len(agenda)) == (None, 0)
-    assert agenda_of(entry(max_runs=1)).plan("a", entry(max_runs=1), State(runs=1)) is None
+    assert agenda_of(entry(max_runs=1)).plan("a", entry(max_runs=1), EntryState(runs=1)) is None
 
 
 def test_due_times_outside_start_and_end_are_not_called() -> None:
@@ -172,7 +172,7 @@ def test_changed_schedule_resets_the_state() -> None:
     old = fresh["a"]._replace(last_due=START, runs=7, error="wrong", task_id="t")
     now = START + 10 * DAY + HOUR
     fresh = agenda.update([Listed("a", entry(), SETTINGS, state=old)], now)
-    assert fresh["a"]._replace(seen="") == State("", now, START, None, "t", 7, None)
+    assert fresh["a"]._replace(seen="") == EntryState("", now, START, None, "t", 7, None)
     assert dues(agenda, now) == []
     assert agenda.next() == FIRST + 10 * DAY + HOUR
 

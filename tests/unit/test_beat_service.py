@@ -19,7 +19,7 @@ from qworker.beat.overlap import Question
 from qworker.beat.schedule import Schedule
 from qworker.beat.serialization import to_json
 from qworker.beat.service import Beat
-from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
+from qworker.beat.store import LEASE_SECONDS, PENDING, EntryState, Firing, Lease, Slot
 from qworker.beat.stores import MemoryScheduleStore
 from qworker.cli.beat.shown import whole
 from qworker.errors import BackendError
@@ -58,7 +58,7 @@ class FakeScheduleStore(MemoryScheduleStore):
         self._check_available()
         return super().look()
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         self._check_available()
         super().note(lease, states)
 
@@ -129,7 +129,7 @@ class SlowStore(FakeScheduleStore):
         self.clock = clock
         self.others: list[Beat] = []
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         for _ in range(0, len(states), 500):
             self.clock.advance(0.25)
             for each in self.others:
@@ -144,7 +144,7 @@ class RecordingStore(FakeScheduleStore):
         super().__init__(clock)
         self.recorded: list[str] = []
 
-    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+    def note(self, lease: Lease, states: Mapping[str, EntryState]) -> None:
         self.recorded.append("note")
         super().note(lease, states)
 

@@ -20,7 +20,7 @@ from qworker.beat.catalog import HAND, listed
 from qworker.beat.entry import FIELDS, Entry, read_entry
 from qworker.beat.kinds import read_schedule, schedule_text, write_schedule
 from qworker.beat.serialization import LARGEST, as_data, from_json, read_fields, to_json, write_fields
-from qworker.beat.store import Row
+from qworker.beat.store import EntryRow
 from qworker.errors import InvalidSchedule
 
 ZONES = st.none() | st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/New_York"])
@@ -98,7 +98,7 @@ ENTRIES = st.builds(
 def reads(text: bytes) -> Any:
     """Parse *text* as the edit of an added entry, and of an entry of the settings."""
     given = "settings", {"task": "t", "schedule": 60}
-    found = listed("a", None, Row("a", 1, text, None)), listed("a", given, Row("a", 1, text, None))
+    found = listed("a", None, EntryRow("a", 1, text, None)), listed("a", given, EntryRow("a", 1, text, None))
     for each in found:
         assert (each.entry is None) == (each.error is not None or each.removed)
         if each.entry is not None:

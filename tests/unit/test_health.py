@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
+from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, EndedRun
 from qworker.components.status.health import LongRuns
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Claim
@@ -177,7 +177,7 @@ def test_worker_reports_a_hanging_broker_and_recovers(
 
 def test_task_names_beyond_the_limit_are_counted_together() -> None:
     counters = Counters()
-    counters.count(Run(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
+    counters.count(EndedRun(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
     ends = counters.ends()
     assert len(ends) == MAX_NAMES + 1
     assert ends[OTHERS, "success"] == 50
@@ -187,10 +187,10 @@ def test_runtimes_are_counted_in_buckets() -> None:
     counters = Counters()
     counters.count(
         [
-            Run("a", "success", 0.0005),
-            Run("a", "success", 0.001),
-            Run("a", "failure", 7000.0),
-            Run("a", "lost"),
+            EndedRun("a", "success", 0.0005),
+            EndedRun("a", "success", 0.001),
+            EndedRun("a", "failure", 7000.0),
+            EndedRun("a", "lost"),
         ]
     )
     counts, total, seconds = counters.runtimes()

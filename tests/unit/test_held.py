@@ -18,7 +18,7 @@ from qworker.transports.held.port import (
     DEAD,
     ConnectionGone,
     Count,
-    Entry,
+    NewMessage,
     NotAll,
     QueueGone,
     Received,
@@ -44,7 +44,7 @@ class MemoryQueue(ServerQueue):
         self.late: Callable[[], float] | None = None
         """Returns when the leases of finished messages ended, which others have now; None: they are ours."""
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         taken = list(entries)
         try:
             self.server.raise_failure()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from qworker.transports.held.consumer import LOOK_SECONDS, Renewal
-from qworker.transports.held.port import Count, Entry, Received, ServerQueue
+from qworker.transports.held.port import Count, NewMessage, Received, ServerQueue
 
 LEASE_SECONDS = 30.0
 
@@ -35,7 +35,7 @@ class Queue(ServerQueue):
         message.hidden_from(at)
         return message
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         raise NotImplementedError
 
     def take(self, count: int, seconds: float) -> list[Received]:

@@ -12,15 +12,15 @@ from qworker.beat import crontab, schedule
 from qworker.beat.catalog import CODE, HAND, SETTINGS, TASK, Edit, Listed, base_of, catalog, listed, read_edit
 from qworker.beat.entry import Entry
 from qworker.beat.serialization import to_json
-from qworker.beat.store import Row, State
+from qworker.beat.store import EntryRow, EntryState
 from qworker.errors import InvalidSchedule
 
 GIVEN = {"a": (SETTINGS, {"task": "t", "schedule": 60, "args": [1]})}
-STATE = State("seen", 1.0, runs=3)
+STATE = EntryState("seen", 1.0, runs=3)
 
 
-def edited(name: str = "a", version: int = 1, state: State | None = None, **edit: Any) -> Row:
-    return Row(name, version, to_json(Edit(edit.pop("fields", {}), **edit).as_data()), state)
+def edited(name: str = "a", version: int = 1, state: EntryState | None = None, **edit: Any) -> EntryRow:
+    return EntryRow(name, version, to_json(Edit(edit.pop("fields", {}), **edit).as_data()), state)
 
 
 def app_of(**settings: Any) -> QWorker:
@@ -123,7 +123,7 @@ def test_edit_overrides_single_fields() -> None:
 
 
 def test_empty_edit_changes_nothing() -> None:
-    assert listed("a", GIVEN["a"], Row("a", 3, None, STATE)).changed == frozenset()
+    assert listed("a", GIVEN["a"], EntryRow("a", 3, None, STATE)).changed == frozenset()
     assert listed("a", GIVEN["a"], edited()).entry == listed("a", GIVEN["a"], None).entry
 
 
@@ -150,7 +150,9 @@ def test_entry_added_by_hand_replaces_one_of_the_settings() -> None:
 
 def test_rows_without_an_edit_are_not_listed() -> None:
     """They remain from entries that were removed, also from settings."""
-    assert list(catalog(GIVEN, [Row("gone", 0, None, STATE), Row("removed", 5, None, STATE)])) == ["a"]
+    assert list(catalog(GIVEN, [EntryRow("gone", 0, None, STATE), EntryRow("removed", 5, None, STATE)])) == [
+        "a"
+    ]
 
 
 def test_edit_of_a_missing_entry_is_an_error_of_its_own() -> None:
@@ -176,7 +178,7 @@ def test_edit_of_a_missing_entry_is_an_error_of_its_own() -> None:
     ],
 )
 def test_damaged_edit_is_listed_with_an_error(edit: bytes) -> None:
-    found = catalog({**GIVEN, "b": GIVEN["a"]}, [Row("a", 1, edit, STATE)])
+    found = catalog({**GIVEN, "b": GIVEN["a"]}, [EntryRow("a", 1, edit, STATE)])
     assert (found["a"].entry, found["a"].source, found["a"].state) == (None, SETTINGS, STATE)
     assert found["a"].error
     assert found["b"].error is None

@@ -12,7 +12,7 @@ from qworker import QWorker
 from qworker.beat import Schedule, crontab, schedule
 from qworker.beat.api import TRIES, Schedules
 from qworker.beat.catalog import HAND, SETTINGS
-from qworker.beat.store import Firing, Lease, Row, Slot, State
+from qworker.beat.store import EntryRow, EntryState, Firing, Lease, Slot
 from qworker.beat.stores import MemoryScheduleStore
 from qworker.errors import BackendError, InvalidSchedule, NoSuchEntry, NotSupported
 from qworker.testing.clock import START, FakeClock
@@ -29,7 +29,7 @@ class Busy(MemoryScheduleStore):
         self.meanwhile: list[Callable[[], object]] = []
         self.tries = 0
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> EntryRow | None:
         found = super().row(name)
         if self.meanwhile:
             self.meanwhile.pop()()
@@ -111,7 +111,7 @@ def test_preview_uses_the_timezone_of_the_app(store: Busy) -> None:
 def test_runs_state_and_leader(schedules: Schedules, store: Busy) -> None:
     assert schedules.leader() == Lease()
     lease = store.take("us", Lease(), "about")
-    state = State("s", 1.0, 2.0, 3.0, "id", 1)
+    state = EntryState("s", 1.0, 2.0, 3.0, "id", 1)
     store.fire(lease, [Firing("a", START, "id", [], state)], KeepingStore().sender)
     assert schedules.runs("a") == [Slot("a", START, START, "id")]
     assert schedules.runs("a", 0) == []

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from qworker.transports.sql.link import ClaimOrder
-from qworker.transports.sql.postgresql import CLAIM, CLAIM_AFTER, LONG_DRAIN, PROMOTE_DUE, Claims
+from qworker.transports.sql.postgresql import CLAIM, CLAIM_AFTER, LONG_DRAIN, PROMOTE_DUE, QueueDrains
 
 BATCH = LONG_DRAIN // 2
 
@@ -43,14 +43,14 @@ class FakeServer:
         ]
 
 
-def claim(claims: Claims, server: FakeServer, due: float | None = None) -> list[int]:
+def claim(claims: QueueDrains, server: FakeServer, due: float | None = None) -> list[int]:
     order = ClaimOrder(1, "q", 100.0, BATCH, 0, 105.0)
     return [leased.tag for leased in claims.claim(server, order, due).ready]
 
 
-def drained(server: FakeServer) -> Claims:
+def drained(server: FakeServer) -> QueueDrains:
     """Claims in the middle of a long drain."""
-    claims = Claims()
+    claims = QueueDrains()
     claim(claims, server)
     claim(claims, server)
     server.statements.clear()
@@ -81,5 +81,5 @@ def test_claimed_messages_are_returned_if_the_next_statement_fails() -> None:
 )
 def test_due_messages_are_promoted_before_the_claim(due: float | None, statements: list[str]) -> None:
     server = FakeServer((3, None))
-    claim(Claims(), server, due)
+    claim(QueueDrains(), server, due)
     assert server.statements == statements

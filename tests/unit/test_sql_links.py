@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.beat.place_server import ServerPlace
+from qworker.beat.server_database import ServerDatabase
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import ConfigurationError
 from qworker.transports.sql.links import as_written_plainly, family_of
@@ -37,5 +37,5 @@ def test_family_of_a_url() -> None:
 def test_missing_certificate_files_are_reported_before_connecting() -> None:
     for url in ("db+postgresql://h/d?sslrootcert=/no/such", "mysql+pymysql://h/d?ssl_ca=/no/such"):
         with pytest.raises(ConfigurationError, match=r"^beat_store: .*/no/such") as caught:
-            ServerPlace(url, SYSTEM_CLOCK)
+            ServerDatabase(url, SYSTEM_CLOCK)
         assert caught.value.setting == "beat_store"

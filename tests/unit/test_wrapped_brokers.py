@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker.publishing.transactions import _Held
+from qworker.publishing.transactions import _CollectingSender
 from qworker.spooler.running.combined import SpoolCombined, SpoolDepths, SpoolInstead
 from qworker.spooler.running.dispatch import JobDispatch, JobLane
 from qworker.spooler.running.job_messages import job_messages
@@ -63,7 +63,7 @@ def test_failover_broker_passes_on_the_broker_interface() -> None:
     assert missing_members(FailoverBroker([inner]), inner, NOT_WITH_FAILOVER) == []  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("kind", [JoinedSender, TransactionalSender, _Held])
+@pytest.mark.parametrize("kind", [JoinedSender, TransactionalSender, _CollectingSender])
 def test_transactional_senders_define_push(kind: type) -> None:
     assert not_defined(kind, [Sender], NOT_IN_A_TRANSACTION) == []
 

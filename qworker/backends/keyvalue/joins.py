@@ -55,7 +55,7 @@ class Keys(Protocol):
 
 
 @dataclass
-class State:
+class JoinState:
     """The content of a join's key. due: epoch second at which it may be claimed. place: its position among
     joins opened together. complete: a bit for each key of parts, set when no part is missing there. gone: it
     is being deleted. added: numbers of the calls added later, by id."""
@@ -89,18 +89,18 @@ class KeyValueJoins(Joins):
         self._keys = keys
         self._clock = clock
 
-    def _read(self, key: str) -> State | None:
+    def _read(self, key: str) -> JoinState | None:
         """Return the join at *key*; None if it is missing or damaged."""
         data = self._keys.read(key)
         try:
-            return None if data is None else State(**json.loads(data))
+            return None if data is None else JoinState(**json.loads(data))
         except (ValueError, TypeError):
             return None
 
-    def _write(self, key: str, state: State) -> None:
+    def _write(self, key: str, state: JoinState) -> None:
         self._keys.write(key, json.dumps(vars(state)).encode(), None)
 
-    def _state(self, key: str) -> State | None:
+    def _state(self, key: str) -> JoinState | None:
         """Return the join at *key*; None if it is missing or being deleted."""
         state = self._read(key)
         return None if state is None or state.gone else state
@@ -114,7 +114,7 @@ class KeyValueJoins(Joins):
         try:
             for place, (name, size, body, expires) in enumerate(joins):
                 due = expires if size else 0.0
-                state = State(name, size, b64encode(body).decode(), expires, due, now, place)
+                state = JoinState(name, size, b64encode(body).decode(), expires, due, now, place)
                 key = _key(name)
                 with self._keys.locked(key):
                     if self._state(key) is None and self._keys.read(_done_key(key)) is None:
@@ -152,7 +152,7 @@ class KeyValueJoins(Joins):
                 if state is not None:
                     self._record(key, state, numbered)
 
-    def _record(self, key: str, state: State, numbered: Mapping[int, Part]) -> None:
+    def _record(self, key: str, state: JoinState, numbered: Mapping[int, Part]) -> None:
         """Record the parts in *numbered*. The caller holds the lock of *key*."""
         together: dict[int, list[Part]] = defaultdict(list)
         for number, part in numbered.items():
@@ -211,7 +211,7 @@ class KeyValueJoins(Joins):
                     found.append(self._claimed(key, state, now))
         return found
 
-    def _claimed(self, key: str, state: State, now: float) -> Finished:
+    def _claimed(self, key: str, state: JoinState, now: float) -> Finished:
         parts = [
             Part(state.id, int(number), *ended)
             for place in range(state.keys)

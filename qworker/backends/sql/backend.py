@@ -32,7 +32,7 @@ from qworker import states
 from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
-from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLPlace, unfit
+from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLJoinDatabase, unfit
 from qworker.backends.sql.joins import SQLJoins
 from qworker.backends.sql.tables import EXTENDED, connect, make_join_layout, make_tables
 from qworker.clock import Clock, from_epoch, isoformat, parse_iso
@@ -345,7 +345,7 @@ class SQLBackend(Backend):
         self._database = database = Database(engine, self._tables, clock, self.safe_url, file_of(url))
         self._keys = KeyTable(database, self._tables.keyvalue, clock)
         layout = make_join_layout(conf.database_table_names)
-        self._joins = SQLJoins(SQLPlace(database, layout, url, self._keys.hold), clock)
+        self._joins = SQLJoins(SQLJoinDatabase(database, layout, url, self._keys.hold), clock)
         self._columns = Columns(self, self._extended, self._serializer)
         self._table = engine.dialect.identifier_preparer.format_table(self._tables.task)
         self._upsert = UPSERTS.get(engine.dialect.name)

@@ -1,6 +1,6 @@
 """The SQL database of a result store: connections, existing tables, and retries.
 
-Comes from:  ``backend.py``, with SQLAlchemy's statements; ``joins.py``, through a SQLPlace.
+Comes from:  ``backend.py``, with SQLAlchemy's statements; ``joins.py``, through SQLJoinDatabase.
 Goes to:     the database; its errors are converted.
 Thread:      any; each use takes a connection of SQLAlchemy's pool, and a forked child has its own pool.
 """
@@ -221,7 +221,7 @@ class _Executing:
         return 0
 
 
-class SQLPlace:
+class SQLJoinDatabase:
     """url: of the result store; if the broker uses the same database, bodies are sent there. hold:
     KeyTable.hold()."""
 

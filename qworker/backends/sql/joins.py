@@ -1,8 +1,8 @@
 """Joins in an SQL database, stored with the results: one algorithm for the embedded file and for servers.
 
-Comes from:  the result stores of this package, each with its Place.
+Comes from:  the result stores of this package, each with its JoinDatabase.
 Goes to:     the tables of joins and parts; the table of messages, when the broker is the same database.
-Thread:      any; the Place provides connections.
+Thread:      any; the JoinDatabase provides connections.
 
 If the broker is the same database, its consumer records parts itself, in the transaction of the ack
 (``transports/sql/join_rows.py``, ``transports/sql/embedded/join_rows.py``), and a body is published in the
@@ -41,7 +41,7 @@ class Publishing(NamedTuple):
     notify: Callable[[], object]
 
 
-class Place(Protocol):
+class JoinDatabase(Protocol):
     """The database of a result store. Statements have %s placeholders.
 
     tables: the names of the tables of joins and parts. keep: the end of an INSERT that keeps existing rows.
@@ -120,21 +120,21 @@ def _open(table: str, keep: str, rows: Sequence[Row], session: Session) -> None:
 
 
 class SQLJoins(Joins):
-    def __init__(self, place: Place, clock: Clock) -> None:
-        self._place = place
+    def __init__(self, database: JoinDatabase, clock: Clock) -> None:
+        self._database = database
         self._clock = clock
-        self._join, self._part, self._locking = place.tables
-        self._transact = place.transact
+        self._join, self._part, self._locking = database.tables
+        self._transact = database.transact
 
     def open(self, joins: Sequence[Join]) -> None:
         rows = _rows(joins)
         if rows:
-            self._place.make()
-            self._transact(partial(_open, self._join, self._place.keep, rows))
+            self._database.make()
+            self._transact(partial(_open, self._join, self._database.keep, rows))
 
     def within(self, sender: Sender) -> Opening | None:
-        found = self._place.within(sender)
-        return None if found is None else _Within(*found, self._place.keep)
+        found = self._database.within(sender)
+        return None if found is None else _Within(*found, self._database.keep)
 
     def grow(self, join: str, task_id: str) -> int | None:
         query = f"SELECT seq, size, remaining FROM {self._join} WHERE id = %s{self._locking}"
@@ -153,27 +153,27 @@ class SQLJoins(Joins):
                     return int(size)
             return None
 
-        return self._transact(work) if self._place.are_there() else None
+        return self._transact(work) if self._database.are_there() else None
 
     def add(self, parts: Sequence[Part]) -> None:
         def work(session: Session) -> None:
-            self._place.record(session, parts)
+            self._database.record(session, parts)
             crash_point("recording-parts")
 
-        if parts and self._place.are_there():
+        if parts and self._database.are_there():
             self._transact(work)
             crash_point("parts-recorded")
 
     # -- claims --
 
     def claim(self, limit: int, seconds: float) -> list[Finished]:
-        if not self._place.are_there():
+        if not self._database.are_there():
             return []
         now = self._clock.now()
-        if not self._place.ask(f"SELECT 1 FROM {self._join} WHERE due <= %s LIMIT 1", (now,)):
+        if not self._database.ask(f"SELECT 1 FROM {self._join} WHERE due <= %s LIMIT 1", (now,)):
             return []  # without waiting for a write lock
         token = os.urandom(8).hex()
-        order = f" ORDER BY due, seq LIMIT %s{self._place.skipping}"
+        order = f" ORDER BY due, seq LIMIT %s{self._database.skipping}"
         past = f"SELECT seq FROM {self._join} WHERE due <= %s AND remaining < 0{order}"
         due = f"SELECT seq, size, id, body, remaining, expires FROM {self._join} WHERE due <= %s "
         due += f"AND remaining >= 0{order}"
@@ -202,9 +202,9 @@ class SQLJoins(Joins):
         return Finished(name, token, bytes(body), [Part(name, *row) for row in rows], overdue)
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
-        if not self._place.are_there():
+        if not self._database.are_there():
             return False
-        if (publishing := self._place.publishing(sender)) is not None:
+        if (publishing := self._database.publishing(sender)) is not None:
             return self._finish_with(join, envelopes, publishing)
         until = self._clock.now() + PUSH_SECONDS
         extend = f"UPDATE {self._join} SET due = %s WHERE id = %s AND token = %s"
@@ -257,15 +257,15 @@ class SQLJoins(Joins):
             found = session.ask(query + self._locking, some)
             self._delete(session, [seq for seq, remaining in found if remaining >= 0])
 
-        if self._place.are_there():
+        if self._database.are_there():
             for some in portions(sorted(joins), PORTION):
                 self._transact(partial(work, some=some))
 
     def hold(self, body: str, publication: int, seconds: float) -> int:
-        return self._place.hold(body, publication, seconds)
+        return self._database.hold(body, publication, seconds)
 
     def count(self) -> int:
-        if not self._place.are_there():
+        if not self._database.are_there():
             return 0
-        rows = self._place.ask(f"SELECT count(*) FROM {self._join} WHERE remaining >= 0")
+        rows = self._database.ask(f"SELECT count(*) FROM {self._join} WHERE remaining >= 0")
         return int(rows[0][0]) if rows else 0  # there is no file yet

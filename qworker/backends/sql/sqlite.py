@@ -86,8 +86,8 @@ class PipeSource:
     abandon = close
 
 
-class FilePlace:
-    """The Place of ``joins.py`` in the file. handle: the connection to *database*."""
+class FileJoinDatabase:
+    """The JoinDatabase of ``joins.py`` in the file. handle: the connection to *database*."""
 
     tables = JoinTables("joins", "part", "")  # a writer locks the whole file
     keep = "ON CONFLICT DO NOTHING"
@@ -149,7 +149,7 @@ class SQLiteBackend(Backend):
 
     @property
     def joins(self) -> SQLJoins:
-        return SQLJoins(FilePlace(self._database, self._handle, self.clock), self.clock)
+        return SQLJoins(FileJoinDatabase(self._database, self._handle, self.clock), self.clock)
 
     def _do(self, work: Callable[[], T]) -> T:
         return as_backend_error(work)

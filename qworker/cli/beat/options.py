@@ -75,7 +75,7 @@ class _Or(ParamType):
             raise click.BadParameter(f"{error.message.rstrip('.')}, or {words}", ctx, param) from None
 
 
-class _Place(ParamType):
+class _SolarEvent(ParamType):
     """EVENT,LAT,LON."""
 
     name = "event,lat,lon"
@@ -113,7 +113,7 @@ _SCHEDULES = (
     click.option("--cron", metavar="TEXT", help='A crontab: "0 4 * * mon-fri", "@daily".'),
     click.option("--at", type=_INSTANT, help="Once, at this time (2027-01-31T08:00:00+01:00)."),
     click.option("--rrule", metavar="TEXT", help='A rule of RFC 5545: "FREQ=WEEKLY;BYDAY=MO;BYHOUR=9".'),
-    click.option("--sun", type=_Place(), help="By the sun: sunset,52.5,13.4. Needs the extra `solar`."),
+    click.option("--sun", type=_SolarEvent(), help="By the sun: sunset,52.5,13.4. Needs the extra `solar`."),
     click.option(
         "--tz",
         metavar="ZONE",

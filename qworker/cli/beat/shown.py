@@ -19,7 +19,7 @@ from qworker.beat.catalog import HAND, Listed
 from qworker.beat.leadership import living
 from qworker.beat.schedule import Schedule
 from qworker.beat.serialization import as_data
-from qworker.beat.store import Slot, State
+from qworker.beat.store import EntryState, Slot
 from qworker.beat.stores import store_url
 from qworker.cli.beat.examined import troubles
 from qworker.cli.beat.options import zone_of_app
@@ -66,7 +66,7 @@ def full_text(found: Listed) -> str:
 
 def brief(app: QWorker, found: Listed) -> dict[str, Any]:
     """Return an entry for --json. The help of `list` documents the keys."""
-    entry, state = found.entry, found.state or State()
+    entry, state = found.entry, found.state or EntryState()
     try:
         due = app.schedules.next(found)
     except InvalidSchedule as error:

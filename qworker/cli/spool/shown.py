@@ -13,7 +13,7 @@ import click
 
 from qworker.cli.output import age, print_table, visible
 from qworker.clock import from_epoch
-from qworker.spooler.administration.admin import Aside, Examined, Waiting
+from qworker.spooler.administration.admin import Aside, Examined, ListedJob
 from qworker.spooler.files.attempts import Note
 
 ASIDE, RUNNING, DELAYED, WAITING, UNKNOWN = "set aside", "running", "delayed", "waiting", "unknown"
@@ -21,14 +21,14 @@ _LONGEST_REASON = 60
 _LONGEST_VALUE = 4096
 
 
-def state_of(job: Waiting, now: float) -> str:
+def state_of(job: ListedJob, now: float) -> str:
     """Return RUNNING, DELAYED (due later) or WAITING; UNKNOWN when its lock must not be checked."""
     if job.running is None:
         return UNKNOWN
     return RUNNING if job.running else DELAYED if job.due > now else WAITING
 
 
-def waiting_fields(job: Waiting, now: float) -> dict[str, Any]:
+def waiting_fields(job: ListedJob, now: float) -> dict[str, Any]:
     return {
         "name": job.path,
         "priority": job.priority,
@@ -72,7 +72,7 @@ def text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
-def print_waiting(jobs: list[Waiting], now: float) -> None:
+def print_waiting(jobs: list[ListedJob], now: float) -> None:
     rows = [
         (job.path, job.priority, job.size, due_in(job.due, now), job.attempts, state_of(job, now))
         for job in jobs

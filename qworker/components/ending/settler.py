@@ -16,7 +16,7 @@ from qworker.components.ending import outcomes
 from qworker.components.ending.result_writer import ResultWriter, carries_result
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.request import MOST_DEATHS, Failing, Request, UnreadableMessage
-from qworker.components.status.counters import Counters, Run
+from qworker.components.status.counters import Counters, EndedRun
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     COPY,
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
+def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[EndedRun]:
     """Return the runs in *ends* for the counters."""
     for request, outcome in ends:
         label = outcomes.OUTCOMES[outcome.kind].label
         if label is not None:
-            yield Run(request.name, label, outcome.runtime)
+            yield EndedRun(request.name, label, outcome.runtime)
 
 
 class Settler:

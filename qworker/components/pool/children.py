@@ -33,7 +33,7 @@ UNKNOWN_SECONDS = 1.0
 STUCK = Outcome(LOST, text="the process did not start the tasks that it was given")
 
 
-class Watched(NamedTuple):
+class WatchResult(NamedTuple):
     """The result of watch(): recalled requests, and children to be killed.
 
     has_suspects: suspects run or wait, so the room may have changed.
@@ -208,7 +208,7 @@ class Children:
                 child.room(settings.frame_seconds / 2) or child.async_room(settings.async_concurrency)
             )
 
-    def watch(self, now: float) -> Watched:
+    def watch(self, now: float) -> WatchResult:
         """Find children that stalled, passed a limit, or did not start."""
         recalled: list[Request] = []
         overdue: list[ChildHandle] = []
@@ -240,7 +240,7 @@ class Children:
                     how = f"it did not start within {self._settings.alive_timeout:g} s"
                     child.killed = child.killed or (Outcome(LOST, text=how), None)
                     overdue.append(child)
-        return Watched(recalled, overdue, has_suspects)
+        return WatchResult(recalled, overdue, has_suspects)
 
     def timeout(self, now: float) -> float:
         """Return the seconds until watch() must be called."""

@@ -18,7 +18,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0
 """Upper bounds of the histogram, seconds."""
 
 
-class Run(NamedTuple):
+class EndedRun(NamedTuple):
     """A request that ended. how: the kind of end. seconds: the duration of its run; None if unknown."""
 
     name: str
@@ -42,7 +42,7 @@ class Counters:
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._seconds = 0.0
 
-    def count(self, runs: Iterable[Run]) -> None:
+    def count(self, runs: Iterable[EndedRun]) -> None:
         """Count runs that ended."""
         with self._lock:
             for name, how, seconds in runs:

@@ -36,7 +36,7 @@ Overflow = Callable[[Request, float], None]
 """Called with a request and the epoch second at which it may return."""
 
 
-class _Place(NamedTuple):
+class _Reservation(NamedTuple):
     """A position in a queue: the reserved monotonic time, and a number for the order of arrival."""
 
     reserved: float
@@ -54,7 +54,7 @@ class _Bucket:
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
         self.most = int(LONGEST_WAIT * rate) + MOST_LATE
-        self.line: list[_Place] = []
+        self.line: list[_Reservation] = []
         self.next_token = 0.0
         self._last: float | None = None
         """The latest reservation."""
@@ -101,7 +101,7 @@ class _Bucket:
 
     def put_back(self, request: Request) -> None:
         """Put *request*, which has not run, before all others; it needs a token again."""
-        self.line.insert(0, _Place(-inf, 0, request))
+        self.line.insert(0, _Reservation(-inf, 0, request))
         last, token, started = self._taken
         if request is last:
             self.next_token, self.started, self._taken = token, started, (None, 0.0, 0.0)
@@ -114,10 +114,10 @@ class _Bucket:
         self._last = moment
         return moment
 
-    def enter(self, request: Request, reserved: float) -> _Place | None:
+    def enter(self, request: Request, reserved: float) -> _Reservation | None:
         """Add *request* to the queue; remove and return the last one if there are too many."""
         self._number += 1
-        insort(self.line, _Place(reserved, self._number, request))
+        insort(self.line, _Reservation(reserved, self._number, request))
         return self.line.pop() if len(self.line) > self.most else None
 
     def sent_away(self, request: Request, reserved: float, now: float) -> None:

@@ -235,7 +235,7 @@ OF_THE_RUN = frozenset(["id", "name", "func", "args", "kwargs", "started", "slot
 """Keys of a package that are not options for another run."""
 
 
-class Call(NamedTuple):
+class EnqueueCall(NamedTuple):
     """The arguments of enqueue()."""
 
     func: Any
@@ -281,7 +281,7 @@ def resubmit(queryset: Any) -> Resubmission:
     return done
 
 
-def _send(rows: Any, alias: str, task: Task, call: Call) -> bool:
+def _send(rows: Any, alias: str, task: Task, call: EnqueueCall) -> bool:
     with transaction.atomic(using=alias):
         is_failure = issubclass(type(task), Failure)
         if is_failure and not rows.filter(pk=task.pk, success=False).delete()[0]:
@@ -290,7 +290,7 @@ def _send(rows: Any, alias: str, task: Task, call: Call) -> bool:
     return True
 
 
-def _call_of(task: Any) -> Call:
+def _call_of(task: Any) -> EnqueueCall:
     """Return the call of *task*. Raises errors of unpickling, and TypeError if it cannot be sent
     unchanged."""
     if task.package:
@@ -298,7 +298,7 @@ def _call_of(task: Any) -> Call:
         options = {name: value for name, value in package.items() if name not in OF_THE_RUN}
         if package["name"] != humanize(package["id"]):
             options["task_name"] = package["name"]
-        return Call(package["func"], tuple(package["args"]), dict(package["kwargs"]), options)
+        return EnqueueCall(package["func"], tuple(package["args"]), dict(package["kwargs"]), options)
     args, kwargs = (
         () if text is None else PickleSerializer.loads(b64decode(text))
         for text in (task.args_text, task.kwargs_text)
@@ -308,4 +308,4 @@ def _call_of(task: Any) -> Call:
     if task.package is not None or not isinstance(args, tuple) or not isinstance(kwargs or {}, Mapping):
         raise TypeError("they were not kept")
     options = {"hook": task.hook, "group": task.group, "cluster": task.cluster}
-    return Call(task.func, args, dict(kwargs or {}), options)
+    return EnqueueCall(task.func, args, dict(kwargs or {}), options)

@@ -27,7 +27,7 @@ from django.utils import timezone
 from qworker import QWorker
 from qworker.beat.catalog import error_text
 from qworker.beat.leadership import AWAY, Scheduling
-from qworker.beat.store import Firing, Lease, ScheduleStore, State
+from qworker.beat.store import EntryState, Firing, Lease, ScheduleStore
 from qworker.beat.stores import open_store
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
@@ -273,7 +273,7 @@ class Scheduler(Scheduling):
         package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id, "slot": at})
         text = signed(package)
         envelopes: list[Envelope] = [envelope_of(text, package, package.get("cluster") or conf.cluster_name)]
-        state = State("django", 0.0, at, self.clock.now(), task_id, 0, None)
+        state = EntryState("django", 0.0, at, self.clock.now(), task_id, 0, None)
         return Firing(str(row.pk), at, task_id, envelopes, state), task_id
 
     def closed(self) -> None:

@@ -28,7 +28,7 @@ from qworker.transports.lease import ResultRow
 from qworker.transports.sql.refusals import refused
 
 if TYPE_CHECKING:
-    from qworker.backends.waiters import Source
+    from qworker.backends.waiters import NotificationSource
     from qworker.message.context import Context
 
 KEPT = "django_task"
@@ -149,7 +149,7 @@ class TaskResults(Backend):
 
     # -- results without a package --
 
-    def open_source(self) -> Source | None:
+    def open_source(self) -> NotificationSource | None:
         return self.others.open_source()
 
     @property

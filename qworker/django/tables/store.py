@@ -33,7 +33,7 @@ ELSEWHERE = "set Q_CLUSTER['orm'] to another database, or exclude the app from t
 _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
-class Kind(NamedTuple):
+class Dialect(NamedTuple):
     """The statements for one kind of database. message, owner: the tables of the views."""
 
     tables: Sequence[str]
@@ -62,22 +62,22 @@ _TRIGGERS = (
 """SQLite's views can only be changed through triggers."""
 
 
-def _kinds() -> Mapping[str, Kind]:
+def _kinds() -> Mapping[str, Dialect]:
     return {
-        "sqlite": Kind(
+        "sqlite": Dialect(
             schema_statements(),
             (*_views("message", "owner", '"', "CREATE VIEW IF NOT EXISTS"), *_TRIGGERS),
             "message",
             "owner",
             ("PRAGMA user_version = 0",),
         ),
-        "postgresql": Kind(
+        "postgresql": Dialect(
             (*POSTGRESQL, f"INSERT INTO qworker_schema VALUES (1, {VERSION}) ON CONFLICT DO NOTHING"),
             _views("qworker_message", "qworker_owner", '"'),
             "qworker_message",
             "qworker_owner",
         ),
-        "mysql": Kind(
+        "mysql": Dialect(
             (
                 *MYSQL,
                 f"INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, {VERSION})",
@@ -174,7 +174,7 @@ def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
             make_views(None, editor)
 
 
-def _names(kind: Kind) -> list[str]:
+def _names(kind: Dialect) -> list[str]:
     words = [statement.split() for statement in kind.tables]
     return [found[len(_TABLE)] for found in words if found[: len(_TABLE)] == _TABLE]
 

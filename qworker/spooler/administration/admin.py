@@ -48,12 +48,12 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 class Examined(NamedTuple):
     """A job with the content of its file. note: why it was set aside; None if it was not."""
 
-    job: Waiting
+    job: ListedJob
     content: Content
     note: Note | None
 
 
-class _Held(NamedTuple):
+class _LockedFile(NamedTuple):
     """A locked file: its descriptor, that of its folder, and its name there."""
 
     file: int
@@ -83,7 +83,7 @@ class SpoolAdmin:
             os.close(self._directory)
             self._directory = -1
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[ListedJob]:
         """Yield the waiting and running jobs, in the order in which an ordered spooler would run them."""
         try:
             yield from waiting(self.path, self._directory, self._attempts, self._lock)
@@ -217,7 +217,7 @@ class SpoolAdmin:
         return target
 
     @contextmanager
-    def _held(self, path: str) -> Iterator[_Held]:
+    def _held(self, path: str) -> Iterator[_LockedFile]:
         """Hold the lock of the file *path*, so that it is not run meanwhile."""
         called = path.removeprefix(f"{DEAD}/")
         name = _own(path)
@@ -230,7 +230,7 @@ class SpoolAdmin:
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                     if not stat.S_ISREG(status.st_mode):
                         raise SpoolError(f"{safe_repr(called)} is not a plain file, and is left alone")
-                    yield _Held(file, folder, name)
+                    yield _LockedFile(file, folder, name)
                 finally:
                     self._lock.release(file)
         except Locked:
@@ -369,7 +369,7 @@ def content(file: int) -> Content:
 # The jobs in a spool directory, for display: waiting ones, and those that were set aside.
 
 
-class Waiting(NamedTuple):
+class ListedJob(NamedTuple):
     """A waiting or running job. path: its name, preceded by its priority. due: epoch seconds. running:
     whether its lock is held; None when its file may not be opened."""
 
@@ -393,14 +393,14 @@ class Aside(NamedTuple):
     note: Note
 
 
-def waiting(place: str, directory: int, attempts: Attempts, lock: FileLock) -> Iterator[Waiting]:
+def waiting(place: str, directory: int, attempts: Attempts, lock: FileLock) -> Iterator[ListedJob]:
     """Yield the jobs in the spool directory *place* and in its priorities, in natural order."""
     for path, _ in scan_in_order(place, math.inf, lambda folder: None):
         with suppress(FileNotFoundError):  # it has just ended
             yield look(place, path, directory, attempts, lock)
 
 
-def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLock) -> Waiting:
+def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLock) -> ListedJob:
     """Return one job. OSError when it does not exist."""
     status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     try:
@@ -410,7 +410,7 @@ def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLo
     except OSError:
         running = None
     begun = attempts.read(f"{place}/{path}", path.rpartition("/")[2])
-    return Waiting(path, status.st_size, status.st_mtime, begun, running)
+    return ListedJob(path, status.st_size, status.st_mtime, begun, running)
 
 
 def jobs_set_aside(place: str, directory: int) -> Iterator[Aside]:

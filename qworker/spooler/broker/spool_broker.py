@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket, NotSupported, SpoolError
-from qworker.spooler.administration.admin import Aside, SpoolAdmin, Waiting
+from qworker.spooler.administration.admin import Aside, ListedJob, SpoolAdmin
 from qworker.spooler.broker.message_files import (
     AT_ONCE,
     QUEUES,
@@ -99,7 +99,7 @@ LATEST = 2.0**53
 """Times of files must be before this epoch second."""
 
 
-class _Held(NamedTuple):
+class _HeldMessage(NamedTuple):
     claim: ClaimedFile
     leased: Leased
 
@@ -111,7 +111,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         self, open_lanes: Callable[[Sequence[str]], list[Lane]], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         super().__init__(open_lanes, clock)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldMessage] = {}
         self._stuck: list[ClaimedFile] = []
         """Messages that have ended but could not be settled."""
 
@@ -135,7 +135,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
                     claim.decline()
                     logger.error("%s cannot be set aside, and is left alone: %s", claim.path, problem)
                 continue
-            self._held[leased.tag] = _Held(claim, leased)
+            self._held[leased.tag] = _HeldMessage(claim, leased)
             return [leased]
         return []
 
@@ -199,7 +199,7 @@ SWEEP_AT_A_TIME = 1000
 """Maximum dead letters of a queue that are deleted in one sweep()."""
 
 
-class _Place:
+class _QueueDirectories:
     """The directories of the queues in the spool directory *path*, created when needed."""
 
     def __init__(self, path: str, clock: Clock) -> None:
@@ -243,7 +243,7 @@ class _Place:
 class SpoolSender(Sender):
     """sync: what is on the disk when push() returns."""
 
-    def __init__(self, place: _Place, sync: Sync) -> None:
+    def __init__(self, place: _QueueDirectories, sync: Sync) -> None:
         self._place = place
         self._sync = sync
         self._writers: dict[str, Writer] = {}
@@ -282,7 +282,7 @@ class SpoolQueues(Admin, Delayed):
 
     purges_leased = False
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _QueueDirectories) -> None:
         self._place = place
 
     def queues(self) -> list[QueueInfo]:
@@ -322,7 +322,7 @@ class SpoolQueues(Admin, Delayed):
             dead = len(admin.set_aside_names())
         return QueueInfo(queue, ready, delayed, leased, dead, oldest)
 
-    def _waiting(self, queue: str) -> list[Waiting]:
+    def _waiting(self, queue: str) -> list[ListedJob]:
         """Return the messages in a queue; [] when the queue does not exist."""
         if queue not in self._place.known():
             return []
@@ -332,8 +332,8 @@ class SpoolQueues(Admin, Delayed):
     def _each(
         self,
         queue: str,
-        act: Callable[[SpoolAdmin, Waiting], object],
-        only: Callable[[Waiting], bool] = lambda job: True,
+        act: Callable[[SpoolAdmin, ListedJob], object],
+        only: Callable[[ListedJob], bool] = lambda job: True,
     ) -> int:
         """Apply *act* to the messages in *queue* that are not running; return their number."""
         number = 0
@@ -353,7 +353,7 @@ class SpoolLetters(Letters):
 
     portion = sys.maxsize
 
-    def __init__(self, place: _Place, sender: SpoolSender) -> None:
+    def __init__(self, place: _QueueDirectories, sender: SpoolSender) -> None:
         self._place = place
         self._sender = sender
 
@@ -427,7 +427,7 @@ def _dead_letter(admin: SpoolAdmin, letter: Aside, queue: str) -> Dead | None:
 class _Consumer(MessageConsumer):
     """Consumes the queues of a place, and deletes its old dead letters."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _QueueDirectories) -> None:
         super().__init__(place.lanes, place.clock)
         self._place = place
 
@@ -460,7 +460,7 @@ class SpoolBroker(Broker):
     admin: SpoolQueues
 
     def __init__(self, directory: str, *, sync: Sync = Sync.DIRECTORY, clock: Clock = SYSTEM_CLOCK) -> None:
-        url, place = f"spool://{directory}", _Place(directory, clock)
+        url, place = f"spool://{directory}", _QueueDirectories(directory, clock)
         sender = SpoolSender(place, sync)
         letters: dict[Kind, Letters] = {"dead": SpoolLetters(place, sender)}
         queues = SpoolQueues(place)

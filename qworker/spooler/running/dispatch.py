@@ -22,7 +22,7 @@ from typing import NamedTuple
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.spooler.running.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.running.job_messages import MakeMessage, signal_message
-from qworker.spooler.uwsgi.timers import Due, SignalSource
+from qworker.spooler.uwsgi.timers import DueSignal, SignalSource
 from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.transports.lease import Ack, Leased, Release
 
@@ -76,7 +76,7 @@ class _Given(NamedTuple):
     at: float
     since: float
     leased: Leased
-    signal: Due | None = None
+    signal: DueSignal | None = None
 
 
 def _has_not_begun(order: Order) -> bool:
@@ -105,7 +105,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._given: dict[int, _Given] = {}
         self._again: list[int] = []
         self._settled_at = 0.0
-        self._raised: list[Due] = []
+        self._raised: list[DueSignal] = []
         """Signals that were not handed out yet, or were given back: they have no files."""
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
@@ -146,7 +146,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
         lost: set[int] = set()
-        back: list[Due] = []
+        back: list[DueSignal] = []
         ended_of: dict[JobLane, list[_Given]] = {}
         for order in orders:
             given = self._given.pop(order.tag, None)
@@ -204,7 +204,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         raised, self._raised = self._raised[:limit], self._raised[limit:]
         return messages + [self._give_signal(signal) for signal in raised]
 
-    def _give_signal(self, signal: Due) -> Leased:
+    def _give_signal(self, signal: DueSignal) -> Leased:
         tag = next(self._tags)
         leased = signal_message(tag, *signal)
         clock = self._clock

@@ -98,7 +98,7 @@ def _end_copy(error: BaseException | None) -> None:
     os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-class _Place:
+class _SpoolDirectory:
     """A spool directory, in the process that runs its jobs. declined: files that are not for this process."""
 
     def __init__(self, app: QWorker, path: str, lock: FileLock) -> None:
@@ -137,7 +137,7 @@ class JobRunner:
         self._results = results
         self._seconds = seconds
         self._policy = JobRetries(options.max_attempts, options.backoff, options.backoff_max)
-        self._places: dict[tuple[int, str], _Place] = {}  # by process
+        self._places: dict[tuple[int, str], _SpoolDirectory] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
         self._logged: set[str] = set()
         self._running: set[ClaimedFile] = set()
@@ -191,7 +191,7 @@ class JobRunner:
             raise Ignore("the job was not run here, or not yet")  # so no result is stored
         return value
 
-    def _run(self, place: _Place, claim: ClaimedFile, may_move: bool) -> Any:
+    def _run(self, place: _SpoolDirectory, claim: ClaimedFile, may_move: bool) -> Any:
         """Run a job, and end its claim. Return its return value, or NOT_RUN. may_move: whether the working
         directory may be changed."""
         if place.declined and place.declined.get(claim.path) == claim.stamp():
@@ -296,7 +296,7 @@ class JobRunner:
             self._stuck.append(claim)
             logger.error("job %s is done and cannot be removed, so it stays locked: %s", claim.name, error)
 
-    def _declined(self, place: _Place, claim: ClaimedFile) -> None:
+    def _declined(self, place: _SpoolDirectory, claim: ClaimedFile) -> None:
         """Remember the state of the file: it is not run here until it changes."""
         try:
             status = os.stat(claim.path, dir_fd=place.claims.directory, follow_symlinks=False)
@@ -328,16 +328,16 @@ class JobRunner:
             _end_copy(None)
         return value
 
-    def _place(self, directory: str) -> _Place:
+    def _place(self, directory: str) -> _SpoolDirectory:
         key = os.getpid(), directory
         place = self._places.get(key)
         if place is None or not place.is_at_its_path():
             if place is not None and not self._running:  # otherwise jobs of other threads still use it
                 place.close()
-            place = self._places[key] = _Place(self._app, directory, best_lock(directory))
+            place = self._places[key] = _SpoolDirectory(self._app, directory, best_lock(directory))
         return place
 
-    def _move(self, place: _Place, path: str) -> None:
+    def _move(self, place: _SpoolDirectory, path: str) -> None:
         """Change to the directory of spooler-chdir, or that of the job's file. The previous job may have
         changed it."""
         if self._options.chdir:

@@ -31,7 +31,7 @@ MONITOR_SECONDS = 1.0
 Stamp: TypeAlias = "tuple[int, ...]"
 
 
-class Due(NamedTuple):
+class DueSignal(NamedTuple):
     """A signal to be delivered. target: 'spooler', or the absolute path of a spool directory."""
 
     signum: int
@@ -61,7 +61,7 @@ class SignalTimers:
         self._local = local
         self._running: list[_Running] = []
 
-    def due(self, now: float) -> list[Due]:
+    def due(self, now: float) -> list[DueSignal]:
         """Return the signals due at *now*, epoch seconds, in order. The first interval of a timer begins with
         the first call that sees it."""
         found = []
@@ -71,7 +71,7 @@ class SignalTimers:
             if self._fires(running, now):
                 handler: Handler | None = self._table.handlers.get(running.source.signum)
                 if handler is not None and handler.is_for_spooler:
-                    found.append(Due(running.source.signum, handler.target))
+                    found.append(DueSignal(running.source.signum, handler.target))
         return found
 
     def next_time(self, now: float) -> float:
@@ -168,17 +168,17 @@ class SignalSource:
         """Return the descriptors that are readable when another process has raised a signal."""
         return [receiver.fileno() for receiver in self._sockets.values()]
 
-    def due(self, now: float) -> list[Due]:
+    def due(self, now: float) -> list[DueSignal]:
         """Return the signals to deliver now, each with the directory whose spooler has to run it. Never
         waits."""
         found = [
-            Due(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
+            DueSignal(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
             for signum, target in self._timers.due(now)
         ]
         for directory, receiver in self._sockets.items():
             for signum in receiver.read():
                 if self._table.is_registered(signum):
-                    found.append(Due(signum, directory))
+                    found.append(DueSignal(signum, directory))
                 else:
                     logger.warning("received signal %d for %s, which has no handler", signum, directory)
         return [due for due in found if due.target in self._directories]

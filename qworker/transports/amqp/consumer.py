@@ -29,7 +29,7 @@ from qworker.process.crash_points import crash_point
 from qworker.process.owner_files import OwnerFiles, runtime_directory
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.amqp.codec import content_header, largest_header
-from qworker.transports.amqp.inbox import DeathRecords, Held, Inbox, Prefetch
+from qworker.transports.amqp.inbox import DeathRecords, Inbox, Prefetch, UnackedMessage
 from qworker.transports.amqp.letters import PLACES, Sweeper, as_letter
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, waiting
@@ -151,7 +151,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         self._settled = SettledMessages()
         self._subscription: Subscription | None = None
         """The last one; its link is closed when the lease is lost."""
-        self._postponed: dict[int, tuple[Held, Release | DeadLetter]] = {}
+        self._postponed: dict[int, tuple[UnackedMessage, Release | DeadLetter]] = {}
         """By tag, messages to be sent again once the server accepts messages; held until then."""
         self._to_open: dict[str, Callable[[Link], None]] = {}
         """Functions that open streams that are not open yet, by the missing capability."""
@@ -308,9 +308,9 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         with self._held() as subscription:
             leased = subscription.inbox.leased if generation == self._generation else {}
             lost: set[int] = set()
-            gone: list[Held] = []
-            back: list[Held] = []
-            changed: list[tuple[Held, Release | DeadLetter]] = []
+            gone: list[UnackedMessage] = []
+            back: list[UnackedMessage] = []
+            changed: list[tuple[UnackedMessage, Release | DeadLetter]] = []
             seen: set[int] = set()
             for settlement in settlements:
                 if isinstance(settlement, Store):
@@ -348,7 +348,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             self._settled.undo()
             raise
 
-    def _send_back(self, subscription: Subscription, messages: Sequence[Held]) -> None:
+    def _send_back(self, subscription: Subscription, messages: Sequence[UnackedMessage]) -> None:
         """Send *messages* that are not needed here back to their queues."""
         if not messages:
             return
@@ -360,7 +360,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             raise
 
     def _part_with(
-        self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
+        self, subscription: Subscription, messages: list[tuple[UnackedMessage, Release | DeadLetter]]
     ) -> None:
         """Send *messages*, and postponed ones, to their destinations, and acknowledge the old ones. While the
         server accepts no messages they are kept, without waiting."""
@@ -375,7 +375,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         subscription.settle([held for held, _ in messages], [])
 
     def _send_anew(
-        self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
+        self, subscription: Subscription, messages: list[tuple[UnackedMessage, Release | DeadLetter]]
     ) -> None:
         """Send *messages* to their destinations, to be acknowledged afterwards."""
         make = Republishing(self._server, subscription.link.connection.frame_max)
@@ -457,13 +457,13 @@ class Republishing:
         self._clock = server.clock
         self._frame_max = frame_max
 
-    def message(self, held: Held, order: Release | DeadLetter) -> Outgoing:
+    def message(self, held: UnackedMessage, order: Release | DeadLetter) -> Outgoing:
         """Return the message to be sent for *order*."""
         return (
             self._dead_lettered(held, order) if isinstance(order, DeadLetter) else self._released(held, order)
         )
 
-    def _released(self, held: Held, release: Release) -> Outgoing:
+    def _released(self, held: UnackedMessage, release: Release) -> Outgoing:
         """Return the message of *held* as it goes back to its queue, or to the dead letters if it is too
         large for that."""
         leased = held.leased
@@ -487,7 +487,7 @@ class Republishing:
             return self._dead_lettered(held, DeadLetter(leased.tag, reason, counted=release.counted))
         return Outgoing(self._queues.prefix + leased.queue, header, leased.body, due)
 
-    def _dead_lettered(self, held: Held, dead_letter: DeadLetter) -> Outgoing:
+    def _dead_lettered(self, held: UnackedMessage, dead_letter: DeadLetter) -> Outgoing:
         """Return the message of *held* as a dead letter, or as a failed task."""
         leased = held.leased
         dead = Dead(
@@ -499,7 +499,7 @@ class Republishing:
         return as_letter(kind, dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
 
 
-def _counts(held: Held, release: Release) -> dict[str, Any]:
+def _counts(held: UnackedMessage, release: Release) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     if release.counted:
         changed[DELIVERIES] = held.leased.deliveries + 1

@@ -37,7 +37,7 @@ MOST_DEATHS = 20
 """Maximum deaths named in a message; usually it is a dead letter long before."""
 
 
-class Held(NamedTuple):
+class UnackedMessage(NamedTuple):
     """A delivered, unacknowledged message. own: the headers with our counts.
     identity: the same at each delivery; a different one after it was sent again. expires: the server would
     drop it once it is back in its queue."""
@@ -109,14 +109,16 @@ class Inbox:
         self._deaths = deaths
         self.over: list[int] = []
         """Delivery numbers of settled messages that came again, to be acknowledged."""
-        self.leased: dict[int, Held] = {}
+        self.leased: dict[int, UnackedMessage] = {}
         """tag → message leased by the worker."""
         self.waiting = 0
         """How many are due and not leased yet."""
         self._tags: set[int] = set()  # of all that is here
-        self._ready: dict[str, list[tuple[int, int, Held]]] = {}  # queue → heap of (-priority, number, …)
-        self._early: list[tuple[float, int, Held]] = []  # heap of (due, number, …)
-        self._unacked: dict[int, Held] = {}  # by delivery number, in their order
+        self._ready: dict[
+            str, list[tuple[int, int, UnackedMessage]]
+        ] = {}  # queue → heap of (-priority, number, …)
+        self._early: list[tuple[float, int, UnackedMessage]] = []  # heap of (due, number, …)
+        self._unacked: dict[int, UnackedMessage] = {}  # by delivery number, in their order
         self._bytes = 0  # of messages not leased yet
         self._first_queue = 0
 
@@ -145,7 +147,7 @@ class Inbox:
             tag, queue, priority, counts.due, counts.deliveries, again, counts.requeued, text, properties,
             message.body
         )  # fmt: skip
-        held = Held(message.number, leased, counts.kept, message_id, identity, expires)
+        held = UnackedMessage(message.number, leased, counts.kept, message_id, identity, expires)
         self._unacked[message.number] = held
         self._bytes += len(message.body)
         if leased.due is not None:
@@ -158,7 +160,7 @@ class Inbox:
         """Return the identities of all messages here."""
         return [held.identity for held in self._unacked.values()]
 
-    def _push(self, held: Held) -> None:
+    def _push(self, held: UnackedMessage) -> None:
         heappush(self._ready.setdefault(held.leased.queue, []), (-held.leased.priority, held.number, held))
         self.waiting += 1
 
@@ -170,7 +172,7 @@ class Inbox:
     def next_due(self) -> float | None:
         return self._early[0][0] if self._early else None
 
-    def later_than(self, moment: float) -> list[Held]:
+    def later_than(self, moment: float) -> list[UnackedMessage]:
         """Take out messages due after *moment*. They must still be acknowledged."""
         late = [entry[2] for entry in self._early if entry[0] > moment]
         if late:
@@ -182,7 +184,7 @@ class Inbox:
         """Lease up to *limit* ready messages, and up to *delayed_limit* that are due by epoch second
         *until*."""
         self._first_queue = (self._first_queue + 1) % max(1, len(queues))
-        taken: list[Held] = []
+        taken: list[UnackedMessage] = []
         size = 0
         while delayed_limit > 0 and self._early and self._early[0][0] <= until and size < MAX_LEASE_BYTES:
             held = heappop(self._early)[2]
@@ -203,9 +205,9 @@ class Inbox:
             self.leased[held.leased.tag] = held
         return [held.leased for held in taken]
 
-    def surplus(self) -> list[Held]:
+    def surplus(self) -> list[UnackedMessage]:
         """Take out what exceeds the prefetch, the last ones first. They must still be settled."""
-        surplus: list[Held] = []
+        surplus: list[UnackedMessage] = []
         keep = 0 if self.prefetch.paused else max(1, self.prefetch.size // max(1, len(self._ready)))
         for ready in self._ready.values():
             ready.sort()
@@ -216,14 +218,14 @@ class Inbox:
                 surplus.append(held)
         return sorted(surplus, key=lambda held: held.number)
 
-    def forget(self, held: Held) -> int:
+    def forget(self, held: UnackedMessage) -> int:
         """Forget *held*, which is settled; return its delivery number."""
         self.leased.pop(held.leased.tag, None)
         self._tags.discard(held.leased.tag)
         self._unacked.pop(held.number, None)
         return held.number
 
-    def acks(self, settled: Iterable[Held], make: Callable[[int, bool], bytes]) -> list[bytes]:
+    def acks(self, settled: Iterable[UnackedMessage], make: Callable[[int, bool], bytes]) -> list[bytes]:
         """Return acks for *settled*, made by make(number, multiple): one for all before the first unsettled
         one, and one for each of the rest."""
         numbers = {held.number: held for held in settled}
@@ -283,7 +285,7 @@ def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Cou
     )
 
 
-def _urgency(held: Held) -> tuple[int, int]:
+def _urgency(held: UnackedMessage) -> tuple[int, int]:
     return (-held.leased.priority, held.number)
 
 

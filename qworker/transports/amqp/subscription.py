@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from qworker.transports.amqp.codec import Delivery, ack_frame, requeue_frame
-from qworker.transports.amqp.inbox import Held, Inbox
+from qworker.transports.amqp.inbox import Inbox, UnackedMessage
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
@@ -84,7 +84,7 @@ class Subscription:
                 self._consume(queue)
             self._deleted.discard(queue)
 
-    def settle(self, acknowledged: Sequence[Held], returned: Sequence[Held]) -> None:
+    def settle(self, acknowledged: Sequence[UnackedMessage], returned: Sequence[UnackedMessage]) -> None:
         """Settle these messages, and acknowledge settled ones that were delivered again."""
         over, self.inbox.over = self.inbox.over, []
         if over:
@@ -97,7 +97,7 @@ class Subscription:
         if frames:
             self.link.write(b"".join(frames))
 
-    def resize(self) -> list[Held]:
+    def resize(self) -> list[UnackedMessage]:
         """Restart the consumers with another prefetch, which only applies to new consumers; quorum queues
         have no other way. Messages beyond it go back; return those that the server would drop then."""
         link, prefetch = self.link, self.inbox.prefetch

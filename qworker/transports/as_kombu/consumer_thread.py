@@ -28,7 +28,7 @@ from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, QWo
 from qworker.process.forked import forgetful
 from qworker.transports.as_kombu.envelopes import envelope_of
 from qworker.transports.as_kombu.exchanges import RENEW_SECONDS, Exchanges
-from qworker.transports.as_kombu.shared_state import Call, Delivery, Inbox, SharedState
+from qworker.transports.as_kombu.shared_state import Call, ChannelInbox, Delivery, SharedState
 from qworker.transports.lease import MAX_LEASE_BYTES, Broker, DeadLetter, Leased, Release, Settlement
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class ConsumerThread:
         if not self.shared_state.has_arrived():
             self.shared_state.ask(bring)
 
-    def take_one(self, queue: str, inbox: Inbox) -> Delivery | None:
+    def take_one(self, queue: str, inbox: ChannelInbox) -> Delivery | None:
         """Return a message of *queue*, to be held by *inbox*; None when there is none."""
 
         def take() -> Delivery | None:
@@ -300,7 +300,7 @@ class ConsumerThread:
             self._notify()
         return more or bool(self._unsettled)
 
-    def _read(self, leased: Iterable[Leased], by_queue: Mapping[str, Inbox]) -> list[Delivery]:
+    def _read(self, leased: Iterable[Leased], by_queue: Mapping[str, ChannelInbox]) -> list[Delivery]:
         """Return *leased* in kombu's form, except messages that must not be delivered."""
         deliveries = []
         for each in leased:

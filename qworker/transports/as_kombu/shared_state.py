@@ -29,7 +29,7 @@ Call = tuple[Callable[[], Any], "Future[Any]"]
 """A call for the consumer thread, and the future for its result."""
 
 
-class Inbox:
+class ChannelInbox:
     """The consumers of one channel. All attributes but the callbacks are under the shared state's lock."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Delivery(NamedTuple):
     tag: int
     queue: str
     envelope: dict[str, Any]
-    inbox: Inbox
+    inbox: ChannelInbox
 
 
 class SharedState:
@@ -78,7 +78,7 @@ class SharedState:
         self._wake = wake
         self.changed = threading.Condition()
         # Under that lock:
-        self.inboxes: list[Inbox] = []
+        self.inboxes: list[ChannelInbox] = []
         self.failure: Exception | None = None
         self._marks = RunningFile(None)
         self._arrived: deque[Delivery] = deque()
@@ -90,16 +90,16 @@ class SharedState:
 
     # -- for the channels --
 
-    def open(self) -> Inbox:
+    def open(self) -> ChannelInbox:
         """Return an inbox for a channel that begins to consume."""
-        inbox = Inbox()
+        inbox = ChannelInbox()
         with self.changed:
             self.inboxes.append(inbox)
         return inbox
 
     def change(
         self,
-        inbox: Inbox,
+        inbox: ChannelInbox,
         queues: Sequence[str] | None = None,
         prefetch: int | None = None,
         ahead: int | None = None,
@@ -117,7 +117,7 @@ class SharedState:
             inbox.news = True
             self.notify()
 
-    def close(self, inbox: Inbox) -> None:
+    def close(self, inbox: ChannelInbox) -> None:
         """Give back all messages of *inbox*, held or arrived."""
         with self.changed:
             inbox.queues = ()
@@ -129,7 +129,7 @@ class SharedState:
             self._settlements += held
             self.notify()
 
-    def _take_back(self, inbox: Inbox, deliveries: Iterable[Delivery]) -> None:
+    def _take_back(self, inbox: ChannelInbox, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             if delivery.queue not in inbox.queues:
                 self._remove(delivery)
@@ -140,7 +140,7 @@ class SharedState:
         with self.changed:
             return any(queue in inbox.queues for inbox in self.inboxes)
 
-    def settle(self, inbox: Inbox, settlements: Sequence[Settlement]) -> None:
+    def settle(self, inbox: ChannelInbox, settlements: Sequence[Settlement]) -> None:
         """Make *settlements*. Raises LeaseLost if the messages were returned to their queues."""
         with self.changed:
             if self.failure is not None:
@@ -198,7 +198,7 @@ class SharedState:
             answer.cancel()  # if it has not begun, it is not run any more
             raise BrokerUnavailable(f"the broker did not answer for {seconds:g} s") from None
 
-    def take(self, queue: str, inbox: Inbox) -> Delivery | None:
+    def take(self, queue: str, inbox: ChannelInbox) -> Delivery | None:
         """Take an arrived message of *queue*, to be held by *inbox*; None when there is none."""
         with self.changed:
             for delivery in self._arrived:
@@ -217,12 +217,12 @@ class SharedState:
                 self._settlements.append(Ack(delivery.tag))
         return len(gone)
 
-    def hold(self, inbox: Inbox, tag: int) -> None:
+    def hold(self, inbox: ChannelInbox, tag: int) -> None:
         """Let *inbox* hold the message *tag*, which is delivered to it."""
         with self.changed:
             inbox.held[tag] = self._marks.begin(tag)
 
-    def _let_go(self, inbox: Inbox) -> None:
+    def _let_go(self, inbox: ChannelInbox) -> None:
         for slot in inbox.held.values():
             self._marks.end(slot)
         inbox.held.clear()
@@ -277,7 +277,7 @@ class SharedState:
             for inbox in self.inboxes:
                 inbox.news = True
 
-    def wanted(self, now: float) -> tuple[dict[str, Inbox], int]:
+    def wanted(self, now: float) -> tuple[dict[str, ChannelInbox], int]:
         """Return the inboxes for which the broker may have messages at epoch second *now*, by queue, and how
         many are wanted. Later notifications count again."""
         with self.changed:
@@ -287,7 +287,7 @@ class SharedState:
             by_queue = {queue: inbox for inbox in inboxes for queue in inbox.queues}
             return by_queue, min((inbox.room() for inbox in inboxes), default=0)
 
-    def looked(self, inboxes: Iterable[Inbox], more: bool, due: float | None) -> None:
+    def looked(self, inboxes: Iterable[ChannelInbox], more: bool, due: float | None) -> None:
         """Record a claim for *inboxes*. more: whether the broker has more for them. due: when the next
         delayed message is due, if any."""
         with self.changed:

@@ -26,7 +26,16 @@ from qworker.interrupts import reraise_interrupt
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, Source, by_lease, lapsed
+from qworker.transports.held.port import (
+    Count,
+    NewMessage,
+    NotAll,
+    PollSource,
+    Received,
+    ServerQueue,
+    by_lease,
+    lapsed,
+)
 from qworker.transports.portions import portions
 
 logger = logging.getLogger(__name__)
@@ -94,7 +103,7 @@ class DisqueQueue(ServerQueue):
         """The retry time of its jobs, in seconds."""
         return self._options.retry
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         self._add([(text.encode(), *_way(self._options, delay)) for text, delay, _ in entries])
 
     def again(self, body: bytes) -> Command:
@@ -196,7 +205,7 @@ class DisqueQueue(ServerQueue):
         return done
 
 
-class AllQueues(Source):
+class AllQueues(PollSource):
     """All *queues*, in one query, on its own connections."""
 
     name = "disque"

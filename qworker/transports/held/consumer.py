@@ -25,7 +25,7 @@ from typing import Any
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.process.wakeup import WakeupPipe
-from qworker.transports.held.holdings import End, Held, Holdings, carry_out, give_all_back, whole_seconds
+from qworker.transports.held.holdings import End, Holding, Holdings, carry_out, give_all_back, whole_seconds
 from qworker.transports.held.long_poll import Looks, Polls
 from qworker.transports.held.messages import Outgoing, of_leased, packed
 from qworker.transports.held.port import (
@@ -219,7 +219,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         """Return due messages that are here."""
         now = self._clock.now()
         holdings = self._holdings
-        taken: list[Held] = []
+        taken: list[Holding] = []
         try:
             with self._leasing() as connection:
                 self._bind(connection, [queue for queue in queues if queue not in self._bound])
@@ -238,7 +238,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             self._part_with_the_early()
         return Claim([held.leased for held in taken], holdings.next_due, last_revocation=0)
 
-    def _get_some(self, queues: Sequence[str], limit: int, now: float, taken: list[Held]) -> None:
+    def _get_some(self, queues: Sequence[str], limit: int, now: float, taken: list[Holding]) -> None:
         """Add to *taken* up to *limit* messages that are due; those that are not are kept."""
         size = 0
         first = self._first_queue = (self._first_queue + 1) % max(1, len(queues))
@@ -301,7 +301,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
 
     # -- delayed messages --
 
-    def _keep(self, held: Held, due: float) -> None:
+    def _keep(self, held: Holding, due: float) -> None:
         """Keep *held* until *due*: here, in the server, or at the end of its queue."""
         longest_return = held.message.queue.longest_return
         delay: int | None = None
@@ -315,7 +315,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         self._leaving[id(held.message)] = End(held, delay=delay)
         self._holdings.end(held)
 
-    def _stays(self, held: Held, due: float, others: int = 0) -> bool:
+    def _stays(self, held: Holding, due: float, others: int = 0) -> bool:
         """Whether *held* is kept here until *due*, if this number of others are about to be."""
         queue = held.message.queue
         waits = max(queue.longest_delay, queue.longest_return)
@@ -376,7 +376,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         held = self._holdings.leased[settlement.tag] = held._replace(sent=True)
         return End(held)
 
-    def _release(self, held: Held, release: Release, kept: int) -> End | None:
+    def _release(self, held: Holding, release: Release, kept: int) -> End | None:
         """Return how *held* goes back. None if it was sent again: it has changed, or the server cannot
         delay it."""
         now, due = self._clock.now(), release.due
@@ -398,7 +398,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
             return End(released(held, release), due)  # too large to be sent again: kept here
         return None
 
-    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
+    def _dead_letter(self, held: Holding, dead_letter: DeadLetter) -> None:
         now = self._clock.now()
         try:
             self._sender.send([dead_lettered(held, dead_letter, now, of_leased)])
@@ -460,7 +460,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         polls.drain({message.queue for message in back})
         close(connection)
 
-    def _send_again(self, changed: Sequence[Held]) -> None:
+    def _send_again(self, changed: Sequence[Holding]) -> None:
         """Send messages with their new counts, and finish those that the server has."""
         ends: list[End] = []
         for held in changed:
@@ -483,14 +483,14 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
 # -- Messages that go back changed, or become dead letters or failed tasks --
 
 
-def _back_in_its_queue(held: Held) -> Outgoing:
+def _back_in_its_queue(held: Holding) -> Outgoing:
     """Return *held* as it is sent again, with its counts and due time."""
     due = held.leased.due
     own = held.own if due is None else {**held.own, DUE: due}
     return of_leased(held.leased, own, held.message_id)
 
 
-def _may_return(held: Held, due: float, now: float) -> bool:
+def _may_return(held: Holding, due: float, now: float) -> bool:
     """Whether the server can keep *held* unchanged until it is *due*."""
     says = held.own.get(DUE, 0.0)
     return (
@@ -500,7 +500,7 @@ def _may_return(held: Held, due: float, now: float) -> bool:
     )
 
 
-def released(held: Held, release: Release) -> Held:
+def released(held: Holding, release: Release) -> Holding:
     """Return *held* changed by *release*."""
     own, old = dict(held.own), held.leased
     if release.counted:
@@ -517,10 +517,12 @@ def released(held: Held, release: Release) -> Held:
         redelivered=REDELIVERED in own,
     )
     changed = held.changed or release.counted or release.requeued or release.redelivered
-    return Held(held.message, after, own, held.message_id, changed=changed)
+    return Holding(held.message, after, own, held.message_id, changed=changed)
 
 
-def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
+def dead_lettered(
+    held: Holding, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]
+) -> Outgoing:
     """Return *held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or
     ``messages.packed``."""
     own = {

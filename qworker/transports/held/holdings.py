@@ -23,7 +23,7 @@ FULL_SECONDS = 1.0
 """Seconds for which no messages are taken after the limit of waiting ones was reached."""
 
 
-class Held(NamedTuple):
+class Holding(NamedTuple):
     """A message taken and not finished. own: its internal headers. sent: whether it was sent again already,
     so that it only has to be finished. changed: whether the server has it with other counts."""
 
@@ -39,7 +39,7 @@ class End(NamedTuple):
     """The last action for *held*, after everything was sent: keep it until *due*, give it back to the server
     for *delay* seconds, or, with neither, finish it."""
 
-    held: Held
+    held: Holding
     due: float | None = None
     delay: int | None = None
 
@@ -56,7 +56,7 @@ class Holdings:
 
     def forget(self) -> None:
         """Forget all messages."""
-        self.leased: dict[int, Held] = {}
+        self.leased: dict[int, Holding] = {}
         """By tag: messages leased by the worker."""
         self.ended: set[int] = set()
         """Tags ended by a settle() that raised: it will be called again."""
@@ -65,7 +65,7 @@ class Holdings:
         self.in_doubt: set[int] = set()
         """Tags of late messages that may have been finished all the same, until the worker has asked."""
         self._tags: set[int] = set()  # of all that is leased or waits
-        self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
+        self._waiting: list[tuple[float, int, Holding]] = []  # heap of (due, order, …)
 
     def new_tag(self, tag: int) -> int:
         """Return *tag*, or another one if a message with that tag is here: it was sent twice."""
@@ -89,7 +89,7 @@ class Holdings:
         self._full_until = self._monotonic() + FULL_SECONDS
         return False
 
-    def wait_until(self, due: float, held: Held) -> None:
+    def wait_until(self, due: float, held: Holding) -> None:
         """Keep *held* here until it is due."""
         heappush(self._waiting, (due, next(self._order), held))
 
@@ -98,7 +98,7 @@ class Holdings:
         """Return when the first waiting one is due; None when there is none."""
         return self._waiting[0][0] if self._waiting else None
 
-    def take_due(self, now: float, limit: int, until: float, delayed_limit: int) -> Iterator[Held]:
+    def take_due(self, now: float, limit: int, until: float, delayed_limit: int) -> Iterator[Holding]:
         """Yield up to *limit* messages that are due, and up to *delayed_limit* that are due by *until*, in
         the order of their due times."""
         while self._waiting:
@@ -111,19 +111,19 @@ class Holdings:
                 return
             yield heappop(self._waiting)[2]
 
-    def end(self, held: Held) -> None:
+    def end(self, held: Holding) -> None:
         """Forget *held*, which is finished or gone."""
         self.leased.pop(held.leased.tag, None)
         self._tags.discard(held.leased.tag)
 
-    def of(self, message: Received, queue: str) -> Held:
+    def of(self, message: Received, queue: str) -> Holding:
         """Return *message* of *queue*, under a unique tag."""
         content = read(message)
         tag = self.new_tag(content.tag)
         own = {name: value for name, value in content.own.items() if name in KEPT}
-        return Held(message, leased(queue, content, tag), own, content.message_id)
+        return Holding(message, leased(queue, content, tag), own, content.message_id)
 
-    def everything(self) -> list[Held]:
+    def everything(self) -> list[Holding]:
         """Return all messages here."""
         return [*self.leased.values(), *(entry[2] for entry in self._waiting)]
 

@@ -2,7 +2,7 @@
 polling.
 
 Comes from:  the consumer, which asks and collects.
-Goes to:     ``Source.take``.
+Goes to:     ``PollSource.take``.
 Thread:      the listener's, except _run().
 """
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from qworker.transports.held.holdings import give_all_back
-from qworker.transports.held.port import Received, ServerQueue, Source
+from qworker.transports.held.port import PollSource, Received, ServerQueue
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LongPoll:
     Only requested messages are received, so that none is hidden here from workers that have room for it.
     """
 
-    def __init__(self, source: Source, seconds: float, notify: Callable[[], None]) -> None:
+    def __init__(self, source: PollSource, seconds: float, notify: Callable[[], None]) -> None:
         self.source = source
         self._arrived: defaultdict[str, deque[Received]] = defaultdict(deque)  # by the name of the queue
         self._seconds = seconds
@@ -174,7 +174,7 @@ class Polls:
     def __init__(self) -> None:
         self._polls: list[LongPoll] = []
 
-    def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
+    def add(self, sources: Iterable[PollSource], seconds: float, notify: Callable[[], None]) -> None:
         """Also poll *sources*."""
         self._polls += [LongPoll(source, seconds, notify) for source in sources]
 
@@ -248,9 +248,9 @@ class Looks:
     arrived: Sequence[Received] = ()
 
     def __init__(self) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, PollSource] = {}
 
-    def add(self, sources: Iterable[Source], seconds: float, notify: Callable[[], None]) -> None:
+    def add(self, sources: Iterable[PollSource], seconds: float, notify: Callable[[], None]) -> None:
         """Also query *sources*."""
         self._sources.update((source.name, source) for source in sources)
 

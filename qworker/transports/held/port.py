@@ -63,7 +63,7 @@ class ConnectionGone(BrokerUnavailable):
     """The server gives the messages of this connection to others; the connection is unusable."""
 
 
-class Entry(NamedTuple):
+class NewMessage(NamedTuple):
     """A message to be sent. text: written by ServerQueue.text(). delay: whole seconds until it can be taken;
     at most the queue's longest_delay. id: unique, and the same at each attempt; a server may use it to store
     a message once."""
@@ -155,7 +155,7 @@ class Received:
         self.acknowledged = True
 
 
-class Source(ABC):
+class PollSource(ABC):
     """A source for a LongPoll: a queue, or several at once."""
 
     name: str
@@ -177,7 +177,7 @@ class Source(ABC):
         """End an active take() early, if no message is lost or hidden by that. Any thread."""
 
 
-class ServerQueue(Source):
+class ServerQueue(PollSource):
     """The queue *name*. Each method takes at most *batch* items at a time."""
 
     longest_delay = 0
@@ -196,7 +196,7 @@ class ServerQueue(Source):
         return written(message)
 
     @abstractmethod
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         """Send *entries*. Raises PublishError when the server will never accept one of them, and NotAll when
         it has accepted some. Any other error means that it may have accepted only some."""
 
@@ -308,7 +308,7 @@ class Server(ABC):
         for kind in self.letters:
             self.declare(connection, kind)
 
-    def sources(self, connection: Any, queues: Sequence[ServerQueue]) -> Sequence[Source]:
+    def sources(self, connection: Any, queues: Sequence[ServerQueue]) -> Sequence[PollSource]:
         """Return the sources for messages of *queues*, with a thread for each: the queues, or one source for
         all if the server can wait for several at once."""
         return queues

@@ -18,7 +18,7 @@ from qworker.naming import task_ids
 from qworker.transports.held.messages import Outgoing, of_envelope
 from qworker.transports.held.port import (
     ConnectionGone,
-    Entry,
+    NewMessage,
     NotAll,
     QueueGone,
     Server,
@@ -121,7 +121,7 @@ class HeldSender(Sender, Revoking):
             with self._server.errors(self._connection):
                 queue = self._queue(name)
             entries = (
-                Entry(queue.text(message), self._delay(message, queue), message.once or id)
+                NewMessage(queue.text(message), self._delay(message, queue), message.once or id)
                 for message, id in zip(messages, ids, strict=False)
                 if message.queue == name
             )
@@ -136,7 +136,7 @@ class HeldSender(Sender, Revoking):
             self._declared[name] = self._server.declare(self._connection, name)
         return self._declared[name]
 
-    def _send(self, name: str, portion: Sequence[Entry], seconds: float, taken: int, total: int) -> None:
+    def _send(self, name: str, portion: Sequence[NewMessage], seconds: float, taken: int, total: int) -> None:
         """Send *portion* to the queue. Once the server has *taken* some of the *total*, even only of this
         portion, the rest is tried again for up to *seconds*."""
         end, pause = self._clock.monotonic() + seconds, 0.1

@@ -29,7 +29,16 @@ from qworker.transports.capabilities import (
 from qworker.transports.connect_errors import IRONMQ as SPELLING
 from qworker.transports.connect_errors import explained
 from qworker.transports.held.broker import HeldBroker, held_broker
-from qworker.transports.held.port import DEAD, Count, Entry, NotAll, QueueGone, Received, Server, ServerQueue
+from qworker.transports.held.port import (
+    DEAD,
+    Count,
+    NewMessage,
+    NotAll,
+    QueueGone,
+    Received,
+    Server,
+    ServerQueue,
+)
 from qworker.transports.ironmq.address import address_of, tls_to
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 
@@ -71,7 +80,7 @@ class IronQueue(ServerQueue):
                 raise
             self._client.call("PUT", self._path, {"queue": {}})
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         messages = [{"body": text, "delay": delay} for text, delay, _ in entries]
         try:
             answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})

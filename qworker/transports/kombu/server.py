@@ -20,7 +20,7 @@ from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_id
 from qworker.transports.connect_errors import explained
 from qworker.transports.held.messages import Content, Outgoing, as_text, mapping
-from qworker.transports.held.port import ConnectionGone, Count, Entry, Received, Server, ServerQueue
+from qworker.transports.held.port import ConnectionGone, Count, NewMessage, Received, Server, ServerQueue
 
 virtual: Any = import_module("kombu.transport.virtual")  # which has no types
 COMPRESSION = "compression"
@@ -39,7 +39,7 @@ class KombuQueue(ServerQueue):
     def text(self, message: Outgoing) -> Outgoing:
         return message  # kombu writes it itself
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         if self._producer is None:
             self._producer = kombu.Producer(self._bound.channel)
         for message, _, _ in entries:

@@ -23,19 +23,19 @@ from qworker.transports.held.messages import parsed
 from qworker.transports.held.port import (
     FAILED,
     Count,
-    Entry,
+    NewMessage,
+    PollSource,
     QueueGone,
     Received,
     ReceivedRevocations,
     Server,
     ServerQueue,
-    Source,
 )
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
-from qworker.transports.nats.inbox import Reading, StreamEntry
+from qworker.transports.nats.inbox import StreamEntry, StreamReader
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish, written
-from qworker.transports.nats.url import LETTERS, Layout, Place, read_url, token
+from qworker.transports.nats.url import LETTERS, Address, Layout, read_url, token
 from qworker.transports.nats.wire import WireMessage
 from qworker.transports.own_headers import QUEUE
 from qworker.transports.portions import portions
@@ -62,9 +62,9 @@ class LetterQueue(ServerQueue):
         self._connection = connection
         self._layout = layout
         self._stream = layout.letters_stream(name)
-        self._reading: Reading | None = None
+        self._reading: StreamReader | None = None
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         posts = []
         for text, *_ in entries:
             queue = str(parsed(text).headers.get(QUEUE, ""))
@@ -75,7 +75,7 @@ class LetterQueue(ServerQueue):
 
     def take(self, count: int, seconds: float) -> list[Received]:
         if self._reading is None:
-            self._reading = Reading(self._connection, self._stream)
+            self._reading = StreamReader(self._connection, self._stream)
         return [
             Received(
                 self,
@@ -154,7 +154,7 @@ class RevocationStream(ReceivedRevocations):
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
         self._news, self._reconnects = False, self._connection.reconnects
         try:
-            entries = Reading(self._connection, self._stream, cursor * 1000 if cursor else None).rest()
+            entries = StreamReader(self._connection, self._stream, cursor * 1000 if cursor else None).rest()
         except BaseException:
             self._news = True
             raise
@@ -214,17 +214,17 @@ class NatsServer(Server):
     def __init__(
         self,
         url: str,
-        place: Place,
+        address: Address,
         layout: Layout,
         stream_config: StreamConfig,
         lease_seconds: float,
         timeout: float,
     ) -> None:
         super().__init__(url, timeout)
-        self.shown = place.shown
+        self.shown = address.shown
         self.layout = layout
         self.stream_config = stream_config
-        self._place = place
+        self._address = address
         self._lease_seconds = lease_seconds
         self.wait_seconds = min(WAIT_SECONDS, lease_seconds / 2)
         self._answered = False
@@ -233,7 +233,7 @@ class NatsServer(Server):
 
     def connect(self) -> Client:
         try:
-            connection = Client(self._place, self.timeout)
+            connection = Client(self._address, self.timeout)
         except (OSError, ValueError) as error:
             reraise_interrupt(error)
             raise self._meaning(f"{type(error).__name__}: {error}".rstrip(": ")) from None
@@ -248,7 +248,7 @@ class NatsServer(Server):
                 "token, into the URL, before the @",
                 setting="broker_url",
             )
-        text = while_connecting(text, self._place.tls is not None)
+        text = while_connecting(text, self._address.tls is not None)
         return BrokerUnavailable(f"{self.shown}: {explained(text, NATS)}")
 
     @contextmanager
@@ -290,7 +290,7 @@ class NatsServer(Server):
             lease_seconds=seconds,
         )
 
-    def sources(self, connection: Client, queues: Sequence[ServerQueue]) -> Sequence[Source]:
+    def sources(self, connection: Client, queues: Sequence[ServerQueue]) -> Sequence[PollSource]:
         """Return the queues, whose leases now have this worker's duration; each has a thread."""
         connection.share()
         for queue in queues:
@@ -436,7 +436,7 @@ STREAM = "qworker"
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """Return the broker at *url* with the settings *conf*; it connects on first use."""
     options = _options(conf.broker_transport_options)
-    place = read_url(url or "nats://", conf.broker_use_ssl)
+    address = read_url(url or "nats://", conf.broker_use_ssl)
     stream_config = StreamConfig(
         replicas=options.get("replicas", 1),
         duplicate_seconds=options.get("duplicate_window", 30.0),
@@ -448,7 +448,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     )
     server = NatsServer(
         url or "nats://",
-        place,
+        address,
         Layout(options.get("stream", STREAM)),
         stream_config,
         # Whole seconds: leases are renewed three times in that.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from qworker.interrupts import reraise_interrupt
 from qworker.naming import task_id
 from qworker.process.randomness import RANDOM
-from qworker.transports.nats.url import Host, Place
+from qworker.transports.nats.url import Address, Host
 from qworker.transports.nats.wire import Wire, WireMessage, left_until
 
 PAUSE_SECONDS = 0.05
@@ -82,12 +82,12 @@ class _Exchange:
 
 
 class Client:
-    """A client for one of the servers of *place*. timeout: seconds for an answer, and for connecting. api:
+    """A client for one of the servers of *address*. timeout: seconds for an answer, and for connecting. api:
     prefix of JetStream's subjects. ping_seconds: see PING_SECONDS. Raises OSError, including TimeoutError,
     when there is no connection."""
 
     def __init__(
-        self, place: Place, timeout: float, api: str = "$JS.API", ping_seconds: float = PING_SECONDS
+        self, address: Address, timeout: float, api: str = "$JS.API", ping_seconds: float = PING_SECONDS
     ) -> None:
         self.timeout = timeout
         self.api = api
@@ -97,7 +97,7 @@ class Client:
         """How many requests were made, answered or not."""
         self.reconnects = 0
         """How often the connection was lost and restored."""
-        self._place = place
+        self._address = address
         self._ping_seconds = ping_seconds
         self._others: list[Host] = []
         """Servers of the cluster announced by one of them."""
@@ -285,11 +285,11 @@ class Client:
         """Connect to one of the servers, and restore the subscriptions."""
         self._drop()
         errors: list[OSError] = []
-        hosts = [*self._place.servers, *self._others]
+        hosts = [*self._address.servers, *self._others]
         for left, host in zip(range(len(hosts), 0, -1), RANDOM.sample(hosts, len(hosts)), strict=True):
             try:
                 # One that says nothing leaves time for the others
-                wire = Wire(host, self._place, end - left_until(end) * (left - 1) / left)
+                wire = Wire(host, self._address, end - left_until(end) * (left - 1) / left)
                 with self._order:
                     subjects = [(ANSWERS, f"{self._subject}.*.*")]
                     subjects += [(name, subject) for name, (subject, _) in self._subscribers.items()]

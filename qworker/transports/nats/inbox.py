@@ -1,4 +1,4 @@
-"""Inbox: requests messages from a JetStream consumer; and Reading, of a complete stream.
+"""Inbox: requests messages from a JetStream consumer; and StreamReader, which reads a complete stream.
 
 Comes from:  ``queue.py``, with the durable consumers of queues; ``broker.py``, which reads streams and
              takes nothing out of them.
@@ -157,7 +157,7 @@ class StreamEntry(NamedTuple):
     data: bytes
 
 
-class Reading:
+class StreamReader:
     """Reads *stream*, from its beginning, or from messages stored at *start* or later (nanoseconds); with a
     temporary consumer."""
 

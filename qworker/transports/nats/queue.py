@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import reraise_interrupt
-from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease, lapsed
+from qworker.transports.held.port import Count, NewMessage, NotAll, Received, ServerQueue, by_lease, lapsed
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
 from qworker.transports.nats.inbox import Inbox, PulledMessage
 
@@ -68,7 +68,7 @@ class NatsQueue(ServerQueue):
         self._held: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         """By id. The server (2.9.10) delivers some messages of a dead worker twice at a time."""
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         publish(
             self._connection,
             self._stream,

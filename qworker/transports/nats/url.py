@@ -31,7 +31,7 @@ class Host(NamedTuple):
     tls_name: str
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """login: ``user`` and ``password``, or ``token``. shown: the URL without secrets."""
 
     servers: list[Host]
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     shown: str
 
 
-def read_url(url: str, use_ssl: Any = None) -> Place:
+def read_url(url: str, use_ssl: Any = None) -> Address:
     """Parse *url*. ConfigurationError for an invalid one."""
     scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("?")
@@ -64,7 +64,7 @@ def read_url(url: str, use_ssl: Any = None) -> Place:
     except ValueError:
         text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
         raise ConfigurationError(text, setting="broker_url") from None
-    return Place(
+    return Address(
         servers,
         login,
         None if tls is None else tls.checked("broker_url"),

@@ -23,7 +23,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.interrupts import reraise_interrupt
-from qworker.transports.nats.url import Host, Place, host_of
+from qworker.transports.nats.url import Address, Host, host_of
 
 CHUNK = 65536
 MAX_PAYLOAD = 1024**2
@@ -50,10 +50,10 @@ class WireMessage(NamedTuple):
 
 
 class Wire:
-    """Connects to *host* by the monotonic time *end*, and logs in with *place*. Raises OSError, including
+    """Connects to *host* by the monotonic time *end*, and logs in with *address*. Raises OSError, including
     TimeoutError."""
 
-    def __init__(self, host: Host, place: Place, end: float) -> None:
+    def __init__(self, host: Host, address: Address, end: float) -> None:
         self._host = host
         self._read = bytearray()
         self.max_payload = MAX_PAYLOAD
@@ -67,8 +67,8 @@ class Wire:
             self._watch()
             self.info: dict[str, Any] = self._greeting(end)
             self.max_payload = max(1, min(int(self.info["max_payload"]), MOST_PAYLOAD))
-            self._encrypt(place, end)
-            self._introduce(place, end)
+            self._encrypt(address, end)
+            self._introduce(address, end)
         except BaseException:
             self.close()
             raise
@@ -84,14 +84,14 @@ class Wire:
                 raise found
         return found
 
-    def _encrypt(self, place: Place, end: float) -> None:
+    def _encrypt(self, address: Address, end: float) -> None:
         """Switch to TLS if we or the server want that: nothing is sent unencrypted to a server without TLS,
         or to an impostor."""
-        if place.tls is None and not self.info.get("tls_required"):
+        if address.tls is None and not self.info.get("tls_required"):
             return
         if self._read:  # it would be read as if it had come under TLS
             raise ConnectionError("the server sends more than its greeting before TLS")
-        context = place.tls.context() if place.tls else ssl.create_default_context()
+        context = address.tls.context() if address.tls else ssl.create_default_context()
         self._socket.settimeout(left_until(end))
         secure = context.wrap_socket(self._socket, server_hostname=self._host.tls_name)
         self._socket, self._pending = secure, secure.pending
@@ -99,7 +99,7 @@ class Wire:
         self._receive, self._transmit = _in_turn(turn, secure.recv), _in_turn(turn, secure.send)
         self._watch()
 
-    def _introduce(self, place: Place, end: float) -> None:
+    def _introduce(self, address: Address, end: float) -> None:
         names = {"token": "auth_token", "password": "pass"}
         hello = {
             "verbose": False,
@@ -110,7 +110,7 @@ class Wire:
             "version": "1",
             "name": "qworker",
             "protocol": 1,
-            **{names.get(name, name): value for name, value in place.login.items()},
+            **{names.get(name, name): value for name, value in address.login.items()},
         }
         self.send(f"CONNECT {json.dumps(hello)}\r\nPING\r\n".encode(), end)
         while (found := self.next(end)) != "PONG":

@@ -53,7 +53,7 @@ CANCELLED = b"0"
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingWait:
     """A BZPOPMIN that the server has, since when, and for how long at most. queues: whose markers it waits
     for. numbers: of the claim behind it, if there is one."""
 
@@ -64,7 +64,7 @@ class Waiting:
     replies: list[Any] = field(default_factory=list)
 
 
-class Prefetch(NamedTuple):
+class PrefetchedClaim(NamedTuple):
     """A claim that may have been carried out during a wait. answer: None when there was none, although it may
     have taken something."""
 
@@ -81,7 +81,7 @@ class Waiter:
         self._where = where
         self._layout = layout
         self._link = Link(where)
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingWait] = deque()
         """The BZPOPMINs that the server has; at most the last one has not been cancelled."""
         self._connects = 0
         """How often the connection for commands had connected when this one began to wait."""
@@ -98,7 +98,7 @@ class Waiter:
         """When the next delayed message is due, by the last claim."""
         self.blocks = self._blocks_lists = True
         """Whether the server lets us call BZPOPMIN, and BLMOVE (6.2 and later)."""
-        self.prefetches: list[Prefetch] = []
+        self.prefetches: list[PrefetchedClaim] = []
         self.drained = False
 
     def open(self, generation: int) -> None:
@@ -134,7 +134,7 @@ class Waiter:
         seconds = RANDOM.uniform(*BLOCK_SECONDS)
         keys = [self._own, *map(self._layout.marker, queues)]
         command, numbers = (b"", None) if claim is None else claim()
-        self._waiting.append(Waiting(time.monotonic(), seconds, queues, numbers))
+        self._waiting.append(PendingWait(time.monotonic(), seconds, queues, numbers))
         try:
             self._link.send(pack(("BZPOPMIN", *keys, f"{seconds:.3f}")) + command)
         except BaseException:
@@ -151,7 +151,7 @@ class Waiter:
         self._link.close()
         for each in self._waiting:
             if each.numbers is not None:
-                self.prefetches.append(Prefetch(each.queues, each.numbers, None))
+                self.prefetches.append(PrefetchedClaim(each.queues, each.numbers, None))
         self._waiting.clear()
 
     def wait(self, timeout: float) -> bool | None:
@@ -194,7 +194,7 @@ class Waiter:
                 news = self._ended(first) or news
         return news
 
-    def _ended(self, waiting: Waiting) -> bool:
+    def _ended(self, waiting: PendingWait) -> bool:
         """Handle the replies to *waiting*; return whether there is anything to do about them."""
         found, *claimed = waiting.replies
         if isinstance(found, hiredis.ReplyError):
@@ -215,10 +215,10 @@ class Waiter:
         if isinstance(reply, list):
             answer = Answer.of(reply)
             if answer.fields:
-                self.prefetches.append(Prefetch(queues, numbers, answer))
+                self.prefetches.append(PrefetchedClaim(queues, numbers, answer))
             return self.answered(queues, answer, numbers[1] - numbers[0]) or bool(answer.fields)
         if reply is not None and not str(reply).startswith("NOSCRIPT"):  # that one took nothing
-            self.prefetches.append(Prefetch(queues, numbers, None))
+            self.prefetches.append(PrefetchedClaim(queues, numbers, None))
         self.drained = False
         return True
 

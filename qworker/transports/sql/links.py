@@ -1,6 +1,6 @@
 """Chooses the Link for a database: by its URL, in the driver's or SQLAlchemy's notation.
 
-Comes from:  ``broker.py``; ``beat/place_server.py``, which keeps schedules in a database.
+Comes from:  ``broker.py``; ``beat/server_database.py``, which keeps schedules in a database.
 Goes to:     ``postgresql.py`` and ``mysql.py``, of which only the one that is needed is loaded.
 Thread:      any.
 """

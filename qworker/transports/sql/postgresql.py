@@ -172,7 +172,7 @@ class PostgreSQLLink(Link):
         """The first consumer that passed on the last notification, if any has."""
         self._woken: int | None = None
         """The consumer that was notified last."""
-        self._claims = Claims()
+        self._claims = QueueDrains()
         self._begin = "BEGIN"
         self._polling: Polling | None = None
         try:
@@ -542,7 +542,7 @@ class _Drain(NamedTuple):
     front_at: float
 
 
-class Claims:
+class QueueDrains:
     """The state of a connection's claims: how far each queue has been drained."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ SILENT_SECONDS = 3600.0
 """Seconds after the end of its lease when the row of a consumer that holds nothing is deleted."""
 
 
-class Owner(NamedTuple):
+class OtherConsumer(NamedTuple):
     """Another consumer. dead: it has certainly ended. until: the end of its lease, which has expired by *now*
     if it is silent. forgotten: so
     long ago that its row is deleted even if it holds nothing. copied: the running tags in its row."""
@@ -78,7 +78,7 @@ class Transacting(Session, Protocol):
 def reclaim(
     session: Transacting,
     tables: Tables,
-    owners: Iterable[Owner],
+    owners: Iterable[OtherConsumer],
     notify: Callable[[], object],
     end_session: Callable[[int], object],
 ) -> tuple[list[Reclaimed], bool]:
@@ -118,7 +118,7 @@ def reclaim(
     return found, locked
 
 
-def _put_back(session: Session, tables: Tables, owner: Owner, tags: set[int]) -> Reclaimed:
+def _put_back(session: Session, tables: Tables, owner: OtherConsumer, tags: set[int]) -> Reclaimed:
     """Within a transaction: put back the messages *tags* of *owner*, and delete its row."""
     session.do(f"DELETE FROM {tables.owner} WHERE id = %s", (owner.id,))
     running = owner_files.running_tags(owner.running)
@@ -130,7 +130,7 @@ def _put_back(session: Session, tables: Tables, owner: Owner, tags: set[int]) ->
     return Reclaimed(owner.name, len(tags), len(running))
 
 
-def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[Owner]:
+def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[OtherConsumer]:
     """Yield the consumers besides that of *generation*. now: on the clock of the leases, None: the
     database's. silent_too: as in ``Consumer.reclaim()``."""
     began = time.monotonic()
@@ -140,7 +140,7 @@ def others(link: Link, generation: int, now: float | None, silent_too: bool) -> 
         current = float(clock) if now is None else now
         dead, silent = owner_files.died(lock, boot), silent_too and until < current
         file = running if boot == boot_id() else ""
-        yield Owner(id, name, dead, silent, False, until, current, lock, file, copied)
+        yield OtherConsumer(id, name, dead, silent, False, until, current, lock, file, copied)
 
 
 def forget_silent(link: Link) -> int:

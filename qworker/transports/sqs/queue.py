@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
 from qworker.transports.held.messages import Outgoing
-from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease, lapsed
+from qworker.transports.held.port import Count, NewMessage, NotAll, Received, ServerQueue, by_lease, lapsed
 
 FIFO = ".fifo"
 """Suffix of queues that keep an order; they cannot delay single messages."""
@@ -57,7 +57,7 @@ class SqsQueue(ServerQueue):
     def text(self, message: Outgoing) -> str:
         return base64.b64encode(super().text(message).encode()).decode()
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewMessage]) -> None:
         numbered = [
             {"Id": str(number), "MessageBody": entry.text, **self._way(entry)}
             for number, entry in enumerate(entries)
@@ -75,7 +75,7 @@ class SqsQueue(ServerQueue):
         if failed:
             raise NotAll(_places(failed), OSError(_described("send_message_batch", failed[0])))
 
-    def _way(self, entry: Entry) -> dict[str, Any]:
+    def _way(self, entry: NewMessage) -> dict[str, Any]:
         if self.fifo:
             return {"MessageGroupId": "default", "MessageDeduplicationId": entry.id}
         return {"DelaySeconds": entry.delay}

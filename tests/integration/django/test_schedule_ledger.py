@@ -16,7 +16,7 @@ from django.utils import timezone
 from qworker.beat.leadership import SWEEP_SECONDS
 from qworker.beat.store import PENDING
 from qworker.beat.store_sql import SQLScheduleStore
-from qworker.beat.stores import SQLitePlace
+from qworker.beat.stores import FileDatabase
 from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.conf import conf
 from qworker.django.execution import work
@@ -72,7 +72,7 @@ class Bench:
             conf=SimpleNamespace(beat_history_expires=3600.0),
         )
         scope = f"django.{conf.prefix}.{cluster}"
-        self.store = SQLScheduleStore(SQLitePlace(Database(self.file)), scope, self.clock)
+        self.store = SQLScheduleStore(FileDatabase(Database(self.file)), scope, self.clock)
         return Scheduler(app, lambda _name, error: pytest.fail(str(error)), self.store)
 
     def turn(self, times: int = 1, scheduler: Scheduler | None = None) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.spooler.uwsgi.signal_table import CronFields, SignalTable
-from qworker.spooler.uwsgi.timers import Due, SignalTimers, stamp_of
+from qworker.spooler.uwsgi.timers import DueSignal, SignalTimers, stamp_of
 
 MIDNIGHT = 1_704_067_200.0  # 2024-01-01 00:00 UTC, a Monday
 
@@ -57,9 +57,9 @@ def test_missed_runs_fire_once(table: SignalTable) -> None:
     table.add_timer(1, 10)
     work = timers(table)
     assert work.due(0) == []
-    assert work.due(95) == [Due(1, "spooler")]
+    assert work.due(95) == [DueSignal(1, "spooler")]
     assert work.due(104) == []
-    assert work.due(105) == [Due(1, "spooler")]
+    assert work.due(105) == [DueSignal(1, "spooler")]
 
 
 def test_clock_set_back_does_not_stop_timers(table: SignalTable) -> None:
@@ -113,7 +113,7 @@ def test_cron_polled_at_next_time_misses_nothing(minute: int, hour: int, begin: 
 def test_cron_uses_local_time(table: SignalTable) -> None:
     table.add_cron(1, CronFields(0, 5))
     work = SignalTimers(table, local=lambda now: time.gmtime(now + 5 * 3600))
-    assert work.due(MIDNIGHT) == [Due(1, "spooler")]
+    assert work.due(MIDNIGHT) == [DueSignal(1, "spooler")]
 
 
 def test_file_monitor_fires_on_changes(table: SignalTable, tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_file_monitor_fires_on_changes(table: SignalTable, tmp_path: Path) -> No
     file.write_text("1")
     assert work.due(1.5) == [], "the file is checked every second"
     assert work.next_time(1.5) == 2
-    assert work.due(2) == [Due(1, "spooler")]
+    assert work.due(2) == [DueSignal(1, "spooler")]
     file.write_text("12")
-    assert work.due(3) == [Due(1, "spooler")]
+    assert work.due(3) == [DueSignal(1, "spooler")]
     file.unlink()
-    assert [work.due(4), work.due(5)] == [[Due(1, "spooler")], []]
+    assert [work.due(4), work.due(5)] == [[DueSignal(1, "spooler")], []]
     assert stamp_of("a\0b") == ()
 
 
@@ -142,7 +142,7 @@ def test_only_signals_for_spoolers_are_due(table: SignalTable, caplog: pytest.Lo
         table.add_timer(signum, 1)
     work = timers(table)
     work.due(0)
-    assert work.due(1) == [Due(1, "spooler"), Due(4, "/var/jobs")]
+    assert work.due(1) == [DueSignal(1, "spooler"), DueSignal(4, "/var/jobs")]
 
 
 def test_timer_added_later_fires(table: SignalTable) -> None:

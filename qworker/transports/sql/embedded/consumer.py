@@ -49,7 +49,7 @@ from qworker.transports.sql.embedded import (
 )
 from qworker.transports.sql.embedded.damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sql.embedded.join_rows import record
-from qworker.transports.sql.reclaim import Owner, Tables, reclaim
+from qworker.transports.sql.reclaim import OtherConsumer, Tables, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is limited before anything is summed up: a claim's cost depends on what it takes, not
@@ -358,14 +358,14 @@ class SQLiteConsumer(LeaseConsumer):
             found, _ = reclaim(session, TABLES, others, self._messages.notify, lambda generation: None)
             return found
 
-    def _others(self, session: FileSession, silent_too: bool) -> Iterator[Owner]:
+    def _others(self, session: FileSession, silent_too: bool) -> Iterator[OtherConsumer]:
         now = self._uptime()
         for id, name, boot, until, marks in session.ask(OTHERS, (self._generation,)):
             running = str(self._database.owners / marks.replace("\0", ""))
             lock = lock_beside(running)
             dead, silent = boot != boot_id() or died(lock, boot), silent_too and until < now
             forgotten = until < now - LONG_DEAD
-            yield Owner(id, printable(name), dead, silent, forgotten, until, now, lock, running, "")
+            yield OtherConsumer(id, printable(name), dead, silent, forgotten, until, now, lock, running, "")
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         with self._held() as connection:

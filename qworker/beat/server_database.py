@@ -56,7 +56,7 @@ message is complete, and each statement is one message; ``net_read_timeout`` is 
 _places = forgetful()
 
 
-class ServerPlace:
+class ServerDatabase:
     """A database at *url*, in the notation of SQLAlchemy or of its driver, with or without ``db+``.
 
     Raises ConfigurationError for an invalid URL, or a driver that is not installed.
