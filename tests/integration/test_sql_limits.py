@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pymysql
 import pytest
@@ -17,19 +19,21 @@ from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, EncodeError, LeaseLost, PublishError
 from qworker.testing import FakeClock
 from qworker.testing.worker import StepWorker
-from qworker.transports.lease import Ack
+from qworker.transports.lease import Ack, RowsLocked
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import IDLE_SECONDS, Link
 from qworker.transports.sql.links import family_of
 from qworker.transports.sql.mysql import CONSUMER, MySQLLink
 from qworker.transports.sql.postgresql import PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
+from qworker.transports.sql.schema import NOW
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
+LEASE_LEFT = f"SELECT lease_until - {NOW} FROM qworker_owner WHERE id = %s"
 HOSTILE = ("bob\0", "bob\ud800", "bob\U0001f600", "'\\\"%s;--\\", "\x7f\x1b[31m\u202e")
 
 
@@ -292,15 +296,21 @@ def test_session_of_a_frozen_worker_is_ended(place: SQLPlace, what: str) -> None
         frozen.consumer.register("frozen@host", ["q"], 1)
         assert len(frozen.consumer.lease(["q"], 3).messages) == 3
         other.consumer.register("other@host", ["q"], 1)
-        for _ in range(4):
-            uptime.advance(10.0)
-            other.consumer.extend()
+        uptime.advance(10.0)
+        other.consumer.extend()
 
         def freeze(link: Link) -> None:
             if family_of(place.url) == "mysql":  # which would end it by itself
                 link.do("SET SESSION idle_transaction_timeout = 0")
             with link.transaction():
                 link.ask(f"SELECT * FROM {what} LIMIT 1 FOR UPDATE")
+                for seconds in (6.0, 13.0):  # its lease has ended, but it may be sending a large result
+                    uptime.advance(seconds)
+                    other.consumer.extend()
+                    assert other.consumer.reclaim() == []
+                link.ask("SELECT 1")
+                uptime.advance(2.0)
+                other.consumer.extend()
                 began = time.monotonic()
                 assert other.consumer.reclaim() == []
                 assert time.monotonic() - began < 2.0
@@ -345,6 +355,121 @@ def test_session_that_makes_tables_may_be_idle_for_a_limited_time(mysql: SQLPlac
         with link._making():
             assert link.ask("SELECT @@wait_timeout") == [(IDLE_SECONDS,)]
         assert link.ask("SELECT @@wait_timeout") == usual != [(IDLE_SECONDS,)]
+
+
+def test_own_former_session_is_ended(place: SQLPlace) -> None:
+    """The server has not noticed that its connection has broken, and keeps rows locked."""
+    with closing(SQLBroker(place.url)) as broker, closing(SQLBroker(place.url)) as former:
+        broker.sender.push([message("one")])
+        consumer: Any = broker.consumer
+        generation = consumer.register("w@host", ["q"], 1)
+        (leased,) = consumer.lease(["q"], 1).messages
+        consumer._handle.close()  # from now on, *former* plays its connection
+
+        def settle(link: Link) -> None:
+            link.listen(generation)
+            if family_of(place.url) == "mysql":  # which would end it by itself
+                link.do("SET SESSION idle_transaction_timeout = 0")
+            with link.transaction():
+                link.ask("SELECT tag FROM qworker_message WHERE tag = %s FOR UPDATE", (leased.tag,))
+                assert consumer.settle(generation, [Ack(leased.tag)]) == set()
+                link.ask("SELECT 1")
+
+        with pytest.raises(BrokerUnavailable):
+            former.consumer._handle.run(settle)
+        assert broker.admin.queues() == []
+        consumer._handle.close()
+        consumer.extend()  # its session has the name again
+
+        def freeze(link: Link) -> None:
+            with link.transaction():
+                link.ask("SELECT id FROM qworker_owner FOR UPDATE")
+                assert former.consumer._handle.run(lambda other: other.end_session(generation))
+                link.ask("SELECT 1")
+
+        with pytest.raises(BrokerUnavailable):
+            consumer._handle.run(freeze)
+
+
+def test_lease_is_kept_while_a_table_is_locked(place: SQLPlace) -> None:
+    """Also by a worker that has to connect again."""
+    family = family_of(place.url)
+    statement = {
+        "postgresql": "BEGIN; LOCK TABLE qworker_message IN SHARE MODE",
+        "mysql": "LOCK TABLES qworker_message READ",
+    }[family]
+    with (
+        closing(SQLBroker(place.url)) as holder,
+        closing(SQLBroker(place.url, lease_seconds=2.0)) as broker,
+        closing(SQLBroker(place.url)) as other,
+    ):
+        broker.sender.push([message("one")])
+        consumer: Any = broker.consumer
+        generation = consumer.register("w@host", ["q"], 1)
+        (leased,) = consumer.lease(["q"], 1).messages
+
+        def lock(link: Link) -> None:
+            link.do(statement)
+            began = time.monotonic()
+            while time.monotonic() < began + 3.0:
+                with pytest.raises(RowsLocked):
+                    consumer.settle(generation, [Ack(leased.tag)])
+                consumer.extend()
+            began = time.monotonic()
+            while time.monotonic() < began + 3.0:
+                consumer._handle.close()
+                with pytest.raises(RowsLocked):
+                    consumer.extend()
+            ((left,),) = other.consumer._handle.run(lambda link: link.ask(LEASE_LEFT, (generation,)))
+            assert left > 0
+            link.do("COMMIT" if family == "postgresql" else "UNLOCK TABLES")
+
+        holder.consumer._handle.run(lock)
+        assert consumer.settle(generation, [Ack(leased.tag)]) == set()
+
+
+def test_workers_may_not_be_allowed_to_end_sessions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Then the messages of other silent workers are reclaimed all the same."""
+    place, role = PostgreSQLPlace(tmp_path), f"qworker_test_{uuid4().hex}"
+    function = "FUNCTION pg_terminate_backend(int, bigint)"
+    database = urlsplit(place.url)
+    url = database._replace(netloc=f"{role}:secret@{database.netloc.rpartition('@')[2]}").geturl()
+    uptime = FakeClock()
+    for statement in (
+        f"CREATE ROLE {role} LOGIN PASSWORD 'secret'",
+        f"GRANT ALL ON SCHEMA {place._name} TO {role}",
+        f"REVOKE EXECUTE ON {function} FROM PUBLIC",
+    ):
+        place.execute(statement)
+    try:
+        with ExitStack() as stack:
+            frozen, silent, other = (
+                stack.enter_context(closing(SQLBroker(url, uptime=uptime.uptime))) for _ in range(3)
+            )
+            frozen.sender.push([message(str(number)) for number in range(4)])
+            for name, each in (("frozen", frozen), ("silent", silent)):
+                each.consumer.register(f"{name}@host", ["q"], 1)
+                assert len(each.consumer.lease(["q"], 2).messages) == 2
+            other.consumer.register("other@host", ["q"], 1)
+            for _ in range(4):
+                uptime.advance(10.0)
+                other.consumer.extend()
+
+            def freeze(link: Link) -> None:
+                with link.transaction():
+                    link.ask("SELECT * FROM qworker_message ORDER BY tag LIMIT 1 FOR UPDATE")
+                    assert [each.name for each in other.consumer.reclaim()] == ["silent@host"]
+                    assert other.consumer.reclaim() == []
+
+            frozen.consumer._handle.run(freeze)
+            assert caplog.text.count("cannot be ended from here") == 1
+            assert [each.name for each in other.consumer.reclaim()] == ["frozen@host"]
+    finally:
+        place.execute(f"GRANT EXECUTE ON {function} TO PUBLIC")
+        place.clear()
+        with closing(place._connect()) as connection:
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
 
 
 def test_session_outside_our_tables_is_not_ended(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ SLOW = 15.0
 again. (In 2,300 cases it took 10.3 s at most.)"""
 CLAIM_SECONDS = 30.0
 """How long a worker that has not finished a join keeps it, and the time between two looks for such joins."""
-KEEPING = HARMLESS - {"retry dead"} | {"freeze", "stall", "kill", "restart"}
+KEEPING = HARMLESS - {"retry dead"} | {"freeze", "locked", "stall", "kill", "restart"}
 """Faults after which each rejected call is a dead letter."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "poison", "stranger", "retry dead"})

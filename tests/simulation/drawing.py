@@ -368,6 +368,9 @@ def fault(random: Random, workers: int) -> Fault:
         return Fault(
             "stall", node, random.choice(METHODS), random.choice((1, 1, 2, 3, 5, 8, 13)), seconds=seconds
         )
+    if kind < 0.55:
+        seconds = random.choice((0.5, 3.0, 10.0))
+        return Fault("locked", node, "settle", random.choice((1, 2, 3, 5)), seconds=seconds)
     if kind < 0.58:
         return Fault(
             "late",

@@ -148,7 +148,7 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return met.place >= run.place
     if fault.kind == "restart" and run.ended:
         return False
-    if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "restart", "stall"):
+    if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "locked", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at
     return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))
 

@@ -80,10 +80,10 @@ DRIFT = 10.0
 """Seconds during which a clock runs too fast or too slowly."""
 TICK = 0.25
 LOSES_NOTHING = frozenset(
-    {"drift", "freeze", "jump", "move", "poison", "restart", "stall", "twice", *OF_OPERATORS}
+    {"drift", "freeze", "jump", "move", "locked", "poison", "restart", "stall", "twice", *OF_OPERATORS}
 )
 """Faults after which a worker still runs a task that it acknowledged early."""
-HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "stall"})
+HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "locked", "stall"})
 """Faults of some duration, in which work may stand still."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""

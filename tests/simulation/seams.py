@@ -19,7 +19,7 @@ from typing import Any
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.states import STARTED
 from qworker.tasks.outcome import LOST, TIME_LIMIT
-from qworker.transports.lease import Claim, Release
+from qworker.transports.lease import Claim, Release, RowsLocked, Settlement, Store
 from tests.simulation.case import Fault
 from tests.simulation.repeats import HARMLESS, Execution, Met, subjects
 from tests.simulation.world import Actor, Killed, Time
@@ -34,6 +34,7 @@ KINDS = {
     "child before": "the child of a worker that is to make the call is killed",
     "child after": "the child is killed when the call is made",
     "stall": "the process pauses before the call for some seconds",
+    "locked": "someone locks for some seconds what the first settlement of the call needs",
     "forge": "someone without the key writes into the join that the call has opened",
     "limit before": "the time limit of the task ends its child before the call",
     "limit after": "the time limit ends the child when the call is made",
@@ -41,6 +42,8 @@ KINDS = {
 }
 """Faults at the nth call of a method by a node."""
 MOMENT = 1e-6
+WAIT_SECONDS = 0.3
+"""How long a settlement waits for locked rows; a fifth of the lease at most."""
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store that answers but does nothing. Checks must notice it."""
 
@@ -115,6 +118,8 @@ class Process:
         """Stores that do not answer this process alone."""
         self.full: list[str] = []
         """Stores that refuse writes."""
+        self.locked: dict[int, float] = {}
+        """Until when someone has locked what the settlement of a tag needs."""
         self.amid = False
         """Whether it is paused within a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
@@ -195,6 +200,10 @@ class Process:
             self.pause(MOMENT)
         self.calls[method] += 1
         fault = self._fault(method, args) if self.faults else None
+        if method == "settle":
+            if fault is not None and fault.kind == "locked":
+                fault = self._lock(fault, args[1])
+            self._wait_for_locks(args[1])
         if method == "join.open":
             self.opens(args[0])
         elif method in ("store_rows", "settle"):
@@ -254,6 +263,18 @@ class Process:
                 self.time.note(self.name, f"{method}: fault", fault.kind)
                 return fault
         return None
+
+    def _lock(self, fault: Fault, settlements: Sequence[Settlement]) -> None:
+        tags = [each.tag for each in settlements if not isinstance(each, Store)]
+        self.locked.update((tag, self.time.now + fault.seconds) for tag in tags[:1])
+
+    def _wait_for_locks(self, settlements: Sequence[Settlement]) -> None:
+        """Wait, and raise RowsLocked, if the tag of one of *settlements* is locked."""
+        now = self.time.now
+        if any(not isinstance(each, Store) and self.locked.get(each.tag, 0.0) > now for each in settlements):
+            self.pause(WAIT_SECONDS)
+            self._note("settle", "raises", "RowsLocked")
+            raise RowsLocked("another transaction has locked rows")
 
     def _faulty(
         self, fault: Fault, error: type[Exception], function: Callable[..., Any], args: Any, kwargs: Any

@@ -1065,12 +1065,13 @@ def test_idle_worker_renews_every_third_of_its_lease() -> None:
 
 
 class LockedStore(MemoryStore):
-    """While *locked*, settling fails."""
+    """While *locked*, settling fails, of all tags or of these."""
 
-    locked = True
+    locked: bool | Collection[int] = True
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        if self.locked:
+        locked = self.locked
+        if locked is True or (locked and any(getattr(each, "tag", 0) in locked for each in settlements)):
             raise RowsLocked("another transaction has locked rows")
         return super().settle(generation, settlements)
 
@@ -1099,6 +1100,39 @@ def test_worker_that_waits_for_locked_rows_keeps_its_lease() -> None:
     store.locked = False
     rig.run_until_idle()
     assert store.settled == [Ack(request.tag)]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_one_locked_result_does_not_stop_the_worker(early: bool) -> None:
+    """early: an ack before the run is what cannot be sent."""
+    rig = ListenerRig(store=LockedStore, worker_ack_flush_seconds=0)
+    store: Any = rig.store
+    rig.push(12, "once" if early else "add")
+    rig.run_until_idle()
+    blocked, other = rig.take(2)
+    store.locked = [blocked.tag]
+    if early:
+        rig.early.ask([blocked], 0.0)
+    else:
+        rig.post(blocked, Ack(blocked.tag))
+    for _ in range(30):
+        for request in rig.take():
+            rig.post(request, Ack(request.tag))
+        rig.clock.advance(3)
+        rig.step()
+    rig.post(other, Ack(other.tag))
+    rig.step()
+    assert len(store.settled) == 11
+    assert rig.early.take() == []
+    assert [order.request for order in rig.listener._acks._orders] == [blocked]
+    assert set(rig.state.requests) == {blocked.key}
+    assert rig.waiting() == 1
+    store.locked = False
+    rig.clock.advance(3)
+    rig.run_until_idle()
+    assert store.settled[-1].tag == blocked.tag
+    assert tags(rig.early.take()) == ([blocked.tag] if early else [])
+    assert rig.waiting() == 0
 
 
 def published_presence(rig: ListenerRig) -> Presence:
@@ -1330,6 +1364,26 @@ def test_closing_waits_for_an_unavailable_broker() -> None:
     rig.listener.closed()
     assert (rig.store.settled, rig.store.held) == ([Ack(one.tag, ROW), Ack(two.tag)], set())
     assert rig.listener.left() == {}
+
+
+def test_closing_keeps_the_lease_while_rows_are_locked() -> None:
+    class Watched(LockedStore):
+        reclaimed: ClassVar[list[Any]] = []
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            self.reclaimed.extend(other.consumer.reclaim())
+            return super().settle(generation, settlements)
+
+    rig = ListenerRig(store=Watched, worker_lease_seconds=15)
+    other = rig.store.another()
+    rig.push(1)
+    rig.run_until_idle()
+    (request,) = rig.run()
+    rig.post(request, Ack(request.tag))
+    rig.listener.stop(rig.clock.monotonic() + 40)
+    rig.listener.closed()
+    assert rig.clock.monotonic() >= 40
+    assert Watched.reclaimed == []
 
 
 def test_unsent_settlements_are_logged_on_close(caplog: pytest.LogCaptureFixture) -> None:

@@ -162,23 +162,31 @@ class AckBuffer:
         unconfirmed = self._unconfirmed.copy()
         if self._hurry:
             self._unconfirmed.update(order.request.tag for order in orders if order.starts and order.request)
-        lost = self._settlements.carry_out(generation, current) if current else set()
+        lost, waiting = set[int](), list[SettlementOrder]()
+        if current:
+            lost = self._settlements.carry_out(generation, current)
+            if locked := {id(each) for each in self._settlements.locked}:
+                waiting = [order for order in orders if id(order.settlement) in locked]
+                orders = [order for order in orders if id(order.settlement) not in locked]
         if lost:
             unconfirmed.update(self._consumer.in_doubt(lost))
         # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
-        self._orders = [order for order in orders if order.starts or order.resend]
+        self._orders = [*(order for order in orders if order.starts or order.resend), *waiting]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
             self._settlements.confirm(self._unconfirmed)  # if an ack were lost, the task would run twice
             self._unconfirmed.clear()
         crash_point("settled")
-        self._orders, self._hurry = [order for order in self._orders if order.resend], False
+        self._orders = [*(order for order in orders if order.resend), *waiting]
+        self._hurry = any(order.starts for order in waiting)
         self._answered([order.request for order in starting if order.request is not None], lost, unconfirmed)
-        if self._orders:
+        if len(self._orders) > len(waiting):
             self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
             self._resend()
+        if waiting and self._settlements.why_locked is not None:
+            raise self._settlements.why_locked
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
         """Return *order*, changed to give its request back if the request was waiting to start."""
@@ -240,7 +248,8 @@ class AckBuffer:
     def _resend(self) -> None:
         """Send requests again that were acked and have not run. If that fails, they may have been sent: they
         must not run twice, so they are not sent again but fail."""
-        orders, self._orders = self._orders, []
+        orders = [order for order in self._orders if order.resend]
+        self._orders = [order for order in self._orders if not order.resend]
         requests = [order.request for order in orders if order.request is not None]
         try:
             self._sender.push(
@@ -279,6 +288,8 @@ class AckBuffer:
             if not self._orders:
                 return
             try:
+                if failures:
+                    self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:
                 # Other workers have the held messages now. No worker has those acked before their run.

@@ -286,8 +286,16 @@ class Listener(ThreadComponent):
                     if now >= self._lease.renew_at:
                         self._lease.renew(now)
                     if now >= self._housekeeping.due_at:
-                        self._housekeep(now)
-                self._acks.flush(self._lease.generation)
+                        with suppress(
+                            BrokerUnavailable, ConfigurationError
+                        ):  # flushing may work nevertheless
+                            self._housekeep(now)
+                try:
+                    self._acks.flush(self._lease.generation)
+                except RowsLocked:  # of some results, perhaps: other tasks can run
+                    if self._wants_to_fetch():
+                        self._fetch()
+                    raise
             elif (
                 not self._revocations.pending
                 and not self._wants_to_fetch()

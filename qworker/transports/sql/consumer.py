@@ -33,7 +33,16 @@ from qworker.transports.lease import (
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.recent import Recent
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, Notified, earliest
-from qworker.transports.sql.reclaim import HELD, Tables, forget_silent, others, reclaim, sweep, sweep_letters
+from qworker.transports.sql.reclaim import (
+    HELD,
+    OtherConsumer,
+    Tables,
+    forget_silent,
+    others,
+    reclaim,
+    sweep,
+    sweep_letters,
+)
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
     CHECK_OWNER,
@@ -97,6 +106,8 @@ class SQLConsumer(LeaseConsumer):
         """The monotonic time before which nothing new is claimed."""
         self._uncertain: set[int] = set()
         """Tags of messages held when the server crashed, which others may have by now."""
+        self._locking: set[int] = set()
+        """Consumers whose locks were logged."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -121,6 +132,11 @@ class SQLConsumer(LeaseConsumer):
                 setting="broker_url",
             )
         self._results.forget_layout()
+        if self._generation != NOT_REGISTERED:
+            # The server may not know that the last connection has ended, whose locks are in our way. And the
+            # lease is kept even if others have locked what follows.
+            link.end_session(self._generation)
+            self._renew_row(link)
         link.listen(self._generation)
         crash, age = link.crash()
         rest = CRASH_SECONDS - age
@@ -191,12 +207,15 @@ class SQLConsumer(LeaseConsumer):
 
     def _renew_on(self, link: Link) -> None:
         crash_point("renewing")
+        if not self._renew_row(link):
+            raise self._lost()
+        self._copy_running(link)
+
+    def _renew_row(self, link: Link) -> int:
         until, values = self._until()
         also = f", armed_until = {subscribed_until(link)}" if self._subscription.active else ""
         statement = f"UPDATE qworker_owner SET lease_until = {until}{also}, presence = %s WHERE id = %s"
-        if not link.do(statement, (*values, self._presence, self._generation)):
-            raise self._lost()
-        self._copy_running(link)
+        return link.do(statement, (*values, self._presence, self._generation))
 
     def _copy_running(self, link: Link) -> None:
         """Copy the running file to our row, where it can be read if this machine is gone."""
@@ -312,7 +331,9 @@ class SQLConsumer(LeaseConsumer):
 
         def work(link: Link) -> list[Reclaimed]:
             owners = list(others(link, self._generation, now, silent))
-            found, locked = reclaim(link, Tables(), owners, link.notify, link.end_session)
+            found, locked = reclaim(
+                link, Tables(), owners, link.notify, lambda owner: self._end_session(link, owner)
+            )
             leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
             if silent and now is None and not locked:  # no lease expires before
                 self._look_at = began + min(leases, default=self._lease_seconds)
@@ -320,6 +341,22 @@ class SQLConsumer(LeaseConsumer):
             return found
 
         return self._run(work)
+
+    def _end_session(self, link: Link, owner: OtherConsumer) -> None:
+        if link.end_session(owner.id):
+            logger.warning(
+                "worker %s is silent and has locked messages: its connection to the database is ended",
+                owner.name,
+                extra={"event": "worker-disconnected"},
+            )
+        elif owner.id not in self._locking:
+            self._locking.add(owner.id)
+            logger.error(
+                "messages of worker %s, which is silent, are locked in the database by a connection that "
+                "cannot be ended from here: find it in pg_stat_activity or SHOW PROCESSLIST, and end it",
+                owner.name,
+                extra={"event": "messages-locked"},
+            )
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         now = self._clock.now()

@@ -237,9 +237,9 @@ class Link(ABC):
         """From now on notified() reports notifications, also those for the consumer *generation* alone."""
 
     @abstractmethod
-    def end_session(self, generation: int) -> None:
-        """End the connection of the consumer *generation*, which keeps rows locked and is silent, perhaps
-        because its process is frozen. Does nothing if the server does not know it, or does not allow it."""
+    def end_session(self, generation: int) -> bool:
+        """End another connection of the consumer *generation*, which keeps rows locked, perhaps because its
+        process is frozen. Return whether there was one; False also if the server does not allow it."""
 
     @abstractmethod
     def notified(self, queues: Collection[str]) -> Notified:

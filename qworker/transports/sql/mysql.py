@@ -193,11 +193,12 @@ class MySQLLink(Link):
     def prepare(self) -> None:
         # It counts the time without a byte, so that large statements on slow networks are not affected. Locks
         # on more rows than meant, of all that a statement has read, may keep others from ending the session.
+        wait = max(1, round(self._wait_seconds))
         idle = math.ceil(min(IDLE_SECONDS, max(1.0, self._lease_seconds / 3)))
         self.configure(
             (
                 "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-                f"SESSION innodb_lock_wait_timeout = {max(1, round(self._wait_seconds))} "
+                f"SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait} "
                 f"/*M!100300 , SESSION idle_transaction_timeout = {idle} */",
             )
         )
@@ -333,14 +334,22 @@ class MySQLLink(Link):
 
     def listen(self, generation: int) -> None:
         with suppress(pymysql.Error):  # a cluster may refuse such locks; a broken connection fails below
-            self.ask(f"SELECT get_lock({CONSUMER}, 0)", (generation,))  # names this session for end_session()
+            self._by_name(f"get_lock({CONSUMER}, 1)", generation)  # names this session for end_session()
         self.notified(())
 
-    def end_session(self, generation: int) -> None:
+    def end_session(self, generation: int) -> bool:
         with suppress(pymysql.Error):  # it has ended meanwhile, or belongs to another user
-            for (session,) in self.ask(f"SELECT is_used_lock({CONSUMER})", (generation,)):
-                if session is not None:
-                    self.do("KILL %s", (session,))
+            session = self._by_name(f"is_used_lock({CONSUMER})", generation)
+            if session not in (None, self._connection.thread_id()):
+                self.do("KILL %s", (session,))
+                return True
+        return False
+
+    def _by_name(self, function: str, generation: int) -> Any:
+        """Return the value of *function*, of the lock of a consumer. None behind a proxy: it has numbers of
+        its own for sessions, and KILL would end that of somebody else."""
+        own = self._connection.thread_id()
+        return self.ask(f"SELECT IF(connection_id() + 0 = %s, {function}, NULL)", (own, generation))[0][0]
 
     def notified(self, queues: Collection[str]) -> Notified:
         return self._polling.notified(queues)

@@ -98,12 +98,13 @@ LOCKED = "55P03"
 MISSING_TABLE = ("42P01", "42703")
 TAKEN = "23505"
 END_SESSION = """SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()
-AND (classid::bigint << 32) + objid::bigint = %s AND pg_has_role(usesysid, 'USAGE')
+WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND objsubid = 1
+AND datname = current_database() AND (classid::bigint << 32) + objid::bigint = %s
+AND pid <> pg_backend_pid() AND pg_has_role(usesysid, 'USAGE')
 AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'relation'
 AND relation IN ('qworker_owner'::regclass, 'qworker_message'::regclass))"""
-"""listen() has locked the number of a consumer. A session with such a lock that uses none of our tables is of
-another application, or of a broker in another schema."""
+"""listen() has locked the number of a consumer; publishers try for an exclusive lock. A session with such a
+lock that uses none of our tables is of another application, or of a broker in another schema."""
 BY_CONSUMER = re.compile(r"[0-9]{1,18}")
 _NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 
@@ -365,8 +366,11 @@ class PostgreSQLLink(Link):
         self.ask("SELECT pg_advisory_lock_shared(%s)", (generation,))
         self.notified(())
 
-    def end_session(self, generation: int) -> None:
-        self.ask(END_SESSION, (generation,))
+    def end_session(self, generation: int) -> bool:
+        try:
+            return (True,) in self.ask(END_SESSION, (generation,))
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+            return False
 
     def notified(self, queues: Collection[str]) -> Notified:
         if self._polling:
@@ -452,6 +456,8 @@ class PostgreSQLLink(Link):
         if code in PASSING:
             return DriverError(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), transient=True)
         if code == LOCKED:  # a consumer does not try again: it has a lease to renew
+            where = getattr(getattr(error, "diag", None), "context", None) or ""
+            text = ", ".join(filter(None, [text, *where.splitlines()[:1]]))
             text = f"another transaction has locked rows or tables: {text}"
             return DriverError(RowsLocked(text), transient=not self._relaxed)
         if not self._connection.closed and refused(error):

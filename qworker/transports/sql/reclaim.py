@@ -80,7 +80,7 @@ def reclaim(
     tables: Tables,
     owners: Iterable[OtherConsumer],
     notify: Callable[[], object],
-    end_session: Callable[[int], object],
+    end_session: Callable[[OtherConsumer], object],
 ) -> tuple[list[Reclaimed], bool]:
     """Put back what dead and silent *owners* held. notify: called within the transaction.
 
@@ -97,8 +97,8 @@ def reclaim(
         values = (owner.id, 1e300 if owner.dead else owner.now)
         there = f"SELECT id FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
         holds = owner.dead or owner.forgotten or bool(session.ask(f"{held} LIMIT 1", (owner.id,)))
-        if not (holds or tables.locking):
-            continue
+        if not holds and (not tables.locking or session.ask(f"{there}{tables.locking}", values)):
+            continue  # nor is it claiming anything
         with session.transaction():
             # First the owner: then it claims nothing more, and what it has claimed is visible.
             if session.ask(f"{there}{tables.locking}", values):
@@ -111,8 +111,8 @@ def reclaim(
                 blocked = bool(session.ask(there, values))
         if blocked:
             locked = True
-            if owner.dead or owner.now >= owner.until + SENDING_SECONDS:
-                end_session(owner.id)
+            if owner.now >= owner.until + SENDING_SECONDS:
+                end_session(owner)
         elif owner.dead:
             owner_files.delete_files(owner.lock)
     return found, locked
