@@ -88,7 +88,8 @@ TYPES = ("text", "int2", "float8", "int2", "float8", "text", "text", "bytea")
 ARRAYS = ", ".join(f"CAST(%s AS {name}[])" for name in TYPES)
 COPY_FROM = 32
 """Minimum number of messages for which COPY is faster than INSERT."""
-SCHEMA_LOCK = 7_291_406_110
+LOCK_SCHEMA = "SELECT pg_advisory_xact_lock(7291406110 + hashtext(current_schema()))"
+"""Tables in other schemas of the database may be made at the same time."""
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"
 BY_INDEX = ("enable_seqscan = off", "enable_bitmapscan = off", "jit = off")
@@ -260,7 +261,7 @@ class PostgreSQLLink(Link):
 
     def create(self) -> None:
         with self.transaction():
-            self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+            self.do(LOCK_SCHEMA)
             for statement in POSTGRESQL:
                 self.do(statement)
             self.do(_NOTE, (1, VERSION))
@@ -424,7 +425,7 @@ class PostgreSQLLink(Link):
         return dict(rows)
 
     def make_results(self, table: str) -> None:
-        self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        self.do(LOCK_SCHEMA)
         self.do("CREATE SEQUENCE IF NOT EXISTS task_id_sequence")
         self.do(
             f"""CREATE TABLE IF NOT EXISTS {table} (id bigint NOT NULL DEFAULT nextval('task_id_sequence')
