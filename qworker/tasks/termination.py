@@ -85,7 +85,8 @@ def report(
             return Outcome(COPY, None, "another worker has run it", reported=True)
         if sends and has_run and (context.callbacks or context.errbacks or task.sees_its_end):
             meta = _stored(app, task, context) or {}
-            context.children = _children(app, meta)
+            if meta.get("status") in states.READY_STATES:
+                context.children = _children(app, meta)
             if meta.get("status") == states.SUCCESS and (context.callbacks or task.sees_its_end):
                 return _go_on(app, task, context, meta["result"], runs)
             if meta.get("status") == state == states.FAILURE and _is_error(meta["result"]):

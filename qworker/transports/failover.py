@@ -45,6 +45,7 @@ from qworker.transports.lease import (
     Revocation,
     Revocations,
     Revoking,
+    RowsLocked,
     Sender,
     Settlement,
     Store,
@@ -122,6 +123,8 @@ class Current:
         for index in (first, *self._brokers.others(first)):
             try:
                 answer = call(self._brokers.brokers[index])
+            except RowsLocked:
+                raise  # this server answers
             except BrokerUnavailable as error:
                 failure = failure or error
                 continue
@@ -229,6 +232,9 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
             if silent is not None:
                 raise silent
             answer = call(self._brokers.brokers[index])
+        except RowsLocked:
+            self._answered = True
+            raise
         except BrokerUnavailable as error:
             if silent is None and self._answered and self._monotonic() - began < QUICK:
                 self._answered = False

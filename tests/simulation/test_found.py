@@ -1519,3 +1519,15 @@ def test_children_are_kept_if_reporting_a_failure_is_interrupted() -> None:
     flow = Group(members=[failing], errbacks=[Errback(now=True, number=0)])
     fault = Fault("limit before", "worker", "get")
     assert problems(run(Case(orders=(Order(flow),), faults=(fault,)))) == []
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_task_acknowledged_first_runs_once_after_a_lost_lease(seed: int) -> None:
+    """Its ack was repeated under the new lease, where the message that another worker had run was missing, as
+    after an ack of ours."""
+    faults = (
+        Fault("locked", "worker", "settle", seconds=10.0),
+        Fault("freeze", "worker1", at=1.634, seconds=6.0),
+    )
+    order = Order(Call(number=0), at=1.63)
+    assert problems(run(Case(World(acks_late=False, flush=0.0), (order,), faults, seed=seed))) == []

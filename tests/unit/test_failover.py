@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from qworker.transports.failover import (
     Brokers,
     FailoverBroker,
 )
-from qworker.transports.lease import Ack, Claim, Dead, Release
+from qworker.transports.lease import Ack, Claim, Dead, Envelope, Release, RowsLocked, Settlement
 from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
@@ -108,6 +108,33 @@ def test_one_failure_does_not_cause_a_failover() -> None:
     stores[0].away = False
     store.consumer.extend()
     assert store.consumer.settle(generation, [Ack(message.tag)]) == set()
+
+
+class LockedStore(MemoryStore):
+    """Locked rows keep settlements and pushes from it, after 3 s."""
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        self.clock.advance(3)  # type: ignore[attr-defined]
+        raise RowsLocked("another transaction has locked rows")
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        raise RowsLocked("another transaction has locked rows")
+
+
+def test_locked_rows_do_not_cause_a_failover() -> None:
+    clock = FakeClock()
+    locked, other = LockedStore(clock), MemoryStore(clock)
+    broker = FailoverBroker([locked, other])
+    MemoryStore.push(locked, [envelope("a")])
+    generation = broker.consumer.register("w@h", ["q"], 1)
+    (leased,) = broker.consumer.lease(["q"], 1).messages
+    for _ in range(3):
+        with pytest.raises(RowsLocked):
+            broker.consumer.settle(generation, [Ack(leased.tag)])
+        broker.consumer.extend()
+    with pytest.raises(RowsLocked):
+        broker.sender.push([envelope("b")])
+    assert other.messages == 0
 
 
 class FailingWaitStore(MemoryStore):

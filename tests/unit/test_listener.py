@@ -933,6 +933,40 @@ def test_early_acked_message_is_acked_again_on_redelivery() -> None:
     assert (len(rig.ready), rig.waiting(), rig.state.requests) == (0, 0, {request.key: request})
 
 
+class SilentStore(MemoryStore):
+    """Answers no settlement, and carries none out, while *silent*."""
+
+    silent = True
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        if self.silent:
+            raise BrokerUnavailable("no answer")
+        return super().settle(generation, settlements)
+
+
+def test_early_ack_of_a_lost_lease_is_not_taken_for_an_answered_one() -> None:
+    """Another worker had run the task: its message was gone, as after an ack of ours without an answer."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=SilentStore)
+    store: Any = rig.store
+    rig.push(1, "once")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    rig.early.ask([request], 0.0)
+    rig.step()
+    other = lose_lease(rig)
+    (theirs,) = other.consumer.lease(["celery"], 1).messages
+    assert MemoryStore.settle(other, other.consumer._generation, [Ack(theirs.tag)]) == set()
+    for _ in range(3):
+        rig.clock.advance(3)
+        rig.step()
+    store.silent = False
+    for _ in range(20):
+        rig.clock.advance(3)
+        rig.step()
+    assert rig.early.take() == []
+    assert not rig.ready.get_many(Slots(9, 9))
+
+
 def test_early_acked_request_survives_a_lost_lease() -> None:
     rig = ListenerRig(worker_ack_flush_seconds=0)
     rig.push(1, "once")
@@ -1065,13 +1099,12 @@ def test_idle_worker_renews_every_third_of_its_lease() -> None:
 
 
 class LockedStore(MemoryStore):
-    """While *locked*, settling fails, of all tags or of these."""
+    """While *locked*, settling fails."""
 
-    locked: bool | Collection[int] = True
+    locked = True
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        locked = self.locked
-        if locked is True or (locked and any(getattr(each, "tag", 0) in locked for each in settlements)):
+        if self.locked:
             raise RowsLocked("another transaction has locked rows")
         return super().settle(generation, settlements)
 
@@ -1102,37 +1135,17 @@ def test_worker_that_waits_for_locked_rows_keeps_its_lease() -> None:
     assert store.settled == [Ack(request.tag)]
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_one_locked_result_does_not_stop_the_worker(early: bool) -> None:
-    """early: an ack before the run is what cannot be sent."""
+def test_revocations_are_read_while_rows_are_locked() -> None:
     rig = ListenerRig(store=LockedStore, worker_ack_flush_seconds=0)
-    store: Any = rig.store
-    rig.push(12, "once" if early else "add")
+    rig.push(4)
     rig.run_until_idle()
-    blocked, other = rig.take(2)
-    store.locked = [blocked.tag]
-    if early:
-        rig.early.ask([blocked], 0.0)
-    else:
-        rig.post(blocked, Ack(blocked.tag))
-    for _ in range(30):
-        for request in rig.take():
-            rig.post(request, Ack(request.tag))
-        rig.clock.advance(3)
-        rig.step()
-    rig.post(other, Ack(other.tag))
+    ended, running, *_ = rig.run()
+    rig.post(ended, Ack(ended.tag))
     rig.step()
-    assert len(store.settled) == 11
-    assert rig.early.take() == []
-    assert [order.request for order in rig.listener._acks._orders] == [blocked]
-    assert set(rig.state.requests) == {blocked.key}
-    assert rig.waiting() == 1
-    store.locked = False
+    rig.store.sender.revoke([running.id], terminate=True, signal="SIGKILL")
     rig.clock.advance(3)
-    rig.run_until_idle()
-    assert store.settled[-1].tag == blocked.tag
-    assert tags(rig.early.take()) == ([blocked.tag] if early else [])
-    assert rig.waiting() == 0
+    rig.step()
+    assert (running, "SIGKILL") in rig.pool.terminated
 
 
 def published_presence(rig: ListenerRig) -> Presence:
@@ -1384,6 +1397,25 @@ def test_closing_keeps_the_lease_while_rows_are_locked() -> None:
     rig.listener.closed()
     assert rig.clock.monotonic() >= 40
     assert Watched.reclaimed == []
+
+
+def test_results_are_stored_on_close_after_the_lease_was_lost() -> None:
+    """Of tasks that were acknowledged before they ran, which no other worker has."""
+
+    class Once(LockedStore):
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            try:
+                return super().settle(generation, settlements)
+            finally:
+                self.locked = False
+                lose_lease(rig)
+
+    rig = ListenerRig(store=Once)
+    rig.mailbox.post_many([SettlementOrder(None, Store(ROW))])
+    rig.listener.stop(rig.clock.monotonic() + 40)
+    rig.listener.closed()
+    assert set(rig.store.results) == {ROW[0]}
+    assert rig.listener.left() == {}
 
 
 def test_unsent_settlements_are_logged_on_close(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from qworker.components.receiving import settlements as room
 from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
-from qworker.transports.lease import Ack, DeadLetter, Release, RowsLocked, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from tests.support.rooms import Rooms
 
 
@@ -66,21 +66,13 @@ class Setup:
         return self.store.messages
 
 
-class Locking(MemoryStore):
-    """While a settlement is in *locked*, none of its batch is settled, after 3 s. Otherwise settling takes
-    *seconds*."""
+class Slow(MemoryStore):
+    """Settling takes two seconds."""
 
-    locked: Any = frozenset()
-    seconds = 0
-    attempts = 0
     extended = 0
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        self.attempts += 1
-        if any(each in self.locked for each in settlements):
-            self.clock.advance(3)  # type: ignore[attr-defined]
-            raise RowsLocked("another transaction has locked rows")
-        self.clock.advance(self.seconds)  # type: ignore[attr-defined]
+        self.clock.advance(2)  # type: ignore[attr-defined]
         return super().settle(generation, settlements)
 
     def extend(self) -> None:
@@ -88,48 +80,9 @@ class Locking(MemoryStore):
         super().extend()
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 64])
-def test_locked_rows_do_not_stop_other_settlements(count: int) -> None:
-    setup = Setup(kind=Locking)
-    store: Any = setup.store
-    tags = setup.lease(count + 1)
-    orders = [Ack(tag, setup.row(f"id-{tag}")) for tag in tags]
-    store.locked = {orders[count // 2]}
-    for _ in range(20):
-        assert setup.carry_out(*orders) == set()
-        orders = setup.settlements.locked
-        if len(orders) == 1:
-            break
-        orders = [*orders, *(Ack(tag) for tag in setup.lease(1))]
-    assert orders == [*store.locked]
-    assert setup.left() == 1
-    assert store.extended > 0
-    more = [Ack(tag) for tag in setup.lease(3)]
-    store.attempts = 0
-    assert setup.carry_out(*orders, *more) == set()
-    assert (store.attempts, setup.settlements.locked, setup.left()) == (2, orders, 1)
-    store.locked = ()
-    assert setup.carry_out(*orders) == set()
-    assert (setup.settlements.locked, setup.left()) == ([], 0)
-
-
-def test_a_locked_table_is_reported_after_few_attempts() -> None:
-    setup = Setup(kind=Locking)
-    store: Any = setup.store
-    orders = [Ack(tag) for tag in setup.lease(64)]
-    store.locked = set(orders)
-    with pytest.raises(RowsLocked):
-        setup.carry_out(*orders)
-    assert store.attempts <= 3
-    store.locked = ()
-    assert setup.carry_out(*orders) == set()
-    assert setup.left() == 0
-
-
 def test_lease_is_renewed_while_large_results_are_stored() -> None:
-    setup = Setup(kind=Locking)
+    setup = Setup(kind=Slow)
     store: Any = setup.store
-    store.seconds = 2
     large = b"x" * room.PORTION_BYTES
     orders = [Ack(tag, (f"id-{tag}", "SUCCESS", large, None)) for tag in setup.lease(12)]
     assert setup.carry_out(*orders) == set()

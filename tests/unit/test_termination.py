@@ -241,6 +241,17 @@ def test_task_killed_after_storing_its_end_keeps_its_children(stored: str) -> No
     assert [child.id for child in found.children] == ["called", "next"]
 
 
+def test_children_of_an_earlier_attempt_are_not_kept() -> None:
+    linked = Linked()
+    backend = linked.app.backend
+    meta = backend.meta("id-1", states.RETRY, {"exc_type": "KeyError", "exc_message": ["x"]})
+    backend.store("id-1", {**meta, "children": [[["called", None], None]]})
+    outcome = linked.report()
+    assert outcome.row is not None
+    backend.store_rows([outcome.row])
+    assert linked.app.AsyncResult("id-1").children == []
+
+
 @pytest.mark.parametrize("children", [5, [5], [[5, None]], {"a": 1}, "ab"], ids=str)
 def test_stored_end_may_have_any_children(children: Any) -> None:
     """Another program has stored it."""

@@ -8,6 +8,7 @@ Thread:      listener, except ``len`` and where noted.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, Pub
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
-from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Settlement
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, RowsLocked, Settlement
 
 logger = logging.getLogger(__name__)
 
@@ -153,40 +154,41 @@ class AckBuffer:
         if self._quiet and self._hurry:
             self._orders = [self._not_started(order) for order in self._orders]
         orders = self._orders
+        # The acks before a run that belong to a lost lease: this one cannot tell who has the messages.
+        stale = {
+            order.request.tag
+            for order in orders
+            if order.starts and order.request is not None and order.request.generation != generation
+        }
         current = [
             order.settlement
             for order in orders
-            if order.settlement is not None and not _is_over(order, generation)
+            if order.settlement is not None
+            and not _is_over(order, generation)
+            and not (order.starts and getattr(order.settlement, "tag", None) in stale)
         ]
         crash_point("settling")
         unconfirmed = self._unconfirmed.copy()
         if self._hurry:
             self._unconfirmed.update(order.request.tag for order in orders if order.starts and order.request)
-        lost, waiting = set[int](), list[SettlementOrder]()
-        if current:
-            lost = self._settlements.carry_out(generation, current)
-            if locked := {id(each) for each in self._settlements.locked}:
-                waiting = [order for order in orders if id(order.settlement) in locked]
-                orders = [order for order in orders if id(order.settlement) not in locked]
+        lost = self._settlements.carry_out(generation, current) if current else set()
+        lost |= stale
         if lost:
             unconfirmed.update(self._consumer.in_doubt(lost))
         # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
-        self._orders = [*(order for order in orders if order.starts or order.resend), *waiting]
+        self._orders = [order for order in orders if order.starts or order.resend]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
             self._settlements.confirm(self._unconfirmed)  # if an ack were lost, the task would run twice
             self._unconfirmed.clear()
         crash_point("settled")
-        self._orders = [*(order for order in orders if order.resend), *waiting]
-        self._hurry = any(order.starts for order in waiting)
+        self._orders, self._hurry = [order for order in self._orders if order.resend], False
         self._answered([order.request for order in starting if order.request is not None], lost, unconfirmed)
-        if len(self._orders) > len(waiting):
+        if self._orders:
             self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
             self._resend()
-        if waiting and self._settlements.why_locked is not None:
-            raise self._settlements.why_locked
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
         """Return *order*, changed to give its request back if the request was waiting to start."""
@@ -248,8 +250,7 @@ class AckBuffer:
     def _resend(self) -> None:
         """Send requests again that were acked and have not run. If that fails, they may have been sent: they
         must not run twice, so they are not sent again but fail."""
-        orders = [order for order in self._orders if order.resend]
-        self._orders = [order for order in self._orders if not order.resend]
+        orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
             self._sender.push(
@@ -281,6 +282,7 @@ class AckBuffer:
         logged and reported by left(). put_back: gives back requests that must not start; called before each
         attempt, because an early ack may have been confirmed in the last one."""
         self.quiet()
+        locked = False
         for failures in count():
             self._doubtful += self.doubts.undecided()  # their failure can perhaps not be stored
             put_back()
@@ -288,8 +290,11 @@ class AckBuffer:
             if not self._orders:
                 return
             try:
-                if failures:
-                    self._consumer.extend()
+                if locked:
+                    with suppress(
+                        LeaseLost
+                    ):  # results of tasks acknowledged before can be stored all the same
+                        self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:
                 # Other workers have the held messages now. No worker has those acked before their run.
@@ -299,6 +304,7 @@ class AckBuffer:
                 self._resend()
                 return
             except (BrokerUnavailable, ConfigurationError) as error:
+                locked = isinstance(error, RowsLocked)
                 if failures == 0:
                     logger.warning(
                         "the broker does not answer, and %d settlements wait: %s",

@@ -285,17 +285,12 @@ class Listener(ThreadComponent):
                     # end the other's session.
                     if now >= self._lease.renew_at:
                         self._lease.renew(now)
-                    if now >= self._housekeeping.due_at:
-                        with suppress(
-                            BrokerUnavailable, ConfigurationError
-                        ):  # flushing may work nevertheless
+                    with suppress(BrokerUnavailable, ConfigurationError):  # flushing may work all the same
+                        if now >= self._housekeeping.due_at:
                             self._housekeep(now)
-                try:
-                    self._acks.flush(self._lease.generation)
-                except RowsLocked:  # of some results, perhaps: other tasks can run
-                    if self._wants_to_fetch():
-                        self._fetch()
-                    raise
+                        if self._revocations.pending:
+                            self._revocations.read()
+                self._acks.flush(self._lease.generation)
             elif (
                 not self._revocations.pending
                 and not self._wants_to_fetch()

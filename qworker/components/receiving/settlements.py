@@ -45,8 +45,6 @@ size of a request, and after an outage there may be many settlements. On a slow 
 long is cut off: see SENDING_SECONDS of ``transports/sql/reclaim.py``."""
 LONGEST = 500
 """Maximum characters of a quoted error or reason."""
-LOCKED_SECONDS = 6.0
-"""After this time, no more attempts are made to settle around locked rows in this step."""
 LATER_SECONDS = 60.0
 """Delay of a message that can neither be settled nor dead-lettered."""
 
@@ -64,15 +62,11 @@ class Settlements:
         self._lost: set[int] = set()
         self._unanswered: set[int] = set()
         """Tags that the store may have settled without an answer."""
-        self.locked: list[Settlement] = []
-        """Those that the last carry_out() has not settled, because others have locked rows that they need."""
-        self.why_locked: RowsLocked | None = None
 
     def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Settle like Consumer.settle(), but replace and log settlements that the store refuses.
 
-        Raises only ABSENT. Then call it again with the same settlements, and perhaps more. Also call it again
-        with those that are then ``locked``.
+        Raises only ABSENT. Then call it again with the same settlements, and perhaps more.
         """
         if generation != self._generation:
             self._generation, self._done, self._lost, self._unanswered = generation, set(), set(), set()
@@ -80,21 +74,13 @@ class Settlements:
             settlements = [
                 each for each in settlements if isinstance(each, Store) or each.tag not in self._done
             ]
-        fresh, known = self._known_locked_apart(settlements)
-        self.locked, self.why_locked = [], None
-        clock = self._app.clock.monotonic
-        renew_at = clock() + self._app.conf.worker_lease_seconds / 3
-        for number, portion in enumerate((*_portions(fresh), *_portions(known))):
-            if number and clock() >= renew_at:
+        clock, seconds = self._app.clock.monotonic, self._app.conf.worker_lease_seconds / 3
+        renew_at = clock() + seconds
+        for portion in _portions(settlements):
+            if clock() >= renew_at:
                 self._consumer.extend()
-                renew_at = clock() + self._app.conf.worker_lease_seconds / 3
-            try:
-                self._settle(portion)
-            except RowsLocked as error:
-                self.why_locked = error
-                self.locked += self._settle_others(portion)
-        if self.locked and len(self.locked) == len(settlements) and self.why_locked is not None:
-            raise self.why_locked
+                renew_at = clock() + seconds
+            self._settle(portion)
         if again := self._lost & self._unanswered:
             self._lost = self._lost.difference(self._consumer.settled_before(again))
         lost, self._done, self._lost = self._lost, set(), set()
@@ -102,44 +88,6 @@ class Settlements:
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
         return lost
-
-    def _known_locked_apart(
-        self, settlements: Sequence[Settlement]
-    ) -> tuple[list[Settlement], list[Settlement]]:
-        """Return those of *settlements* that are not known to be locked, and those that are."""
-        known = {id(each) for each in self.locked}
-        fresh = [each for each in settlements if id(each) not in known]
-        return fresh, [each for each in settlements if id(each) in known]
-
-    def _settle_others(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Find and settle those of *settlements* that need no locked rows, by halving; each attempt may wait
-        for locks. Return the rest; also when everything seems to be locked, as while a table is changed, or
-        when it takes too long."""
-        if len(settlements) == 1:
-            return list(settlements)
-        locked: list[Settlement] = []
-        blocked = [settlements]
-        until = self._app.clock.monotonic() + LOCKED_SECONDS
-        while blocked:
-            halves = [half for some in blocked for half in _halves(some)]
-            blocked = []
-            for half in halves:
-                half = [each for each in half if isinstance(each, Store) or each.tag not in self._done]
-                if not half:
-                    continue
-                if self._app.clock.monotonic() < until:
-                    self._consumer.extend()
-                    try:
-                        self._settle(half)
-                        continue
-                    except RowsLocked:
-                        pass
-                blocked.append(half)
-            if len(blocked) == len(halves) or self._app.clock.monotonic() >= until:
-                return locked + [each for some in blocked for each in some]
-            locked += [some[0] for some in blocked if len(some) == 1]
-            blocked = [some for some in blocked if len(some) > 1]
-        return locked
 
     def confirm(self, tags: Collection[int]) -> None:
         """Return once the settlements are confirmed, like Consumer.confirm(). If it raises, those with *tags*
@@ -153,6 +101,8 @@ class Settlements:
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         try:
             lost = self._consumer.settle(self._generation, settlements)
+        except RowsLocked:
+            raise  # an answer: nothing is settled
         except BrokerUnavailable:
             self._unanswered.update(each.tag for each in settlements if not isinstance(each, Store))
             raise
@@ -233,13 +183,6 @@ class Settlements:
 def _failed(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return *parts* as failed, because the result could not be stored."""
     return tuple(part._replace(status=states.FAILURE) for part in parts)
-
-
-def _halves(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:
-    middle = len(settlements) // 2
-    for half in (settlements[:middle], settlements[middle:]):
-        if half:
-            yield half
 
 
 def _portions(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:

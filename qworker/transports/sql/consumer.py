@@ -60,6 +60,8 @@ from qworker.transports.sql.settle import settle, settle_within
 COPY_SECONDS = 0.05
 """Minimum seconds between copies of the running file, and from the start of a wait() to its copy: by then
 children have started the new messages."""
+RECLAIMING_SECONDS = 1.0
+"""How long rows of a silent consumer may be locked because another one reclaims them."""
 CRASH_SECONDS = 3.0
 """How long after a crash of the server new messages are not claimed: a worker reconnects every two seconds,
 and then claims its own messages again."""
@@ -106,8 +108,10 @@ class SQLConsumer(LeaseConsumer):
         """The monotonic time before which nothing new is claimed."""
         self._uncertain: set[int] = set()
         """Tags of messages held when the server crashed, which others may have by now."""
+        self._blocked: dict[int, float] = {}
+        """Since when rows of silent consumers are locked, in monotonic seconds."""
         self._locking: set[int] = set()
-        """Consumers whose locks were logged."""
+        """Those for whom this was logged."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -343,6 +347,9 @@ class SQLConsumer(LeaseConsumer):
         return self._run(work)
 
     def _end_session(self, link: Link, owner: OtherConsumer) -> None:
+        now = time.monotonic()
+        if now < self._blocked.setdefault(owner.id, now) + RECLAIMING_SECONDS:
+            return
         if link.end_session(owner.id):
             logger.warning(
                 "worker %s is silent and has locked messages: its connection to the database is ended",

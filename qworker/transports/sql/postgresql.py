@@ -101,11 +101,9 @@ TAKEN = "23505"
 END_SESSION = """SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND objsubid = 1
 AND datname = current_database() AND (classid::bigint << 32) + objid::bigint = %s
-AND pid <> pg_backend_pid() AND pg_has_role(usesysid, 'USAGE')
-AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'relation'
-AND relation IN ('qworker_owner'::regclass, 'qworker_message'::regclass))"""
-"""listen() has locked the number of a consumer; publishers try for an exclusive lock. A session with such a
-lock that uses none of our tables is of another application, or of a broker in another schema."""
+AND pid <> pg_backend_pid() AND pg_has_role(usesysid, 'USAGE')"""
+"""listen() has locked the number of a consumer; publishers try for an exclusive lock. The numbers are
+microseconds, and so unique in the database, also beside the locks of applications."""
 BY_CONSUMER = re.compile(r"[0-9]{1,18}")
 _NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 
