@@ -17,48 +17,21 @@ it. Other values are written and read only with ``allow_pickle``.
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import io
 import json
 import pickle
-import pickletools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from qworker.errors import SpoolError, UnrunnableJob
+from qworker.message.plain_pickle import CLASSES, RefusedPickle, load_plain
 from qworker.safe_repr import safe_repr
 
 PROTOCOL = 4
 """The newest pickle protocol that every Python 3 used by uWSGI can read."""
 LONGEST = 65_535
 """Maximum bytes of either pair; the format allows no more."""
-_PLAIN: dict[tuple[str, str], Any] = {
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "complex"): complex,
-    ("datetime", "date"): datetime.date,
-    ("datetime", "datetime"): datetime.datetime,
-    ("datetime", "time"): datetime.time,
-    ("datetime", "timedelta"): datetime.timedelta,
-    ("datetime", "timezone"): datetime.timezone,
-    ("decimal", "Decimal"): decimal.Decimal,
-}
-"""The classes that a pickle may name: they only contain a value."""
-_CLASSES = frozenset(_PLAIN.values())
-# fmt: off
-OPERATIONS = frozenset((
-    "ADDITEMS", "APPEND", "APPENDS", "BINBYTES", "BINBYTES8", "BINFLOAT", "BINGET", "BININT",
-    "BININT1", "BININT2", "BINPUT", "BINUNICODE", "BINUNICODE8", "DICT", "DUP", "EMPTY_DICT",
-    "EMPTY_LIST", "EMPTY_SET", "EMPTY_TUPLE", "FLOAT", "FRAME", "FROZENSET", "GET", "GLOBAL", "INT",
-    "LIST", "LONG", "LONG1", "LONG4", "LONG_BINGET", "LONG_BINPUT", "MARK", "MEMOIZE", "NEWFALSE",
-    "NEWTRUE", "NONE", "POP", "POP_MARK", "PROTO", "PUT", "REDUCE", "SETITEM", "SETITEMS",
-    "SHORT_BINBYTES", "SHORT_BINUNICODE", "STACK_GLOBAL", "STOP", "TUPLE", "TUPLE1", "TUPLE2",
-    "TUPLE3", "UNICODE",
-))
-# fmt: on
-"""The allowed operations. Others create objects of other classes, or load them from elsewhere."""
-_PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_CLASSES = frozenset(CLASSES.values())
 
 
 def write_arguments(
@@ -96,7 +69,7 @@ def _is_text(key: object) -> bool:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Only pickles what _PlainUnpickler can read: objects of exactly these classes."""
+    """Only pickles what load_plain() can read: objects of exactly these classes."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in _CLASSES or (isinstance(obj, type) and obj in _CLASSES):
@@ -105,17 +78,6 @@ class _PlainPickler(pickle.Pickler):
             f"an argument contains {safe_repr(obj, 100)}, but only plain data can be sent, such as text, "
             "numbers, lists and dates: convert it, or set spooler_allow_pickle on both sides"
         )
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        try:
-            return _PLAIN[module_name, global_name]
-        except KeyError:
-            raise UnrunnableJob(
-                f"a pickle that names {safe_repr(f'{module_name}.{global_name}', 100)} is refused: it "
-                "could run any code. Set spooler_allow_pickle if nobody else can write to the directory"
-            ) from None
 
 
 def _dumped(value: object, allow_pickle: bool) -> bytes:
@@ -149,15 +111,13 @@ def _load_plain(data: bytes) -> Any:
     """Load a pickle of plain data."""
     if len(data) > LONGEST:
         raise UnrunnableJob(f"a pickle of {len(data):,} bytes is refused: the maximum is {LONGEST:,}")
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name not in OPERATIONS:
-            raise UnrunnableJob(
-                f"a pickle with the operation {operation.name} is refused: it could run any code. Set "
-                "spooler_allow_pickle if nobody else can write to the directory"
-            )
-        if operation.name in _PUTS and not 0 <= int(str(argument)) <= LONGEST:
-            raise UnrunnableJob("a pickle that requests too much memory is refused")
-    return _PlainUnpickler(io.BytesIO(data)).load()
+    try:
+        return load_plain(data)
+    except RefusedPickle as error:
+        raise UnrunnableJob(
+            f"a pickle is refused, because {error}: it could run any code. Set spooler_allow_pickle if "
+            "nobody else can write to the directory"
+        ) from None
 
 
 def _json(env: Mapping[str, Any], key: str, default: str) -> Any:

@@ -14,14 +14,11 @@ PostgreSQL notifies waiters of results, unless a pooler is in between; on other 
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -38,6 +35,8 @@ from qworker.backends.sql.tables import EXTENDED, connect, make_join_layout, mak
 from qworker.clock import Clock, from_epoch, isoformat, parse_iso
 from qworker.errors import DamagedResult, EncodeError
 from qworker.interrupts import reraise_interrupt
+from qworker.message import plain_pickle
+from qworker.message.plain_pickle import CLASSES, OPERATIONS, RefusedPickle
 from qworker.safe_repr import storable
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
@@ -192,7 +191,7 @@ def _text(value: Any) -> Any:
     return storable(value) if type(value) is str else value
 
 
-# -- results pickled by an older Celery: only plain data is accepted --
+# -- Results pickled by an older Celery: only plain data is accepted --
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -207,42 +206,24 @@ def _described(name: str, arguments: tuple[Any, ...]) -> Any:
         return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
     if name == "AsyncResult":
         return [[arguments[0], arguments[4] if len(arguments) > 4 else None], None]
-    raise pickle.UnpicklingError(f"it holds a {name}")
+    raise RefusedPickle(f"it holds a {name}")
 
 
 def _no_backend(*arguments: Any) -> None:
     """Replaces the function that opens the store of a pickled result."""
 
 
-_PLAIN: dict[tuple[str, str], Any] = {
+_CLASSES = {
+    **CLASSES,
     ("_codecs", "encode"): _latin1,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "complex"): complex,
     ("builtins", "bytearray"): bytearray,
     ("celery.app.base", "_unpickle_appattr"): _described,
     ("celery.backends.base", "unpickle_backend"): _no_backend,
     ("celery.backends.database", "DatabaseBackend"): None,
     ("collections", "OrderedDict"): dict,
-    ("datetime", "date"): date,
-    ("datetime", "datetime"): datetime,
-    ("datetime", "time"): time,
-    ("datetime", "timedelta"): timedelta,
-    ("datetime", "timezone"): timezone,
-    ("decimal", "Decimal"): Decimal,
     ("uuid", "UUID"): UUID,
 }
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _PLAIN["builtins" if module == "__builtin__" else module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
-
-    def persistent_load(self, reference: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside of itself")
+_OPERATIONS = OPERATIONS | {"BUILD", "BYTEARRAY8", "NEWOBJ"}  # for UUID and bytearray
 
 
 def is_pickle(payload: bytes) -> bool:
@@ -256,7 +237,7 @@ def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
     called: the name of the stored data in errors; task_id: its owner.
     """
     try:
-        return _PlainUnpickler(io.BytesIO(payload)).load()
+        return plain_pickle.load_plain(payload, _CLASSES, _OPERATIONS)
     except Exception as error:  # noqa: BLE001 - damaged pickles may raise anything
         raise DamagedResult(
             f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "

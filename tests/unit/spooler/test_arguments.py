@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import SpoolError, UnrunnableJob
-from qworker.spooler.arguments import OPERATIONS, read_arguments, write_arguments
+from qworker.message.plain_pickle import OPERATIONS
+from qworker.spooler.arguments import read_arguments, write_arguments
 
 SCALARS = (
     st.none()
