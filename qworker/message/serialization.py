@@ -160,10 +160,15 @@ def plain_calls(value: Any, arguments: bool = False, subclasses: bool = False) -
 
     arguments: also those in the arguments of its calls. Pickle restores signatures, but without their app.
     YAML does not take them, and msgpack would count the members of a group instead of its fields.
-    subclasses: also those in subclasses of dict, list and tuple, which msgpack writes as such.
+    subclasses: also those in subclasses of dict, list and tuple, which msgpack writes as such. Raises
+    TypeError then for keys that are not text.
     """
     kind = type(value)
     if isinstance(value, dict) and (kind is dict or subclasses or "subtask_type" in value):
+        if subclasses and (keys := [key for key in value if not isinstance(key, str | bytes)]):
+            raise TypeError(
+                f"the key {keys[0]!r:.80} of a dictionary is not text, which msgpack's readers refuse"
+            )
         of_task = not arguments and value.get("subtask_type", "") is None
         return {
             name: each if of_task and name in ("args", "kwargs") else plain_calls(each, arguments, subclasses)

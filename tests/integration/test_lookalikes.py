@@ -20,7 +20,6 @@ from qworker.errors import (
     DamagedResult,
     EncodeError,
     InvalidSchedule,
-    InvalidTaskMessage,
     QWorkerError,
     SpoolError,
 )
@@ -244,10 +243,8 @@ def test_body_is_not_written_by_a_serializer_that_cannot_read_it() -> None:
     """MessagePack writes numbers as keys, and refuses to read them: the join ended without its body."""
     rig = Rig("yaml", "json", other="msgpack")
     body = rig.note.si({1: 2}).set(serializer="msgpack")
-    result = chord([rig.same.s(1)], body).apply_async()
-    rig.worker.run()
-    with pytest.raises(InvalidTaskMessage, match="not valid"):
-        result.get(timeout=0)
+    with pytest.raises(EncodeError, match="the key 1 of a dictionary is not text"):
+        chord([rig.same.s(1)], body).apply_async()
 
 
 def test_plain_body_does_not_need_its_serializer_to_be_accepted_by_the_joiner() -> None:

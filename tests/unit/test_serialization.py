@@ -338,6 +338,15 @@ def test_msgpack_writes_calls_within_subclasses() -> None:
         assert decode(data, kind, encoding, frozenset({kind})) == expected
 
 
+@pytest.mark.parametrize("key", [1, 2.5, None, True, (1, 2)], ids=str)
+def test_keys_that_msgpack_cannot_read_are_refused(key: Any) -> None:
+    """The call was accepted, and became a dead letter."""
+    with pytest.raises(
+        EncodeError, match=r"args cannot be serialised with msgpack: .*the key .* is not text"
+    ):
+        encode([{"a": [{key: 2}]}], "msgpack", "args")
+
+
 @pytest.mark.parametrize("name", ["pickle", "yaml", "msgpack"])
 def test_damaged_data_of_other_serializers_is_rejected(name: str) -> None:
     content_type = serialization.CONTENT_TYPES[name]
