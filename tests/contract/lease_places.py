@@ -19,7 +19,7 @@ from tests.contract.place_ironmq import IronPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_nats import NatsPlace
-from tests.contract.place_redis import RedisClusterPlace, RedisPlace
+from tests.contract.place_redis import RedisClusterPlace, RedisPlace, ValkeyPlace
 from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PgBouncerPlace, PostgreSQLPlace
 from tests.contract.place_sqlite import FailoverPlace, SQLitePlace
@@ -52,6 +52,7 @@ PLACES: dict[str, type[Place]] = {
     "sqlite": SQLitePlace,
     "redis": RedisPlace,
     "redis-cluster": RedisClusterPlace,
+    "valkey": ValkeyPlace,
     "rabbitmq": AMQPPlace,
     "postgresql": PostgreSQLPlace,
     "pgbouncer": PgBouncerPlace,

@@ -76,6 +76,12 @@ class RedisPlace(Place):
         self.client.close()
 
 
+class ValkeyPlace(RedisPlace):
+    """Valkey, a fork of Redis."""
+
+    server = "valkey"
+
+
 class RedisClusterPlace(RedisPlace):
     """A cluster of three nodes: one hash tag for each directory."""
 
@@ -88,7 +94,7 @@ def client_of(url: str, key: str) -> Any:
     import redis
 
     if "+cluster" not in url:
-        return redis.Redis.from_url(url)
+        return redis.Redis.from_url(url.replace("valkey:", "redis:"))
     nodes: Any = redis.RedisCluster.from_url(url.replace("+cluster", ""))
     try:
         node = nodes.get_node_from_key(key)

@@ -44,7 +44,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.contract
 
 DATABASES = ("postgresql", "mysql")
-ON_REDIS = ("redis", "redis-cluster")
+ON_REDIS = ("redis", "redis-cluster", "valkey")
 SERVERS = (*DATABASES, *ON_REDIS, "memcached", "mongodb")
 KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
 EXPIRE_THEMSELVES = (*ON_REDIS, "memcached")
