@@ -19,11 +19,13 @@ from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
 from qworker.results.result import result_from_tuple
+from qworker.safe_repr import safe_repr
 from qworker.tasks import copies, followup
 from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
 from qworker.tasks.outcome import (
     COPY,
     EXPIRED,
+    FAILURE,
     LOST,
     NOT_STARTED,
     POISONED,
@@ -67,7 +69,7 @@ def report(
     - runs: False runs no errback and no hook here, because they may have killed the previous processes.
     - sends: False sends no callbacks or errbacks either.
 
-    A failure that the killed process has stored keeps its error, which errbacks may have been given.
+    A failure that the killed process has stored stays, with its error, which errbacks may have been given.
 
     Return the outcome. It is SUCCESS if the success was stored before the process was killed; then the
     callbacks are sent. It is NOT_STARTED if a call cannot be sent now; then a child gets it again later. It
@@ -89,9 +91,12 @@ def report(
                 context.children = _children(app, meta)
             if meta.get("status") == states.SUCCESS and (context.callbacks or task.sees_its_end):
                 return _go_on(app, task, context, meta["result"], runs)
-            if meta.get("status") == state == states.FAILURE and _is_error(meta["result"]):
+            if meta.get("status") == states.FAILURE and _is_error(meta["result"]):
                 error, stored_text = meta["result"], meta.get("traceback")
                 traceback = stored_text if isinstance(stored_text, str) else ""
+                if state != states.FAILURE:
+                    kind, state = FAILURE, states.FAILURE
+                    text = safe_repr(exception_of({"status": state, "result": error}))
         row = None
         if runs and task.has_on_terminated:
             _call_hook(task, context, state, error)

@@ -1531,3 +1531,10 @@ def test_a_task_acknowledged_first_runs_once_after_a_lost_lease(seed: int) -> No
     )
     order = Order(Call(number=0), at=1.63)
     assert problems(run(Case(World(acks_late=False, flush=0.0), (order,), faults, seed=seed))) == []
+
+
+def test_a_task_that_has_failed_is_not_revoked_when_it_comes_again() -> None:
+    """Its errback, which was called meanwhile, found it REVOKED."""
+    flow = Chain(steps=[Call(fails=True, number=1)], errbacks=[Errback(now=True, number=0)])
+    stall = Fault("stall", "worker1", "get", seconds=6.0)
+    assert problems(run(Case(orders=(Order(flow, revoke_at=0.5),), faults=(stall,)))) == []

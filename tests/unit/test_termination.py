@@ -20,6 +20,7 @@ from qworker.tasks import copies, execution, followup, termination
 from qworker.tasks.outcome import (
     COPY,
     EXPIRED,
+    FAILURE,
     LOST,
     NOT_STARTED,
     POISONED,
@@ -211,6 +212,25 @@ def test_task_killed_after_storing_its_failure_keeps_its_error(kind: str, fields
     assert [repr(call) for call in linked.errback_calls] == (
         ["KeyError('x')"] if fields.get("errbacks", 1) else []
     )
+
+
+@pytest.mark.parametrize(("kind", "redelivered"), [(TERMINATED, False), (REVOKED, True), (EXPIRED, True)])
+def test_task_that_has_failed_is_not_revoked(kind: str, redelivered: bool) -> None:
+    """Its result became REVOKED, when its errback had been called or was about to be."""
+    linked = Linked(redelivered=redelivered)
+    error = {"exc_type": "KeyError", "exc_message": ["x"], "exc_module": "builtins"}
+    linked.app.backend.store_result("id-1", error, states.FAILURE, traceback="Traceback: KeyError")
+    revoked = {"exc_type": "TaskRevokedError", "exc_message": ["revoked"]}
+    outcome = termination.report(
+        linked.app, linked.task, linked.context(), kind, "revoked", states.REVOKED, revoked
+    )
+    assert outcome.row is not None
+    linked.app.backend.store_rows([outcome.row])
+    meta = linked.app.backend.get("id-1")
+    assert meta is not None
+    assert (outcome.kind, outcome.text, outcome.reported) == (FAILURE, "KeyError('x')", True)
+    assert (meta["status"], meta["result"], meta["traceback"]) == ("FAILURE", error, "Traceback: KeyError")
+    assert [repr(call) for call in linked.errback_calls] == ["KeyError('x')"]
 
 
 @pytest.mark.parametrize("traceback", [5, ["a"], None])
