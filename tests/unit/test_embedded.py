@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import stat
@@ -569,6 +570,17 @@ def test_pipe_of_a_queue_is_removed_by_its_last_consumer(pipes: Path) -> None:
         notifier.notify_one(["q"])
         assert woken(again)
         again.close()
+
+
+def test_process_frozen_while_it_removes_pipes_blocks_nobody(pipes: Path) -> None:
+    directory = os.open(pipes, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    consumer, notifier = listening(pipes, "q"), Notifier(pipes, "message")
+    notifier.notify_one(["q"])
+    assert woken(consumer)
+    consumer.close()
+    assert len(list(pipes.iterdir())) == 1
+    os.close(directory)
 
 
 def test_full_pipe_of_a_queue_does_not_block_the_notifier(pipes: Path) -> None:

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MESSAGE, REVOKED = b"!", b"r"
+LOCK_SECONDS = 1.0
+"""How long to wait for another process that removes pipes, which takes microseconds unless it is frozen."""
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -108,12 +110,11 @@ class QueuePipes:
     def listen(self, queues: Collection[str]) -> None:
         """Open the pipes of *queues*, in addition to those that are open."""
         for queue in queues:
-            if queue in self._pipes:
-                continue
-            with self._alone():
-                path = self._directory / _pipe_of(queue)
-                if path.exists() or _make_pipe(path):
-                    self._pipes[queue] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            if queue not in self._pipes:
+                with self._locked(fcntl.LOCK_SH, LOCK_SECONDS):
+                    pipe = _open_pipe(self._directory / _pipe_of(queue))
+                if pipe is not None:
+                    self._pipes[queue] = pipe
 
     def wait(self, seconds: float, *files: int) -> set[int]:
         """Wait until there is a byte in a pipe, or one of *files* is readable. Return which are readable."""
@@ -144,8 +145,8 @@ class QueuePipes:
         for pipe in pipes.values():
             os.close(pipe)
         if pipes and self._pid == os.getpid():
-            with suppress(OSError), self._alone():
-                for queue in pipes:
+            with suppress(OSError), self._locked(fcntl.LOCK_EX, 0.0) as locked:
+                for queue in pipes if locked else ():
                     self._remove(self._directory / _pipe_of(queue))
 
     def _remove(self, path: Path) -> None:
@@ -156,18 +157,40 @@ class QueuePipes:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Within the block, no other consumer opens or removes pipes."""
+    def _locked(self, how: int, seconds: float) -> Iterator[bool]:
+        """Within the block, nobody removes pipes (LOCK_SH), or opens any (LOCK_EX). Yields False if that
+        cannot be had within *seconds*, because another process is frozen in such a block."""
         directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
+        until = time.monotonic() + seconds
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            yield
+            while True:
+                try:
+                    fcntl.flock(directory, how | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        yield False
+                        return
+                    time.sleep(0.001)
+                else:
+                    yield True
+                    return
         finally:
             os.close(directory)
 
     def __del__(self) -> None:
         with suppress(OSError):
             self.close()
+
+
+def _open_pipe(path: Path) -> int | None:
+    """Return the descriptor of the pipe at *path*, which is created if necessary; None if pipes are not
+    supported there, or it is another user's. Then the consumer looks for messages without notifications."""
+    with suppress(FileExistsError):
+        if not path.exists() and not _make_pipe(path):
+            return None
+    with suppress(PermissionError):
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    return None
 
 
 def _pipe_of(queue: str) -> str:
