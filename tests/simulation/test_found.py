@@ -1538,3 +1538,11 @@ def test_a_task_that_has_failed_is_not_revoked_when_it_comes_again() -> None:
     flow = Chain(steps=[Call(fails=True, number=1)], errbacks=[Errback(now=True, number=0)])
     stall = Fault("stall", "worker1", "get", seconds=6.0)
     assert problems(run(Case(orders=(Order(flow, revoke_at=0.5),), faults=(stall,)))) == []
+
+
+@pytest.mark.parametrize("seed", [44, 57, 101])
+def test_a_second_revocation_does_not_keep_a_chord_waiting(seed: int) -> None:
+    """It ended the child that reported the first one to the calls after the task."""
+    body = Chord(header=[Pipe(steps=[Call(number=0), Call(number=1)])], body=Call(number=2))
+    order = Order(body, at=4.0, how="twice", revoke_at=0.0, terminate=True)
+    assert problems(run(Case(World(pauses=0.2), (order,), seed=seed))) == []

@@ -22,7 +22,7 @@ from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.listener import Listener
 from qworker.components.receiving.presence_report import PresenceReport
 from qworker.components.receiving.settlements import Settlements
-from qworker.components.request import Request
+from qworker.components.request import Failing, Request
 from qworker.components.shutdown import DRAINING, RUNNING
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.components.waiting.inventory import WaitingRequests
@@ -1318,6 +1318,18 @@ def test_revocation_of_a_running_task_is_passed_to_the_pool() -> None:
     rig.run_until_idle()
     assert rig.pool.terminated == [(request, "SIGKILL")]
     assert (request.revocation.terminate, request.revocation.signal) == (True, "SIGKILL")
+
+
+def test_report_of_an_end_is_not_terminated() -> None:
+    """The calls after the task waited for ever."""
+    rig = ListenerRig()
+    rig.push(1, id="gone")
+    rig.run_until_idle()
+    (request,) = rig.run()
+    request.failing = Failing(Outcome(REVOKED, text="revoked"), "REVOKED", {})
+    rig.store.sender.revoke(["gone"], terminate=True)
+    rig.run_until_idle()
+    assert rig.pool.terminated == []
 
 
 # -- quiet and close --

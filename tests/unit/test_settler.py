@@ -161,6 +161,15 @@ def test_failure_handling_is_repeated_in_another_child() -> None:
     assert setup.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")
 
 
+def test_terminated_report_is_repeated() -> None:
+    setup = Setup()
+    one = setup.rooms.request(1)
+    one.failing = Failing(Outcome(REVOKED, text="revoked"), "REVOKED", {})
+    setup.settler.ended([(one, Outcome(TERMINATED, text="terminated"))])
+    assert (setup.ready.get_many(Slots(9, 9)), setup.orders) == ([one], [])
+    assert one.failing.deaths == 1
+
+
 def test_handled_failure_of_a_lost_task_is_final() -> None:
     """It is not the loss of the handling child, which has the same kind of outcome."""
     setup = Setup()

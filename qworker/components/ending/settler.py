@@ -26,6 +26,7 @@ from qworker.tasks.outcome import (
     LOST,
     RETRY,
     SUCCESS,
+    TERMINATED,
     TIME_LIMIT,
     UNSTARTED,
     Outcome,
@@ -143,10 +144,10 @@ class Settler:
 def _again(failing: Failing, outcome: Outcome) -> Failing | None:
     """Return what another child must report after the one that reported *failing* ended with *outcome*; None
     for nothing."""
-    if outcome.reported or failing.deaths > MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
+    if outcome.reported or failing.deaths > MOST_DEATHS or outcome.kind not in (LOST, TERMINATED, TIME_LIMIT):
         return None
     # Errbacks that took too long would do so again, so they are not run again.
-    least = 0 if outcome.kind == LOST else MOST_DEATHS
+    least = MOST_DEATHS if outcome.kind == TIME_LIMIT else 0
     return failing._replace(deaths=max(failing.deaths + 1, least))
 
 

@@ -179,6 +179,8 @@ class WaitingRequests:
         # If it is in the pool but has not begun, it returns to the ready queue, and the mediator drops it.
         self.recall()
         revocation = request.revocation
+        if request.failing is not None:
+            return  # a child reports its end to the calls after it, which would wait for ever
         if revocation.terminate and self._pool.terminate(request, revocation.signal):
             logger.warning("Task %s[%s] is terminated on request", request.name, request.id)
 
