@@ -1546,3 +1546,12 @@ def test_a_second_revocation_does_not_keep_a_chord_waiting(seed: int) -> None:
     body = Chord(header=[Pipe(steps=[Call(number=0), Call(number=1)])], body=Call(number=2))
     order = Order(body, at=4.0, how="twice", revoke_at=0.0, terminate=True)
     assert problems(run(Case(World(pauses=0.2), (order,), seed=seed))) == []
+
+
+def test_a_chord_may_not_know_its_cause_while_an_operator_has_a_member_run_again() -> None:
+    """The checks allowed for that where the caller asks for one value, not for a list."""
+    members: list[Any] = [Call(number=0), Call(does="again", number=1)]
+    flow = Chord(header=members, body=Group(members=[Call(number=2)]))
+    faults = Fault("retry failed", at=5.0), Fault("kill", "worker0", at=1.2)
+    case = Case(World(long=0.1), (Order(flow, at=1.0, ask="native"),), faults, seed=2365520874)
+    assert problems(run(case)) == []
