@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from qworker.transports.lease import NO_ROOM, Broker, Consumer
-from qworker.transports.sql.embedded import Notifier
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
-from tests.contract.place_sqlite import SQLitePlace
 from tests.support.fleet import Open, fleet, taken
 from tests.support.messages import message, names
 from tests.support.waiting import until
@@ -23,10 +18,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(
-    params=[SQLitePlace, RedisPlace, PostgreSQLPlace, MySQLPlace],
-    ids=["sqlite", "redis", "postgresql", "mysql"],
-)
+@pytest.fixture(params=[RedisPlace, PostgreSQLPlace, MySQLPlace], ids=["redis", "postgresql", "mysql"])
 def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     place = request.param(tmp_path)
     with ExitStack() as opened:
@@ -65,8 +57,8 @@ def test_claims_per_message_do_not_grow_with_idle_workers(open_: Open, polls: bo
 
 def test_what_one_worker_leaves_is_taken_by_others(open_: Open, polls: bool) -> None:
     with fleet(open_, 4) as workers:
-        open_().sender.push([message(str(number)) for number in range(400)])
-        until(lambda: taken(workers) == 400)
+        open_().sender.push([message(str(number)) for number in range(40)])
+        until(lambda: taken(workers) == 40)
         # Before another one polls, the first may have taken everything.
         assert polls or sum(worker.taken > 0 for worker in workers) > 1
 
@@ -138,36 +130,3 @@ def test_all_workers_hear_of_a_revocation_even_without_room(open_: Open) -> None
     open_().sender.revoke(["x"])
     assert [consumer.wait(10, NO_ROOM) for consumer in consumers] == [True] * 3
     assert [len(consumer.revoked_since(0)[1]) for consumer in consumers] == [1] * 3
-
-
-WAITING = """
-import sys
-from pathlib import Path
-from qworker.transports.sql.embedded import QueuePipes
-pipes = QueuePipes(Path(sys.argv[1]))
-pipes.listen(["q"])
-print("ready", flush=True)
-while True:
-    if pipes.take(pipes.wait(60)):
-        print("woken", flush=True)
-"""
-
-
-def test_stopped_processes_are_not_notified_on_sqlite(tmp_path: Path) -> None:
-    with ExitStack() as opened:
-        processes = []
-        for _ in range(4):
-            command = [sys.executable, "-c", WAITING, str(tmp_path)]
-            process = opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            opened.callback(process.kill)
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            processes.append(process)
-        free = processes.pop()
-        assert free.stdout is not None
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        notifier = Notifier(tmp_path, "message")
-        for _ in range(50):
-            notifier.notify_one(["q"])
-            assert free.stdout.readline() == "woken\n"

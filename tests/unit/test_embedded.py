@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sqlite3
 import stat
@@ -25,13 +24,12 @@ from qworker.transports.sql.embedded import (
     Handle,
     NotificationPipe,
     Notifier,
-    QueuePipes,
     database_path,
     file_system,
     transaction,
 )
 from qworker.transports.sql.embedded.database import busy
-from tests.support.waiting import readable, until
+from tests.support.waiting import readable
 
 # -- location --
 
@@ -503,94 +501,6 @@ def test_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
     assert [path.name for path in pipes.iterdir()] == [pipe._path.name]
     assert pipe.clear()
     pipe.close()
-
-
-# -- pipes of queues --
-
-ODD = ("q", "a/b", "..", "nul\0", "\ud800", "x" * 5000, "")
-
-
-def listening(directory: Path, *queues: str) -> QueuePipes:
-    pipes = QueuePipes(directory)
-    pipes.listen(queues)
-    return pipes
-
-
-def woken(pipes: QueuePipes, seconds: float = 0.0) -> bool:
-    return pipes.take(pipes.wait(seconds))
-
-
-@pytest.mark.parametrize("queue", ODD, ids=ascii)
-def test_a_notification_is_for_one_consumer_of_the_queue(pipes: Path, queue: str) -> None:
-    notifier = Notifier(pipes, "message")
-    notifier.notify_one([queue])  # nobody waits
-    one, two, other = listening(pipes, queue), listening(pipes, queue), listening(pipes, "other")
-    for first, second in ((one, two), (two, one)):
-        notifier.notify_one([queue])
-        assert (woken(other), woken(first, 10), woken(first), woken(second)) == (False, True, False, False)
-    for each in (one, two, other):
-        each.close()
-
-
-def test_waiting_consumers_share_notifications(pipes: Path) -> None:
-    notifier, done = Notifier(pipes, "message"), threading.Event()
-    consumers = [listening(pipes, "q", f"own{number}") for number in range(5)]
-    counts = [0] * len(consumers)
-
-    def wait(number: int) -> None:
-        while not done.is_set():
-            counts[number] += woken(consumers[number], 10)
-
-    threads = [threading.Thread(target=wait, args=(number,)) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for number in range(100):
-        notifier.notify_one(["q"])
-        until(lambda done=number + 1: sum(counts) == done)
-    done.set()
-    notifier.notify_one([f"own{number}" for number in range(5)])
-    for thread, consumer in zip(threads, consumers, strict=True):
-        thread.join()
-        consumer.close()
-
-
-def test_pipe_of_a_queue_is_removed_by_its_last_consumer(pipes: Path) -> None:
-    notifier = Notifier(pipes, "message")
-    one, two = listening(pipes, "q", "r"), listening(pipes, "q")
-    one.close()
-    one.close()
-    assert len(list(pipes.iterdir())) == 1
-    notifier.notify_one(["q", "r"])
-    assert woken(two)
-    two.close()
-    assert list(pipes.iterdir()) == []
-    for _ in range(3):  # the notifier has the removed pipe
-        notifier.notify_one(["q"])
-        again = listening(pipes, "q")
-        notifier.notify_one(["q"])
-        assert woken(again)
-        again.close()
-
-
-def test_process_frozen_while_it_removes_pipes_blocks_nobody(pipes: Path) -> None:
-    directory = os.open(pipes, os.O_RDONLY)
-    fcntl.flock(directory, fcntl.LOCK_EX)
-    consumer, notifier = listening(pipes, "q"), Notifier(pipes, "message")
-    notifier.notify_one(["q"])
-    assert woken(consumer)
-    consumer.close()
-    assert len(list(pipes.iterdir())) == 1
-    os.close(directory)
-
-
-def test_full_pipe_of_a_queue_does_not_block_the_notifier(pipes: Path) -> None:
-    consumer, notifier = listening(pipes, "q"), Notifier(pipes, "message")
-    for _ in range(70_000):
-        notifier.notify_one(["q"])
-    assert woken(consumer)
-    consumer.close()
-    notifier.close()
-    notifier.close()
 
 
 def test_full_pipe_does_not_block_the_notifier(pipes: Path) -> None:

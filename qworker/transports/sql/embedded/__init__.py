@@ -6,7 +6,7 @@ Thread:      any; see each module.
 
 The file is in WAL mode. A process that needs notifications does not poll the file: it creates a *notification
 pipe*, a named pipe in the directory beside it, and writers write one byte to all pipes of a kind after they
-commit; for new messages, to the pipe of the queue, which all its consumers share, and one of them reads.
+commit.
 
 Modules, in reading order: ``path`` (the path of the file), ``schema``, ``database`` (a connection),
 ``handle`` (sharing a connection), ``notify``, ``broker`` (its administration, dead letters, failed tasks, and
@@ -16,7 +16,7 @@ kombu's exchanges), and its parts: ``sender``, ``consumer``; ``join_rows`` (part
 
 from qworker.transports.sql.embedded.database import Database, transaction, write
 from qworker.transports.sql.embedded.handle import FileSession, Handle
-from qworker.transports.sql.embedded.notify import REVOKED, NotificationPipe, Notifier, QueuePipes
+from qworker.transports.sql.embedded.notify import REVOKED, NotificationPipe, Notifier
 from qworker.transports.sql.embedded.path import (
     DEFAULT_PATH,
     NETWORK_FILE_SYSTEMS,
@@ -37,6 +37,5 @@ __all__ = [
     "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY",
     "REVOKED",
     "SCHEMA_VERSION", "UPSERT_RESULT", "Database", "FileSession", "Handle", "NotificationPipe", "Notifier",
-    "QueuePipes",
     "database_path", "file_system", "transaction", "write",
 ]  # fmt: skip

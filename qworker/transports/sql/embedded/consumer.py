@@ -8,7 +8,6 @@ Thread:      listener only, except wake().
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from qworker.process.wakeup import WakeupPipe
 from qworker.safe_repr import printable
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
-    NO_ROOM,
     Ack,
     Claim,
     DeadLetter,
@@ -47,7 +45,6 @@ from qworker.transports.sql.embedded import (
     Handle,
     NotificationPipe,
     Notifier,
-    QueuePipes,
     transaction,
 )
 from qworker.transports.sql.embedded.damage import NO_TIME, is_strict, mend_dues, without_damaged
@@ -107,7 +104,6 @@ EXPIRED = (
 TABLES = Tables("message", "owner", "")  # a writer locks the whole file
 OTHERS = """SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT)
 FROM owner WHERE id <> %s"""
-ANY_READY = f"SELECT 1 FROM message WHERE queue = ? AND state = {READY} LIMIT 1"
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
@@ -147,7 +143,6 @@ class SQLiteConsumer(LeaseConsumer):
         self._handle = Handle(database, "NORMAL", LOOK_SECONDS)
         self._wakeup = WakeupPipe()
         self._pipe: NotificationPipe | None = None
-        self._queues = QueuePipes(database.pipes)
         self._strict = False
         """Whether the file enforces the types of its columns."""
         super().__init__(clock, lease_seconds, uptime, lambda: database.owners)
@@ -160,7 +155,6 @@ class SQLiteConsumer(LeaseConsumer):
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
-        self._queues.close()
         self._handle.close()
         self._handle.pinned = None
 
@@ -188,11 +182,8 @@ class SQLiteConsumer(LeaseConsumer):
     def _insert_by(self, connection: sqlite3.Connection, record: WorkerRecord) -> int:
         if self._pipe is not None:
             self._pipe.close()
-        self._queues.close()
         self._pipe = NotificationPipe(self._database.pipes, "message")
         self._wakeup.open()
-        self._queues = QueuePipes(self._database.pipes)
-        self._queues.listen(record.queues)
         with transaction(connection):
             self._remove(connection)
             self._strict = is_strict(connection)
@@ -260,8 +251,6 @@ class SQLiteConsumer(LeaseConsumer):
         now = self._clock.now()
         messages: list[Leased] = []
         next_due: float | None = None
-        self._queues.listen(queues)
-        asked = limit
         with self._handle as connection, transaction(connection):
             for queue in queues:
                 due = _promote_due(connection, queue, now)
@@ -277,9 +266,6 @@ class SQLiteConsumer(LeaseConsumer):
                     messages.extend(map(_leased, rows))
                 if due is not None and (next_due is None or due < next_due):
                     next_due = due
-            left = limit <= 0 < asked and [
-                q for q in queues if connection.execute(ANY_READY, (q,)).fetchone()
-            ]
             (last_revocation,) = connection.execute(LAST_REVOCATION).fetchone()
             claimed = len(messages)
             if messages and not self._strict:
@@ -292,8 +278,6 @@ class SQLiteConsumer(LeaseConsumer):
                     self._renewed(began)
                 elif connection.execute(CHECK_OWNER, (self._generation,)).fetchone() is None:
                     raise self._lost()  # nobody would ever reclaim these messages
-        if left:  # more than this consumer has room for
-            self._messages.notify_one(left)
         if len(messages) < claimed:  # there may be more besides damaged ones
             messages += self._claim(queues, claimed - len(messages), 0, 0.0).messages
         return Claim(messages, next_due, last_revocation)
@@ -419,21 +403,11 @@ class SQLiteConsumer(LeaseConsumer):
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         self._require()
         assert self._pipe is not None
-        own, wakeup = self._pipe.fileno(), self._wakeup.fileno()
-        if own < 0:
+        if self._pipe.fileno() < 0:
             return self._pipe.wait(timeout)
-        until = time.monotonic() + timeout
-        while True:
-            left = max(0.0, until - time.monotonic())
-            if prefetch == NO_ROOM:
-                _, ready = self._wakeup.sleep(left, own)
-                return bool(own in ready and self._pipe.clear())
-            ready = self._queues.wait(left, own, wakeup)
-            woken = wakeup in ready and self._wakeup.clear()
-            if (own in ready and self._pipe.clear()) or self._queues.take(ready):
-                return True
-            if woken or time.monotonic() >= until:
-                return False
+        _, ready = self._wakeup.sleep(timeout, self._pipe.fileno())
+        words = self._pipe.clear() if self._pipe.fileno() in ready else b""
+        return bool(words)
 
     def wake(self) -> None:
         self._wakeup.wake()

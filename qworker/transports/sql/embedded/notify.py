@@ -1,29 +1,22 @@
 """Notify: named pipes by which a process tells others on the machine that something has changed.
 
 Comes from:  a process that has written to the database, after its commit.
-Goes to:     each process that waits: it has a NotificationPipe in the directory beside the database. For new
-             messages, one of those that wait for their queue: they share a pipe, see QueuePipes.
-Thread:      NotificationPipe and QueuePipes belong to one thread at a time; a Notifier to any.
+Goes to:     each process that waits: it has a NotificationPipe in the directory beside the database.
+Thread:      a NotificationPipe belongs to one thread at a time; a Notifier to any.
 """
 
 from __future__ import annotations
 
-import binascii
 import errno
-import fcntl
-import math
 import os
 import select
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 MESSAGE, REVOKED = b"!", b"r"
-LOCK_SECONDS = 1.0
-"""How long to wait for another process that removes pipes, which takes microseconds unless it is frozen."""
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -92,116 +85,8 @@ def _make_pipe(path: Path) -> bool:
     return True
 
 
-class QueuePipes:
-    """The pipes of the queues for whose messages a consumer waits. Other consumers of a queue read the same
-    pipe: a byte in it is for whoever reads it first. Owner: one thread at a time.
-
-    The kernel wakes one waiting process, and none that is stopped; where there is no epoll, all of them, and
-    one finds the byte. A byte stays until a consumer reads it.
-    """
-
-    _pipes: dict[str, int] = {}
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._pid = os.getpid()
-        self._pipes = {}  # by queue
-
-    def listen(self, queues: Collection[str]) -> None:
-        """Open the pipes of *queues*, in addition to those that are open."""
-        for queue in queues:
-            if queue not in self._pipes:
-                with self._locked(fcntl.LOCK_SH, LOCK_SECONDS):
-                    pipe = _open_pipe(self._directory / _pipe_of(queue))
-                if pipe is not None:
-                    self._pipes[queue] = pipe
-
-    def wait(self, seconds: float, *files: int) -> set[int]:
-        """Wait until there is a byte in a pipe, or one of *files* is readable. Return which are readable."""
-        if not hasattr(select, "epoll"):
-            poll = select.poll()
-            for file in (*self._pipes.values(), *files):
-                poll.register(file, select.POLLIN)
-            return {file for file, _ in poll.poll(math.ceil(seconds * 1000))}
-        with select.epoll() as epoll:
-            for file in files:
-                epoll.register(file, select.EPOLLIN)
-            for file in self._pipes.values():
-                epoll.register(file, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            return {file for file, _ in epoll.poll(seconds)}
-
-    def take(self, ready: Collection[int]) -> bool:
-        """Empty the pipes in *ready*; return whether there was a byte."""
-        found = False
-        for pipe in self._pipes.values():
-            if pipe in ready:
-                with suppress(BlockingIOError):
-                    found = bool(os.read(pipe, 65536)) or found
-        return found
-
-    def close(self) -> None:
-        """Close the pipes, and remove those that no other consumer has open. Safe to call twice."""
-        pipes, self._pipes = self._pipes, {}
-        for pipe in pipes.values():
-            os.close(pipe)
-        if pipes and self._pid == os.getpid():
-            with suppress(OSError), self._locked(fcntl.LOCK_EX, 0.0) as locked:
-                for queue in pipes if locked else ():
-                    self._remove(self._directory / _pipe_of(queue))
-
-    def _remove(self, path: Path) -> None:
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # it has no reader
-                path.unlink(missing_ok=True)
-
-    @contextmanager
-    def _locked(self, how: int, seconds: float) -> Iterator[bool]:
-        """Within the block, nobody removes pipes (LOCK_SH), or opens any (LOCK_EX). Yields False if that
-        cannot be had within *seconds*, because another process is frozen in such a block."""
-        directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
-        until = time.monotonic() + seconds
-        try:
-            while True:
-                try:
-                    fcntl.flock(directory, how | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        yield False
-                        return
-                    time.sleep(0.001)
-                else:
-                    yield True
-                    return
-        finally:
-            os.close(directory)
-
-    def __del__(self) -> None:
-        with suppress(OSError):
-            self.close()
-
-
-def _open_pipe(path: Path) -> int | None:
-    """Return the descriptor of the pipe at *path*, which is created if necessary; None if pipes are not
-    supported there, or it is another user's. Then the consumer looks for messages without notifications."""
-    with suppress(FileExistsError):
-        if not path.exists() and not _make_pipe(path):
-            return None
-    with suppress(PermissionError):
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    return None
-
-
-def _pipe_of(queue: str) -> str:
-    """Return the name of the file: that of the queue may be too long, or contain any character. If two
-    queues share one, a consumer of the other may get a notification, and this one looks a second later."""
-    name = queue.encode(errors="surrogatepass")
-    return f"queue.{name[:90].hex()}.{binascii.crc32(name):x}"
-
-
 class Notifier:
-    """Writes to all pipes of one kind in *directory*, or to those of queues. Any thread.
+    """Writes to all pipes of one kind in *directory*. Any thread.
 
     Pipes are kept open; the directory is read again only when its time stamp has changed.
     """
@@ -212,7 +97,6 @@ class Notifier:
         self._prefix = f"{kind}."
         self._lock = threading.Lock()
         self._pipes: dict[str, int] = {}  # under _lock
-        self._queues: dict[str, int] = {}  # under _lock
         self._seen = -1  # under _lock
         _notifiers.add(self)
 
@@ -232,28 +116,6 @@ class Notifier:
                     pass  # full: its reader has 65,536 unread notifications
                 except OSError:
                     self._drop(name)
-
-    def notify_one(self, queues: Collection[str]) -> None:
-        """Wake one waiting consumer of each of *queues*."""
-        with self._lock:
-            for queue in queues:
-                for pipe in self._pipes_of(queue):
-                    try:
-                        os.write(pipe, MESSAGE)
-                        break
-                    except BlockingIOError:
-                        break  # full: nobody has read 65,536 notifications
-                    except OSError:
-                        os.close(self._queues.pop(queue))
-
-    def _pipes_of(self, queue: str) -> Iterator[int]:
-        """Yield the pipe of *queue* that is open, and that of today; nothing if nobody waits for it."""
-        if queue in self._queues:
-            yield self._queues[queue]
-        with suppress(OSError):
-            path = self._directory / _pipe_of(queue)
-            self._queues[queue] = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            yield self._queues[queue]
 
     def _look(self, changed: int) -> None:
         # A pipe made in the same tick of the clock as the last change would go unseen: look again next time.
@@ -284,10 +146,9 @@ class Notifier:
     def close(self) -> None:
         """Close the pipes; notify() finds them again. Safe to call twice."""
         with self._lock:
-            for pipe in (*self._pipes.values(), *self._queues.values()):
+            for pipe in self._pipes.values():
                 os.close(pipe)
             self._pipes.clear()
-            self._queues.clear()
             self._seen = -1
 
 

@@ -70,7 +70,7 @@ class SQLiteSender(Sender, Revoking):
         insert(connection, envelopes, self._clock.now())
 
     def notify(self) -> None:
-        """Notify all waiting consumers."""
+        """Notify waiting consumers."""
         self._notifier.notify()
 
     def join(self, connection: Any) -> Sender:
@@ -93,7 +93,7 @@ class SQLiteSender(Sender, Revoking):
         except Exception as error:  # noqa: BLE001 - it is returned to the caller
             return error
         crash_point("published")
-        self._notifier.notify_one({envelope.queue for envelope in envelopes})
+        self.notify()
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
