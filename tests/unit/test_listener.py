@@ -21,7 +21,7 @@ from qworker.components.receiving.intake import Intake
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.listener import Listener
 from qworker.components.receiving.presence_report import PresenceReport
-from qworker.components.receiving.settlements import Settlements
+from qworker.components.receiving.settlements import PORTION_BYTES, Settlements
 from qworker.components.request import Failing, Request
 from qworker.components.shutdown import DRAINING, RUNNING
 from qworker.components.waiting.early_acks import EarlyAcks
@@ -965,6 +965,96 @@ def test_early_ack_of_a_lost_lease_is_not_taken_for_an_answered_one() -> None:
         rig.step()
     assert rig.early.take() == []
     assert not rig.ready.get_many(Slots(9, 9))
+
+
+@pytest.mark.parametrize("ends", ["answered", "stopped"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (RowsLocked("locked"), None),
+        (RowsLocked("locked"), RowsLocked("locked")),
+        (RowsLocked("locked"), BrokerUnavailable("no answer")),
+        (BrokerUnavailable("no answer to others"), BrokerUnavailable("no answer")),
+    ],
+)
+def test_early_ack_that_was_not_sent_is_not_in_doubt(
+    before: Exception, after: Exception | None, ends: str
+) -> None:
+    """Another worker has the message and runs it: the task must not be reported as lost here."""
+
+    class FailingStore(MemoryStore):
+        error: Exception | None = before
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            if self.error is not None:
+                raise self.error
+            return super().settle(generation, settlements)
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=FailingStore)
+    store: Any = rig.store
+    rig.push(1, "once")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    rig.mailbox.post_many([SettlementOrder(None, Store(ROW))])  # it has no lease, and is always sent
+    if isinstance(before, RowsLocked):
+        rig.early.ask([request], 0.0)
+    rig.step()
+    assert rig.early.take() == []
+    if not isinstance(before, RowsLocked):
+        rig.early.ask([request], 0.0)
+    other = lose_lease(rig)
+    assert len(other.consumer.lease(["celery"], 1).messages) == 1
+    store.error = after
+    for _ in range(3):
+        rig.clock.advance(3)
+        rig.step()
+    if ends == "answered":
+        store.error = None
+        rig.pass_time(4)
+        assert (rig.early.take(), rig.state.requests, set(store.results)) == ([], {}, {ROW[0]})
+    else:
+        rig.listener.quiet()
+        rig.listener.stop(rig.clock.monotonic() + 1)
+        rig.listener.closed()
+        assert rig.listener.left() == {}
+    assert "WorkerLost" not in str(store.results)
+
+
+@pytest.mark.parametrize("first", ["settled", "unanswered"])
+def test_early_ack_before_locked_rows_stays_in_doubt(first: str) -> None:
+    """It was carried out, or perhaps; then no other worker has the message."""
+
+    class PartlyLockedStore(MemoryStore):
+        steps = 0
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            self.steps += 1
+            if self.steps == 1 and first == "unanswered":
+                super().settle(generation, settlements)
+                raise BrokerUnavailable("no answer")
+            if self.steps == 2:
+                raise RowsLocked("locked")
+            return super().settle(generation, settlements)
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=PartlyLockedStore)
+    rig.push(1, "once")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    rig.push(1, id="beside")  # it reveals the loss of the lease
+    rig.run_until_idle()
+    rig.early.ask([request], 0.0)
+    large = ("large", "SUCCESS", b"0" * PORTION_BYTES, None)
+    for row in (large, ROW):  # the second is sent in another step
+        rig.mailbox.post_many([SettlementOrder(None, Store(row))])
+    rig.step()
+    if first == "unanswered":
+        rig.step()
+    assert (rig.store.steps, rig.early.take()) == (2, [])
+    other = lose_lease(rig)
+    assert tags(other.consumer.lease(["celery"], 9).messages) != [request.tag]
+    rig.pass_time(6)
+    assert (rig.early.take(), rig.state.requests) == ([], {})
+    assert rig.store.results[request.id][1] == "FAILURE"
 
 
 def test_early_acked_request_survives_a_lost_lease() -> None:

@@ -23,7 +23,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, Pub
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM
 from qworker.publishing.retry import RECONNECT
-from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, RowsLocked, Settlement
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, RowsLocked, Settlement, Store
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +169,14 @@ class AckBuffer:
         ]
         crash_point("settling")
         unconfirmed = self._unconfirmed.copy()
-        if self._hurry:
-            self._unconfirmed.update(order.request.tag for order in orders if order.starts and order.request)
-        lost = self._settlements.carry_out(generation, current) if current else set()
+        new = {order.request.tag for order in orders if order.starts and order.request}
+        new -= stale | unconfirmed
+        self._unconfirmed.update(new)
+        try:
+            lost = self._settlements.carry_out(generation, current) if current else set()
+        except RowsLocked:  # an answer: those that were not settled before are not in doubt
+            self._unconfirmed.difference_update(new - self._settlements.settled)
+            raise
         lost |= stale
         if lost:
             unconfirmed.update(self._consumer.in_doubt(lost))
@@ -272,10 +277,13 @@ class AckBuffer:
     # -- lost leases, and the end --
 
     def lost_lease(self, requests: Sequence[Request]) -> None:
-        """Remove *requests*, and releases without a request, which belonged to the lost lease."""
+        """Remove *requests*, and settlements without a request, which belonged to the lost lease. Results
+        are stored all the same."""
         for request in requests:
             self._state.leave(request)
-        self._orders = [order for order in self._orders if order.request or not order.settlement]
+        self._orders = [
+            order for order in self._orders if order.request or isinstance(order.settlement, Store)
+        ]
 
     def end(self, generation: int, until: Callable[[], float], put_back: Callable[[], None]) -> None:
         """Send the last orders, and retry until the monotonic time *until*. Orders not sent by then are
@@ -291,9 +299,7 @@ class AckBuffer:
                 return
             try:
                 if locked:
-                    with suppress(
-                        LeaseLost
-                    ):  # results of tasks acknowledged before can be stored all the same
+                    with suppress(LeaseLost):  # the results of acked tasks can be stored all the same
                         self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:

@@ -57,8 +57,8 @@ class Settlements:
         self._app = app
         self._consumer = consumer
         self._generation = 0
-        self._done: set[int] = set()
-        """Tags settled by a carry_out() that then failed, and will be repeated."""
+        self.settled: set[int] = set()
+        """Tags settled by a carry_out() that then failed, and will be repeated. Listener."""
         self._lost: set[int] = set()
         self._unanswered: set[int] = set()
         """Tags that the store may have settled without an answer."""
@@ -69,10 +69,10 @@ class Settlements:
         Raises only ABSENT. Then call it again with the same settlements, and perhaps more.
         """
         if generation != self._generation:
-            self._generation, self._done, self._lost, self._unanswered = generation, set(), set(), set()
-        if self._done:
+            self._generation, self.settled, self._lost, self._unanswered = generation, set(), set(), set()
+        if self.settled:
             settlements = [
-                each for each in settlements if isinstance(each, Store) or each.tag not in self._done
+                each for each in settlements if isinstance(each, Store) or each.tag not in self.settled
             ]
         clock, seconds = self._app.clock.monotonic, self._app.conf.worker_lease_seconds / 3
         renew_at = clock() + seconds
@@ -83,7 +83,7 @@ class Settlements:
             self._settle(portion)
         if again := self._lost & self._unanswered:
             self._lost = self._lost.difference(self._consumer.settled_before(again))
-        lost, self._done, self._lost = self._lost, set(), set()
+        lost, self.settled, self._lost = self._lost, set(), set()
         self._unanswered.clear()  # all of them were settled again
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
@@ -118,7 +118,7 @@ class Settlements:
                 self._settle(settlements[middle:])
                 return
             lost = self._settle_otherwise(settlements[0], error)
-        self._done.update(each.tag for each in settlements if not isinstance(each, Store))
+        self.settled.update(each.tag for each in settlements if not isinstance(each, Store))
         self._lost |= lost
 
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
