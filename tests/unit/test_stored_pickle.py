@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 from base64 import b64decode
 from collections import OrderedDict
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +28,7 @@ from qworker.errors import BackendError
 PLAIN = [
     None, True, 5, 2.5, "text", b"bytes", [1, [2]], (1, 2), {"a": {"b": 1}}, {1, 2}, frozenset({3}), 1j,
     datetime(2030, 1, 2, 3, tzinfo=UTC), date(2030, 1, 2), time(3, 4), timedelta(days=1), Decimal("1.5"),
-    UUID(int=5),
+    UUID(int=5), [UUID(int=6)] * 2, {(1, (2, "x")): 1}, bytearray(b"xy" * 9),
     {"exc_type": "KeyError", "exc_message": ["no"], "exc_module": "builtins"}, OrderedDict(a=1),
 ]  # fmt: skip
 
@@ -64,11 +66,75 @@ def test_pickles_cannot_execute_code(tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("place", [200_000_000, 2**32 - 2])
-def test_pickles_cannot_take_much_memory(place: int) -> None:
+def _global(name: bytes) -> bytes:
+    return b"c" + name.replace(b".", b"\n") + b"\n"
+
+
+MUCH_MEMORY = {
+    "a memo of 3 GB": b"Nr" + struct.pack("<I", 200_000_000) + b".",
+    "a bytearray of a size": _global(b"builtins.bytearray") + b"J\x00\xca\x9a\x3b\x85R.",
+    "a frame": b"\x95" + struct.pack("<Q", 2**40) + b"N.",
+    "bytes": b"\x8e" + struct.pack("<Q", 2**40) + b"N.",
+    "a bytearray": b"\x96" + struct.pack("<Q", 2**40) + b"N.",
+    "copies": b"]q\x00(" + b"B" + struct.pack("<I", 9000) + b"x" * 9000 + b"q\x01"
+    + (_global(b"builtins.bytearray") + b"h\x01\x85R") * 1000 + b"e.",
+    "copies as sets": b"]q\x00((" + b"".join(struct.pack("<cH", b"M", n) for n in range(9000)) + b"lq\x01"
+    + (_global(b"builtins.set") + b"h\x01\x85R") * 1000 + b"e.",
+}  # fmt: skip
+NESTED = b")" + b"2\x86" * 40
+"""Tuples of which each contains the one before twice."""
+MUCH_TIME = {
+    "set": b"\x8f(" + NESTED + b"\x90.",
+    "frozenset": b"(" + NESTED + b"\x91.",
+    "set of a list": _global(b"builtins.set") + b"](" + NESTED + b"e\x85R.",
+    "frozenset of a tuple": _global(b"builtins.frozenset") + NESTED + b"\x85\x85R.",
+    "OrderedDict": _global(b"collections.OrderedDict") + b"](" + NESTED + b"N\x86e\x85R.",
+    "OrderedDict of lists": _global(b"collections.OrderedDict") + b"](](" + NESTED + b"Neae\x85R.",
+    "key": b"}" + NESTED + b"Ns.",
+    "keys": b"}(N)" + NESTED + b"Nu.",
+    "dict": b"(" + NESTED + b"Nd.",
+    "keys of other tuples": b"}(" + (NESTED[:24] + b"N") * 9 + b"u.",
+    "to print": NESTED + b".",
+    "nested lists": b"]q\x00" + b"".join(b"(h%ch%clq%c" % (n, n, n + 1) for n in range(40)) + b".",
+    "a list in itself": b"]2a.",
+}
+
+
+@pytest.mark.parametrize("code", MUCH_MEMORY.values(), ids=MUCH_MEMORY)
+def test_pickles_cannot_take_much_memory(code: bytes) -> None:
     """Eight bytes took 3 GB and 16 s."""
-    with pytest.raises(BackendError, match="too much memory"):
-        load_plain(b"\x80\x04Nr" + struct.pack("<I", place) + b".", "here")
+    tracemalloc.start()
+    with suppress(BackendError):
+        load_plain(b"\x80\x04" + code, "here")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000 + 100 * len(code)
+
+
+@pytest.mark.parametrize("code", MUCH_TIME.values(), ids=MUCH_TIME)
+def test_pickles_cannot_take_much_time(code: bytes) -> None:
+    """A hundred bytes took years to hash or to print."""
+    with pytest.raises(BackendError, match="repeats its parts too often"):
+        load_plain(b"\x80\x04" + code, "here")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        # The defaults of a function, and a method of a class.
+        (_global(b"_codecs.encode") + b"N}\x8c\x0c__defaults__)s\x86b.", "no UUID"),
+        (_global(b"uuid.UUID") + b"N}\x8c\x07__str__Ns\x86b.", "no UUID"),
+        (_global(b"builtins.set") + b")\x81.", "no UUID"),
+        (_global(b"uuid.UUID") + b")\x81}\x8c\x03int]sb.", "list"),
+        (_global(b"uuid.UUID") + b")\x81}\x8c\x03int\x8a\x12" + b"\xff" * 17 + b"\x00sb.", "128"),
+        (_global(b"builtins.set") + b".", "contains"),
+        (b"]" + _global(b"_codecs.encode") + b"a.", "contains"),
+    ],
+)
+def test_pickles_cannot_change_or_return_classes_and_functions(code: bytes, reason: str) -> None:
+    with pytest.raises(BackendError, match=reason):
+        load_plain(b"\x80\x04" + code, "here")
+    assert load_plain(pickle.dumps([b"\xff", UUID(int=7)], 2), "here") == [b"\xff", UUID(int=7)]
 
 
 @given(st.binary())

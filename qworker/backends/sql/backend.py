@@ -36,7 +36,7 @@ from qworker.clock import Clock, from_epoch, isoformat, parse_iso
 from qworker.errors import DamagedResult, EncodeError
 from qworker.interrupts import reraise_interrupt
 from qworker.message import plain_pickle
-from qworker.message.plain_pickle import CLASSES, OPERATIONS, RefusedPickle
+from qworker.message.plain_pickle import CLASSES, RefusedPickle
 from qworker.safe_repr import storable
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
@@ -223,7 +223,6 @@ _CLASSES = {
     ("collections", "OrderedDict"): dict,
     ("uuid", "UUID"): UUID,
 }
-_OPERATIONS = OPERATIONS | {"BUILD", "BYTEARRAY8", "NEWOBJ"}  # for UUID and bytearray
 
 
 def is_pickle(payload: bytes) -> bool:
@@ -237,7 +236,7 @@ def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
     called: the name of the stored data in errors; task_id: its owner.
     """
     try:
-        return plain_pickle.load_plain(payload, _CLASSES, _OPERATIONS)
+        return plain_pickle.load_plain(payload, _CLASSES)
     except Exception as error:  # noqa: BLE001 - damaged pickles may raise anything
         raise DamagedResult(
             f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
