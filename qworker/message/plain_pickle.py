@@ -5,7 +5,7 @@ Comes from:  ``spooler/arguments.py``, for jobs of uWSGI's decorators; ``backend
 Goes to:     their values.
 Thread:      any; stateless.
 
-Time and memory are proportional to the length of a pickle. For that it is read by the Unpickler in Python,
+Time and memory are proportional to the length of a pickle. For that they are read by the unpickler in Python,
 whose operations can be replaced.
 """
 

@@ -203,6 +203,8 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         for candidate in (index, *self._brokers.others(index)):
             try:
                 generation = self._register_at(candidate)
+            except RowsLocked:
+                raise  # this server answers
             except BrokerUnavailable as error:
                 failure = failure or error
                 continue

@@ -120,11 +120,21 @@ class LockedStore(MemoryStore):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         raise RowsLocked("another transaction has locked rows")
 
+    registers = False
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        if not self.registers:
+            raise RowsLocked("another transaction has locked rows")
+        return super().register(name, queues, concurrency)
+
 
 def test_locked_rows_do_not_cause_a_failover() -> None:
     clock = FakeClock()
     locked, other = LockedStore(clock), MemoryStore(clock)
     broker = FailoverBroker([locked, other])
+    with pytest.raises(RowsLocked):
+        broker.consumer.register("w@h", ["q"], 1)
+    locked.registers = True
     MemoryStore.push(locked, [envelope("a")])
     generation = broker.consumer.register("w@h", ["q"], 1)
     (leased,) = broker.consumer.lease(["q"], 1).messages

@@ -335,6 +335,8 @@ class SQLConsumer(LeaseConsumer):
 
         def work(link: Link) -> list[Reclaimed]:
             owners = list(others(link, self._generation, now, silent))
+            for other in self._blocked.keys() - {owner.id for owner in owners if owner.dead or owner.silent}:
+                del self._blocked[other]
             found, locked = reclaim(
                 link, Tables(), owners, link.notify, lambda owner: self._end_session(link, owner)
             )
