@@ -24,7 +24,7 @@ from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import IDLE_SECONDS, Link
 from qworker.transports.sql.links import family_of
 from qworker.transports.sql.mysql import CONSUMER, MySQLLink
-from qworker.transports.sql.postgresql import PostgreSQLLink
+from qworker.transports.sql.postgresql import LOCK_SCHEMA, PostgreSQLLink
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from qworker.transports.sql.schema import NOW
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -389,6 +389,48 @@ def test_own_former_session_is_ended(place: SQLPlace) -> None:
 
         with pytest.raises(BrokerUnavailable):
             consumer._handle.run(freeze)
+
+
+def test_sessions_of_nobody_else_are_ended(place: SQLPlace) -> None:
+    with closing(SQLBroker(place.url)) as broker, closing(SQLBroker(place.url)) as other:
+        consumer: Any = broker.consumer
+        generation = consumer.register("w@host", ["q"], 1)
+        consumer.extend()
+        assert not consumer._handle.run(lambda link: link.end_session(generation)), "its own"
+        consumer.extend()
+        link: Any = other.consumer._handle.open()
+        if family_of(place.url) == "mysql":
+            number = link._connection.server_thread_id
+            link._connection.server_thread_id = (number[0] + 10**6,)  # as behind a proxy
+            assert not link.end_session(generation)
+            link._connection.server_thread_id = number
+        else:
+            consumer._handle.close()
+            with closing(SQLBroker(place.url)) as publisher:  # it tries whether the consumer listens
+                asking: Any = publisher.consumer._handle.open()
+                with asking.transaction():
+                    until(lambda: asking.ask("SELECT pg_try_advisory_xact_lock(%s)", (generation,))[0][0])
+                    assert not link.end_session(generation)
+                    asking.ask("SELECT 1")
+        consumer.extend()
+        assert until(lambda: link.end_session(generation))
+        with pytest.raises(BrokerUnavailable):
+            consumer.extend()
+
+
+def test_tables_in_other_schemas_are_made_at_the_same_time(tmp_path: Path) -> None:
+    places = [PostgreSQLPlace(tmp_path / name) for name in "ab"]
+    try:
+        with closing(SQLBroker(places[0].url)) as first, closing(SQLBroker(places[1].url)) as second:
+            making: Any = first.consumer._handle.open()
+            other: Any = second.consumer._handle.open()
+            other.do("SET lock_timeout = '2s'")
+            with making.transaction():
+                making.do(LOCK_SCHEMA)
+                other.create()
+    finally:
+        for each in places:
+            each.clear()
 
 
 def test_lease_is_kept_while_a_table_is_locked(place: SQLPlace) -> None:
