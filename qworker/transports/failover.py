@@ -203,9 +203,9 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
         for candidate in (index, *self._brokers.others(index)):
             try:
                 generation = self._register_at(candidate)
-            except RowsLocked:
-                raise  # this server answers
             except BrokerUnavailable as error:
+                if failure is None and isinstance(error, RowsLocked):
+                    raise  # the current server answers
                 failure = failure or error
                 continue
             if failure is not None:

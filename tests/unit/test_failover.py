@@ -134,6 +134,11 @@ def test_locked_rows_do_not_cause_a_failover() -> None:
     broker = FailoverBroker([locked, other])
     with pytest.raises(RowsLocked):
         broker.consumer.register("w@h", ["q"], 1)
+    away = MemoryStore(clock)
+    away.away = True
+    FailoverBroker([away, locked, other]).consumer.register("w@h", ["q"], 1)
+    assert len(other.admin.workers()) == 1
+    other.consumer.deregister()
     locked.registers = True
     MemoryStore.push(locked, [envelope("a")])
     generation = broker.consumer.register("w@h", ["q"], 1)

@@ -15,7 +15,7 @@ from qworker import __version__
 from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.receiving.ack_buffer import AGAIN, DOUBTFUL, LOST, AckBuffer, FlushLimits
+from qworker.components.receiving.ack_buffer import AGAIN, DOUBTFUL, LOST, UNSTORED, AckBuffer, FlushLimits
 from qworker.components.receiving.fetch_window import FetchWindow
 from qworker.components.receiving.intake import Intake
 from qworker.components.receiving.ledger import WorkerState
@@ -1055,6 +1055,250 @@ def test_early_ack_before_locked_rows_stays_in_doubt(first: str) -> None:
     rig.pass_time(6)
     assert (rig.early.take(), rig.state.requests) == ([], {})
     assert rig.store.results[request.id][1] == "FAILURE"
+
+
+LARGE = ("large", "SUCCESS", b"0" * PORTION_BYTES, None)
+"""What follows it is sent in another step."""
+
+
+class ScriptedStore(MemoryStore):
+    """Raises the next of *errors* for each settle(), confirm() and extend(), after doing it if *does*; None
+    is no error."""
+
+    def __init__(self, clock: FakeClock, **options: Any) -> None:
+        super().__init__(clock, **options)
+        self.errors: dict[str, list[Exception | None]] = {
+            "settle": [],
+            "confirm": [],
+            "extend": [],
+            "wait": [],
+        }
+        self.does = False
+
+    def _next(self, call: str) -> Exception | None:
+        return self.errors[call].pop(0) if self.errors[call] else None
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        error = self._next("settle")
+        if error is not None and not self.does:
+            raise error
+        lost = super().settle(generation, settlements)
+        if error is not None:
+            raise error
+        return lost
+
+    def confirm(self) -> None:
+        if (error := self._next("confirm")) is not None:
+            raise error
+
+    def extend(self) -> None:
+        if (error := self._next("extend")) is not None:
+            raise error
+        super().extend()
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        if (error := self._next("wait")) is not None:
+            raise error
+        return super().wait(timeout, prefetch)
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        return () if self.does else super().settled_before(tags)
+
+
+def early_acked(rig: ListenerRig, count: int) -> list[Request]:
+    """Return requests that are not acked yet, and call for their early acks."""
+    rig.push(count, "once", id="once")
+    rig.run_until_idle()
+    return rig.take()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "errors"),
+    [
+        ([LARGE], [], {"settle": [BrokerUnavailable("no answer")]}),
+        ([ROW], [], {"settle": [ValueError("refused"), BrokerUnavailable("no answer")]}),
+        ([], [LARGE, ROW], {"settle": [None, RowsLocked("locked")], "lost": True}),
+        ([], [LARGE, ROW], {"settle": [None, BrokerUnavailable("no answer")], "lost": True}),
+        ([], [], {"confirm": [BrokerUnavailable("no answer")], "lost": True}),
+        (
+            [],
+            [],
+            {"wait": [LeaseLost("no connection")], "extend": [LeaseLost("no connection")], "lost": True},
+        ),
+    ],
+    ids=[
+        "not sent",
+        "not sent by parts",
+        "lost, then locked",
+        "lost, then away",
+        "lost, then unconfirmed",
+        "cut",
+    ],
+)
+def test_early_ack_without_effect_is_not_in_doubt(
+    before: list[Any], after: list[Any], errors: dict[str, Any]
+) -> None:
+    """Another worker has the message and runs it: the task must not be reported as lost here."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    lost = errors.pop("lost", False)
+    other: Any = lose_lease(rig) if lost else None
+    store.errors |= errors
+    if store.errors["wait"]:
+        rig.listener.wait(0)
+        # As where a lost connection is the only sign of a lost lease: it raises before sending.
+        store.errors["settle"] = [LeaseLost("no connection")]
+    for row in before:
+        rig.mailbox.post_many([SettlementOrder(None, Store(row))])
+    rig.early.ask([request], 0.0)
+    for row in after:
+        rig.mailbox.post_many([SettlementOrder(None, Store(row))])
+    rig.listener.step(rig.clock.monotonic())
+    store.errors["settle"] = []
+    other = other or lose_lease(rig)
+    assert len(other.consumer.lease(["celery"], 1).messages) == 1
+    rig.pass_time(6)
+    assert request.id not in store.results
+    assert (rig.early.take(), rig.state.requests) == ([], {})
+
+
+def test_redelivery_proves_that_an_early_ack_had_no_effect() -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    store.errors["settle"] = [BrokerUnavailable("no answer")]
+    rig.early.ask([request], 0.0)
+    rig.listener.step(rig.clock.monotonic())
+    lose_lease(rig)  # but nobody takes the message
+    store.errors["settle"] = [RowsLocked("locked")] * 9
+    type(store).prefetched = True  # it is fetched before anything is settled
+    try:
+        for _ in range(4):
+            rig.clock.advance(1)
+            rig.listener.step(rig.clock.monotonic())
+    finally:
+        del type(store).prefetched
+    assert request.generation == rig.lease.generation
+    other = lose_lease(rig)
+    assert len(other.consumer.lease(["celery"], 1).messages) == 1
+    store.errors["settle"] = []
+    rig.pass_time(6)
+    assert request.id not in store.results
+
+
+@pytest.mark.parametrize("error", [LeaseLost("lost"), BrokerUnavailable("no answer"), None])
+def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> None:
+    """Its failure is stored, or the task is named."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (acked,) = early_acked(rig, 1)
+    rig.early.ask([acked], 0.0)
+    rig.step()
+    rig.push(1, "once", id="doubtful")
+    rig.run_until_idle()
+    (doubtful,) = rig.take()
+    store.errors["settle"], store.does = [BrokerUnavailable("no answer")], True
+    rig.early.ask([doubtful], 0.0)
+    rig.listener.step(rig.clock.monotonic())
+    if error is None:  # the listener hangs
+        rig.listener.step(rig.clock.monotonic())
+    else:
+        store.errors["extend"] = [error] * 9
+        rig.listener.quiet()
+        rig.listener.stop(rig.clock.monotonic())
+        rig.listener.closed()
+    left = rig.listener.left()
+    if isinstance(error, LeaseLost):
+        assert (left, store.results["doubtful"][1]) == ({}, "FAILURE")
+    else:
+        assert left[DOUBTFUL] == ["doubtful"]
+
+
+@pytest.mark.parametrize("lost_by", ["extend", "settled_before"])
+def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
+    """And only what is not stored is reported."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    rig.early.ask([request], 0.0)
+    rig.step()
+    assert rig.early.take() == [request]
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    order = SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))
+    if lost_by == "settled_before":
+        store.errors["settle"], store.does = [BrokerUnavailable("no answer")], True
+        rig.post(late, Ack(late.tag))
+        rig.mailbox.post_many([order])
+        rig.listener.step(rig.clock.monotonic())
+        store.settled_before = lambda tags: (_ for _ in ()).throw(LeaseLost("lost"))
+    else:
+        store.errors["extend"] = [LeaseLost("lost")] * 9
+        rig.mailbox.post_many([order, SettlementOrder(late, None, resend=True)])
+    rig.listener.quiet()
+    rig.listener.stop(rig.clock.monotonic() + 100)
+    rig.listener.closed()
+    assert store.results["once"][1] == "SUCCESS"
+    assert "once" not in str(rig.listener.left())
+    assert (rig.state.totals["finished"], request.key in rig.state.requests) == (1, False)
+
+
+def test_results_that_cannot_be_stored_at_the_end_are_reported() -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    rig.early.ask([request], 0.0)
+    rig.step()
+    assert rig.early.take() == [request]
+    store.errors["settle"] = [LeaseLost("lost"), BrokerUnavailable("no answer")]
+    rig.mailbox.post_many([SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))])
+    rig.listener.quiet()
+    rig.listener.closed()
+    assert rig.listener.left() == {UNSTORED: ["once"]}
+
+
+def test_acked_task_without_a_result_to_store_is_not_left() -> None:
+    """The result was stored before, or is ignored."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    rig.early.ask([request], 0.0)
+    rig.step()
+    assert rig.early.take() == [request]
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    store.errors["settle"] = [BrokerUnavailable("no answer")] * 9
+    rig.mailbox.post_many([SettlementOrder(late, Ack(late.tag)), SettlementOrder(request, None)])
+    rig.listener.quiet()
+    rig.listener.stop(rig.clock.monotonic())
+    rig.listener.closed()
+    assert rig.listener.left() == {AGAIN: ["late"]}
+
+
+def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
+    """They end as failures, and are not kept."""
+    rig = ListenerRig(worker_ack_flush_seconds=0)
+    for number in range(3):
+        rig.push(1, "once", id=str(number))
+        rig.run_until_idle()
+        (request,) = rig.take()
+        rig.early.ask([request], 0.0)
+        rig.step()
+        assert rig.early.take() == [request]
+        rig.mailbox.post_many([SettlementOrder(request, None, resend=True)])
+        real, rig.store.push = rig.store.push, _unavailable  # type: ignore[method-assign]
+        rig.pass_time(6)
+        rig.store.push = real  # type: ignore[method-assign]
+    assert {row[1] for row in rig.store.results.values()} == {"FAILURE"}
+    assert len(rig.store.results) == 3
+    assert rig.listener.left() == {}
+
+
+def _unavailable(*arguments: Any, **options: Any) -> None:
+    raise BrokerUnavailable("it is away")
 
 
 def test_early_acked_request_survives_a_lost_lease() -> None:

@@ -13,7 +13,7 @@ from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
-from tests.support.rooms import Rooms
+from tests.support.rooms import Rooms, tags
 
 
 class Picky(MemoryStore):
@@ -55,8 +55,8 @@ class Setup:
         backend = self.rooms.app.backend
         return backend.row(task_id, backend.meta(task_id, status, result))
 
-    def carry_out(self, *settlements: Settlement) -> set[int]:
-        return self.settlements.carry_out(self.generation, settlements)
+    def carry_out(self, *settlements: Settlement, early: Sequence[int] = ()) -> set[int]:
+        return self.settlements.carry_out(self.generation, settlements, early)
 
     def stored(self, task_id: str) -> Any:
         row = self.store.results.get(task_id)
@@ -219,14 +219,34 @@ def test_settlement_carried_out_before_an_error_is_not_reported_as_lost() -> Non
 def test_unconfirmed_settlement_is_not_reported_as_lost() -> None:
     setup = Setup()
     first, second = setup.lease(2)
-    assert setup.carry_out(Ack(first), Ack(second)) == set()
+    assert setup.carry_out(Ack(first), Ack(second), early=[first]) == set()
     setup.store.confirm_fails = True
     with pytest.raises(BrokerUnavailable):
-        setup.settlements.confirm({first})
+        setup.settlements.confirm()
     setup.store.confirm_fails = False
-    assert setup.carry_out(Ack(first), Ack(second)) == {second}
-    setup.settlements.confirm({first})
+    assert setup.carry_out(Ack(first), Ack(second), early=[first]) == {second}
+    setup.settlements.confirm()
+    assert setup.settlements.uncertain == set()
     assert setup.carry_out(Ack(first)) == {first}, "it has been confirmed"
+
+
+def test_acks_of_an_earlier_lease_are_not_unanswered() -> None:
+    """Another worker has run the message since: it must not look as if our ack had been carried out."""
+    setup = Setup()
+    (tag,) = setup.lease(1)
+    setup.store.gone = {1: BrokerUnavailable("no answer")}
+    with pytest.raises(BrokerUnavailable):
+        setup.carry_out(Ack(tag), early=[tag])
+    setup.store._building.queues.give_up(setup.generation)
+    setup.generation = setup.store.consumer.register("w@h", ["celery"], 1)
+    assert tags(setup.store.consumer.lease(["celery"], 1).messages) == [tag]
+    setup.store._building.queues.messages.pop(tag)  # reclaimed and run by another worker
+    setup.store.confirm_fails = True
+    setup.carry_out()
+    with pytest.raises(BrokerUnavailable):
+        setup.settlements.confirm()
+    setup.store.confirm_fails = False
+    assert setup.carry_out(Ack(tag), early=[tag]) == {tag}
 
 
 def test_reclaimed_consumer_gets_lease_lost() -> None:

@@ -15,6 +15,7 @@ from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     COPY,
     EXPIRED,
+    FAILURE,
     INTERRUPTED,
     INVALID,
     LEASE_EXPIRED,
@@ -187,6 +188,16 @@ def test_success_stored_before_the_kill_counts(caplog: pytest.LogCaptureFixture)
         setup.settler.ended([(one, Outcome(SUCCESS, text="5", stored=True))])
     assert setup.order == SettlementOrder(one, Ack(1))
     assert "succeeded in 3.000000s: 5" in caplog.text
+
+
+def test_failure_stored_before_the_revocation_counts(caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup()
+    one = setup.rooms.request(1)
+    one.failing = Failing(Outcome(REVOKED, text="revoked"), "REVOKED", {})
+    with caplog.at_level("INFO"):
+        setup.settler.ended([(one, Outcome(FAILURE, text="KeyError('x')", row=ROW, reported=True))])
+    assert setup.order == SettlementOrder(one, Ack(1, ROW))
+    assert "raised after 0.000000s: KeyError('x')" in caplog.text
 
 
 def test_undecodable_body_is_dead_lettered_with_a_failure() -> None:

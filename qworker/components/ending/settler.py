@@ -20,6 +20,7 @@ from qworker.components.status.counters import Counters, EndedRun
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     COPY,
+    FAILURE,
     INTERRUPTED,
     INVALID,
     LEASE_EXPIRED,
@@ -156,7 +157,7 @@ def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcom
 
     limit: the time limit in seconds.
     """
-    if outcome.kind in (RETRY, SUCCESS):
+    if outcome.kind in (RETRY, SUCCESS, FAILURE):
         return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.reported or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
 

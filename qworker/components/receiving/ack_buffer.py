@@ -15,10 +15,10 @@ from typing import NamedTuple
 from qworker.clock import Clock
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.receiving.settlements import Settlements
+from qworker.components.receiving.settlements import ABSENT, Settlements
 from qworker.components.request import Request
 from qworker.components.waiting.early_acks import EarlyAcks
-from qworker.components.waiting.inventory import DOUBT_SECONDS, Doubts
+from qworker.components.waiting.inventory import DOUBT_SECONDS, NO_GENERATION, Doubts
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.process.crash_points import crash_point
 from qworker.process.randomness import RANDOM
@@ -64,8 +64,6 @@ class AckBuffer:
         self._oldest = 0.0
         self._hurry = False
         """A request waits for one of the orders before it may start."""
-        self._unconfirmed: set[int] = set()
-        """Tags of requests whose early ack was sent, but not confirmed."""
         self.doubts = Doubts()
         self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
@@ -85,20 +83,21 @@ class AckBuffer:
         orders = self._orders.copy()
         for order in (*self._given_up, *orders):
             request = order.request
-            if request is not None and order.final and not isinstance(order.settlement, Release):
+            if request is None or not order.final or isinstance(order.settlement, Release):
+                continue
+            if order.settlement is not None or order.resend:
                 fate = LOST if order.resend else UNSTORED if request.acked else AGAIN
                 found.setdefault(fate, []).append(request.id)
-        for request in (*self._doubtful, *self._perhaps_acked(orders)):
-            if request.id not in found.get(LOST, ()):
+        for request in (*self.doubts.undecided(), *self._doubtful, *self._perhaps_acked(orders)):
+            if request.id not in (*found.get(LOST, ()), *found.get(DOUBTFUL, ())):
                 found.setdefault(DOUBTFUL, []).append(request.id)
         return found
 
     def _perhaps_acked(self, orders: Sequence[SettlementOrder]) -> list[Request]:
         """Return the requests that wait for their early ack, if it may have reached the broker. Any
         thread."""
-        unconfirmed = self._unconfirmed.copy()
-        starting = (order.request for order in orders if order.starts)
-        return [request for request in starting if request is not None and request.tag in unconfirmed]
+        starting = [order.request for order in orders if order.starts and order.request is not None]
+        return [request for request in starting if _key(request) in self._settlements.uncertain]
 
     @property
     def waiting(self) -> bool:
@@ -168,28 +167,19 @@ class AckBuffer:
             and not (order.starts and getattr(order.settlement, "tag", None) in stale)
         ]
         crash_point("settling")
-        unconfirmed = self._unconfirmed.copy()
-        new = {order.request.tag for order in orders if order.starts and order.request}
-        new -= stale | unconfirmed
-        self._unconfirmed.update(new)
-        try:
-            lost = self._settlements.carry_out(generation, current) if current else set()
-        except RowsLocked:  # an answer: those that were not settled before are not in doubt
-            self._unconfirmed.difference_update(new - self._settlements.settled)
-            raise
-        lost |= stale
-        if lost:
-            unconfirmed.update(self._consumer.in_doubt(lost))
-        # Orders of requests to be started stay here until confirmed; the others are done.
         starting = [order for order in orders if order.starts]
+        early = [order.request.tag for order in starting if order.request is not None]
+        lost = self._settlements.carry_out(generation, current, early) if current else set()
+        lost |= stale
+        uncertain = self._settlements.uncertain.copy()
+        # Orders of requests to be started stay here until confirmed; the others are done.
         self._orders = [order for order in orders if order.starts or order.resend]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
-            self._settlements.confirm(self._unconfirmed)  # if an ack were lost, the task would run twice
-            self._unconfirmed.clear()
+            self._settlements.confirm()  # if an ack were lost, the task would run twice
         crash_point("settled")
         self._orders, self._hurry = [order for order in self._orders if order.resend], False
-        self._answered([order.request for order in starting if order.request is not None], lost, unconfirmed)
+        self._answered([order.request for order in starting if order.request is not None], lost, uncertain)
         if self._orders:
             self._consumer.extend()  # raises if the broker is unavailable, before anything is sent
             self._consumer.confirm()
@@ -198,7 +188,7 @@ class AckBuffer:
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
         """Return *order*, changed to give its request back if the request was waiting to start."""
         request = order.request
-        if not order.starts or request is None or request.tag in self._unconfirmed:
+        if not order.starts or request is None or _key(request) in self._settlements.uncertain:
             return order
         self._early.answered([], [request])
         return SettlementOrder(request, Release(request.tag))
@@ -221,14 +211,14 @@ class AckBuffer:
             else:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
 
-    def _answered(self, requests: Sequence[Request], lost: set[int], unconfirmed: set[int]) -> None:
-        """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. unconfirmed: tags
-        whose ack was sent before without an answer, or answered too late, so that it may have been
-        processed."""
+    def _answered(self, requests: Sequence[Request], lost: set[int], uncertain: set[tuple[int, int]]) -> None:
+        """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. uncertain: acks
+        that were sent before without an answer, or answered too late, so that they may have been carried out;
+        see Settlements.uncertain."""
         late = [request for request in requests if request.tag in lost]
-        doubtful = [request for request in late if request.tag in unconfirmed]
+        doubtful = [request for request in late if _key(request) in uncertain]
         for request in late:
-            if request.tag not in unconfirmed:
+            if _key(request) not in uncertain:
                 self._state.leave(request)
                 logger.warning(
                     "%r is not run: its lease was lost, and another worker has it",
@@ -265,7 +255,8 @@ class AckBuffer:
                 ]
             )
         except (BrokerUnavailable, ConfigurationError, PublishError) as error:
-            self._give_up(orders, error)
+            if self._quiet:
+                self._give_up(orders, error)
             self.doubts.add(requests, self._now)
             return
         self._state.totals["returned"] += len(requests)
@@ -303,11 +294,7 @@ class AckBuffer:
                         self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:
-                # Other workers have the held messages now. No worker has those acked before their run.
-                held = [order for order in self._orders if not order.resend]
-                self._orders = [order for order in self._orders if order.resend]
-                self._give_up(held, error)
-                self._resend()
+                self._end_without_lease(error, put_back)
                 return
             except (BrokerUnavailable, ConfigurationError) as error:
                 locked = isinstance(error, RowsLocked)
@@ -326,6 +313,22 @@ class AckBuffer:
                     self._give_up(orders, error)
                     return
 
+    def _end_without_lease(self, error: LeaseLost, put_back: Callable[[], None]) -> None:
+        """Other workers have the held messages now. No worker has the results, and the messages that were
+        acked before their run."""
+        put_back()  # those in doubt since the last attempt
+        self.collect(self._clock.monotonic())
+        orders, self._orders = self._orders, [order for order in self._orders if order.resend]
+        stores = {id(order): order.settlement for order in orders if isinstance(order.settlement, Store)}
+        self._give_up([order for order in orders if id(order) not in stores and not order.resend], error)
+        results = [order for order in orders if id(order) in stores]
+        try:
+            self._settlements.store(list(stores.values()))
+            self._settled(results, set(), NO_GENERATION)
+        except ABSENT as problem:
+            self._give_up(results, problem)
+        self._resend()
+
     def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
         self._given_up.extend(orders)
         self._doubtful += self._perhaps_acked(orders)
@@ -342,6 +345,10 @@ def _counted(settlement: Settlement | None) -> str:
     if isinstance(settlement, Release):
         return "lost" if settlement.counted else "requeued" if settlement.requeued else "returned"
     return "dead_lettered" if isinstance(settlement, DeadLetter) else "finished"
+
+
+def _key(request: Request) -> tuple[int, int]:
+    return request.generation, request.tag
 
 
 def _is_over(order: SettlementOrder, generation: int) -> bool:

@@ -196,6 +196,8 @@ class Listener(ThreadComponent):
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
         """Whether the broker may have sent a notification since the last turn."""
+        self._wait_failed = False
+        """Whether the lease may be lost, because waiting for notifications failed."""
         self._poll_at = 0.0
         """Monotonic time at which messages are fetched even without a notification."""
         self._plan = FetchPlan(window, conf.worker_eta_window, conf.worker_eta_task_limit)
@@ -248,7 +250,7 @@ class Listener(ThreadComponent):
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
-            self._news = True  # the next turn meets the same error, and handles it
+            self._news = self._wait_failed = True  # the next turn meets the same error, and handles it
             super().wait(0.05)
 
     def wake(self) -> None:
@@ -270,6 +272,9 @@ class Listener(ThreadComponent):
     def _turn(self, now: float) -> float | None:
         if not self._lease.is_registered:  # the last attempt failed
             self._register()
+        if self._wait_failed:  # nothing may be sent under a lost lease: it would be in doubt
+            self._lease.renew(now)
+            self._wait_failed = False
         if self._news:
             self._news = False
             self._plan.backlog = self._revocations.pending = True

@@ -13,7 +13,7 @@ failure of the same task with the reason; if that is refused too, the message be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qworker import states
@@ -57,22 +57,30 @@ class Settlements:
         self._app = app
         self._consumer = consumer
         self._generation = 0
-        self.settled: set[int] = set()
-        """Tags settled by a carry_out() that then failed, and will be repeated. Listener."""
+        self._settled: set[int] = set()
+        """Tags settled by a carry_out() that then failed, and will be repeated."""
         self._lost: set[int] = set()
         self._unanswered: set[int] = set()
         """Tags that the store may have settled without an answer."""
+        self._early: frozenset[int] = frozenset()
+        self.uncertain: set[tuple[int, int]] = set()
+        """Generation and tag of early acks that were sent and are not confirmed. The listener writes."""
 
-    def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+    def carry_out(
+        self, generation: int, settlements: Sequence[Settlement], early: Iterable[int] = ()
+    ) -> set[int]:
         """Settle like Consumer.settle(), but replace and log settlements that the store refuses.
+
+        early: tags of early acks among them, to be added to *uncertain*.
 
         Raises only ABSENT. Then call it again with the same settlements, and perhaps more.
         """
+        self._early = frozenset(early)
         if generation != self._generation:
-            self._generation, self.settled, self._lost, self._unanswered = generation, set(), set(), set()
-        if self.settled:
+            self._generation, self._settled, self._lost, self._unanswered = generation, set(), set(), set()
+        if self._settled:
             settlements = [
-                each for each in settlements if isinstance(each, Store) or each.tag not in self.settled
+                each for each in settlements if isinstance(each, Store) or each.tag not in self._settled
             ]
         clock, seconds = self._app.clock.monotonic, self._app.conf.worker_lease_seconds / 3
         renew_at = clock() + seconds
@@ -83,32 +91,47 @@ class Settlements:
             self._settle(portion)
         if again := self._lost & self._unanswered:
             self._lost = self._lost.difference(self._consumer.settled_before(again))
-        lost, self.settled, self._lost = self._lost, set(), set()
+        lost, self._settled, self._lost = self._lost, set(), set()
         self._unanswered.clear()  # all of them were settled again
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
         return lost
 
-    def confirm(self, tags: Collection[int]) -> None:
-        """Return once the settlements are confirmed, like Consumer.confirm(). If it raises, those with *tags*
+    def store(self, results: Sequence[Store]) -> None:
+        """Store *results* without a lease. Raises ABSENT."""
+        for portion in _portions(results):
+            self._settle(portion)
+
+    def confirm(self) -> None:
+        """Return once the settlements are confirmed, like Consumer.confirm(). If it raises, the early acks
         have to be carried out again."""
         try:
             self._consumer.confirm()
         except BrokerUnavailable:
-            self._unanswered.update(tags)
+            self._unanswered.update(
+                tag for generation, tag in self.uncertain if generation == self._generation
+            )
             raise
+        self.uncertain.clear()
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
+        new = set()
+        if self._early:
+            tags = (each.tag for each in settlements if type(each) is Ack)
+            new = {(self._generation, tag) for tag in tags if tag in self._early} - self.uncertain
+            self.uncertain |= new
         try:
             lost = self._consumer.settle(self._generation, settlements)
-        except RowsLocked:
-            raise  # an answer: nothing is settled
+        except RowsLocked:  # an answer: nothing is settled
+            self.uncertain -= new
+            raise
         except BrokerUnavailable:
             self._unanswered.update(each.tag for each in settlements if not isinstance(each, Store))
             raise
         except ABSENT:
             raise
         except Exception as error:  # noqa: BLE001 - one invalid settlement must not block the others
+            self.uncertain -= new
             if len(settlements) > 1:
                 logger.debug(
                     "%d settlements are refused, and tried separately: %s", len(settlements), _shown(error)
@@ -118,8 +141,11 @@ class Settlements:
                 self._settle(settlements[middle:])
                 return
             lost = self._settle_otherwise(settlements[0], error)
-        self.settled.update(each.tag for each in settlements if not isinstance(each, Store))
+        self._settled.update(each.tag for each in settlements if not isinstance(each, Store))
         self._lost |= lost
+        if refused := {each for each in new if each[1] in lost}:
+            carried_out = self._consumer.in_doubt([tag for _, tag in refused])
+            self.uncertain -= {each for each in refused if each[1] not in carried_out}
 
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
         why = f"the broker refused how it ended: {_shown(error)}"
