@@ -89,7 +89,7 @@ MUCH_TIME = {
     "set of a list": _global(b"builtins.set") + b"](" + NESTED + b"e\x85R.",
     "frozenset of a tuple": _global(b"builtins.frozenset") + NESTED + b"\x85\x85R.",
     "OrderedDict": _global(b"collections.OrderedDict") + b"](" + NESTED + b"N\x86e\x85R.",
-    "OrderedDict of lists": _global(b"collections.OrderedDict") + b"](](" + NESTED + b"Neae\x85R.",
+    "OrderedDict of lists": _global(b"collections.OrderedDict") + b"](](" + NESTED + b"Nee\x85R.",
     "key": b"}" + NESTED + b"Ns.",
     "keys": b"}(N)" + NESTED + b"Nu.",
     "dict": b"(" + NESTED + b"Nd.",
