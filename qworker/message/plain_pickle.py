@@ -5,7 +5,7 @@ Comes from:  ``spooler/arguments.py``, for jobs of uWSGI's decorators; ``backend
 Goes to:     their values.
 Thread:      any; stateless.
 
-Time and memory are proportional to the length of a pickle. For that they are read by the unpickler in Python,
+Time and memory are limited to a multiple of the length of a pickle. For that the unpickler in Python is used,
 whose operations can be replaced.
 """
 
@@ -25,6 +25,7 @@ from qworker.safe_repr import safe_repr
 CLASSES: Mapping[tuple[str, str], Any] = {
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
+    ("builtins", "bytes"): bytes,
     ("builtins", "complex"): complex,
     ("datetime", "date"): datetime.date,
     ("datetime", "datetime"): datetime.datetime,
@@ -46,11 +47,23 @@ OPERATIONS = frozenset((
 ))
 # fmt: on
 """The allowed operations. Others create objects of other classes, or load them from elsewhere."""
-MAX_KEY = 1000
-"""Maximum number of members, at any depth, of a tuple that is hashed."""
-MAX_REPEATED = 1_000_000
-"""Maximum number of members, at any depth, of a value, where one that occurs again counts again; a longer
-pickle may have as many as it has bytes."""
+_ARGUMENTS: Mapping[Any, Collection[tuple[type, ...]]] = {
+    set: [(), (list,)],
+    frozenset: [(), (list,)],
+    dict: [(), (list,)],
+    complex: [(float, float)],
+    bytes: [()],
+    bytearray: [(), (bytes,), (str, str)],
+    datetime.date: [(bytes,)],
+    datetime.datetime: [(bytes,), (bytes, datetime.timezone)],
+    datetime.time: [(bytes,), (bytes, datetime.timezone)],
+    datetime.timedelta: [(int, int, int)],
+    datetime.timezone: [(datetime.timedelta,), (datetime.timedelta, str)],
+    decimal.Decimal: [(str,)],
+    UUID: [],
+}
+"""The types of arguments with which pickles create objects of a class. Others take much memory, look for
+codecs, or print what they got."""
 
 
 class RefusedPickle(ValueError):
@@ -74,7 +87,8 @@ class _Unpickler(pickle._Unpickler):
     def __init__(self, data: bytes, classes: Mapping[tuple[str, str], Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._classes = classes
-        self._room = 1000 + 2 * len(data)
+        self._room = 3_000_000 + 100 * len(data)
+        """How many more members may be hashed, copied or returned."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = "builtins" if module_name == "__builtin__" else module_name, global_name
@@ -85,13 +99,21 @@ class _Unpickler(pickle._Unpickler):
 
     def call(self) -> None:
         function, arguments = self.stack[-2:]
-        # Each call may copy its arguments, which the pickle need not repeat.
-        self._room -= sum(len(each) for each in arguments if isinstance(each, Sized))
-        if self._room < 0 or (function is bytearray and isinstance(arguments[0], int)):
-            raise RefusedPickle("it requests too much memory")
-        for each in arguments if function in (set, frozenset, dict) else ():
-            _check_keys((key for pair in each for key in pair[:1]) if function is dict else each)
-        self.stack[-2:] = [function(*arguments)]
+        types = tuple(map(type, arguments))
+        if not callable(function) or types not in _ARGUMENTS.get(function, [types]):
+            raise RefusedPickle(f"it calls {safe_repr(function, 100)} in another way")
+        if function is bytearray and types == (str, str):  # by protocol 2, in latin-1
+            arguments = (arguments[0].encode("latin1"),)
+        self.charge(len(arguments))
+        for each in arguments:  # which may be copied, and occur again
+            self.charge(20 * len(each) if isinstance(each, Sized) else 1)
+        if function in (set, frozenset, dict):
+            for each in arguments:
+                self.hashes([key for pair in each for key in pair[:1]] if function is dict else each)
+        value = function(*arguments)
+        if isinstance(value, datetime.date | datetime.time):
+            value.replace()  # checks the fields
+        self.stack[-2:] = [value]
 
     def create(self) -> None:
         cls, arguments = self.stack[-2:]
@@ -101,8 +123,8 @@ class _Unpickler(pickle._Unpickler):
 
     def build(self) -> None:
         created, state = self.stack[-2:]
-        if type(created) is not UUID:
-            raise RefusedPickle("it sets the attributes of an object that is no UUID")
+        if type(created) is not UUID or created.int:
+            raise RefusedPickle("it sets the attributes of an object that is no new UUID")
         object.__setattr__(created, "int", UUID(int=operator.index(state["int"])).int)
         self.stack.pop()
 
@@ -110,12 +132,41 @@ class _Unpickler(pickle._Unpickler):
         _PLAIN[pickle.BINBYTES8[0]](self)
         self.stack[-1] = bytearray(self.stack[-1])
 
+    def charge(self, members: int) -> None:
+        self._room -= members
+        if self._room < 0:
+            raise RefusedPickle("it repeats its parts too often")
+
+    def hashes(self, keys: Iterable[Any]) -> None:
+        """Charge for hashing and comparing *keys*."""
+        for key in keys:
+            if type(key) is not str:
+                self.weigh(key, (tuple, frozenset))
+
+    def weigh(self, value: Any, containers: tuple[type[Collection[Any]], ...]) -> None:
+        """Charge for the members of *value*, at any depth within *containers*, and again for each that occurs
+        again. Refuse classes and functions."""
+        waiting = [value]
+        while waiting:
+            member = waiting.pop()
+            if isinstance(member, containers):
+                self.charge(len(member))
+                waiting.extend(member)
+                if isinstance(member, dict):
+                    waiting.extend(member.values())
+            elif isinstance(member, str | bytes | bytearray):
+                self.charge(len(member) // 16)
+            elif isinstance(member, int):
+                self.charge(member.bit_length() // 1000)
+            elif callable(member):
+                raise RefusedPickle(f"it contains {safe_repr(member, 100)}")
+
 
 def _checked(operation: bytes, keys: slice) -> Callable[[_Unpickler], None]:
     """Return *operation*, which will hash *keys* of the stack."""
 
     def run(unpickler: _Unpickler) -> None:
-        _check_keys(unpickler.stack[keys])
+        unpickler.hashes(unpickler.stack[keys])
         _PLAIN[operation[0]](unpickler)
 
     return run
@@ -142,30 +193,7 @@ def load_plain(data: bytes, classes: Mapping[tuple[str, str], Any] = CLASSES) ->
 
     Raises RefusedPickle for other contents, and any exception for damaged data.
     """
-    value = _Unpickler(data, classes).load()
-    _check(value, max(MAX_REPEATED, len(data)), (list, tuple, set, frozenset, dict))
+    unpickler = _Unpickler(data, classes)
+    value = unpickler.load()
+    unpickler.weigh(value, (list, tuple, set, frozenset, dict))
     return value
-
-
-def _check_keys(keys: Iterable[Any]) -> None:
-    """Raise RefusedPickle if hashing one of *keys* could take long."""
-    for key in keys:
-        if type(key) is tuple:
-            _check(key, MAX_KEY, (tuple,))
-
-
-def _check(value: Any, most: int, containers: tuple[type[Collection[Any]], ...]) -> None:
-    """Raise RefusedPickle if *value* has more than *most* members at any depth within *containers*, counting
-    again those that occur again, or a member that is a class or function."""
-    waiting = [value]
-    while waiting:
-        member = waiting.pop()
-        if isinstance(member, containers):
-            most -= len(member)
-            if most < 0:
-                raise RefusedPickle("it repeats its parts too often")
-            waiting.extend(member)
-            if isinstance(member, dict):
-                waiting.extend(member.values())
-        elif callable(member):
-            raise RefusedPickle(f"it contains {safe_repr(member, 100)}")

@@ -37,7 +37,7 @@ from qworker.errors import DamagedResult, EncodeError
 from qworker.interrupts import reraise_interrupt
 from qworker.message import plain_pickle
 from qworker.message.plain_pickle import CLASSES, RefusedPickle
-from qworker.safe_repr import storable
+from qworker.safe_repr import safe_repr, storable
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
 from qworker.transports.sql.link import detach_socket
@@ -206,7 +206,7 @@ def _described(name: str, arguments: tuple[Any, ...]) -> Any:
         return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
     if name == "AsyncResult":
         return [[arguments[0], arguments[4] if len(arguments) > 4 else None], None]
-    raise RefusedPickle(f"it holds a {name}")
+    raise RefusedPickle(f"it holds a {safe_repr(name, 100)}")
 
 
 def _no_backend(*arguments: Any) -> None:
@@ -240,7 +240,7 @@ def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
     except Exception as error:  # noqa: BLE001 - damaged pickles may raise anything
         raise DamagedResult(
             f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
-            f"{error}. Read it with that Celery, or delete the row",
+            f"{str(error)[:200]}. Read it with that Celery, or delete the row",
             task_id,
         ) from None
 
