@@ -1062,18 +1062,22 @@ LARGE = ("large", "SUCCESS", b"0" * PORTION_BYTES, None)
 
 
 class ScriptedStore(MemoryStore):
-    """Raises the next of *errors* for each settle(), confirm() and extend(), after doing it if *does*; None
-    is no error."""
+    """Raises the next of *errors* of a call; None is no error. settle() does it before if *does*."""
 
     def __init__(self, clock: FakeClock, **options: Any) -> None:
         super().__init__(clock, **options)
-        self.errors: dict[str, list[Exception | None]] = {
-            "settle": [],
-            "confirm": [],
-            "extend": [],
-            "wait": [],
-        }
-        self.does = False
+        calls = ("settle", "confirm", "extend", "wait", "push", "settled_before")
+        self.errors: dict[str, list[Exception | None]] = {call: [] for call in calls}
+        self.does = self.fetches_first = False
+
+    @property
+    def prefetched(self) -> bool:
+        return self.fetches_first
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        if (error := self._next("push")) is not None:
+            raise error
+        super().push(envelopes, timeout)
 
     def _next(self, call: str) -> Exception | None:
         return self.errors[call].pop(0) if self.errors[call] else None
@@ -1102,6 +1106,8 @@ class ScriptedStore(MemoryStore):
         return super().wait(timeout, prefetch)
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        if (error := self._next("settled_before")) is not None:
+            raise error
         return () if self.does else super().settled_before(tags)
 
 
@@ -1172,13 +1178,11 @@ def test_redelivery_proves_that_an_early_ack_had_no_effect() -> None:
     rig.listener.step(rig.clock.monotonic())
     lose_lease(rig)  # but nobody takes the message
     store.errors["settle"] = [RowsLocked("locked")] * 9
-    type(store).prefetched = True  # it is fetched before anything is settled
-    try:
-        for _ in range(4):
-            rig.clock.advance(1)
-            rig.listener.step(rig.clock.monotonic())
-    finally:
-        del type(store).prefetched
+    store.fetches_first = True
+    for _ in range(4):
+        rig.clock.advance(1)
+        rig.listener.step(rig.clock.monotonic())
+    store.fetches_first = False
     assert request.generation == rig.lease.generation
     other = lose_lease(rig)
     assert len(other.consumer.lease(["celery"], 1).messages) == 1
@@ -1233,7 +1237,7 @@ def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
         rig.post(late, Ack(late.tag))
         rig.mailbox.post_many([order])
         rig.listener.step(rig.clock.monotonic())
-        store.settled_before = lambda tags: (_ for _ in ()).throw(LeaseLost("lost"))
+        store.errors["settled_before"] = [LeaseLost("lost")]
     else:
         store.errors["extend"] = [LeaseLost("lost")] * 9
         rig.mailbox.post_many([order, SettlementOrder(late, None, resend=True)])
@@ -1280,7 +1284,8 @@ def test_acked_task_without_a_result_to_store_is_not_left() -> None:
 
 def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
     """They end as failures, and are not kept."""
-    rig = ListenerRig(worker_ack_flush_seconds=0)
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
     for number in range(3):
         rig.push(1, "once", id=str(number))
         rig.run_until_idle()
@@ -1289,16 +1294,11 @@ def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
         rig.step()
         assert rig.early.take() == [request]
         rig.mailbox.post_many([SettlementOrder(request, None, resend=True)])
-        real, rig.store.push = rig.store.push, _unavailable  # type: ignore[method-assign]
+        store.errors["push"] = [BrokerUnavailable("no answer")]
         rig.pass_time(6)
-        rig.store.push = real  # type: ignore[method-assign]
     assert {row[1] for row in rig.store.results.values()} == {"FAILURE"}
     assert len(rig.store.results) == 3
     assert rig.listener.left() == {}
-
-
-def _unavailable(*arguments: Any, **options: Any) -> None:
-    raise BrokerUnavailable("it is away")
 
 
 def test_early_acked_request_survives_a_lost_lease() -> None:
