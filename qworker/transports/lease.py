@@ -369,7 +369,7 @@ class Consumer(ABC):
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
         seconds have passed (then return False). The same event may be reported twice. Raises
-        BrokerUnavailable when the server does not answer.
+        BrokerUnavailable when the server does not answer, and LeaseLost when that has cost the lease.
 
         prefetch: how many messages may be taken as soon as they arrive, if that saves a round trip; lease()
         returns them. 0: none; messages that were already requested go back. NO_ROOM: none, and messages need

@@ -162,7 +162,8 @@ def _leads_back(source: Broker, target: Broker) -> bool:
     for _ in range(HEARD_TRIES):
         if any(revocation.task_id == id for revocation in receiving.consumer.revoked_since(0)[1]):
             return True
-        source.consumer.wait(HEARD_SECONDS)
+        with suppress(LeaseLost):  # the next claim will raise it
+            source.consumer.wait(HEARD_SECONDS)
     return False
 
 
@@ -198,7 +199,8 @@ def _batches(
         elif monotonic() - last > _timeout(source, names, lease_seconds, worked_on):
             return
         else:
-            source.consumer.wait(0.1)
+            with suppress(LeaseLost):  # the next claim will raise it
+                source.consumer.wait(0.1)
 
 
 def _acknowledge(source: Broker, generation: int, messages: Sequence[Leased]) -> int:

@@ -133,6 +133,17 @@ def test_acked_messages_are_not_run_again_after_reconnecting(open_: Open, proxy:
     assert sorted(redelivered_ids(reopened)) == sorted(ids(held[5:])), "the server knows the acks by now"
 
 
+def test_waiting_reports_a_lost_connection(open_: Open, proxy: Proxy) -> None:
+    """Before anything is sent, which would be in doubt."""
+    store = open_(proxy)
+    store.consumer.register("w", ["q"], 1)
+    proxy.cut()
+    with pytest.raises(LeaseLost):
+        until(lambda: store.consumer.wait(0.1) and None)
+    with pytest.raises(LeaseLost):
+        store.consumer.wait(0.1)
+
+
 def test_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
     store = open_(proxy)
     store.consumer.register("w", ["q"], 1)

@@ -129,6 +129,18 @@ def test_results_are_stored_with_the_ack(place: RedisPlace) -> None:
 # -- broken connections --
 
 
+def test_results_are_stored_without_a_registration(place: RedisPlace, open_: Callable[..., Any]) -> None:
+    """As when registering again has failed, and the worker stops."""
+    store = open_()
+    generation = store.consumer.register("w@h", ["q"], 1)
+    store.consumer.deregister()
+    row = ("task-1", "SUCCESS", b"{}", None)
+    assert store.consumer.settle(generation, [Store(row)]) == set()
+    assert place.result("task-1") == ("SUCCESS", b"{}")
+    with pytest.raises(LeaseLost):
+        store.consumer.settle(generation, [Ack(1)])
+
+
 def test_consumer_reconnects(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, publisher = open_(options={"client_name": f"{place.prefix}w"}), open_()
     own = store.consumer.register("w", ["q"], 1)

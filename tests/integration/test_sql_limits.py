@@ -391,6 +391,29 @@ def test_own_former_session_is_ended(place: SQLPlace) -> None:
             consumer._handle.run(freeze)
 
 
+def test_settling_is_reported_although_the_row_of_the_worker_is_locked(place: SQLPlace) -> None:
+    with closing(SQLBroker(place.url, lease_seconds=2.0)) as broker, closing(SQLBroker(place.url)) as other:
+        broker.sender.push([message("one")])
+        consumer: Any = broker.consumer
+        generation = consumer.register("w@h", ["q"], 1)
+        (leased,) = consumer.lease(["q"], 1).messages
+        consumer._files.copy_running(lambda tags: None)
+        consumer._files._copied = b"others"  # a child has begun another task since
+        consumer._copy_at = 0.0
+
+        def lock(link: Link) -> None:
+            with link.transaction():
+                link.ask("SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE", (generation,))
+                try:
+                    lost = consumer.settle(generation, [Ack(leased.tag)])
+                except RowsLocked:  # settling needs the row, too
+                    assert place.count() == 1
+                else:
+                    assert (lost, place.count()) == (set(), 0)
+
+        other.consumer._handle.run(lock)
+
+
 def test_sessions_of_nobody_else_are_ended(place: SQLPlace) -> None:
     with closing(SQLBroker(place.url)) as broker, closing(SQLBroker(place.url)) as other:
         consumer: Any = broker.consumer

@@ -40,6 +40,7 @@ from qworker.transports.lease import (
     DeadLetter,
     Envelope,
     Leased,
+    Reclaimed,
     Release,
     Revocation,
     RowsLocked,
@@ -1066,7 +1067,7 @@ class ScriptedStore(MemoryStore):
 
     def __init__(self, clock: FakeClock, **options: Any) -> None:
         super().__init__(clock, **options)
-        calls = ("settle", "confirm", "extend", "wait", "push", "settled_before")
+        calls = ("settle", "confirm", "extend", "wait", "push", "settled_before", "register")
         self.errors: dict[str, list[Exception | None]] = {call: [] for call in calls}
         self.does = self.fetches_first = False
 
@@ -1213,10 +1214,8 @@ def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> N
         rig.listener.stop(rig.clock.monotonic())
         rig.listener.closed()
     left = rig.listener.left()
-    if isinstance(error, LeaseLost):
-        assert (left, store.results["doubtful"][1]) == ({}, "FAILURE")
-    else:
-        assert left[DOUBTFUL] == ["doubtful"]
+    assert left[DOUBTFUL] == ["doubtful"]
+    assert ("doubtful" in store.results) == isinstance(error, LeaseLost)
 
 
 @pytest.mark.parametrize("lost_by", ["extend", "settled_before"])
@@ -1249,18 +1248,78 @@ def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
     assert (rig.state.totals["finished"], request.key in rig.state.requests) == (1, False)
 
 
-def test_results_that_cannot_be_stored_at_the_end_are_reported() -> None:
+@pytest.mark.parametrize("seconds", [0, 100])
+@pytest.mark.parametrize("error", [BrokerUnavailable("no answer"), RowsLocked("locked")])
+def test_results_that_cannot_be_stored_at_the_end_are_reported(error: Exception, seconds: float) -> None:
+    """If there is no time to try again. One that was stored is not reported."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    requests = acked, request = early_acked(rig, 2)
+    rig.early.ask(requests, 0.0)
+    rig.step()
+    assert rig.early.take() == requests
+    large = SettlementOrder(acked, Store(("large", *LARGE[1:])))
+    rig.mailbox.post_many([large, SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))])
+    store.errors["settle"] = [LeaseLost("lost"), None, error]
+    rig.listener.quiet()
+    rig.listener.stop(rig.clock.monotonic() + seconds)
+    rig.listener.closed()
+    assert rig.listener.left() == ({} if seconds else {UNSTORED: ["once"]})
+    assert set(store.results) == ({"large", "once"} if seconds else {"large"})
+
+
+def test_results_that_need_a_lease_are_reported_at_the_end() -> None:
     rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
     store: Any = rig.store
     (request,) = early_acked(rig, 1)
     rig.early.ask([request], 0.0)
     rig.step()
     assert rig.early.take() == [request]
-    store.errors["settle"] = [LeaseLost("lost"), BrokerUnavailable("no answer")]
+    store.errors["settle"] = [LeaseLost("lost")] * 2
     rig.mailbox.post_many([SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))])
     rig.listener.quiet()
+    rig.listener.stop(rig.clock.monotonic() + 100)
     rig.listener.closed()
-    assert rig.listener.left() == {UNSTORED: ["once"]}
+    assert (rig.listener.left(), store.results) == ({UNSTORED: ["once"]}, {})
+
+
+def test_acked_task_that_cannot_be_sent_again_at_the_end_fails() -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    rig.early.ask([request], 0.0)
+    rig.step()
+    store.errors |= {"extend": [LeaseLost("lost")], "push": [BrokerUnavailable("no answer")]}
+    rig.listener.quiet()
+    rig.listener.closed()
+    assert rig.listener.left() == {LOST: ["once"]}
+    assert store.results["once"][1] == "FAILURE"
+
+
+def test_worker_that_cannot_register_again_does_nothing_else() -> None:
+    class UnregisteredStore(ScriptedStore):
+        calls: ClassVar[list[str]] = []
+
+        def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+            self.calls.append("register")
+            if (error := self._next("register")) is not None:
+                raise error
+            return super().register(name, queues, concurrency)
+
+        def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+            self.calls.append("reclaim")
+            return super().reclaim(silent)
+
+    rig = ListenerRig(store=UnregisteredStore)
+    store: Any = rig.store
+    store.errors |= {"extend": [LeaseLost("lost")], "register": [RowsLocked("locked")] * 4}
+    rig.clock.advance(6)
+    rig.step()
+    store.calls.clear()
+    for _ in range(3):
+        rig.clock.advance(6)
+        rig.step()
+    assert store.calls == ["register"] * 3
 
 
 def test_acked_task_without_a_result_to_store_is_not_left() -> None:
@@ -1299,6 +1358,60 @@ def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
     assert {row[1] for row in rig.store.results.values()} == {"FAILURE"}
     assert len(rig.store.results) == 3
     assert rig.listener.left() == {}
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 9])
+def test_refused_early_ack_does_not_start_the_task(refusals: int) -> None:
+    """The broker keeps the message, and would deliver it again."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    store.errors["settle"] = [ValueError("refused")] * refusals
+    rig.early.ask([request], 0.0)
+    rig.pass_time(6)
+    assert (rig.early.take(), rig.state.requests, len(rig.early)) == ([], {}, 0)
+    assert (store.messages, store.results) == (1, {})
+    rig.pass_time(60)
+    assert [one.id for one in rig.state.requests.values()] == (["once"] if refusals == 1 else [])
+
+
+@pytest.mark.parametrize("call", ["wait", "settle", "extend"])
+def test_locked_row_of_the_worker_does_not_stop_its_housekeeping(call: str) -> None:
+    """Only that may end the session that has locked it."""
+
+    class HeldStore(ScriptedStore):
+        def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+            self.errors = {each: [] for each in self.errors}
+            return super().reclaim(silent)
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=HeldStore)
+    store: Any = rig.store
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    store.errors |= {"extend": [RowsLocked("locked")] * 999, call: [RowsLocked("locked")] * 999}
+    rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
+    for _ in range(60):
+        rig.step()
+        rig.clock.advance(1)
+    assert store.errors["extend"] == []
+    assert "late" in store.results
+
+
+def test_lease_is_kept_while_settling_fails() -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    store.errors["settle"] = [BrokerUnavailable("no answer")] * 40
+    rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
+    for _ in range(40):
+        rig.clock.advance(1)
+        rig.step()
+    assert rig.lease.current()
+    rig.run_until_idle()
+    assert "late" in store.results
 
 
 def test_early_acked_request_survives_a_lost_lease() -> None:

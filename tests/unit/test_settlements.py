@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
@@ -247,6 +247,21 @@ def test_acks_of_an_earlier_lease_are_not_unanswered() -> None:
         setup.settlements.confirm()
     setup.store.confirm_fails = False
     assert setup.carry_out(Ack(tag), early=[tag]) == {tag}
+
+
+def test_broker_is_asked_about_all_late_settlements() -> None:
+    """It remembers them until then."""
+
+    class Asked(Picky):
+        asked: ClassVar[list[int]] = []
+
+        def in_doubt(self, tags: Collection[int]) -> Collection[int]:
+            self.asked.extend(tags)
+            return ()
+
+    setup = Setup(kind=Asked)
+    assert setup.carry_out(Ack(7), Release(8)) == {7, 8}
+    assert sorted(Asked.asked) == [7, 8]
 
 
 def test_reclaimed_consumer_gets_lease_lost() -> None:

@@ -8,14 +8,13 @@ Thread:      listener, except ``len`` and where noted.
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
 from qworker.clock import Clock
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.receiving.settlements import ABSENT, Settlements
+from qworker.components.receiving.settlements import Settlements
 from qworker.components.request import Request
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.components.waiting.inventory import DOUBT_SECONDS, NO_GENERATION, Doubts
@@ -281,7 +280,7 @@ class AckBuffer:
         logged and reported by left(). put_back: gives back requests that must not start; called before each
         attempt, because an early ack may have been confirmed in the last one."""
         self.quiet()
-        locked = False
+        locked, lost = False, None
         for failures in count():
             self._doubtful += self.doubts.undecided()  # their failure can perhaps not be stored
             put_back()
@@ -289,13 +288,17 @@ class AckBuffer:
             if not self._orders:
                 return
             try:
+                if lost is not None:
+                    self._flush_without_lease(lost)
+                    continue
                 if locked:
-                    with suppress(LeaseLost):  # the results of acked tasks can be stored all the same
-                        self._consumer.extend()
+                    self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:
-                self._end_without_lease(error, put_back)
-                return
+                if lost is not None:  # this broker needs one for results, too
+                    self._give_up_all(error)
+                    return
+                lost = error
             except (BrokerUnavailable, ConfigurationError) as error:
                 locked = isinstance(error, RowsLocked)
                 if failures == 0:
@@ -309,25 +312,27 @@ class AckBuffer:
                 while (now := self._clock.monotonic()) < min(retry_at, until()):
                     self._clock.sleep(min(0.1, retry_at - now))
                 if now >= until():
-                    orders, self._orders = self._orders, []
-                    self._give_up(orders, error)
+                    self._give_up_all(error)
                     return
 
-    def _end_without_lease(self, error: LeaseLost, put_back: Callable[[], None]) -> None:
-        """Other workers have the held messages now. No worker has the results, and the messages that were
-        acked before their run."""
-        put_back()  # those in doubt since the last attempt
-        self.collect(self._clock.monotonic())
-        orders, self._orders = self._orders, [order for order in self._orders if order.resend]
-        stores = {id(order): order.settlement for order in orders if isinstance(order.settlement, Store)}
-        self._give_up([order for order in orders if id(order) not in stores and not order.resend], error)
-        results = [order for order in orders if id(order) in stores]
-        try:
-            self._settlements.store(list(stores.values()))
-            self._settled(results, set(), NO_GENERATION)
-        except ABSENT as problem:
-            self._give_up(results, problem)
+    def _flush_without_lease(self, error: LeaseLost) -> None:
+        """Send what needs no lease, and give up the rest: other workers have the held messages now, but not
+        the results, and not the messages that were acked before their run."""
+        orders = self._orders
+        results = [order for order in orders if isinstance(order.settlement, Store)]
+        self._orders = [order for order in orders if order.resend]
+        kept = {id(order) for order in (*results, *self._orders)}
+        self._give_up([order for order in orders if id(order) not in kept], error)
         self._resend()
+        self._orders = results
+        stores = [order.settlement for order in results if isinstance(order.settlement, Store)]
+        for stored in self._settlements.store(stores):
+            self._settled(self._orders[:stored], set(), NO_GENERATION)
+            self._orders = self._orders[stored:]
+
+    def _give_up_all(self, error: Exception) -> None:
+        orders, self._orders = self._orders, []
+        self._give_up(orders, error)
 
     def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
         self._given_up.extend(orders)

@@ -226,7 +226,7 @@ class Listener(ThreadComponent):
     def step(self, now: float) -> float | None:
         try:
             try:
-                rest = self._turn(now)
+                rest = self._turn_unlocked(now)
             except LeaseLost as error:
                 self._lost_lease(error)
                 rest = 0.0
@@ -234,8 +234,6 @@ class Listener(ThreadComponent):
             if isinstance(error, ConfigurationError) and not self._lease.generation:
                 raise  # at the first registration: waiting cannot fix it
             self._news = True
-            if isinstance(error, RowsLocked):
-                self._housekeeping.answered(now)
             return self.connection.failed(error)
         self.connection.answered(now)
         self._housekeeping.answered(now)
@@ -269,6 +267,22 @@ class Listener(ThreadComponent):
         if self._workers is not None:
             self._workers.consumer.present(self._presence.text())
 
+    def _turn_unlocked(self, now: float) -> float | None:
+        """Do a turn. If it meets rows that another worker has locked, do what cannot wait: reclaiming ends
+        the other's session, if it is frozen."""
+        try:
+            return self._turn(now)
+        except RowsLocked:
+            now = self.clock.monotonic()
+            self._housekeeping.answered(now)
+            if self._lease.is_registered:
+                with suppress(BrokerUnavailable, ConfigurationError):
+                    if now >= self._housekeeping.due_at:
+                        self._housekeep(now)
+                    if self._revocations.pending:
+                        self._revocations.read()
+            raise
+
     def _turn(self, now: float) -> float | None:
         if not self._lease.is_registered:  # the last attempt failed
             self._register()
@@ -285,16 +299,8 @@ class Listener(ThreadComponent):
         self._resolve_doubts(now)
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
-                if self.connection.failing is not None:
-                    # It may fail again, because of rows that a frozen worker has locked: keep the lease, and
-                    # end the other's session.
-                    if now >= self._lease.renew_at:
-                        self._lease.renew(now)
-                    with suppress(BrokerUnavailable, ConfigurationError):  # flushing may work all the same
-                        if now >= self._housekeeping.due_at:
-                            self._housekeep(now)
-                        if self._revocations.pending:
-                            self._revocations.read()
+                if self.connection.failing is not None and now >= self._lease.renew_at:
+                    self._lease.renew(now)  # flushing may fail again, and must not cost the lease
                 self._acks.flush(self._lease.generation)
             elif (
                 not self._revocations.pending

@@ -97,10 +97,11 @@ class Settlements:
             self._on_parts()
         return lost
 
-    def store(self, results: Sequence[Store]) -> None:
-        """Store *results* without a lease. Raises ABSENT."""
+    def store(self, results: Sequence[Store]) -> Iterator[int]:
+        """Store *results* without a lease. Yields the number of results of each step. Raises ABSENT."""
         for portion in _portions(results):
             self._settle(portion)
+            yield len(portion)
 
     def confirm(self) -> None:
         """Return once the settlements are confirmed, like Consumer.confirm(). If it raises, the early acks
@@ -143,24 +144,26 @@ class Settlements:
             lost = self._settle_otherwise(settlements[0], error)
         self._settled.update(each.tag for each in settlements if not isinstance(each, Store))
         self._lost |= lost
-        if refused := {each for each in new if each[1] in lost}:
-            carried_out = self._consumer.in_doubt([tag for _, tag in refused])
-            self.uncertain -= {each for each in refused if each[1] not in carried_out}
+        if lost:
+            carried_out = self._consumer.in_doubt(lost)
+            self.uncertain -= {each for each in new if each[1] in lost and each[1] not in carried_out}
 
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
         why = f"the broker refused how it ended: {_shown(error)}"
         logger.error("%s: %s", _named(settlement), why)
         logger.debug("traceback of this error", exc_info=error)
+        # The broker keeps the message then, so it must not run now.
+        refused = {settlement.tag} if isinstance(settlement, Ack) and settlement.tag in self._early else set()
         for other in self._others(settlement, why):
             try:
-                return self._consumer.settle(self._generation, [other])
+                return refused | self._consumer.settle(self._generation, [other])
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(); try the next replacement
                 logger.debug("%s is refused too: %s", type(other).__name__, _shown(again))
         if not isinstance(settlement, Store):
             logger.critical("%s cannot be settled: it is held until this worker ends", _named(settlement))
-        return set()
+        return refused
 
     def _others(self, settlement: Settlement, why: str) -> Iterator[Settlement]:
         """Yield replacements for a refused *settlement*, the best first."""
@@ -172,6 +175,9 @@ class Settlements:
                 yield Store(failure, parts)
             return
         tag = settlement.tag
+        if tag in self._early:
+            yield Release(tag, self._app.clock.now() + LATER_SECONDS)
+            return
         counted = False
         if isinstance(settlement, Ack):
             if failure is not None:

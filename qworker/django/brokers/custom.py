@@ -23,8 +23,8 @@ from qworker.django.transports.packages import envelope_of, text_of
 from qworker.errors import BrokerUnavailable
 from qworker.transports.capabilities import Capability
 from qworker.transports.lease import (
-    Ack,
     Claim,
+    DeadLetter,
     Envelope,
     Kind,
     Leased,
@@ -39,12 +39,19 @@ from qworker.transports.lease import (
 logger = logging.getLogger("django-q")
 
 
+MOST_FAILURES = 5
+"""Attempts to settle a package that are repeated."""
+
+
 class _Taken(NamedTuple):
-    """A taken package: its broker, its tracking id, and its text."""
+    """A taken package: its broker, its tracking id, and its text; whether it was returned, and how many
+    attempts to settle it have failed."""
 
     broker: Broker
     receipt: Any
     text: str
+    is_returned: bool = False
+    failures: int = 0
 
 
 class CustomTransport(SingleObjectBroker):
@@ -73,6 +80,8 @@ class CustomTransport(SingleObjectBroker):
         self._lock = threading.Lock()  # of _publishing
         self._taking: dict[str, Broker] = {}  # the listener's, as all below
         self._taken: dict[int, _Taken] = {}
+        self._settled: set[int] = set()
+        """Tags settled by calls of settle() that failed."""
         self._fetched: list[Leased] = []
         self._queues: tuple[str, ...] = ()
         self._last = 0
@@ -150,19 +159,34 @@ class CustomTransport(SingleObjectBroker):
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         lost: set[int] = set()
+        settled: set[int] = set()
+        failure: Exception | None = None
         for each in settlements:
             if isinstance(each, Store):
                 continue
-            taken = self._taken.pop(each.tag, None)
+            taken = self._taken.get(each.tag)
             if taken is None:
                 lost.add(each.tag)
-            elif isinstance(each, Ack):
-                taken.broker.acknowledge(taken.receipt)
-            elif isinstance(each, Release):
-                taken.broker.enqueue(taken.text)
-                taken.broker.acknowledge(taken.receipt)
-            else:
-                taken.broker.fail(taken.receipt)
+                continue
+            try:
+                if isinstance(each, Release) and not taken.is_returned:
+                    taken.broker.enqueue(taken.text)
+                    taken = taken._replace(is_returned=True)
+                if isinstance(each, DeadLetter):
+                    taken.broker.fail(taken.receipt)
+                else:
+                    taken.broker.acknowledge(taken.receipt)
+            except Exception as error:  # the project's class may raise anything
+                if taken.failures < MOST_FAILURES:
+                    failure = error
+                    self._taken[each.tag] = taken._replace(failures=taken.failures + 1)
+                    continue
+                logger.exception("a package cannot be acknowledged, and may be delivered again")
+            del self._taken[each.tag]
+            settled.add(each.tag)
+        if failure is not None:
+            self._settled |= settled
+            raise BrokerUnavailable(f"{self.url}: {type(failure).__name__}: {failure}") from failure
         return lost
 
     def extend(self) -> None:
@@ -172,7 +196,9 @@ class CustomTransport(SingleObjectBroker):
         return []
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        return ()  # only the class knows the state of a receipt
+        found = self._settled.intersection(tags)
+        self._settled -= found
+        return found
 
     def in_doubt(self, tags: Collection[int]) -> Collection[int]:
         return ()

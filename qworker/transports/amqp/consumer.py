@@ -415,12 +415,10 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             if not inbox.roomy():  # enough messages are waiting to be leased
                 self._wakeup.sleep(left)
                 return False
-            try:
-                came = link.alive and link.read(max(0.0, left), self._wakeup.fileno())
-            except BrokerUnavailable:
-                return True  # the next call will report it
+            with self._held():
+                came = link.read(max(0.0, left), self._wakeup.fileno())
             if not link.alive:
-                return True
+                continue
             if self._wakeup.clear() or (left <= 0 and not came):
                 break
         received, subscription.unreported = subscription.unreported, False

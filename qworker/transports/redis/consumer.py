@@ -235,7 +235,8 @@ class RedisConsumer(LeaseConsumer):
     # -- settling --
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        self._require()
+        if not all(isinstance(each, Store) for each in settlements):
+            self._require()
         held = self._claims.held if generation == self._generation else {}
         arguments, tags, lost = operations(settlements, held, self._clock.now(), self._layout.join_keys)
         if arguments:

@@ -301,15 +301,12 @@ class SQLConsumer(LeaseConsumer):
     # -- settling --
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        def work(link: Link) -> set[int]:
-            lost = settle(link, generation, settlements, self._results, self._clock.now())
-            if generation == self._generation and time.monotonic() >= self._copy_at:
-                self._copy_running(link)
-            return lost
-
-        lost = self._run(work)
+        lost = self._run(lambda link: settle(link, generation, settlements, self._results, self._clock.now()))
         if generation == self._generation:
             self._recent.settled(settlements)
+            if time.monotonic() >= self._copy_at:
+                with suppress(BrokerUnavailable):  # it would look as if nothing were settled
+                    self._run(self._copy_running)
         return lost
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:

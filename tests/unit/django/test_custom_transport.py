@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from qworker.django.brokers.custom import CustomTransport
-from qworker.transports.lease import Admin, Consumer, Sender
+from typing import Any
+
+import pytest
+
+from qworker.django.brokers.custom import MOST_FAILURES, CustomTransport
+from qworker.django.signing import SignedPackage
+from qworker.errors import BrokerUnavailable
+from qworker.transports.lease import Ack, Admin, Consumer, DeadLetter, Release, Sender, Settlement
 from tests.support.promise import FIELDS, not_defined
 
 WITHHELD = {
@@ -26,3 +32,73 @@ def test_interface_is_implemented_or_withheld_by_name() -> None:
     assert not_defined(CustomTransport, [Sender, Consumer, Admin], WITHHELD) == []
     transport = CustomTransport(lambda queue: None, "own")  # type: ignore[arg-type,return-value]
     assert {field for field, parts in FIELDS.items() if parts and not getattr(transport, field)} == {*WITHOUT}
+
+
+class ProjectBroker:
+    """A class of a project whose calls fail *failures* times, before or after they have taken effect."""
+
+    def __init__(self, packages: int, failures: int, after: bool) -> None:
+        text = SignedPackage.dumps({"id": "1", "name": "one", "func": "f", "args": (), "kwargs": {}})
+        self.queued = [text] * packages
+        self.taken: dict[int, str] = {}
+        self.failures, self._after = failures, after
+        self.failed: list[int] = []
+
+    def enqueue(self, text: str) -> None:
+        self.queued.append(text)
+
+    def dequeue(self) -> list[tuple[int, str]]:
+        found = list(enumerate(self.queued, len(self.taken)))
+        self.queued = []
+        self.taken |= dict(found)
+        return found
+
+    def _call(self, receipt: int) -> None:
+        if self.failures and not self._after:
+            self.failures -= 1
+            raise OSError("the connection was reset")
+        self.taken.pop(receipt, None)
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the connection was reset")
+
+    acknowledge = _call
+
+    def fail(self, receipt: int) -> None:
+        self._call(receipt)
+        self.failed.append(receipt)
+
+
+def settled(transport: Any, tags: list[int], settlements: list[Settlement]) -> int:
+    """Settle like the listener; return the number of attempts."""
+    for attempt in range(1, 20):
+        try:
+            lost = transport.settle(1, settlements)
+        except BrokerUnavailable:
+            continue
+        assert lost - set(transport.settled_before(lost)) == set()
+        assert transport.settle(1, settlements) == set(tags)
+        assert transport.settled_before(tags) == set()
+        return attempt
+    raise AssertionError("it is never settled")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_failing_calls_of_the_class_are_repeated(after: bool) -> None:
+    broker = ProjectBroker(3, 2, after)
+    transport: Any = CustomTransport(lambda queue: broker, "own")  # type: ignore[arg-type,return-value]
+    transport.register("w@h", ["q"], 1)
+    tags = [leased.tag for leased in transport.lease(["q"], 3).messages]
+    assert settled(transport, tags, [Ack(tags[0]), Release(tags[1]), DeadLetter(tags[2], "why")]) == 2
+    assert (broker.taken, len(broker.queued), broker.failed) == ({}, 1, [2])
+
+
+def test_package_that_cannot_be_acknowledged_does_not_block_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = ProjectBroker(1, 99, after=False)
+    transport: Any = CustomTransport(lambda queue: broker, "own")  # type: ignore[arg-type,return-value]
+    transport.register("w@h", ["q"], 1)
+    (leased,) = transport.lease(["q"], 1).messages
+    assert settled(transport, [leased.tag], [Ack(leased.tag)]) == MOST_FAILURES + 1
+    assert "may be delivered again" in caplog.text

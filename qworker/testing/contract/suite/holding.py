@@ -21,7 +21,7 @@ from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.place import Assumption, Place, mark
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import DELIVERY_COUNT, RESULTS
-from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Reclaimed, Release, Settlement
+from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Reclaimed, Release, Settlement, Store
 
 ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
 
@@ -81,6 +81,9 @@ def test_consumer_that_stops_renewing_is_reclaimed(open_: Open, place: Place) ->
     # The frozen consumer continues.
     assert frozen.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
     assert place.result("task-1") is None
+    if RESULTS not in frozen.lacks:
+        assert frozen.consumer.settle(old, [Store(ROW)]) == set()
+        assert place.result("task-1") == ("SUCCESS", ROW[2])
     well.sender.push([message("b")])
     with pytest.raises(LeaseLost, match="considered dead"):
         take(frozen)
