@@ -162,8 +162,7 @@ def _leads_back(source: Broker, target: Broker) -> bool:
     for _ in range(HEARD_TRIES):
         if any(revocation.task_id == id for revocation in receiving.consumer.revoked_since(0)[1]):
             return True
-        with suppress(LeaseLost):  # the next claim will raise it
-            source.consumer.wait(HEARD_SECONDS)
+        source.consumer.wait(HEARD_SECONDS)
     return False
 
 
@@ -180,7 +179,12 @@ def _batches(
     name = f"move-{os.getpid()}@{hostname()}"
     worked_on = source.presence is not None and bool(source.presence.admin.workers())
     generation = source.consumer.register(name, names, 0)
-    if _leads_back(source, target):
+    try:
+        leads_back = _leads_back(source, target)
+    except LeaseLost:
+        generation = source.consumer.register(name, names, 0)
+        leads_back = _leads_back(source, target)
+    if leads_back:
         raise _one_place(source, target)
     last = monotonic()
     while True:

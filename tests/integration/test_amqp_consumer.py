@@ -133,13 +133,21 @@ def test_acked_messages_are_not_run_again_after_reconnecting(open_: Open, proxy:
     assert sorted(redelivered_ids(reopened)) == sorted(ids(held[5:])), "the server knows the acks by now"
 
 
-def test_waiting_reports_a_lost_connection(open_: Open, proxy: Proxy) -> None:
-    """Before anything is sent, which would be in doubt."""
+@pytest.mark.parametrize("messages", [0, 4])
+def test_waiting_reports_a_lost_connection(open_: Open, proxy: Proxy, messages: int) -> None:
+    """Before anything is sent, which would be in doubt. messages: they came before, and fill the inbox."""
     store = open_(proxy)
     store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope(str(number)) for number in range(messages)])
+    if messages:
+        receive(store, 1)
+        inbox = store.consumer._subscription.inbox  # type: ignore[union-attr]
+        until(lambda: store.consumer.wait(0.02) or inbox.waiting == messages - 1)
     proxy.cut()
+    time.sleep(0.5)  # until this side knows
+    store.consumer.wake()
     with pytest.raises(LeaseLost):
-        until(lambda: store.consumer.wait(0.1) and None)
+        store.consumer.wait(1.0)
     with pytest.raises(LeaseLost):
         store.consumer.wait(0.1)
 

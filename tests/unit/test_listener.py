@@ -1375,6 +1375,79 @@ def test_refused_early_ack_does_not_start_the_task(refusals: int) -> None:
     assert [one.id for one in rig.state.requests.values()] == (["once"] if refusals == 1 else [])
 
 
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("release", ["answered", "unanswered"])
+def test_early_ack_refused_after_no_answer_does_not_start_the_task(release: str, knows: bool) -> None:
+    """Nor does it fail, if the broker has taken it back. knows: whether the broker knows what was settled."""
+
+    class RefusingStore(ScriptedStore):
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            self.does = isinstance(settlements[0], Release)
+            return super().settle(generation, settlements)
+
+        def settled_before(self, tags: Collection[int]) -> Collection[int]:
+            return tags if knows else ()
+
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=RefusingStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    store.errors["settle"] = [BrokerUnavailable("no answer"), ValueError("refused")]
+    if release == "unanswered":
+        store.errors["settle"].append(BrokerUnavailable("no answer"))
+    rig.early.ask([request], 0.0)
+    for _ in range(4):
+        rig.listener.step(rig.clock.monotonic())
+        rig.clock.advance(1)
+    rig.pass_time(6)
+    assert (rig.early.take(), rig.waiting()) == ([], 1)
+    if release == "answered":
+        assert store.results == {}
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_results_are_stored_while_the_row_of_the_worker_is_locked(failures: int) -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    store.errors |= {call: [RowsLocked("locked")] * 99 for call in ("wait", "extend")}
+    store.errors["settle"] = [BrokerUnavailable("no answer")] * failures
+    rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
+    for _ in range(4):
+        rig.clock.advance(3)
+        rig.step()
+    assert "late" in store.results
+
+
+def test_results_are_stored_at_the_end_while_the_row_of_the_worker_is_locked() -> None:
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (late,) = rig.take()
+    store.errors |= {"settle": [RowsLocked("locked")], "extend": [RowsLocked("locked")] * 999}
+    rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
+    rig.listener.quiet()
+    rig.listener.stop(rig.clock.monotonic() + 10)
+    rig.listener.closed()
+    assert "late" in store.results
+
+
+@pytest.mark.parametrize("call", ["settle", "confirm"])
+def test_early_ack_with_a_wrong_setting_after_it_is_recognised(call: str) -> None:
+    """A new connection found that the tables lack a column, after the ack was carried out."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    store: Any = rig.store
+    (request,) = early_acked(rig, 1)
+    store.errors[call], store.does = [ConfigurationError("wrong", setting="broker_url")], call == "settle"
+    rig.early.ask([request], 0.0)
+    rig.listener.step(rig.clock.monotonic())
+    store.does = False
+    rig.pass_time(2)
+    assert rig.early.take() == [request]
+
+
 @pytest.mark.parametrize("call", ["wait", "settle", "extend"])
 def test_locked_row_of_the_worker_does_not_stop_its_housekeeping(call: str) -> None:
     """Only that may end the session that has locked it."""

@@ -8,6 +8,7 @@ Thread:      listener, except ``len`` and where noted.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -292,7 +293,8 @@ class AckBuffer:
                     self._flush_without_lease(lost)
                     continue
                 if locked:
-                    self._consumer.extend()
+                    with suppress(RowsLocked):
+                        self._consumer.extend()
                 self.flush(generation)
             except LeaseLost as error:
                 if lost is not None:  # this broker needs one for results, too

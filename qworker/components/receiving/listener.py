@@ -247,8 +247,9 @@ class Listener(ThreadComponent):
             prefetch = NO_ROOM if self._quiet else self._window.room() or NO_ROOM
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
-        except (BrokerUnavailable, ConfigurationError, LeaseLost):
-            self._news = self._wait_failed = True  # the next turn meets the same error, and handles it
+        except (BrokerUnavailable, ConfigurationError, LeaseLost) as error:
+            self._news = True  # the next turn meets the same error, and handles it
+            self._wait_failed = self._wait_failed or not isinstance(error, RowsLocked)
             super().wait(0.05)
 
     def wake(self) -> None:
@@ -279,6 +280,7 @@ class Listener(ThreadComponent):
                 with suppress(BrokerUnavailable, ConfigurationError):
                     if now >= self._housekeeping.due_at:
                         self._housekeep(now)
+                with suppress(BrokerUnavailable, ConfigurationError):
                     if self._revocations.pending:
                         self._revocations.read()
             raise
@@ -300,7 +302,8 @@ class Listener(ThreadComponent):
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
                 if self.connection.failing is not None and now >= self._lease.renew_at:
-                    self._lease.renew(now)  # flushing may fail again, and must not cost the lease
+                    with suppress(RowsLocked):  # flushing may fail again, and must not cost the lease
+                        self._lease.renew(now)
                 self._acks.flush(self._lease.generation)
             elif (
                 not self._revocations.pending

@@ -108,7 +108,7 @@ class Settlements:
         have to be carried out again."""
         try:
             self._consumer.confirm()
-        except BrokerUnavailable:
+        except (BrokerUnavailable, ConfigurationError):
             self._unanswered.update(
                 tag for generation, tag in self.uncertain if generation == self._generation
             )
@@ -126,7 +126,7 @@ class Settlements:
         except RowsLocked:  # an answer: nothing is settled
             self.uncertain -= new
             raise
-        except BrokerUnavailable:
+        except (BrokerUnavailable, ConfigurationError):
             self._unanswered.update(each.tag for each in settlements if not isinstance(each, Store))
             raise
         except ABSENT:
@@ -154,9 +154,13 @@ class Settlements:
         logger.debug("traceback of this error", exc_info=error)
         # The broker keeps the message then, so it must not run now.
         refused = {settlement.tag} if isinstance(settlement, Ack) and settlement.tag in self._early else set()
+        self._unanswered -= refused
         for other in self._others(settlement, why):
             try:
-                return refused | self._consumer.settle(self._generation, [other])
+                lost = self._consumer.settle(self._generation, [other])
+                if not lost:  # the broker had it: no earlier attempt was carried out
+                    self.uncertain -= {(self._generation, tag) for tag in refused}
+                return refused | lost
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(); try the next replacement

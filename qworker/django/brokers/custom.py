@@ -11,7 +11,8 @@ cluster ends, tasks that it returns are enqueued again and acknowledged.
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from django.core.signing import BadSignature
@@ -94,8 +95,17 @@ class CustomTransport(SingleObjectBroker):
     # -- publishing --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        for each in envelopes:
-            self._broker(each.queue).enqueue(text_of(each.body))
+        with self._calls():
+            for each in envelopes:
+                self._broker(each.queue).enqueue(text_of(each.body))
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """Raise BrokerUnavailable for any exception of the project's class."""
+        try:
+            yield
+        except Exception as error:
+            raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
 
     # -- taking --
 
@@ -107,24 +117,27 @@ class CustomTransport(SingleObjectBroker):
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
+        try:
+            while len(self._fetched) < limit and self._take(queues):
+                pass
+        except BrokerUnavailable:
+            if not self._fetched:
+                raise
         found, self._fetched = self._fetched, []
-        while len(found) < limit and (more := self._take(queues)):
-            found += more
         return Claim(found)
 
-    def _take(self, queues: Sequence[str]) -> list[Leased]:
-        found = []
+    def _take(self, queues: Sequence[str]) -> bool:
+        """Add packages to those fetched; return whether there were any."""
+        before = len(self._fetched)
         for queue in queues:
             broker = self._taking[queue]
-            try:
-                packages = broker.dequeue() or ()
-            except Exception as error:  # the project's class may raise anything
-                raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
+            with self._calls():
+                packages = list(broker.dequeue() or ())
             for receipt, text in packages:
                 leased = self._leased(queue, broker, receipt, text)
                 if leased is not None:
-                    found.append(leased)
-        return found
+                    self._fetched.append(leased)
+        return len(self._fetched) > before
 
     def _leased(self, queue: str, broker: Broker, receipt: Any, text: Any) -> Leased | None:
         text = text.decode() if isinstance(text, bytes) else str(text)
@@ -133,7 +146,8 @@ class CustomTransport(SingleObjectBroker):
             envelope = envelope_of(text, package, queue)
         except (BadSignature, LookupError, TypeError, ValueError, AttributeError, ImportError) as error:
             logger.error("a package in the queue %s cannot be unpacked, and is discarded: %s", queue, error)
-            broker.fail(receipt)
+            with suppress(BrokerUnavailable), self._calls():
+                broker.fail(receipt)
             return None
         self._last += 1
         self._taken[self._last] = _Taken(broker, receipt, text)
@@ -147,7 +161,7 @@ class CustomTransport(SingleObjectBroker):
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         if prefetch > 0 and not self._fetched:
-            self._fetched = self._take(self._queues)
+            self._take(self._queues)
         if self._fetched:
             return True
         self._woken.wait(min(timeout, conf.poll))
@@ -176,7 +190,7 @@ class CustomTransport(SingleObjectBroker):
                     taken.broker.fail(taken.receipt)
                 else:
                     taken.broker.acknowledge(taken.receipt)
-            except Exception as error:  # the project's class may raise anything
+            except Exception as error:
                 if taken.failures < MOST_FAILURES:
                     failure = error
                     self._taken[each.tag] = taken._replace(failures=taken.failures + 1)
@@ -214,8 +228,14 @@ class CustomTransport(SingleObjectBroker):
 
     def deregister(self) -> None:
         self._fetched = []
-        for tag in list(self._taken):
-            self.settle(1, [Release(tag)])
+        for _ in range(MOST_FAILURES):
+            try:
+                self.settle(1, [Release(tag) for tag in self._taken])
+            except BrokerUnavailable as error:
+                failure = error
+            else:
+                return
+        raise failure
 
     # -- inspecting --
 

@@ -44,8 +44,9 @@ class Taking:
 
     def settle(self, settlement: Ack | DeadLetter | Release) -> None:
         """Carry out *settlement*; do nothing for messages that are not held here."""
-        if self._until.pop(settlement.tag, None) is not None:
+        if settlement.tag in self._until:
             self._consumer.settle(self._generation, [settlement])
+            del self._until[settlement.tag]
 
     def _stand(self) -> None:
         """Renew the registration; release messages held for too long, and those of dead consumers."""

@@ -399,29 +399,23 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
     # -- waiting --
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        subscription = self._subscription
-        if subscription is None:
-            raise LeaseLost("this process holds no leases: register first")
-        link, inbox = subscription.link, subscription.inbox
-        deadline = time.monotonic() + timeout
-        if (
-            inbox.waiting
-            and not subscription.unreported
-            and self._wakeup.sleep(min(timeout, GATHER_SECONDS))[0]
-        ):
-            return False
-        while not subscription.unreported:
-            left = deadline - time.monotonic()
-            if not inbox.roomy():  # enough messages are waiting to be leased
-                self._wakeup.sleep(left)
+        with self._held() as subscription:
+            link, inbox = subscription.link, subscription.inbox
+            deadline = time.monotonic() + timeout
+            rests = inbox.waiting and not subscription.unreported
+            if rests and self._wakeup.sleep(min(timeout, GATHER_SECONDS))[0]:
+                link.check()
                 return False
-            with self._held():
+            while not subscription.unreported:
+                left = deadline - time.monotonic()
+                if not inbox.roomy():  # enough messages are waiting to be leased
+                    self._wakeup.sleep(left)
+                    break
                 came = link.read(max(0.0, left), self._wakeup.fileno())
-            if not link.alive:
-                continue
-            if self._wakeup.clear() or (left <= 0 and not came):
-                break
-        received, subscription.unreported = subscription.unreported, False
+                if self._wakeup.clear() or (left <= 0 and not came) or not link.alive:
+                    break
+            link.check()
+            received, subscription.unreported = subscription.unreported, False
         return received
 
     def wake(self) -> None:

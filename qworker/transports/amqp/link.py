@@ -309,6 +309,16 @@ class Link:
                     return seen
                 seen = True
 
+    def check(self) -> None:
+        """Raise BrokerUnavailable if the connection is lost, without reading."""
+        with self._guarded():
+            if not self.alive:
+                raise ConnectionResetError("the connection was closed")
+            found = select.poll()
+            found.register(self.connection.carrier.sock, getattr(select, "POLLRDHUP", 0))
+            if found.poll(0):
+                raise ConnectionResetError("the connection was closed by the server")
+
     def _readable(self, sock: Any, timeout: float, wakeup: int) -> bool:
         pending = getattr(sock, "pending", None)
         if pending is not None and pending() > 0:

@@ -392,7 +392,8 @@ class MongoConsumer(LeaseConsumer):
             raise
         self._doubtful -= tags
         self._held -= tags
-        self._copy_running()
+        with suppress(BrokerUnavailable):  # it would look as if nothing were settled
+            self._copy_running()
         return lost
 
     # -- now and then --

@@ -60,6 +60,8 @@ from qworker.transports.sql.settle import settle, settle_within
 COPY_SECONDS = 0.05
 """Minimum seconds between copies of the running file, and from the start of a wait() to its copy: by then
 children have started the new messages."""
+COPY_AGAIN_SECONDS = 1.0
+"""Seconds from a copy that failed to the next attempt; it may have waited for a lock."""
 RECLAIMING_SECONDS = 1.0
 """How long rows of a silent consumer may be locked because another one reclaims them."""
 CRASH_SECONDS = 3.0
@@ -228,8 +230,9 @@ class SQLConsumer(LeaseConsumer):
             text = " ".join(map(str, sorted(tags)))
             link.do("UPDATE qworker_owner SET running = %s WHERE id = %s", (text, self._generation))
 
-        self._copy_at = time.monotonic() + COPY_SECONDS
+        self._copy_at = time.monotonic() + COPY_AGAIN_SECONDS
         self._files.copy_running(write)
+        self._copy_at = time.monotonic() + COPY_SECONDS
 
     def _give_back(self) -> None:
         def work(link: Link) -> None:
@@ -305,7 +308,9 @@ class SQLConsumer(LeaseConsumer):
         if generation == self._generation:
             self._recent.settled(settlements)
             if time.monotonic() >= self._copy_at:
-                with suppress(BrokerUnavailable):  # it would look as if nothing were settled
+                with suppress(
+                    BrokerUnavailable, ConfigurationError
+                ):  # it would look as if nothing were settled
                     self._run(self._copy_running)
         return lost
 
@@ -406,7 +411,8 @@ class SQLConsumer(LeaseConsumer):
                 return True
             if now >= copy_at:
                 copy_at = math.inf
-                self._run(self._copy_running)
+                with suppress(BrokerUnavailable):  # which the next call will meet
+                    self._run(self._copy_running)
             if now >= until:
                 return False
             file = self._handle.open().fileno()

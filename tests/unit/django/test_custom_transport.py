@@ -102,3 +102,47 @@ def test_package_that_cannot_be_acknowledged_does_not_block_the_others(
     (leased,) = transport.lease(["q"], 1).messages
     assert settled(transport, [leased.tag], [Ack(leased.tag)]) == MOST_FAILURES + 1
     assert "may be delivered again" in caplog.text
+
+
+def test_packages_of_other_queues_are_kept_when_a_queue_fails() -> None:
+    brokers = {"a": ProjectBroker(1, 0, after=False), "b": ProjectBroker(0, 0, after=False)}
+    transport: Any = CustomTransport(lambda queue: brokers[queue], "own")  # type: ignore[arg-type,return-value]
+    transport.register("w@h", ["a", "b"], 1)
+    brokers["b"].queued = None  # type: ignore[assignment]
+    (leased,) = transport.lease(["a", "b"], 9).messages
+    assert leased.queue == "a"
+    with pytest.raises(BrokerUnavailable):
+        transport.lease(["a", "b"], 9)
+    with pytest.raises(BrokerUnavailable):
+        transport.push([leased._replace(queue="b")])
+
+
+def test_all_packages_are_returned_at_the_end() -> None:
+    broker = ProjectBroker(3, 2, after=False)
+    transport: Any = CustomTransport(lambda queue: broker, "own")  # type: ignore[arg-type,return-value]
+    transport.register("w@h", ["q"], 1)
+    assert len(transport.lease(["q"], 3).messages) == 3
+    transport.deregister()
+    assert (broker.taken, len(broker.queued)) == ({}, 3)
+
+
+def test_undecodable_package_whose_rejection_fails_is_passed_over() -> None:
+    broker = ProjectBroker(1, 1, after=False)
+    broker.queued.insert(0, "damaged")
+    transport: Any = CustomTransport(lambda queue: broker, "own")  # type: ignore[arg-type,return-value]
+    transport.register("w@h", ["q"], 1)
+    assert len(transport.lease(["q"], 3).messages) == 1
+
+
+def test_failing_settlement_is_repeated() -> None:
+    """The caller acknowledges again; the message must not stay leased for ever."""
+    from qworker.django.brokers.taking import Taking
+
+    broker = ProjectBroker(1, 1, after=False)
+    transport: Any = CustomTransport(lambda queue: broker, "own")  # type: ignore[arg-type,return-value]
+    taking = Taking(transport, "q")
+    (leased,) = taking.take()
+    with pytest.raises(BrokerUnavailable):
+        taking.settle(Ack(leased.tag))
+    taking.settle(Ack(leased.tag))
+    assert (broker.taken, taking._until) == ({}, {})
