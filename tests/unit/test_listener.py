@@ -1471,18 +1471,21 @@ def test_locked_row_of_the_worker_does_not_stop_its_housekeeping(call: str) -> N
     assert "late" in store.results
 
 
-def test_lease_is_kept_while_settling_fails() -> None:
+def test_lease_is_kept_and_revocations_are_read_while_settling_fails() -> None:
     rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
     store: Any = rig.store
-    rig.push(1, id="late")
+    rig.push(2, id="late")
     rig.run_until_idle()
-    (late,) = rig.take()
+    late, running = rig.run()
     store.errors["settle"] = [BrokerUnavailable("no answer")] * 40
     rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
-    for _ in range(40):
+    rig.step()
+    store.sender.revoke([running.id], terminate=True, signal="SIGKILL")
+    for _ in range(39):
         rig.clock.advance(1)
         rig.step()
     assert rig.lease.current()
+    assert (running, "SIGKILL") in rig.pool.terminated
     rig.run_until_idle()
     assert "late" in store.results
 

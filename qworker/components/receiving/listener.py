@@ -226,7 +226,7 @@ class Listener(ThreadComponent):
     def step(self, now: float) -> float | None:
         try:
             try:
-                rest = self._turn_unlocked(now)
+                rest = self._turn_or_housekeep(now)
             except LeaseLost as error:
                 self._lost_lease(error)
                 rest = 0.0
@@ -268,15 +268,17 @@ class Listener(ThreadComponent):
         if self._workers is not None:
             self._workers.consumer.present(self._presence.text())
 
-    def _turn_unlocked(self, now: float) -> float | None:
-        """Do a turn. If it meets rows that another worker has locked, do what cannot wait: reclaiming ends
-        the other's session, if it is frozen."""
+    def _turn_or_housekeep(self, now: float) -> float | None:
+        """Do a turn. If it fails again, or meets rows that another worker has locked, do what cannot wait:
+        reclaiming ends the other's session, if it is frozen."""
         try:
             return self._turn(now)
-        except RowsLocked:
+        except (BrokerUnavailable, ConfigurationError) as error:
             now = self.clock.monotonic()
-            self._housekeeping.answered(now)
-            if self._lease.is_registered:
+            locked = isinstance(error, RowsLocked)
+            if locked:
+                self._housekeeping.answered(now)
+            if self._lease.is_registered and (locked or self.connection.failing is not None):
                 with suppress(BrokerUnavailable, ConfigurationError):
                     if now >= self._housekeeping.due_at:
                         self._housekeep(now)

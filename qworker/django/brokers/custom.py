@@ -95,9 +95,8 @@ class CustomTransport(SingleObjectBroker):
     # -- publishing --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        with self._calls():
-            for each in envelopes:
-                self._broker(each.queue).enqueue(text_of(each.body))
+        for each in envelopes:
+            self._broker(each.queue).enqueue(text_of(each.body))
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
@@ -228,14 +227,13 @@ class CustomTransport(SingleObjectBroker):
 
     def deregister(self) -> None:
         self._fetched = []
-        for _ in range(MOST_FAILURES):
-            try:
+        before = math.inf
+        while len(self._taken) < before:
+            before = len(self._taken)
+            with suppress(BrokerUnavailable):
                 self.settle(1, [Release(tag) for tag in self._taken])
-            except BrokerUnavailable as error:
-                failure = error
-            else:
-                return
-        raise failure
+        if self._taken:
+            raise BrokerUnavailable(f"{self.url}: {before} packages could not be returned to their queues")
 
     # -- inspecting --
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.django.conf import conf
-from qworker.errors import LeaseLost
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.naming import node_name
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Release
 
@@ -61,7 +61,13 @@ class Taking:
         now = SYSTEM_CLOCK.monotonic()
         late = [tag for tag, until in self._until.items() if until <= now]
         for tag in late:
-            self.settle(Release(tag, redelivered=True))
+            try:
+                self.settle(Release(tag, redelivered=True))
+            except (BrokerUnavailable, ConfigurationError, LeaseLost):
+                raise
+            except Exception:
+                del self._until[tag]  # it would be refused again
+                raise
         self._consumer.reclaim()
 
     def close(self) -> None:

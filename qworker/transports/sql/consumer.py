@@ -413,6 +413,7 @@ class SQLConsumer(LeaseConsumer):
                 copy_at = math.inf
                 with suppress(BrokerUnavailable):  # which the next call will meet
                     self._run(self._copy_running)
+                now = time.monotonic()
             if now >= until:
                 return False
             file = self._handle.open().fileno()

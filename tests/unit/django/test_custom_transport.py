@@ -113,8 +113,6 @@ def test_packages_of_other_queues_are_kept_when_a_queue_fails() -> None:
     assert leased.queue == "a"
     with pytest.raises(BrokerUnavailable):
         transport.lease(["a", "b"], 9)
-    with pytest.raises(BrokerUnavailable):
-        transport.push([leased._replace(queue="b")])
 
 
 def test_all_packages_are_returned_at_the_end() -> None:
@@ -124,6 +122,11 @@ def test_all_packages_are_returned_at_the_end() -> None:
     assert len(transport.lease(["q"], 3).messages) == 3
     transport.deregister()
     assert (broker.taken, len(broker.queued)) == ({}, 3)
+    assert len(transport.lease(["q"], 3).messages) == 3
+    broker.failures = 99
+    with pytest.raises(BrokerUnavailable, match="3 packages"):
+        transport.deregister()
+    assert broker.failures > 90
 
 
 def test_undecodable_package_whose_rejection_fails_is_passed_over() -> None:
