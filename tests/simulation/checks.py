@@ -31,7 +31,7 @@ from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked, is_by_celery
 from tests.simulation.program import Moment
 from tests.simulation.repeats import HARMLESS, Repeats
-from tests.simulation.run import CALLERS, OF_LISTENERS, ROUNDING, Seen
+from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
 from tests.support.flows import (
     PENDING,
     RUNS,
@@ -146,6 +146,8 @@ def _problems(seen: Seen) -> list[str]:
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
     found += [text for text in seen.odd if text.partition(":")[0] not in forged]
     found += _unrepeated(seen)
+    if not kinds & {"stranger", "poison"}:
+        found += _overdue(seen)
     if all(map(_repeats_nothing, seen.fired)):
         found += seen.record.again
     if seen.left["joins"]:
@@ -175,10 +177,19 @@ def _problems(seen: Seen) -> list[str]:
             f"the log has an error that nothing explains: {text}"
             for text in seen.errors
             if not kinds & {"poison", "stranger"}
+            and OVERDUE not in text
             and not (seen.schedules is not None and text.startswith(OF_ENTRIES))
             and not (seen.case.world.key == "late" and "not signed" in text)
         ]
     return found
+
+
+def _overdue(seen: Seen) -> list[str]:
+    """Return the joins that have waited for members in vain, of calls that have not lost any."""
+    ids = {id for text in seen.errors if OVERDUE in text for id in text.split() if id in seen.record.joins}
+    excused = {asked.name for asked in seen.asked if seen.excuses(asked)}
+    names = {id: seen.record.joins[id] for id in ids}
+    return [f"join {id} of {name} waited in vain" for id, name in names.items() if name not in excused]
 
 
 def _forged(seen: Seen) -> set[str | None]:

@@ -103,6 +103,8 @@ SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
 clock."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program causes."""
+OVERDUE = "not all dependencies have ended in time"
+"""A join that waited for a member until it expired: only a fault explains it."""
 AT_LAST = 3.0
 """Seconds after which a run has ended, without faults and LONG_RUN."""
 ROUNDING = 1e-4
@@ -274,14 +276,15 @@ class Errors(logging.Handler):
         self.kept = kept
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "event", "") in EXPLAINED:
+        text = record.getMessage()
+        event = getattr(record, "event", "")
+        if event in EXPLAINED and not (event == "join-failed" and OVERDUE in text):
             return
         if record.exc_info and isinstance(record.exc_info[1], Killed):
             return  # logged by a dead process
-        text = record.getMessage()
         if record.exc_info:
             text += f" [{record.exc_info[1]!r}]"
-        self.kept.append(f"{getattr(record, 'event', 'no event')}: {text}")
+        self.kept.append(f"{event or 'no event'}: {text}")
 
 
 @contextmanager

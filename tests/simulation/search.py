@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import os
 import re
 import shlex
@@ -18,12 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice, repeat
 from random import SystemRandom
 from typing import Any
 
+from qworker.components.pool.zygote import PR_SET_PDEATHSIG
 from tests.simulation.case import Case
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, Label, labels
@@ -136,6 +138,11 @@ def look(case: Case) -> tuple[Seen, list[str]]:
     return seen, problems(seen)
 
 
+def _die_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def find(drawing: Drawing, seed: int) -> Found:
     """Run the case of *seed*."""
     case = drawing.case(seed)
@@ -237,7 +244,7 @@ class Search:
     def run(self, seeds: Iterator[int], seconds: float) -> None:
         """Run the cases of *seeds* for *seconds*, and shrink those that fail."""
         start = time.monotonic()
-        with ProcessPoolExecutor(self.jobs) as pool:
+        with ProcessPoolExecutor(self.jobs, initializer=_die_with_parent) as pool:
             waiting: dict[Future[Any], int] = {}
             while True:
                 while len(waiting) < 2 * self.jobs and time.monotonic() - start < seconds:

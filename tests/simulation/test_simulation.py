@@ -31,6 +31,7 @@ from kombu.transport.memory import Channel
 from qworker.backends.base import Backend
 from qworker.components import assembly
 from qworker.components import request as requests
+from qworker.components.ending import settler
 from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.ending.result_writer import ResultWriter, _stripped
 from qworker.components.receiving import listener
@@ -479,6 +480,21 @@ def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.Mon
         "f0: the next attempt of 0 has lost the headers {'own'}",
         "f0: 0 lacks the headers {'own'}",
     ]
+
+
+def test_a_join_that_waits_in_vain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails when it expires, before the run is over, which is what callers might expect."""
+    chord = Chord(header=[Call(does="ignore")], body=Call(fails=True))
+    longer = Order(numbered(Call()), at=70.0)
+    case = Case(World(acks_late=False, result_expires=60.0), (Order(numbered(chord)), longer))
+    assert problems(run(case)) == []
+    make = settler._order
+
+    def order(request: Any, end: Any) -> Any:
+        return make(request, end._replace(parts=()) if request.acked else end)
+
+    monkeypatch.setattr(settler, "_order", order)
+    assert any(re.fullmatch("join .* of f0 waited in vain", text) for text in problems(run(case)))
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("jump", "worker0", seconds=5.0),)])
