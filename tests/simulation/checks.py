@@ -185,9 +185,12 @@ def _problems(seen: Seen) -> list[str]:
 
 
 def _overdue(seen: Seen) -> list[str]:
-    """Return the joins that have waited for members in vain, of calls that have not lost any."""
+    """Return the joins that have waited for members in vain, of calls that have not lost any. A revoked task
+    that has opened a join does not send its members when it is delivered again."""
     ids = {id for text in seen.errors if OVERDUE in text for id in text.split() if id in seen.record.joins}
-    excused = {asked.name for asked in seen.asked if seen.excuses(asked)}
+    excused = {
+        asked.name for asked in seen.asked if seen.excuses(asked) or (asked.revoked and seen.disturbed)
+    }
     names = {id: seen.record.joins[id] for id in ids}
     return [f"join {id} of {name} waited in vain" for id, name in names.items() if name not in excused]
 

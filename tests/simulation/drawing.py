@@ -253,10 +253,13 @@ def graph(random: Random) -> Graph:
             fails=random.random() < 0.1,
             retries=random.choice((0, 0, 0, 1)),
             immutable=random.random() < 0.15,
+            ignored=random.random() < 0.03,
             coroutine=random.random() < 0.1,
             links=[Call()] if random.random() < 0.2 else [],
             errbacks=errbacks(random, 0.3),
         )
+        if random.random() < 0.08:
+            call.does, call.retries = random.choice(DOES), 0
         after = sorted(random.sample(range(1, place + 1), random.randint(0, min(place, 3))))
         nodes.append(Node(call, after, random.random() < 0.15))
     return Graph(nodes)

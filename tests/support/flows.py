@@ -860,14 +860,17 @@ class _Oracle:
             after = frozenset[int]().union(*(ends[other] for other in others))
             failed = next((values[other] for other in others if has_failed(values[other])), None)
             if failed is not None and not node.always:
-                value, ran = failed, after
+                value, ran = Failed("ChordError") if failed == PENDING else failed, after
             else:
                 got = (None if has_failed(values[other]) else values[other] for other in others)
                 args = tuple(got) if others else given
                 value, ran = self.call(Stage(node.call, errbacks=node.call.errbacks), args, after)
             values.append(value)
             ends.append(ran)
-        self.found.value = values
+        waited_for = {other for node, others in flow.waits() if not node.call.immutable for other in others}
+        self.found.refused = any(flow.nodes[place].call.ignored for place in waited_for)
+        nodes = zip(flow.nodes, values, strict=True)
+        self.found.value = [None if node.call.ignored else value for node, value in nodes]
 
     def tell(self, stages: list[Any], place: int) -> None:
         """Call the errbacks of the stage that would have run next: of each call, if there are several."""
