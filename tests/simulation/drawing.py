@@ -192,7 +192,7 @@ def call(random: Random, depth: int = 0) -> Any:
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": EXPIRES}, {"queue": "far"},
     {"compression": "gzip"}, {"shadow": "other"}, {"soft_time_limit": 30.0, "time_limit": 60.0},
-    {"retry": False}, {"argsrepr": "some"},
+    {"retry": False}, {"argsrepr": "some"}, {"kwargsrepr": "some"},
 )  # fmt: skip
 
 

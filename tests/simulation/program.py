@@ -348,6 +348,7 @@ CARRIED: dict[str, Callable[[Any], Any]] = {
     "priority": lambda request: request.delivery_info["priority"] or None,
     "compression": lambda request: request.compression and request.compression.removeprefix("application/x-"),
     "argsrepr": lambda request: request.argsrepr if request.argsrepr == "some" else None,
+    "kwargsrepr": lambda request: request.kwargsrepr if request.kwargsrepr == "some" else None,
     "expires": lambda request: request.expires and EXPIRES,
 }
 """How a request shows the options of its call."""

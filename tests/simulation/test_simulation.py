@@ -81,7 +81,7 @@ from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
 from tests.simulation.nodes import QUEUES
-from tests.simulation.program import EXPIRES, Hooked
+from tests.simulation.program import CARRIED, EXPIRES, Hooked
 from tests.simulation.run import Running, Seen, run
 from tests.simulation.seams import FORGETS, Process
 from tests.simulation.search import Drawing, find, parsed, report, trace
@@ -469,6 +469,11 @@ def test_what_is_rolled_back_is_not_there(stores: str) -> None:
     seen.record.runs["f0"].append((0, 1, 2))
     assert "f0: ran {0: 1} and told {}, though it was rolled back" in problems(seen)
     assert problems(run(replace(case, orders=(Order(flow, how="commit"),)))) == []
+
+
+def test_each_option_that_is_drawn_is_checked() -> None:
+    otherwise = {"headers", "countdown", "queue", "retry"}  # by what happens
+    assert {name for options in drawing.OPTIONS for name in options} == CARRIED.keys() | otherwise
 
 
 def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
