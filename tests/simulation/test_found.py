@@ -1335,6 +1335,17 @@ def test_an_end_that_is_set_while_no_scheduler_runs_applies_to_what_was_missed()
     assert problems(run(Case(World("memory+sqlite", workers=1), faults=(died,), schedules=table))) == []
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("does", ["", "ignore", "reject", "unacked"])
+def test_a_graph_goes_on_after_an_ignored_node(does: str, late: bool) -> None:
+    """The parts of a task that was acknowledged first and has no result could be lost unnoticed; what follows
+    a failed one has a ChordError, because its error is not stored."""
+    for ignored in (False, True):
+        node = Call(does=does, ignored=ignored, fails=does == "unacked")
+        graph = Graph([Node(node), Node(Call(immutable=True), [1]), Node(Call(), [2], always=True)])
+        assert problems(run(case_of(graph, world=World(acks_late=late)))) == []
+
+
 @pytest.mark.parametrize("flow", [Call(links=[Call()]), Call(links=[Chord([Call()], Call())])])
 def test_a_revoked_task_that_had_succeeded_calls_its_callbacks(flow: Call) -> None:
     """Its worker was killed when it had stored the success, and the task was revoked when it came again."""

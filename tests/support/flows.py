@@ -858,9 +858,12 @@ class _Oracle:
         ends: list[frozenset[int]] = []
         for node, others in flow.waits():
             after = frozenset[int]().union(*(ends[other] for other in others))
-            failed = next((values[other] for other in others if has_failed(values[other])), None)
+            failed = next((other for other in others if has_failed(values[other])), None)
             if failed is not None and not node.always:
-                value, ran = Failed("ChordError") if failed == PENDING else failed, after
+                known = (
+                    values[failed] != PENDING and not flow.nodes[failed].call.ignored
+                )  # has a stored error
+                value, ran = values[failed] if known else Failed("ChordError"), after
             else:
                 got = (None if has_failed(values[other]) else values[other] for other in others)
                 args = tuple(got) if others else given
