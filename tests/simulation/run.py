@@ -725,9 +725,10 @@ class Running:
 
     def _abandoned(self) -> set[str]:
         """Return the open joins of which nobody sends the members: a worker that had opened them did not come
-        to that, and its task was revoked when it was delivered again."""
+        to that, and its task was revoked, or that of a schedule had expired, when it was delivered again."""
         record, revoked = self.seen.record, {asked.name for asked in self.seen.asked if asked.revoked}
-        if not revoked or not self.seen.fired:
+        entries = () if self.schedules is None else self.schedules.table.entries
+        if not (revoked or any("expires" in entry.fields for entry in entries)) or not self.seen.fired:
             return set()
         ids = {*self.stores.joins(self.observer.app.backend)} - record.joined
         return {id for id in ids if record.joins.get(id) in {None, *revoked}}

@@ -1335,6 +1335,22 @@ def test_an_end_that_is_set_while_no_scheduler_runs_applies_to_what_was_missed()
     assert problems(run(Case(World("memory+sqlite", workers=1), faults=(died,), schedules=table))) == []
 
 
+def test_an_ignored_call_at_the_end_does_not_show_that_another_has_failed() -> None:
+    """A time limit ended the first; nobody saw it, and the checks thought that all had succeeded."""
+    last = Pipe([Call(), Call(ignored=True)])
+    flow = Chain([Call(), Chord([Call(links=[Call()])], last)])
+    assert problems(run(case_of(flow, faults=(Fault("limit before", "worker", "push"),)))) == []
+
+
+def test_a_scheduled_task_has_expired_when_it_comes_again_after_it_had_opened_a_join() -> None:
+    """Its members could not be sent: the join is left until it expires. The checks expected none."""
+    entry = Entry("e1", ("every", 4.0), "grouped", fields={"expires": 2.0})
+    away = Fault("away", "broker", at=8.001, seconds=10.0)
+    world = World("sqlite+memory", workers=1, key="signed", pauses=0.05, long=0.1)
+    case = Case(world, faults=(away,), schedules=Timetable(beats=1, entries=(entry,), seconds=24.0), seed=1)
+    assert problems(run(case)) == []
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("does", ["", "ignore", "reject", "unacked"])
 def test_a_graph_goes_on_after_an_ignored_node(does: str, late: bool) -> None:
