@@ -215,7 +215,8 @@ def _letters(seen: Seen, asked: Asked, want: Expected) -> tuple[int, int]:
     letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
     parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
     more = sum(part.does == "unacked" and not want.runs[part.number] for part in parts)
-    times = 3 if any(part.does == "dies" for part in parts) else 1  # each of its deliveries may call them
+    dies = any(part.does == "dies" for part in parts)
+    times = (3 if dies else 1) + len(seen.fired)  # each of its deliveries may call them
     return letters, len(asked.results) * times * more
 
 

@@ -1335,6 +1335,12 @@ def test_an_end_that_is_set_while_no_scheduler_runs_applies_to_what_was_missed()
     assert problems(run(Case(World("memory+sqlite", workers=1), faults=(died,), schedules=table))) == []
 
 
+def test_a_call_that_runs_again_sends_another_that_becomes_a_dead_letter() -> None:
+    """Its child was killed when it had called the chord. The checks expected one dead letter."""
+    flow = Call(calls=Chord([Call(fails=True)], Call(does="unacked")))
+    assert problems(run(case_of(flow, faults=(Fault("child after", "worker", "push"),)))) == []
+
+
 def test_an_ignored_call_at_the_end_does_not_show_that_another_has_failed() -> None:
     """A time limit ended the first; nobody saw it, and the checks thought that all had succeeded."""
     last = Pipe([Call(), Call(ignored=True)])
