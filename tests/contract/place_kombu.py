@@ -31,13 +31,15 @@ rewritten with the same values. Consumers read only the queues that they registe
 
 
 class KombuLeasePlace(Place):
-    """kombu's memory transport is global to the process, so the queues are emptied after each test."""
+    """kombu's memory transport is global to the process, so the queues are emptied after each test, and what
+    other tests of this process left there is deleted first."""
 
     lacks = LACKS | {Assumption.LEASE_SECONDS, Assumption.OTHER_PROCESSES}
 
     def __init__(self, directory: Path) -> None:
         self.opened: list[HeldBroker] = []
         self.client = self.open()
+        self.client.admin.purge(DEAD)
 
     def open(self, **options: Any) -> HeldBroker:
         given = {name: value for name, value in options.items() if name == "clock"}

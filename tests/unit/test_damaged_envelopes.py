@@ -235,6 +235,7 @@ def test_message_unreadable_for_kombu_has_no_task(payload: Any) -> None:
     assert store.consumer.settle(generation, [Release(found.tag)]) == set()
     (found,) = store.consumer.lease([queue], 10).messages
     assert store.consumer.settle(generation, [DeadLetter(found.tag, "no message")]) == set()
+    assert store.admin.dead_discard() == 1
     store.close()
 
 
