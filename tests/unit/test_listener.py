@@ -156,6 +156,12 @@ class ListenerRig:
     def post(self, request: Request, settlement: Settlement) -> None:
         self.mailbox.post_many([SettlementOrder(request, settlement)])
 
+    def end(self, seconds: float = 0.0) -> None:
+        """Quiet, stop and close the listener, which may take *seconds* to settle."""
+        self.listener.quiet()
+        self.listener.stop(self.clock.monotonic() + seconds)
+        self.listener.closed()
+
     def waiting(self) -> int:
         """Return how many messages are in the broker, leased or not."""
         return sum(info.ready + info.delayed + info.leased for info in self.store.admin.queues())
@@ -1014,9 +1020,7 @@ def test_early_ack_that_was_not_sent_is_not_in_doubt(
         rig.pass_time(4)
         assert (rig.early.take(), rig.state.requests, set(store.results)) == ([], {}, {ROW[0]})
     else:
-        rig.listener.quiet()
-        rig.listener.stop(rig.clock.monotonic() + 1)
-        rig.listener.closed()
+        rig.end(1)
         assert rig.listener.left() == {}
     assert "WorkerLost" not in str(store.results)
 
@@ -1112,11 +1116,34 @@ class ScriptedStore(MemoryStore):
         return () if self.does else super().settled_before(tags)
 
 
-def early_acked(rig: ListenerRig, count: int) -> list[Request]:
-    """Return requests that are not acked yet, and call for their early acks."""
+def scripted() -> tuple[ListenerRig, Any]:
+    """Return a rig that settles at once, and its ScriptedStore."""
+    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
+    return rig, rig.store
+
+
+def unacked(rig: ListenerRig, count: int) -> list[Request]:
+    """Return requests whose early acks are not asked for yet."""
     rig.push(count, "once", id="once")
     rig.run_until_idle()
     return rig.take()
+
+
+def early_acked(rig: ListenerRig) -> Request:
+    """Return a request that was acked before its run."""
+    (request,) = unacked(rig, 1)
+    rig.early.ask([request], 0.0)
+    rig.step()
+    assert rig.early.take() == [request]
+    return request
+
+
+def acked_late(rig: ListenerRig) -> Request:
+    """Return a request that is acked after its run."""
+    rig.push(1, id="late")
+    rig.run_until_idle()
+    (request,) = rig.take()
+    return request
 
 
 @pytest.mark.parametrize(
@@ -1146,9 +1173,8 @@ def test_early_ack_without_effect_is_not_in_doubt(
     before: list[Any], after: list[Any], errors: dict[str, Any]
 ) -> None:
     """Another worker has the message and runs it: the task must not be reported as lost here."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    rig, store = scripted()
+    (request,) = unacked(rig, 1)
     lost = errors.pop("lost", False)
     other: Any = lose_lease(rig) if lost else None
     store.errors |= errors
@@ -1171,9 +1197,8 @@ def test_early_ack_without_effect_is_not_in_doubt(
 
 
 def test_redelivery_proves_that_an_early_ack_had_no_effect() -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    rig, store = scripted()
+    (request,) = unacked(rig, 1)
     store.errors["settle"] = [BrokerUnavailable("no answer")]
     rig.early.ask([request], 0.0)
     rig.listener.step(rig.clock.monotonic())
@@ -1195,10 +1220,8 @@ def test_redelivery_proves_that_an_early_ack_had_no_effect() -> None:
 @pytest.mark.parametrize("error", [LeaseLost("lost"), BrokerUnavailable("no answer"), None])
 def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> None:
     """Its failure is stored, or the task is named."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (acked,) = early_acked(rig, 1)
-    rig.early.ask([acked], 0.0)
+    rig, store = scripted()
+    rig.early.ask(unacked(rig, 1), 0.0)
     rig.step()
     rig.push(1, "once", id="doubtful")
     rig.run_until_idle()
@@ -1210,9 +1233,7 @@ def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> N
         rig.listener.step(rig.clock.monotonic())
     else:
         store.errors["extend"] = [error] * 9
-        rig.listener.quiet()
-        rig.listener.stop(rig.clock.monotonic())
-        rig.listener.closed()
+        rig.end()
     left = rig.listener.left()
     assert left[DOUBTFUL] == ["doubtful"]
     assert ("doubtful" in store.results) == isinstance(error, LeaseLost)
@@ -1221,15 +1242,9 @@ def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> N
 @pytest.mark.parametrize("lost_by", ["extend", "settled_before"])
 def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
     """And only what is not stored is reported."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
-    rig.early.ask([request], 0.0)
-    rig.step()
-    assert rig.early.take() == [request]
-    rig.push(1, id="late")
-    rig.run_until_idle()
-    (late,) = rig.take()
+    rig, store = scripted()
+    request = early_acked(rig)
+    late = acked_late(rig)
     order = SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))
     if lost_by == "settled_before":
         store.errors["settle"], store.does = [BrokerUnavailable("no answer")], True
@@ -1240,9 +1255,7 @@ def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
     else:
         store.errors["extend"] = [LeaseLost("lost")] * 9
         rig.mailbox.post_many([order, SettlementOrder(late, None, resend=True)])
-    rig.listener.quiet()
-    rig.listener.stop(rig.clock.monotonic() + 100)
-    rig.listener.closed()
+    rig.end(100)
     assert store.results["once"][1] == "SUCCESS"
     assert "once" not in str(rig.listener.left())
     assert (rig.state.totals["finished"], request.key in rig.state.requests) == (1, False)
@@ -1252,41 +1265,31 @@ def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
 @pytest.mark.parametrize("error", [BrokerUnavailable("no answer"), RowsLocked("locked")])
 def test_results_that_cannot_be_stored_at_the_end_are_reported(error: Exception, seconds: float) -> None:
     """If there is no time to try again. One that was stored is not reported."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    requests = acked, request = early_acked(rig, 2)
+    rig, store = scripted()
+    requests = acked, request = unacked(rig, 2)
     rig.early.ask(requests, 0.0)
     rig.step()
     assert rig.early.take() == requests
     large = SettlementOrder(acked, Store(("large", *LARGE[1:])))
     rig.mailbox.post_many([large, SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))])
     store.errors["settle"] = [LeaseLost("lost"), None, error]
-    rig.listener.quiet()
-    rig.listener.stop(rig.clock.monotonic() + seconds)
-    rig.listener.closed()
+    rig.end(seconds)
     assert rig.listener.left() == ({} if seconds else {UNSTORED: ["once"]})
     assert set(store.results) == ({"large", "once"} if seconds else {"large"})
 
 
 def test_results_that_need_a_lease_are_reported_at_the_end() -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
-    rig.early.ask([request], 0.0)
-    rig.step()
-    assert rig.early.take() == [request]
+    rig, store = scripted()
+    request = early_acked(rig)
     store.errors["settle"] = [LeaseLost("lost")] * 2
     rig.mailbox.post_many([SettlementOrder(request, Store(("once", "SUCCESS", b"{}", None)))])
-    rig.listener.quiet()
-    rig.listener.stop(rig.clock.monotonic() + 100)
-    rig.listener.closed()
+    rig.end(100)
     assert (rig.listener.left(), store.results) == ({UNSTORED: ["once"]}, {})
 
 
 def test_acked_task_that_cannot_be_sent_again_at_the_end_fails() -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    rig, store = scripted()
+    (request,) = unacked(rig, 1)
     rig.early.ask([request], 0.0)
     rig.step()
     store.errors |= {"extend": [LeaseLost("lost")], "push": [BrokerUnavailable("no answer")]}
@@ -1324,27 +1327,18 @@ def test_worker_that_cannot_register_again_does_nothing_else() -> None:
 
 def test_acked_task_without_a_result_to_store_is_not_left() -> None:
     """The result was stored before, or is ignored."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
-    rig.early.ask([request], 0.0)
-    rig.step()
-    assert rig.early.take() == [request]
-    rig.push(1, id="late")
-    rig.run_until_idle()
-    (late,) = rig.take()
+    rig, store = scripted()
+    request = early_acked(rig)
+    late = acked_late(rig)
     store.errors["settle"] = [BrokerUnavailable("no answer")] * 9
     rig.mailbox.post_many([SettlementOrder(late, Ack(late.tag)), SettlementOrder(request, None)])
-    rig.listener.quiet()
-    rig.listener.stop(rig.clock.monotonic())
-    rig.listener.closed()
+    rig.end()
     assert rig.listener.left() == {AGAIN: ["late"]}
 
 
 def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
     """They end as failures, and are not kept."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
+    rig, store = scripted()
     for number in range(3):
         rig.push(1, "once", id=str(number))
         rig.run_until_idle()
@@ -1363,9 +1357,8 @@ def test_acked_tasks_that_could_not_be_sent_again_are_not_left() -> None:
 @pytest.mark.parametrize("refusals", [1, 2, 9])
 def test_refused_early_ack_does_not_start_the_task(refusals: int) -> None:
     """The broker keeps the message, and would deliver it again."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    rig, store = scripted()
+    (request,) = unacked(rig, 1)
     store.errors["settle"] = [ValueError("refused")] * refusals
     rig.early.ask([request], 0.0)
     rig.pass_time(6)
@@ -1390,7 +1383,7 @@ def test_early_ack_refused_after_no_answer_does_not_start_the_task(release: str,
 
     rig = ListenerRig(worker_ack_flush_seconds=0, store=RefusingStore)
     store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    (request,) = unacked(rig, 1)
     store.errors["settle"] = [BrokerUnavailable("no answer"), ValueError("refused")]
     if release == "unanswered":
         store.errors["settle"].append(BrokerUnavailable("no answer"))
@@ -1406,11 +1399,8 @@ def test_early_ack_refused_after_no_answer_does_not_start_the_task(release: str,
 
 @pytest.mark.parametrize("failures", [0, 2])
 def test_results_are_stored_while_the_row_of_the_worker_is_locked(failures: int) -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    rig.push(1, id="late")
-    rig.run_until_idle()
-    (late,) = rig.take()
+    rig, store = scripted()
+    late = acked_late(rig)
     store.errors |= {call: [RowsLocked("locked")] * 99 for call in ("wait", "extend")}
     store.errors["settle"] = [BrokerUnavailable("no answer")] * failures
     rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
@@ -1421,25 +1411,19 @@ def test_results_are_stored_while_the_row_of_the_worker_is_locked(failures: int)
 
 
 def test_results_are_stored_at_the_end_while_the_row_of_the_worker_is_locked() -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    rig.push(1, id="late")
-    rig.run_until_idle()
-    (late,) = rig.take()
+    rig, store = scripted()
+    late = acked_late(rig)
     store.errors |= {"settle": [RowsLocked("locked")], "extend": [RowsLocked("locked")] * 999}
     rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
-    rig.listener.quiet()
-    rig.listener.stop(rig.clock.monotonic() + 10)
-    rig.listener.closed()
+    rig.end(10)
     assert "late" in store.results
 
 
 @pytest.mark.parametrize("call", ["settle", "confirm"])
 def test_early_ack_with_a_wrong_setting_after_it_is_recognised(call: str) -> None:
     """A new connection found that the tables lack a column, after the ack was carried out."""
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
-    (request,) = early_acked(rig, 1)
+    rig, store = scripted()
+    (request,) = unacked(rig, 1)
     store.errors[call], store.does = [ConfigurationError("wrong", setting="broker_url")], call == "settle"
     rig.early.ask([request], 0.0)
     rig.listener.step(rig.clock.monotonic())
@@ -1459,9 +1443,7 @@ def test_locked_row_of_the_worker_does_not_stop_its_housekeeping(call: str) -> N
 
     rig = ListenerRig(worker_ack_flush_seconds=0, store=HeldStore)
     store: Any = rig.store
-    rig.push(1, id="late")
-    rig.run_until_idle()
-    (late,) = rig.take()
+    late = acked_late(rig)
     store.errors |= {"extend": [RowsLocked("locked")] * 999, call: [RowsLocked("locked")] * 999}
     rig.post(late, Ack(late.tag, ("late", "SUCCESS", b"{}", None)))
     for _ in range(60):
@@ -1472,8 +1454,7 @@ def test_locked_row_of_the_worker_does_not_stop_its_housekeeping(call: str) -> N
 
 
 def test_lease_is_kept_and_revocations_are_read_while_settling_fails() -> None:
-    rig = ListenerRig(worker_ack_flush_seconds=0, store=ScriptedStore)
-    store: Any = rig.store
+    rig, store = scripted()
     rig.push(2, id="late")
     rig.run_until_idle()
     late, running = rig.run()
