@@ -1588,3 +1588,11 @@ def test_a_chord_may_not_know_its_cause_while_an_operator_has_a_member_run_again
     faults = Fault("retry failed", at=5.0), Fault("kill", "worker0", at=1.2)
     case = Case(World(long=0.1), (Order(flow, at=1.0, ask="native"),), faults, seed=2365520874)
     assert problems(run(case)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_unreadable_messages_become_dead_letters_in_busy_workers(workers: int) -> None:
+    """A worker with early acks sent such a message again, gave it back before its turn came, forgot that it
+    could not be read, and sent it again for ever."""
+    world = World(workers=workers, concurrency=1, acks_late=False, long=1.0)
+    assert problems(run(Case(world, (Order(Call(number=0)),), (Fault("poison", at=1.0),)))) == []

@@ -1239,6 +1239,21 @@ def test_early_ack_in_doubt_at_the_end_is_reported(error: Exception | None) -> N
     assert ("doubtful" in store.results) == isinstance(error, LeaseLost)
 
 
+@pytest.mark.parametrize("end", [Release, DeadLetter])
+def test_unreadable_message_is_acked_late_until_it_is_a_dead_letter(end: Callable[..., Settlement]) -> None:
+    rig, _ = scripted()
+    (request,) = unacked(rig, 1)
+    rig.state.sent_unread(request, rig.clock.monotonic())
+    rig.post(request, end(request.tag) if end is Release else end(request.tag, "why"))
+    rig.run_until_idle()
+    if end is DeadLetter:
+        assert rig.store.admin.dead_retry() == 1
+    rig.listener.look()
+    rig.run_until_idle()
+    (again,) = rig.take()
+    assert again.acks_late == (end is Release)
+
+
 @pytest.mark.parametrize("lost_by", ["extend", "settled_before"])
 def test_results_are_stored_at_the_end_without_a_lease(lost_by: str) -> None:
     """And only what is not stored is reported."""

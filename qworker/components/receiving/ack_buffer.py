@@ -210,6 +210,8 @@ class AckBuffer:
                 self._came_too_late(request, order)
             else:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
+                if isinstance(settlement, DeadLetter):
+                    self._state.kept(request)
 
     def _answered(self, requests: Sequence[Request], lost: set[int], uncertain: set[tuple[int, int]]) -> None:
         """Let *requests* run, whose acks the broker has confirmed, except the tags *lost*. uncertain: acks

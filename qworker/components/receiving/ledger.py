@@ -94,8 +94,12 @@ class WorkerState:
             unread[_message(request)] = now
 
     def was_unread(self, request: Request) -> bool:
-        """Whether *request* was sent again here, because it could not be read; says so once."""
-        return bool(self._unread) and self._unread.pop(_message(request), None) is not None
+        """Whether *request* was sent again here, because it could not be read."""
+        return bool(self._unread) and _message(request) in self._unread
+
+    def kept(self, request: Request) -> None:
+        """Forget that *request* could not be read: it is a dead letter now."""
+        self._unread.pop(_message(request), None)
 
     def info(self) -> dict[str, Any]:
         return {"reserved": len(self.requests), "revoked": len(self.revoked), "total": dict(self.totals)}
