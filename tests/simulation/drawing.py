@@ -20,7 +20,7 @@ from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
 from tests.simulation.program import EXPIRES
-from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED
+from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED, UNHEARD
 from tests.simulation.stores import STORES
 from tests.support.flows import (
     ENDS,
@@ -348,13 +348,18 @@ def child_fault(random: Random, node: str, kinds: Sequence[str], methods: Sequen
     return Fault(random.choice(kinds), node, random.choice(methods), random.choice((1, 1, 1, 2, 3)))
 
 
+def unheard(random: Random, node: str) -> Fault:
+    """Return a fault after which *node* does not know whether an early acknowledged task may start."""
+    what, method = random.choice(sorted(UNHEARD))
+    return Fault(what, node, method, random.choice((1, 2, 3)))
+
+
 def fault(random: Random, workers: int) -> Fault:
     node = f"worker{random.randrange(workers)}"
     at = round(random.random() * 6.0, 2)
     kind = random.random()
-    if kind < 0.06:  # the answer says whether an early acknowledged task may start
-        what, method = random.choice((("after", "settle"), ("after", "confirm"), ("before", "confirm")))
-        return Fault(what, node, method, random.choice((1, 2, 3)))
+    if kind < 0.06:
+        return unheard(random, node)
     if kind < 0.1:  # the time limit expires, perhaps after the end of the task
         return child_fault(random, node, ("limit before", "limit after"), CHILD_METHODS)
     if kind < 0.5:
@@ -373,7 +378,8 @@ def fault(random: Random, workers: int) -> Fault:
         )
     if kind < 0.55:
         seconds = random.choice((0.5, 3.0, 10.0))
-        return Fault("locked", node, "settle", random.choice((1, 2, 3, 5)), seconds=seconds)
+        method = random.choice(("settle", "settle", "extend"))
+        return Fault("locked", node, method, random.choice((1, 2, 3, 5)), seconds=seconds)
     if kind < 0.58:
         return Fault(
             "late",
@@ -456,6 +462,20 @@ def soon_after(random: Random, made: World, fault: Fault) -> tuple[Fault, ...]:
         return ()
     who, when = "child" if fault.kind.startswith("child") else "kill", random.choice(("before", "after"))
     return (Fault(f"{who} {when}", node, fault.method, fault.nth + random.choice((1, 1, 2))),)
+
+
+def still_unheard(random: Random, faults: Sequence[Fault]) -> Iterator[Fault]:
+    """Yield faults at the next calls of listeners that do not know whether the broker has settled messages,
+    as *faults* have it."""
+    for fault in faults:
+        if (fault.kind, fault.method) in UNHEARD and random.random() < 0.5:
+            for nth in range(1, random.choice((2, 2, 3, 4))):
+                kind = random.choice(("before", "before", "after", "locked", "stall"))
+                seconds = random.choice((0.5, 3.0, 6.0)) if kind in ("locked", "stall") else 0.0
+                method = random.choice(("settle", "settle", "extend"))
+                yield Fault(
+                    kind, fault.node, method, nth + (fault.nth if method == "settle" else 0), seconds=seconds
+                )
 
 
 def retried(random: Random, made: World, orders: Sequence[Order]) -> Fault:
@@ -703,8 +723,12 @@ def case(
         faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
     elif is_slow if keeps else kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
+    elif not made.acks_late and kind < 0.45:
+        first = unheard(random, f"worker{random.randrange(made.workers)}")
+        faults = (first, *still_unheard(random, [first, first]))
     else:
         faults = followed(random, made, [amid(random, fault, orders) for fault in faults])
+        faults = (*faults, *still_unheard(random, faults))
         if faults and random.random() < 0.15:
             first = retried(random, made, orders)
             faults = (*faults, first, *soon_after(random, made, first))

@@ -218,7 +218,7 @@ class Seen:
         if (met.fault.kind, met.fault.method) not in UNHEARD:
             return False
         return any(
-            each.fault.kind in ("freeze", "stall")
+            each.fault.kind in ("freeze", "locked", "stall")
             and met.node in (each.node, each.fault.node)
             and each.fault.seconds > LEASE_SECONDS / 2  # a worker may wait as long before it asks again
             and met.at - each.fault.seconds - RECOVERED <= each.at <= met.at + RECOVERED

@@ -34,7 +34,7 @@ KINDS = {
     "child before": "the child of a worker that is to make the call is killed",
     "child after": "the child is killed when the call is made",
     "stall": "the process pauses before the call for some seconds",
-    "locked": "someone locks for some seconds what the first settlement of the call needs",
+    "locked": "someone locks for some seconds what the first settlement of the call needs, or extend()",
     "forge": "someone without the key writes into the join that the call has opened",
     "limit before": "the time limit of the task ends its child before the call",
     "limit after": "the time limit ends the child when the call is made",
@@ -43,7 +43,8 @@ KINDS = {
 """Faults at the nth call of a method by a node."""
 MOMENT = 1e-6
 WAIT_SECONDS = 0.3
-"""How long a settlement waits for locked rows; a fifth of the lease at most."""
+"""How long a call waits for locked rows; a fifth of the lease at most."""
+NO_TAG = -1
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store that answers but does nothing. Checks must notice it."""
 
@@ -119,7 +120,8 @@ class Process:
         self.full: list[str] = []
         """Stores that refuse writes."""
         self.locked: dict[int, float] = {}
-        """Until when someone has locked what the settlement of a tag needs."""
+        """Until when someone has locked what the settlement of a tag needs, or, for NO_TAG, its row of the
+        workers."""
         self.amid = False
         """Whether it is paused within a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
@@ -200,10 +202,12 @@ class Process:
             self.pause(MOMENT)
         self.calls[method] += 1
         fault = self._fault(method, args) if self.faults else None
-        if method == "settle":
+        if method in ("settle", "extend"):
+            needed = [NO_TAG] if method == "extend" else _tags(args[1])
             if fault is not None and fault.kind == "locked":
-                fault = self._lock(fault, args[1])
-            self._wait_for_locks(args[1])
+                self.locked.update((tag, self.time.now + fault.seconds) for tag in needed[:1])
+                fault = None
+            self._wait_for_locks(method, needed)
         if method == "join.open":
             self.opens(args[0])
         elif method in ("store_rows", "settle"):
@@ -264,16 +268,11 @@ class Process:
                 return fault
         return None
 
-    def _lock(self, fault: Fault, settlements: Sequence[Settlement]) -> None:
-        tags = [each.tag for each in settlements if not isinstance(each, Store)]
-        self.locked.update((tag, self.time.now + fault.seconds) for tag in tags[:1])
-
-    def _wait_for_locks(self, settlements: Sequence[Settlement]) -> None:
-        """Wait, and raise RowsLocked, if the tag of one of *settlements* is locked."""
-        now = self.time.now
-        if any(not isinstance(each, Store) and self.locked.get(each.tag, 0.0) > now for each in settlements):
+    def _wait_for_locks(self, method: str, tags: Sequence[int]) -> None:
+        """Wait, and raise RowsLocked, if one of *tags* is locked."""
+        if any(self.locked.get(tag, 0.0) > self.time.now for tag in tags):
             self.pause(WAIT_SECONDS)
-            self._note("settle", "raises", "RowsLocked")
+            self._note(method, "raises", "RowsLocked")
             raise RowsLocked("another transaction has locked rows")
 
     def _faulty(
@@ -304,6 +303,10 @@ class Process:
         if who in ("child", "limit"):
             self.end_child(LOST if who == "child" else TIME_LIMIT)
         raise error("the connection was lost")
+
+
+def _tags(settlements: Sequence[Settlement]) -> list[int]:
+    return [each.tag for each in settlements if not isinstance(each, Store)]
 
 
 def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1503,3 +1503,12 @@ def test_calls_of_other_threads_are_seen_while_one_is_paused_in_a_call() -> None
     assert stored == ["id"]
     assert process.calls["store_rows"] == 1
     assert not process.child_calls["store_rows"]
+
+
+def test_locked_row_of_a_worker_delays_nothing() -> None:
+    """It cannot renew its lease while another transaction has locked its row."""
+    faults = (Fault("locked", "worker", "extend", seconds=3.0),)
+    seen = run(
+        Case(World(acks_late=False, long=1.0), (Order(Call(number=0)), Order(Call(number=0), at=2.0)), faults)
+    )
+    assert (problems(seen), [met.fault for met in seen.met]) == ([], list(faults))
