@@ -26,14 +26,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import servers
 from tests.acceptance.processes import descendants, gone, kill, state
 from tests.support.waiting import until
 
 PATIENCE = 60.0
 """Seconds that a server may take to start or end on a busy machine."""
-PORTS = range(15000, 32000)
+PORTS = [port for port in range(15000, 32000) if port not in servers.PORTS.values()]
 """Below the ephemeral ports: while a server is down, a client that retries could otherwise connect to
-itself, if its own port is the server's."""
+itself, if its own port is the server's. Connections to the usual ports of servers are refused."""
 _PLACES = (
     "/usr/lib/postgresql/*/bin",
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
