@@ -15,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Many tests wait, for servers, leases and deadlines, so more run at a time than there are cores.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-JOBS ?= $(shell expr $(CORES) + 3)
+JOBS ?= $(shell expr $(CORES) + 4)
 ARGS ?=
 MINUTES ?= 1
 SEED ?=

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -60,6 +61,29 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the processes of xdist, mix the modules of all directories: some mostly wait for servers, and others
+    compute. One after the other, they would first wait for the cores, and then leave them idle."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = mixed(items)
+
+
+def mixed(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return *items* with the modules of each directory of ``tests/`` spread evenly over the others."""
+    sizes = Counter(_directory(item) for item in items)
+    seen, places = Counter[str](), dict[Path, float]()
+    for item in items:
+        directory = _directory(item)
+        places.setdefault(item.path, seen[directory] / sizes[directory])
+        seen[directory] += 1
+    return sorted(items, key=lambda item: places[item.path])
+
+
+def _directory(item: pytest.Item) -> str:
+    tests = REPOSITORY / "tests"
+    return item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else ""
 
 
 @pytest.hookimpl(wrapper=True)

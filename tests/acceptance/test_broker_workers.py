@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tests.acceptance.together import (
     worker_frozen_while_dispatching_starts_nothing,
     worker_thawed_after_its_lease_starts_nothing,
 )
+from tests.support.cases import cases
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -136,8 +138,14 @@ def test_worker_thawed_after_its_lease_starts_nothing(remote: RemoteSite) -> Non
     worker_thawed_after_its_lease_starts_nothing(remote)
 
 
-@pytest.mark.parametrize("point", ["acking", "recording-parts"])
-@pytest.mark.parametrize("broken", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("broken", "point"),
+    cases(
+        product(("postgresql", "mariadb"), ("acking", "recording-parts")),
+        [("postgresql", "recording-parts"), ("mariadb", "acking"), ("mariadb", "recording-parts")],
+    ),
+    indirect=["broken"],
+)
 def test_frozen_worker_blocks_no_others(broken: Broken, tmp_path: Path, point: str) -> None:
     """These settle in a transaction of several statements, with the results."""
     with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct, f"db+{broken.url}") as site:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.django_site import TASKS, site_on
 from tests.acceptance.harness import PATIENCE
+from tests.support.cases import cases
 from tests.support.django_databases import KINDS, ProjectDatabase
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
@@ -33,7 +34,10 @@ def caches(kind: str, path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("database", "cache"),
-    [*product(KINDS, ["none", "table"]), ("sqlite", "files")],
+    cases(
+        [*product(KINDS, ["none", "table"]), ("sqlite", "files")],
+        [("mysql", "table"), ("postgresql", "none"), ("sqlite", "none"), ("sqlite", "files")],
+    ),
     indirect=["database"],
 )
 def test_parts_that_end_concurrently_are_all_collected(

@@ -26,6 +26,7 @@ from tests.acceptance.beats import Beats, Run, runs
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.harness import REPOSITORY, Site
 from tests.acceptance.proxy import Proxy
+from tests.support.cases import cases
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -199,7 +200,11 @@ def test_all_crash_points_of_schedules_are_known() -> None:
     assert found == {"slots-taken", *TOGETHER, *APART}
 
 
-@pytest.mark.parametrize("servers", [*PLACES, *APART_PLACES], indirect=True)
+@pytest.mark.parametrize(
+    "servers",
+    cases([*PLACES, *APART_PLACES], ["sqlite", "postgresql", "rabbitmq, redis", "rabbitmq, mariadb"]),
+    indirect=True,
+)
 def test_crash_at_each_point_calls_each_due_time_once(
     site: RemoteSite, servers: list[Broken], beats: Beats
 ) -> None:
@@ -342,7 +347,7 @@ def test_other_scheduler_leads_while_the_store_is_silent_for_one(
     assert len(runs(site)) == sum(map(len, check_due_times(site).values()))
 
 
-@pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
+@pytest.mark.parametrize("servers", cases(ON_SERVERS, ["redis", "postgresql", "mariadb"]), indirect=True)
 @pytest.mark.parametrize("lose", [lose_requests, lose_responses])
 def test_lost_response_causes_no_second_call(
     site: RemoteSite, servers: list[Broken], beats: Beats, lose: Callable[[Proxy, int], None]

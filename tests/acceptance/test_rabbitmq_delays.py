@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, Queues
 from qworker.transports.lease import Ack
 from tests.acceptance.brokers import Broken
+from tests.support.cases import cases
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
 from tests.support.waiting import PATIENCE, until
@@ -192,8 +194,10 @@ def test_missing_permissions_for_delay_queues_are_reported(broken: Broken, open_
         broken.server.do("delete_user", "sender")
 
 
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
-@pytest.mark.parametrize("rest", [0.1, 1.5])
+@pytest.mark.parametrize(
+    ("rest", "kind"),
+    cases(product((0.1, 1.5), ("classic", "quorum")), [(0.1, "classic"), (1.5, "quorum")]),
+)
 def test_killed_server_keeps_confirmed_delayed_messages(
     broken: Broken, open_: Open, kind: str, rest: float
 ) -> None:

@@ -21,6 +21,7 @@ from qworker.transports import open_broker
 from qworker.transports.lease import Ack, Broker, Leased, Release
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_nats import NatsPlace
+from tests.support.cases import cases
 from tests.support.disque_server import DisqueServer
 from tests.support.ironmq_server import IronMQ
 from tests.support.messages import envelope, ids
@@ -207,7 +208,10 @@ class Run:
         self.brokers[who].consumer.wait(0.02)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TEST_QWORKER_BAD_DAYS", "3"))))
+SEEDS = os.environ.get("TEST_QWORKER_BAD_DAYS")
+
+
+@pytest.mark.parametrize("seed", range(int(SEEDS)) if SEEDS else cases(range(3), [0]))
 @pytest.mark.parametrize("kind", [nats, ironmq, disque], ids=["nats", "ironmq", "disque"])
 def test_random_faults_lose_and_duplicate_nothing(
     kind: Callable[[Path], AbstractContextManager[Server]], seed: int, tmp_path: Path

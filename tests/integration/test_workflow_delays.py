@@ -17,6 +17,7 @@ from qworker.errors import ChordError
 from qworker.results.workflow import Survey
 from qworker.testing import FakeClock, StepWorker
 from tests.servers import prefix_of, require
+from tests.support.cases import cases
 
 pytestmark = pytest.mark.integration
 
@@ -78,9 +79,7 @@ MANY = ("beside", "redis")
 """The others get the same expiry time from the same code."""
 
 
-@pytest.fixture(
-    params=[each if each in MANY else pytest.param(each, marks=pytest.mark.more_cases) for each in URLS]
-)
+@pytest.fixture(params=cases(URLS, MANY))
 def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Env]:
     more: dict[str, Any] = {}
     if request.param == "redis":

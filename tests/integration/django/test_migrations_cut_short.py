@@ -12,6 +12,7 @@ from contextlib import closing
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.cases import cases
 from tests.support.django_places import KINDS, Place
 from tests.support.waiting import until
 
@@ -82,7 +83,7 @@ PUT = {
 @pytest.mark.parametrize("kind", LOCK_WAITS)
 @pytest.mark.parametrize("route", ["adopted", "given back"])
 @pytest.mark.parametrize(
-    "isolation", ["repeatable read", pytest.param("", marks=pytest.mark.more_cases)]
+    "isolation", cases(["repeatable read", ""], ["repeatable read"])
 )  # it reads an older snapshot
 def test_messages_of_open_transactions_are_migrated(
     places: Callable[[str], Place], kind: str, route: str, isolation: str
