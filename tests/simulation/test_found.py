@@ -1368,6 +1368,17 @@ def test_a_graph_goes_on_after_an_ignored_node(does: str, late: bool) -> None:
         assert problems(run(case_of(graph, world=World(acks_late=late)))) == []
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_error_passes_an_ignored_node_of_a_graph_that_did_not_run(ignored: bool) -> None:
+    """The oracle expected ChordError after each ignored node that fails, also after one that did not run."""
+    first, ended = Call(fails=True, ignored=ignored), Call(ignored=True, immutable=True)
+    graph = Graph([Node(first), Node(ended, [1]), Node(Call(immutable=True), [1])])
+    seen = run(case_of(graph))
+    assert problems(seen) == []
+    ((value,),) = seen.values.values()
+    assert value[2] == Failed("ChordError" if ignored else "ValueError")
+
+
 @pytest.mark.parametrize("flow", [Call(links=[Call()]), Call(links=[Chord([Call()], Call())])])
 def test_a_revoked_task_that_had_succeeded_calls_its_callbacks(flow: Call) -> None:
     """Its worker was killed when it had stored the success, and the task was revoked when it came again."""

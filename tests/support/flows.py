@@ -856,20 +856,22 @@ class _Oracle:
     def graph(self, flow: Graph, given: tuple[Any, ...]) -> None:
         values: list[Any] = []
         ends: list[frozenset[int]] = []
+        errors: list[Any] = []  # of what waits for each
         for node, others in flow.waits():
             after = frozenset[int]().union(*(ends[other] for other in others))
             failed = next((other for other in others if has_failed(values[other])), None)
             if failed is not None and not node.always:
-                known = (
-                    values[failed] != PENDING and not flow.nodes[failed].call.ignored
-                )  # has a stored error
-                value, ran = values[failed] if known else Failed("ChordError"), after
+                value = error = errors[failed]
+                ran = after
             else:
                 got = (None if has_failed(values[other]) else values[other] for other in others)
                 args = tuple(got) if others else given
                 value, ran = self.call(Stage(node.call, errbacks=node.call.errbacks), args, after)
+                known = value != PENDING and not node.call.ignored  # has a stored error
+                error = value if known else Failed("ChordError")
             values.append(value)
             ends.append(ran)
+            errors.append(error)
         waited_for = {other for node, others in flow.waits() if not node.call.immutable for other in others}
         self.found.refused = any(flow.nodes[place].call.ignored for place in waited_for)
         nodes = zip(flow.nodes, values, strict=True)
