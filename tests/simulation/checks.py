@@ -100,8 +100,6 @@ def _problems(seen: Seen) -> list[str]:
     if seen.stuck and not any(_may_vanish(seen, asked) for asked in seen.asked):
         found.append(f"it does not end: {seen.stuck}")
     forged = _forged(seen)
-    if None in forged:
-        return found + seen.record.wrong
     exact = all(fault.kind in HARMLESS for fault in seen.fired)
     sent_again = any(fault.kind == "retry dead" for fault in seen.fired)
     moved = any(fault.kind == "move" for fault in seen.fired)
@@ -195,13 +193,14 @@ def _overdue(seen: Seen) -> list[str]:
     return [f"join {id} of {name} waited in vain" for id, name in names.items() if name not in excused]
 
 
-def _forged(seen: Seen) -> set[str | None]:
-    """Return the orders with joins that a stranger has written to, who can make them fail; None stands for an
-    unknown one. Nobody does so where there is no key."""
+def _forged(seen: Seen) -> set[str]:
+    """Return the orders with joins that a stranger has written to, who can make them fail; all of them if
+    that of a join is not known. Nobody does so where there is no key."""
     if not seen.case.world.key:
         return set()
     joins = [met.about & seen.record.joins.keys() for met in seen.met if met.fault.kind == "forge"]
-    return {name for ids in joins for name in ([seen.record.joins[id] for id in ids] or [None])}
+    every = [asked.name for asked in seen.asked]
+    return {name for ids in joins for name in ([seen.record.joins[id] for id in ids] or every)}
 
 
 def _wanted(seen: Seen, asked: Asked) -> Expected:

@@ -44,6 +44,7 @@ from tests.simulation.repeats import Body, Execution, call_in, first_of
 from tests.simulation.seams import Process
 from tests.support.flows import ARGS, BACKOFF, OWN, RUNS, VALUES, Call, Group, canvas, parts_of, shown
 
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 _NAME = re.compile(r'"(f[0-9]+)\\*"')
 
 Moment = tuple[float, int]
@@ -182,7 +183,7 @@ class Record:
         return id in self.without_expiry
 
     def opens(self, joins: Sequence[Join], by: str) -> None:
-        """Record to which orders *joins* belong: their bodies name them, except those of replacing groups.
+        """Record to which orders *joins* belong.
 
         by: "worker", or another role, of which sends() may not see all messages: some are in transactions.
         """
@@ -191,11 +192,18 @@ class Record:
         for join in joins:
             self.opened[join.id] = self.now()
             self.bodies.update(first_of(join.body))
-            text = join.body.decode(errors="replace")
-            with suppress(ValueError, LookupError, TypeError, AttributeError):
-                text = json.dumps(call_in(join.body), default=str)
-            if named := _NAME.search(text):
-                self.joins[join.id] = named[1]
+            if owner := self._owner(join):
+                self.joins[join.id] = owner
+
+    def _owner(self, join: Join) -> str | None:
+        """Return the order of *join*: its body names it, or one of its tasks or joins."""
+        text = join.body.decode(errors="replace")
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            text = json.dumps(call_in(join.body), default=str)
+        if named := _NAME.search(text):
+            return named[1]
+        known = {run.id: name for name, runs in self.executions.items() for _, run in runs} | self.joins
+        return next((known[id] for id in _ID.findall(text) if id in known), None)
 
     def sends(self, envelopes: Sequence[Envelope]) -> None:
         """Record of which joins the messages *envelopes* are members."""

@@ -745,6 +745,24 @@ def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatc
     assert names == {"f1"}
 
 
+@pytest.mark.parametrize("inner", [[Call(), Call()], [Group([Call()]), Chord([Call()], Call())]])
+def test_the_join_of_a_replacing_group_belongs_to_an_order(inner: list[Any]) -> None:
+    """A stranger who writes to it made the checks of all orders end."""
+    flows = Call(instead=Group(inner)), Chord([Call()], Call())
+    forge = Fault("forge", "worker0", "join.open")
+    orders = tuple(Order(numbered(flow), at) for at, flow in enumerate(flows))
+    seen = run(Case(World("sqlite+memory", workers=1, key="signed"), orders, (forge,)))
+    assert problems(seen) == []
+    assert seen.fired == [forge]
+    assert seen.record.joins.keys() == seen.record.opened.keys()
+    seen.odd = ["f0: odd", "f1: odd"]
+    assert problems(seen) == ["f1: odd"]
+    seen.record.joins.clear()
+    assert problems(seen) == []
+    seen.left["joins"] = 1
+    assert problems(seen) == ["1 joins are left"]
+
+
 def test_repeats_without_a_result_store_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = numbered(Call(calls=Group([Call(), Call()])))
     case = Case(World("memory+disabled"), (Order(flow),))
