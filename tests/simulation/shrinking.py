@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -34,15 +35,38 @@ FLOWS = tuple(
 ORDER = re.compile(r"(?<![\w-])f(\d+)(?=:)")
 """The number of an order in a problem."""
 DETAILS = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{8}-[0-9a-f-]{27}|\w*\d\w*|[^A-Za-z' ]")
+ERROR = re.compile(r"Failed\(error=['\"](\w+)|\[(?!Failed\()([A-Z]\w*)\(")
+"""The error in a value, or the one after a message of the log."""
+COUNTS = re.compile(r"(\{[^{}]*\}|\d+) ?(?:times)?, not (?:at most )?(\{[^{}]*\}|\d+)")
+COUNT = re.compile(r"(?:(\d+): )?(\d+)")
 
 
 def kind_of(problem: str) -> str:
-    """Return the kind of *problem*: its words, without values, names and numbers."""
+    """Return the kind of *problem*: its words, without values, names and numbers, the errors in it that are
+    not as expected, and how counts differ."""
     lines = problem.strip().splitlines()
     text = " ".join((lines[0], lines[-1]) if len(lines) > 1 else lines)
+    details = [*_unequal_errors(text), *_unequal_counts(text)]
     while (inner := re.sub(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}", " ", text)) != text:
         text = inner
-    return " ".join(DETAILS.sub(" ", text).split())
+    return " ".join([*DETAILS.sub(" ", text).split(), *details])
+
+
+def _unequal_errors(text: str) -> Iterator[str]:
+    got, wanted = (
+        Counter(one or other for one, other in ERROR.findall(part)) for part in text.partition(", not ")[::2]
+    )
+    yield from sorted(got - wanted)
+    yield from (f"not {each}" for each in sorted(wanted - got))
+
+
+def _unequal_counts(text: str) -> list[str]:
+    """Return how counts differ from what was expected: "none" (0), "less", "more", or several of these."""
+    if (found := COUNTS.search(text)) is None:
+        return []
+    got, wanted = ({key: int(count) for key, count in COUNT.findall(part)} for part in found.groups())
+    pairs = ((got.get(key, 0), wanted.get(key, 0)) for key in got | wanted)
+    return sorted({"more" if ran > due else "less" if ran else "none" for ran, due in pairs if ran != due})
 
 
 @dataclass(frozen=True)

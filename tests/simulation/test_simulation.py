@@ -237,7 +237,7 @@ def test_a_run_that_was_not_asked_for_is_noticed() -> None:
 def test_a_run_that_is_missing_is_noticed() -> None:
     seen = run(Case(orders=(Order(numbered(Group([Call(), Call()]))),)))
     del seen.record.runs["f0"][1]
-    assert kind_of(problems(seen)[0]) == "ran not"
+    assert kind_of(problems(seen)[0]) == "ran not none"
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("move"), Fault("stranger"))])
@@ -1132,9 +1132,13 @@ def test_a_smaller_case_that_the_checks_cannot_read_is_left_out(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("f0: call 3 ran 2 times, not 1", "f12: call 14 ran 0 times, not 3"),
+        ("f0: call 3 ran 2 times, not 1", "f12: call 14 ran 7 times, not 3"),
         ("f0: result 0 is '1(x)', not '2(0(x))'", "f1: result 1 is '7#ab01cd', not '3()'"),
-        ("f0: ran {0: 1}, not {0: 1, 1: 1}", "f2: ran {}, not {4: (1, 2)}"),
+        ("f0: ran {0: 1}, not {0: 1, 1: 1}", "f2: ran {}, not {4: 2}"),
+        (
+            "f0: result 0 is ['1()', Failed(error='ValueError')], not ['1()', Failed(error='ChordError')]",
+            "f1: result 2 is [Failed(error=\"ValueError('x')\")], not [Failed(error='ChordError')]",
+        ),
         ("dead letters: ['lost', \"it's\"]", "dead letters: ['refused']"),
         ("it failed: Traceback\n  line 3\nKeyError: 'a'", "it failed: Traceback\n  file x\nKeyError: 'b'"),
     ],
@@ -1149,6 +1153,25 @@ def test_the_kind_of_a_problem_is_its_words(one: str, other: str) -> None:
         ("f0: result 0 has not ended", "f0: result 0 is '1', not '2'"),
         ("f0: result 0 is Failed(error='ValueError'), not '2'", "f0: result 0 is '1', not '2'"),
         ("it failed: Traceback\n  line 3\nKeyError: 'a'", "it failed: Traceback\n  line 3\nTypeError: 'a'"),
+        (
+            "f0: result 0 is Failed(error='ValueError'), not '2'",
+            "f0: result 0 is Failed(error='Killed'), not '2'",
+        ),
+        (
+            "f0: result 0 is '2', not Failed(error='Killed')",
+            "f0: result 0 is '2', not Failed(error='Ignore')",
+        ),
+        ("f0: ran {0: 2}, not {0: 1}", "f0: ran {}, not {0: 1}"),
+        ("f0: ran {0: 1}, not {0: 2}", "f0: ran {}, not {0: 2}"),
+        ("f0: call 0 ran 2 times, not 1", "f0: call 0 ran 0 times, not 1"),
+        (
+            "the log has an error that nothing explains: no event: it failed [KeyError('a')]",
+            "the log has an error that nothing explains: no event: it failed [ValueError('a')]",
+        ),
+        (
+            "the log has an error that nothing explains: join-failed: it failed",
+            "the log has an error that nothing explains: result-lost: it failed",
+        ),
     ],
 )
 def test_other_words_are_another_kind(one: str, other: str) -> None:
