@@ -727,6 +727,23 @@ def test_a_worker_dies_before_it_has_tried_again() -> None:
     assert {("before", "kill before"), ("before", "kill after"), ("away", "kill"), ("away", "freeze")} <= ends
 
 
+def test_a_new_crash_point_changes_only_deaths_that_happen_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[tuple[Fault, float]]:
+        """Deaths, and what is drawn next."""
+        randoms = map(Random, range(1000))
+        return [(drawing.death(each, "sqlite", "worker0"), each.random()) for each in randoms]
+
+    before, points = drawn(), drawing.points
+    monkeypatch.setattr(drawing, "points", lambda *given: (*points(*given)[::-1], "new"))
+    changed = {
+        (other.method, replace(other, method=one.method) == one, following == then)
+        for (one, then), (other, following) in zip(before, drawn(), strict=True)
+        if (one, then) != (other, following)
+    }
+    assert changed == {("new", True, True)}
+    assert {fault.method for fault, _ in before} == {*points("sqlite", "worker")}
+
+
 def test_a_forged_join_excuses_only_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = tuple(Order(numbered(Chord([Call()], Call())), at) for at in (0.0, 2.0))
     lost = Fault("after", "worker0", "push", 2)
