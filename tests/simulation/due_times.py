@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -22,14 +22,16 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from tests.simulation.case import Case, Edit, Entry, Fault
+from tests.simulation.leading_clock import TOLERANCE, LeadingClock
 from tests.simulation.schedules import SLEEP_SECONDS, Done, Run, Story
 
 SEEN_SECONDS = 1.0
 """Within this time the leader sees an edit."""
 TAKEOVER_SECONDS = 4.0
 """Within this time after a trouble there is a leader, and it has called what was due."""
+REPEATED_SECONDS = 10.0
+"""Within this time after a fault of a worker or store, the calls that it interrupted have run again."""
 LATE_SECONDS = 60.0
-TOLERANCE = 0.002
 Instants = list[float]
 
 
@@ -58,7 +60,8 @@ class Name:
     removed: bool = False
     refused: bool = False
     strange: Entry | None = None
-    unsure: bool = False
+    unsure: float = float("inf")
+    """From this second on it is unknown whether an edit was made."""
     lives: list[Life] = field(default_factory=list)
     gone: list[float] = field(default_factory=list)
     """When it was removed, or replaced by an entry that cannot be called."""
@@ -90,23 +93,31 @@ class Oracle:
         self.story = story
         self.table = story.table
         self.found: list[str] = []
-        self.kinds = {fault.kind for _, fault in fired}
-        self.only_beats = all(
-            fault.node.startswith(("beat", "caller")) or fault.node == "schedules" for _, fault in fired
-        )
+        self.disturbed = [
+            (at - TOLERANCE, at + fault.seconds + REPEATED_SECONDS)
+            for at, fault in fired
+            if not fault.node.startswith(("beat", "caller")) and fault.node != "schedules"
+        ]
+        """Times when calls may be lost, or run again."""
+        self.only_beats = not self.disturbed
         self.troubles = [
             (at - TOLERANCE, at + fault.seconds + TAKEOVER_SECONDS)
             for at, fault in fired
-            if fault.node.startswith("beat") or fault.node in ("schedules", "broker")
+            if (fault.node.startswith("beat") and fault.kind != "jump")
+            or fault.node in ("schedules", "broker")
         ]
         self.silences = [
             (at, at + fault.seconds + TAKEOVER_SECONDS) for at, fault in fired if fault.node == "results"
         ]
         """Times when it is unknown whether the previous call has ended."""
-        self.jumps = [(at, fault.seconds) for at, fault in fired if fault.kind == "jump"]
-        self.skew = sum(abs(seconds) for _, seconds in self.jumps)
-        self.damaged: set[str] = set()
-        """Entries with a damaged result: their previous call may count as ended."""
+        self.clock = LeadingClock(story.led)
+        self.shifts = [(since - TOLERANCE, until + SEEN_SECONDS) for since, until in self.clock.shifts]
+        """Times when due times are skipped, or are not reached again yet."""
+        restarts = [at for at, fault in fired if fault.node.startswith("beat") and _ends(fault.kind)]
+        self.forgotten = float("inf") if story.shared else min(restarts, default=float("inf"))
+        """From this second on a new leader may have started afresh, without a store that others share."""
+        self.damaged: list[tuple[str, float]] = []
+        """Entries, and when the result of their last call was damaged: it may count as ended."""
         self.names = {each.name: Name(each) for each in self.table.entries}
         for known in self.names.values():
             self._live(known, 0.0, known.entry())
@@ -133,16 +144,16 @@ class Oracle:
         )
         if done.unsure or (is_odd and edit.what in ("set", "pause", "resume", "run")):
             for each in self.names.values() if edit.what == "sign" else ():
-                each.unsure |= each.refused
-            known.unsure = True
+                each.unsure = min(each.unsure, done.at if each.refused else float("inf"))
+            known.unsure = min(known.unsure, done.at)
             return
         wanted = self._refusal(edit, known)
-        if (done.error or "") != wanted and not known.unsure:
+        if (done.error or "") != wanted and known.unsure > done.at:
             self.found.append(
                 f"{edit!r} ended with {done.error or 'no error'}, not {wanted or 'without one'}"
             )
         if edit.what == "damage":
-            self.damaged.add(edit.name)
+            self.damaged.append((edit.name, done.at))
         if done.error or edit.what in ("run", "damage"):
             return
         if edit.what == "sign":
@@ -226,8 +237,14 @@ class Oracle:
 
     # -- time --
 
-    def _wall(self, at: float) -> float:
-        return self.story.base + at
+    def _passed(self, due: float) -> float:
+        """Return the second of the world in which the leader's clock showed *due*."""
+        return self.clock.passed(due - self.story.base)
+
+    def _shown_in(self, begin: float, end: float) -> tuple[float, float]:
+        """Return the earliest and the latest time that the leader's clock showed from *begin* to *end*."""
+        first, last = self.clock.span(begin, end)
+        return self.story.base + first, self.story.base + last
 
     def _seen(self, at: float) -> float:
         """Return when the leader must have seen what happened at *at*."""
@@ -238,7 +255,7 @@ class Oracle:
 
     def _silent(self, entry: Entry) -> list[tuple[float, float]]:
         more = self.silences if entry.fields.get("overlap", "allow") != "allow" else []
-        return _merged([*self.troubles, *more])
+        return _merged([*self.troubles, *self.shifts, *more])
 
     def _dues(self, when: tuple[Any, ...], low: float, high: float, anchor: float | None) -> Instants:
         """Return all due times in (*low*, *high*]."""
@@ -249,7 +266,7 @@ class Oracle:
             first = max(1, int((low - anchor) // given[0]))
             found = (anchor + (first + n) * given[0] for n in range(int((high - low) / given[0]) + 3))
         elif kind == "at":
-            found = iter([self._wall(given[0])])
+            found = iter([self.story.base + given[0]])
         elif kind == "rule":
             found = iter(wall_dues(lambda wall: True, given[0], False, self.table.timezone, low, high))
         else:
@@ -270,16 +287,21 @@ class Oracle:
             self.found += [f"{name} ran for {self._shown(due)}, which has no slot" for due in sorted(strange)]
         dues = sorted(called if slots is None else {round(due, 6) for due, *_ in slots})
         every = [entry for life in known.lives for _, entry in life.says]
-        forgets = not story.shared and bool(self.troubles)
         loses = not (self.only_beats or self.case.world.acks_late)
-        if known.unsure or forgets or (slots is None and (loses or any(map(self._is_unseen, every)))):
+        known.unsure = min(known.unsure, self.forgotten)
+        if slots is None and (loses or any(map(self._is_unseen, every))):
             return
         left = set(dues)
         for life in known.lives:
             before = next(each for each in known.lives if each.identity == life.identity)
-            left -= set(self._life(name, life, before, known, dues))
+            if life.begin < known.unsure:
+                left -= set(self._life(name, life, before, known, dues))
+        sure, _ = self._shown_in(min(known.unsure, story.ended), story.ended)
         for due in sorted(left):
-            self.found.append(f"{name} was called for {self._shown(due)}, when it was not due")
+            if due < sure or known.unsure > story.ended:
+                self.found.append(f"{name} was called for {self._shown(due)}, when it was not due")
+        if known.unsure <= story.ended:
+            return
         self._ran(name, known, dues, runs)
         self._limits(name, known, dues)
 
@@ -289,51 +311,60 @@ class Oracle:
     def _slots(self, name: str, known: Name, slots: list[tuple[float, float, str]]) -> None:
         """Check that calls were made in order, and in time."""
         calls = sorted((at, due) for due, at, _ in slots)
-        if not self.jumps and [due for _, due in calls] != sorted(due for _, due in calls):
+        ordered = [due for at, due in calls if not self.clock.is_repeated(at - self.story.base)]
+        if ordered != sorted(ordered):
             self.found.append(f"{name} was not called in the order of its due times: {calls}")
         said = [each for life in known.lives for each in life.says]
         says = [entry.fields for _, entry in said]
         unsure = [done.edit for done in self.story.edits if done.edit.name == name and done.unsure]
         says += [edit.fields if edit.entry is None else edit.entry.fields for edit in unsure]
         jitter = max((fields.get("jitter", 0.0) for fields in says), default=0.0)
+        waits = any(fields.get("overlap", "allow") != "allow" for fields in says)
+        windows = [*self.troubles, *self.shifts, *(self.silences if waits else ())]
         for at, due in calls:
-            late = at - due
-            second = due - self.story.base
-            troubled = any(start <= second + jitter and second <= end for start, end in self.troubles)
-            if late < -TOLERANCE - self.skew:
+            late, since, until = at - due, self._passed(due), self._passed(due + jitter)
+            if late < -TOLERANCE and not self._is_shifting(at):
                 self.found.append(f"{name} was called {-late:.3f} s before {self._shown(due)}")
-            edited = any(second <= since <= second + late + TOLERANCE for since, _ in said)
-            excused = troubled or edited or known.unsure or self.jumps or self.silences
+            edits = (*(each for each, _ in said), known.unsure)
+            excused = _overlap(windows, since, until) or any(
+                since <= each <= since + late + TOLERANCE for each in edits
+            )
             if late > jitter + 1.0 and not excused:
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")
 
+    def _is_shifting(self, at: float) -> bool:
+        """Return whether the leader's clock may have been set while it showed *at*."""
+        second = self._passed(at)
+        return bool(_overlap(self.shifts, second, second))
+
     def _life(self, name: str, life: Life, before: Life, known: Name, dues: Instants) -> Instants:
         """Return those of *dues* that this life explains; report those that are missing."""
-        seen, gone = self._wall(self._seen(life.begin)), self._wall(self._seen(life.end))
-        end = self._wall(life.end)
-        low = self._wall(before.begin if life.again else life.begin) - TOLERANCE
-        low, gone = low - self.skew, gone + self.skew
+        seen, end = self._seen(life.begin), min(life.end, known.unsure)
+        _, since = self._shown_in(life.begin, seen)
+        low, gone = self._shows(life)
+        if life.again:
+            low = min(low, self._shows(before)[0])
+        low -= TOLERANCE
         entry = life.says[-1][1]
         anchor = None
         if entry.when[0] == "every":
             every = entry.when[1]
-            own = [due for due in dues if seen < due <= end]
-            ahead = sum(abs(seconds) for at, seconds in self.jumps if at < life.end)
-            # Others may belong to the life before, or after this one: clocks were set.
-            sure = [due for due in own if seen + ahead < due <= end - ahead]
+            own = [due for due in dues if seen < self._passed(due) <= end]
+            others = [self._shows(each) for each in known.lives if each is not life]
+            sure = [due for due in own if not any(first < due <= last for first, last in others)]
             if not sure:
-                first = seen + every
+                first = since + every
                 bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)
                 if (
                     not (own or bounded)
-                    and self._must(life, [first], end)
+                    and self._must(life, [first], seen, end)
                     and not self._excused(known, life, first, dues, name)
                 ):
                     self.found.append(f"{name} was never called from {life.begin} to {life.end}")
                 return [due for due in dues if low < due <= gone]
             back = (sure[0] - low) // every
             anchor = sure[0] - back * every
-            if not low <= anchor <= seen + TOLERANCE + self.skew and not life.again:
+            if not low <= anchor <= since + TOLERANCE and not life.again:
                 self.found.append(
                     f"{name} is due {self._shown(sure[0])}, which was not counted from when it was seen, "
                     f"{life.begin}"
@@ -341,44 +372,48 @@ class Oracle:
         valid = {round(due, 6) for due in self._dues(entry.when, low, gone, anchor)}
         explained = [due for due in dues if any(round(due + bit, 6) in valid for bit in (0, 1e-6, -1e-6))]
         explained = [due for due in explained if self._may(life, due)]
-        for due in self._must(life, self._dues(entry.when, seen, end, anchor), end):
+        for due in self._must(life, self._dues(entry.when, low, gone, anchor), seen, end):
             if not any(abs(due - each) < TOLERANCE for each in dues) and not self._excused(
                 known, life, due, dues, name
             ):
                 self.found.append(f"{name} was not called for {self._shown(due)}")
         return explained
 
+    def _shows(self, life: Life) -> tuple[float, float]:
+        """Return the earliest and the latest time that leaders who knew *life* may have seen."""
+        return self._shown_in(life.begin, self._seen(life.end))
+
     def _says(self, life: Life, second: float) -> Iterator[Entry]:
         """Yield the entries that may have applied at *second*."""
         for number, (since, entry) in enumerate(life.says):
             until = life.says[number + 1][0] if number + 1 < len(life.says) else float("inf")
-            if since <= second + self.skew and second <= self._seen(until) + self.skew:
+            if since <= second <= self._seen(until):
                 yield entry
 
     def _may(self, life: Life, due: float) -> bool:
         """Return whether *due* is allowed by an entry that applied then, or later before it was called."""
-        second = due - self.story.base
+        shown, second = due - self.story.base, self._passed(due)
         later = [entry for since, entry in life.says if since > second]
-        return any(_within(entry, second) for entry in (*self._says(life, second), *later, life.says[0][1]))
+        return any(_within(entry, shown) for entry in (*self._says(life, second), *later, life.says[0][1]))
 
-    def _must(self, life: Life, dues: Instants, end: float) -> Instants:
-        """Return those of *dues* that must be called in spite of faults."""
+    def _must(self, life: Life, dues: Instants, seen: float, end: float) -> Instants:
+        """Return those of *dues* that must be called in spite of faults. seen, end: seconds between which
+        they were passed."""
         found: Instants = []
-        end = min([end, *(self._wall(at) for at, _ in self.jumps)])
         open_: dict[tuple[float, float], list[tuple[float, Entry | None]]] = {}
+        dues = [due for due in dues if seen < self._passed(due) <= end]
         for number, due in enumerate(dues):
-            second = due - self.story.base
+            shown, second = due - self.story.base, self._passed(due)
             says = list(self._says(life, second))
-            if not any(_within(each, second) for each in says) or any(
-                _at_bound(each, second) for each in says
-            ):
+            if not any(_within(each, shown) for each in says) or any(_at_bound(each, shown) for each in says):
                 continue
             entry, sure = says[0], len(says) == 1
             jitter = entry.fields.get("jitter", 0.0) if sure else 0.0
+            latest = self._passed(due + jitter)
             # An edit before the call is made applies to it.
-            sure &= not any(second < since <= second + jitter + TOLERANCE for since, _ in life.says)
+            sure &= not any(second < since <= latest + TOLERANCE for since, _ in life.says)
             expires = entry.fields.get("expires")
-            if due + jitter + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
+            if latest + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
                 continue
             following = dues[number + 1] if number + 1 < len(dues) else float("inf")
             if jitter and (
@@ -386,15 +421,16 @@ class Oracle:
             ):
                 continue  # one call may be made for both
             windows = self._silent(entry)
-            hit = [each for each in windows if each[0] <= second + jitter and second <= each[1]]
+            hit = [each for each in windows if each[0] <= latest and second <= each[1]]
             if not hit:
                 found += [due] * sure
-            elif len(hit) == 1 and not jitter and self._wall(hit[0][1]) < end:
+            elif len(hit) == 1 and not jitter and hit[0][1] < end:
                 # An edit before the first call after the trouble applies to it, too.
-                sure &= all(_within(each, second) for since, each in life.says if second < since <= hit[0][1])
+                sure &= all(_within(each, shown) for since, each in life.says if second < since <= hit[0][1])
                 open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
-            if any(at < until for at, _ in self.jumps):
+            shifts = [each for each in self.clock.shifts if each[0] < until and start < each[1]]
+            if self.clock.backwards.intersection(shifts) or (shifts and seen > start):
                 continue  # the latest one is unknown
             last = next((entry for _, entry in reversed(missed) if entry is not None), Entry())
             catch_up = last.fields.get("catch_up", "latest")
@@ -403,20 +439,21 @@ class Oracle:
             for due, said in missed[-count:]:  # optional ones count, too
                 if said is None:
                     continue
-                wait = self._wall(until) - due
+                wait = self._shown_in(start, until)[1] - due
                 if said.fields.get("expires") is not None and wait >= said.fields["expires"]:
                     continue
-                if catch_up == "skip" and until - start > LATE_SECONDS:
+                if catch_up == "skip" and wait > LATE_SECONDS:
                     continue
                 found.append(due)
         return found
 
     def _excused(self, known: Name, life: Life, due: float, dues: Instants, name: str) -> bool:
         """Return whether the previous call had not ended, or ``max_runs`` was reached."""
-        second = due - self.story.base
+        second = self._passed(due)
         says = list(self._says(life, second))
+        count = sum(self._passed(each) <= self._seen(second) for each in dues)
         limits = [entry.fields.get("max_runs") for each in known.lives for _, entry in each.says]
-        if any(limit is not None and len(dues) >= limit for limit in limits):
+        if any(limit is not None and count >= limit for limit in limits):
             return True
         if not any(entry.fields.get("overlap") == "skip" and not self._is_hindered(entry) for entry in says):
             return False
@@ -425,20 +462,30 @@ class Oracle:
             return False
         previous = [run for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
         last = max((run.ended for run in previous if run.ended is not None), default=float("inf"))
+        begin = self._passed(dues[place - 1])
         # It ends with the calls that replace it; an edit may have given the entry another task since.
         is_replaced = any(run.task in ("chorded", "grouped") for run in previous)
-        if is_replaced and self._is_busy:  # those may wait behind a slow task
+        if is_replaced and self._is_busy(begin, second):  # those may wait behind a slow task
             return True
-        return last + (3 * SLEEP_SECONDS if is_replaced else 1.0) >= second or not self.only_beats
+        longer = 3 * SLEEP_SECONDS if is_replaced else 1.0
+        if last + longer >= second or _overlap(self.disturbed, begin, second):
+            return True
+        # By the leader's clock its result has expired; without one it seems to run until that has passed
+        # since it was called.
+        shown, expires = due - self.story.base, self.case.world.result_expires
+        called = max(self.clock.span(run.started, run.started)[1] for run in previous)
+        return last + expires <= shown + 1.0 and shown <= called + expires + 1.0
 
-    @property
-    def _is_busy(self) -> bool:
-        """Whether a slow task has occupied a worker."""
-        return any(run.ended != run.started for run in self.story.runs)
+    def _is_busy(self, begin: float, end: float) -> bool:
+        """Return whether a slow task occupied a worker between *begin* and *end*."""
+        return any(
+            run.started <= end and (run.ended is None or begin <= run.ended != run.started)
+            for run in self.story.runs
+        )
 
     def _is_unseen(self, entry: Entry) -> bool:
         """Return whether its calls may never run, for example if they expire behind a slow task."""
-        expires = self._is_busy and entry.fields.get("expires") is not None
+        expires = self._is_busy(0.0, self.story.ended) and entry.fields.get("expires") is not None
         return expires or entry.task == "nobody" or self._replaces(entry)
 
     def _is_hindered(self, entry: Entry) -> bool:
@@ -464,78 +511,97 @@ class Oracle:
         if not known.lives:
             return
         every = [entry for life in known.lives for _, entry in life.says]
-        counted = Counter(round(run.due, 6) for run in runs)
-        most = 1 if self.only_beats else 1 + 3 * max(1, len(self.kinds) * 4)
-        if any(entry.task == "quiet" for entry in every) and not self.story.together:
-            most += len(self.troubles)
-        can_miss = any(
-            entry.task in ("nobody", "raising")
-            or entry.fields.get("expires") is not None
-            or self._replaces(entry)
-            for entry in every
-        ) or (not self.only_beats and not self.case.world.acks_late)
         for due in dues:
-            count = counted[round(due, 6)]
-            if count > most:
-                self.found.append(f"{name} ran {count} times for {self._shown(due)}")
-            if not (count or can_miss or self._was_owed(name, known, due)):
+            same = [run for run in runs if round(run.due, 6) == round(due, 6)]
+            begin = self._passed(due)
+            end = max((run.started for run in same), default=begin)
+            twice = any(entry.task == "quiet" for entry in every) and not self.story.together
+            again = 12 * _overlap(self.disturbed, begin, end) + twice * _overlap(self.troubles, begin, end)
+            if len(same) > 1 + again:
+                self.found.append(f"{name} ran {len(same)} times for {self._shown(due)}")
+            following = next((each for each in dues if each > due), due)
+            if not (same or self._can_miss(name, known, due, following)):
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
         # For add_periodic_task() it is an option of the call, and counts from the call.
         expires = [None if entry.source == "code" else entry.fields.get("expires") for entry in every]
-        if self.only_beats and not self.jumps and self.case.world.acks_late and None not in expires:
+        if self.only_beats and self.case.world.acks_late and None not in expires:
             self.found += [
                 f"{name} began for {self._shown(run.due)} {late:.3f} s later, with expires={max(expires)}"
                 for run in runs
-                if (late := self._wall(run.given) - run.due) > max(expires) + TOLERANCE
+                if (late := self.story.base + run.given - run.due) > max(expires) + TOLERANCE
             ]
-        shown = {tuple(entry.fields.get("args", ())) for entry in every}
         self.found += [
-            f"{name} ran with {run.args}"
-            for run in runs
-            if tuple(run.args) not in shown | self._args_while_paused(known, run)
+            f"{name} ran with {run.args}" for run in runs if run.args not in self._args(known, run)
         ]
-        if self.only_beats and not self.jumps and self.story.together and self._is_alone:
+        if self.only_beats and self.story.together and self._is_alone:
             later = [run.due for run in sorted(runs, key=lambda run: run.started)]
+            later = [due for due in later if not self.clock.is_repeated(due - self.story.base)]
             if later != sorted(later):
                 self.found.append(f"{name} ran in another order than it was due: {later}")
-        quiet = self.only_beats and not (self.troubles or self.jumps or self.silences)
-        if quiet and name not in self.damaged:
-            self._replaced(name, every, runs)
-        if (
-            self.only_beats
-            and name not in self.damaged
-            and all(entry.fields.get("overlap") == "skip" and not self._is_hindered(entry) for entry in every)
-        ):
+        if not self.only_beats:
+            return
+        self._replaced(name, every, runs)
+        if all(entry.fields.get("overlap") == "skip" and not self._is_hindered(entry) for entry in every):
             ordered = sorted(runs, key=lambda run: run.due)
             self.found += [
                 f"{name} ran for {self._shown(later.due)} before that for {self._shown(run.due)} had ended"
                 for run, later in pairwise(ordered)
-                if run.ended is None or run.ended > later.started
+                if (run.ended is None or run.ended > later.started)
+                and not self._is_damaged(name, self._passed(run.due), later.started)
             ]
 
-    def _was_owed(self, name: str, known: Name, due: float) -> bool:
-        """Return whether the entry was removed before the message for *due* could be sent."""
-        if self.story.together or self.story.slots is None:
-            return False
-        called = [at - self.story.base for each, at, _ in self.story.slots[name] if abs(each - due) < 1e-5]
-        return any(
-            start - self.skew <= at <= end + self.skew and at - SEEN_SECONDS <= gone <= end + SEEN_SECONDS
-            for at in called
+    def _is_damaged(self, name: str, begin: float, end: float) -> bool:
+        return any(each == name and begin <= at <= end for each, at in self.damaged)
+
+    def _applied(self, known: Name, begin: float, end: float) -> Iterator[Entry]:
+        """Yield the entries that may have applied at some time from *begin* to *end*."""
+        for life in known.lives:
+            until = [*(since for since, _ in life.says[1:]), life.end]
+            for (since, entry), last in zip(life.says, until, strict=True):
+                if since <= end and begin <= self._seen(last):
+                    yield entry
+
+    def _can_miss(self, name: str, known: Name, due: float, following: float) -> bool:
+        """Return whether the call for *due* may never run. following: the next one may replace it."""
+        begin, made = self._passed(due), self._made(name, due)
+        sent = made[1] if self.story.together else self._seen(made[1])
+        replacing = self._applied(known, begin, max(sent, self._made(name, following)[1]))
+        if any(map(self._replaces, replacing)) or any(
+            entry.task in ("nobody", "raising") or entry.fields.get("expires") is not None
+            for entry in self._applied(known, begin, sent)
+        ):
+            return True
+        if not self.case.world.acks_late:
+            last = self.story.ended if self._is_busy(begin, self.story.ended) else made[1] + TAKEOVER_SECONDS
+            if _overlap(self.disturbed, begin, last):
+                return True
+        return self._was_owed(known, *made)
+
+    def _made(self, name: str, due: float) -> tuple[float, float]:
+        """Return the seconds between which the call for *due* was made."""
+        slots = (self.story.slots or {}).get(name, ())
+        shown = max((at for each, at, _ in slots if abs(each - due) < 1e-5), default=due)
+        second = self._passed(shown)
+        is_known = not (self.clock.is_repeated(shown - self.story.base) or self._is_shifting(shown))
+        return second, second if is_known else self.story.ended
+
+    def _was_owed(self, known: Name, first: float, last: float) -> bool:
+        """Return whether the entry was removed before the message of a call, made between *first* and *last*,
+        could be sent."""
+        return not self.story.together and any(
+            start <= last and first <= end and first - SEEN_SECONDS <= gone <= end + SEEN_SECONDS
             for start, end in self.troubles
             for gone in known.gone
         )
 
-    def _args_while_paused(self, known: Name, run: Run) -> set[tuple[Any, ...]]:
-        """Return the arguments that *run* may have, if its leader died before the message was sent and the
-        entry was paused before the next one sent it."""
-        if self.story.together or not self.troubles:
-            return set()
-        second = run.due - self.story.base
-        return {
-            tuple(entry.fields.get("args", ()))
-            for at, entry in known.paused
-            if second - self.skew <= at <= run.given + self.skew
-        }
+    def _args(self, known: Name, run: Run) -> set[tuple[Any, ...]]:
+        """Return the arguments that *run* may have. Its entry may be paused before its message is sent: the
+        leader died, and the next one sends it."""
+        begin = self._passed(run.due)
+        entries = list(self._applied(known, begin, run.given))
+        if not self.story.together and self.troubles:
+            entries += [entry for at, entry in known.paused if begin <= at <= run.given]
+        return {tuple(entry.fields.get("args", ())) for entry in entries}
 
     @property
     def _is_alone(self) -> bool:
@@ -548,9 +614,20 @@ class Oracle:
             return
         slots = sorted((due, at) for due, at, _ in self.story.slots.get(name, ()))
         for (due, _), (_, replaced_at) in pairwise(slots):
-            began = [run.started for run in runs if abs(run.due - due) < TOLERANCE]
-            if began and self._wall(max(began)) > replaced_at + SEEN_SECONDS:
+            began = max((run.started for run in runs if abs(run.due - due) < TOLERANCE), default=0.0)
+            begin = self._passed(due)
+            is_known = not (
+                self.clock.is_repeated(replaced_at - self.story.base)
+                or _overlap([*self.troubles, *self.shifts], begin, began)
+                or self._is_damaged(name, begin, began)
+            )
+            if is_known and began > self._passed(replaced_at) + SEEN_SECONDS:
                 self.found.append(f"{name} ran for {self._shown(due)} after another call had replaced it")
+
+
+def _ends(kind: str) -> bool:
+    """Return whether a fault of this *kind* ends a process."""
+    return kind in ("restart", "die") or kind.startswith("kill")
 
 
 def _within(entry: Entry, second: float) -> bool:
@@ -565,6 +642,11 @@ def _at_bound(entry: Entry, second: float) -> bool:
         bound is not None and 1e-7 < abs(second - bound) < TOLERANCE
         for bound in (entry.fields.get("start"), entry.fields.get("end"))
     )
+
+
+def _overlap(windows: Iterable[tuple[float, float]], begin: float, end: float) -> int:
+    """Return how many of *windows* overlap the time from *begin* to *end*."""
+    return sum(start <= end and begin <= until for start, until in windows)
 
 
 def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:

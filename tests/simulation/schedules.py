@@ -122,14 +122,25 @@ class Done:
 
 
 @dataclass
+class Led:
+    """Turns of leaders whose clocks were ahead by *skew* seconds, one after another. first, last: when the
+    first and the last of them ended."""
+
+    skew: float
+    first: float
+    last: float
+
+
+@dataclass
 class Story:
     """What was seen of the schedules of a run. slots: (due, at, task_id) by entry name; None if they cannot
-    be read."""
+    be read. led: whose clock applied when."""
 
     table: Timetable
     base: float
     runs: list[Run] = dataclass_field(default_factory=list)
     edits: list[Done] = dataclass_field(default_factory=list)
+    led: list[Led] = dataclass_field(default_factory=list)
     slots: dict[str, list[tuple[float, float, str]]] | None = None
     shared: bool = True
     together: bool = True
@@ -138,12 +149,14 @@ class Story:
 
 
 class BeatNode(Node):
-    """A process that runs the schedules. stopping: it may take time, while other nodes step."""
+    """A process that runs the schedules. stopping: it may take time, while other nodes step. story: notes
+    when this process leads."""
 
     beat: Beat
     stopping = False
 
-    def begin(self, store: ScheduleStore) -> None:
+    def begin(self, store: ScheduleStore, story: Story) -> None:
+        self.story = story
         self.failure: BaseException | None = None
         self.beat = Beat(self.app, lambda name, error: None, store)
         self.beat._overlaps = Overlaps(self.app, self.beat._note, Question.run)
@@ -157,9 +170,19 @@ class BeatNode(Node):
         except Exception as error:  # noqa: BLE001 - reported like a component's crash
             self.failure = error
             return None
+        finally:
+            if self.beat.leadership.lease is not None:
+                self._led()
         if not self.process.alive:
             raise Killed(self.name)
         return max(rest, 0.001)
+
+    def _led(self) -> None:
+        led, now = self.story.led, self.time.now
+        skew = round(self.clock.now() - self.story.base - now, 6)
+        if not led or led[-1].skew != skew:
+            led.append(Led(skew, now, now))
+        led[-1].last = now
 
     def stop(self) -> None:
         if self.stopping:
@@ -231,7 +254,7 @@ class Schedules:
             return
         node = self.running._node(BeatNode, name)
         self.beats[name] = node
-        node.begin(self.store(node))
+        node.begin(self.store(node), self.story)
         self.story.shared = node.beat.store.shared
         self.story.together = node.beat.store.is_with(node.app.broker.sender)
 

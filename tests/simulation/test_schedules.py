@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace as changed
+from typing import Any
+
 import pytest
 
+from qworker.beat.agenda import Agenda
 from qworker.beat.service import Beat
 from tests.simulation.case import Case, Edit, Entry, Fault, Timetable, World
 from tests.simulation.checks import problems
+from tests.simulation.leading_clock import LeadingClock
 from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.run import run
+from tests.simulation.schedules import Led, Story
 from tests.simulation.search import Drawing
 from tests.simulation.timetables import scheduled_of
 
@@ -88,3 +95,141 @@ def test_overlaps_that_need_revocations_are_refused_where_there_are_none() -> No
     assert problems(seen) == []
     assert seen.schedules is not None
     assert [done.error for done in seen.schedules.edits] == ["InvalidSchedule"] * 2
+
+
+@pytest.mark.parametrize("seconds", [5.0, -5.0, 70.0])
+def test_the_oracle_tells_of_what_is_missed_after_the_clock_was_set(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Timetable(beats=1, seconds=30.0, entries=(Entry(when=("every", 1.0)),))
+    case = Case(
+        World("sqlite", workers=1),
+        faults=(Fault("jump", "beat0", at=10.0, seconds=seconds),),
+        schedules=table,
+    )
+    assert problems(run(case)) == []
+    lead = Beat.lead
+
+    def forgets(self: Beat, *given: Any) -> float:
+        if abs(self.clock.now() - self._wall) > 3.0 and self._agenda is not None:
+            self._agenda = Agenda()
+        return lead(self, *given)
+
+    monkeypatch.setattr(Beat, "lead", forgets)
+    assert f"e0 was not called for {20 + max(seconds, 0):.6f}" in problems(run(case))
+
+
+def test_an_outage_and_a_set_clock_excuse_no_late_call_at_another_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    due = Agenda.due
+    monkeypatch.setattr(
+        Agenda, "due", lambda self, now, most: due(self, now, most) if int(now) % 20 == 0 else []
+    )
+    faults = (Fault("away", "results", at=1.0, seconds=0.5), Fault("jump", "beat0", at=75.0, seconds=5.0))
+    table = Timetable(beats=1, seconds=79.0, entries=(Entry(when=("every", 22.0)),))
+    found = problems(run(Case(World("sqlite+other", workers=1), faults=faults, schedules=table)))
+    assert "e0 was called 18.000 s after 22.000000" in found
+    assert "e0 was called 16.000 s after 44.000000" in found
+
+
+def _without(due: float) -> Callable[[Story], None]:
+    """Return what removes the call for second *due* of the world."""
+
+    def remove(story: Story) -> None:
+        _unrun(due)(story)
+        if story.slots is not None:
+            story.slots["e0"] = [each for each in story.slots["e0"] if round(each[0] - story.base) != due]
+
+    return remove
+
+
+def _unrun(due: float) -> Callable[[Story], None]:
+    def remove(story: Story) -> None:
+        story.runs[:] = [each for each in story.runs if round(each.due - story.base) != due]
+
+    return remove
+
+
+def _moved(due: float, seconds: float) -> Callable[[Story], None]:
+    """Return what makes the call for second *due* of the world one for a time that is *seconds* later."""
+
+    def move(story: Story) -> None:
+        assert story.slots is not None
+        was = story.base + due
+
+        def moved(at: float) -> float:
+            return at + seconds if abs(at - was) < 1.0 else at
+
+        story.slots["e0"] = [(moved(each), moved(at), task_id) for each, at, task_id in story.slots["e0"]]
+        story.runs[:] = [changed(each, due=moved(each.due)) for each in story.runs]
+
+    return move
+
+
+def _rerun(due: float, **fields: Any) -> Callable[[Story], None]:
+    """Return what adds a run, with these *fields*, for second *due* of the world."""
+
+    def again(story: Story) -> None:
+        first = next(each for each in story.runs if round(each.due - story.base) == due)
+        _unrun(due)(story)
+        story.runs += [changed(first, **fields)] if fields else [first, first]
+
+    return again
+
+
+SQLITE = World("sqlite")
+EARLY = World("sqlite", workers=1, acks_late=False)
+KILLED = Fault("kill", "worker0", at=5.0)
+UNHEARD = Fault("after", "caller0", "beat.edit", 1)
+RESTARTED = Fault("restart", "beat0", at=75.0)
+SET = Fault("jump", "beat0", at=75.0, seconds=5.0)
+PLAIN, SKIPS, REPLACES = Entry(), Entry(fields={"overlap": "skip"}), Entry(fields={"overlap": "replace"})
+EXPIRES, LIMITED = Entry(fields={"expires": 2.0}), Entry(fields={"max_runs": 5})
+PAUSED, DAMAGED = Edit("pause", at=75.0), Edit("damage", at=75.0)
+HURRIED, GIVEN = Edit("set", at=75.0, fields={"expires": 30.0}), Edit("set", at=25.0, fields={"args": [1]})
+
+
+@pytest.mark.parametrize(
+    ("world", "fault", "entry", "edit", "spoil", "problem"),
+    [
+        (SQLITE, UNHEARD, PLAIN, PAUSED, _without(40), "was not called for 40"),
+        (SQLITE, None, LIMITED, None, _moved(40, 20), "was not called for 40"),
+        (World(), RESTARTED, PLAIN, None, _without(40), "was not called for 40"),
+        (SQLITE, KILLED, SKIPS, None, _without(40), "was not called for 40"),
+        (SQLITE, KILLED, PLAIN, None, _rerun(40), "ran 2 times for 40"),
+        (EARLY, KILLED, PLAIN, None, _unrun(40), "called for 40.000000, and did not run"),
+        (SQLITE, None, PLAIN, HURRIED, _unrun(40), "called for 40.000000, and did not run"),
+        (SQLITE, None, PLAIN, GIVEN, _rerun(40, args=()), "ran with ()"),
+        (SQLITE, SET, EXPIRES, None, _rerun(40, given=43.0), "with expires=2.0"),
+        (SQLITE, None, SKIPS, DAMAGED, _rerun(40, ended=51.0), "before that for 40.000000 had ended"),
+        (SQLITE, RESTARTED, REPLACES, None, _rerun(40, started=52.0), "after another call had replaced it"),
+    ],
+)
+def test_a_fault_or_an_edit_excuses_no_problem_at_another_time(
+    world: World,
+    fault: Fault | None,
+    entry: Entry,
+    edit: Edit | None,
+    spoil: Callable[[Story], None],
+    problem: str,
+) -> None:
+    table = Timetable(beats=1, seconds=90.0, entries=(entry,), edits=(edit,) if edit else ())
+    seen = run(Case(world, faults=(fault,) if fault else (), schedules=table))
+    assert problems(seen) == []
+    assert [met.fault for met in seen.met] == ([fault] if fault else [])
+    assert seen.schedules is not None
+    spoil(seen.schedules)
+    assert any(problem in each for each in problems(seen))
+
+
+def test_a_skipped_time_is_passed_when_the_clock_is_set_and_a_repeated_one_the_first_time() -> None:
+    clock = LeadingClock([Led(0.0, 0.0, 10.0), Led(5.0, 10.5, 20.0), Led(-5.0, 20.5, 30.0)])
+    shown = {9.0: 9.0, 12.0: 10.5, 16.0: 11.0, 25.0: 20.0, 26.0: 31.0}
+    assert {each: clock.passed(each) for each in shown} == shown
+    assert [clock.is_repeated(each) for each in (9.0, 12.0, 15.4, 15.6, 24.0, 26.0)] == [
+        False, True, False, True, True, False,
+    ]  # fmt: skip
+    assert clock.span(5.0, 10.2) == (5.0, 15.2)
+    assert clock.span(25.0, 30.0) == (20.0, 25.0)
+    assert LeadingClock([]).passed(7.0) == 7.0
