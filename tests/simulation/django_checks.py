@@ -16,7 +16,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from tests.simulation.case import Django, Job
-from tests.simulation.due_times import crontab_dues
+from tests.simulation.local_times import crontab_dues
 from tests.simulation.nodes import Asked
 from tests.simulation.repeats import HARMLESS, Repeats
 from tests.simulation.run import Seen
