@@ -17,6 +17,7 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -74,6 +75,8 @@ RECOVERED = 4.0
 restarted after one."""
 CANCELLED = frozenset({Failed("TaskRevoked"), Failed("Terminated"), Failed("ChordError")})
 """The values of revoked calls, and of those that follow them."""
+AT_WORK = re.compile(r" messages of | is busy")
+"""What does not end, however many tasks were lost."""
 AT_DEATHS = "it was running at"
 """The reason of dead letters that were delivered once more than their ``max_deliveries``."""
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
@@ -97,7 +100,8 @@ def _problems(seen: Seen) -> list[str]:
     found = [f"a worker crashed: {text}" for text in seen.crashed]
     if seen.case.django is not None:
         return found + django_problems(seen)
-    if seen.stuck and not any(_may_vanish(seen, asked) for asked in seen.asked):
+    lost = any(_may_vanish(seen, asked) for asked in seen.asked)
+    if seen.stuck and not (lost and not AT_WORK.search(seen.stuck)):
         found.append(f"it does not end: {seen.stuck}")
     forged = _forged(seen)
     exact = all(fault.kind in HARMLESS for fault in seen.fired)
@@ -629,17 +633,23 @@ def _fails_to_join(seen: Seen, asked: Asked) -> bool:
 
 
 def _may_vanish(seen: Seen, asked: Asked) -> bool:
-    """Return whether lost tasks may leave no trace: if their worker died, or was considered dead."""
-    died = seen.may_lose_of(asked) and any(fault.kind not in CUT for fault in seen.fired)
-    return died or _counts_what_is_not_sent(seen, asked)
+    """Return whether lost tasks may leave no trace."""
+    return seen.may_vanish_of(asked) or _counts_what_is_not_sent(seen, asked)
 
 
 def _counts_what_is_not_sent(seen: Seen, asked: Asked) -> bool:
-    """Return whether a time limit may have ended a task between counting a call in its chord and sending it:
-    the chord waits until its join expires."""
+    """Return whether a task may have ended between counting a call in its chord and sending it, by its time
+    limit, or with its child if it was acknowledged: the chord waits until its join expires."""
     adding = {part.number for part in parts_of(asked.order.flow) if getattr(part, "adds", None) is not None}
     ids = {run.id for number, run in seen.record.executions[asked.name] if number in adding}
-    cuts = {("limit before", "push"), ("limit before", "save_group"), ("limit after", "save_group")}
+    who = ("limit",) if seen.case.world.acks_late else ("limit", "child")
+    cuts = {
+        (f"{each} {when}", method)
+        for each in who
+        for when, method in (
+            ("after", "join.grow"), ("before", "push"), ("before", "save_group"), ("after", "save_group"),
+        )
+    }  # fmt: skip
     return any(
         (met.fault.kind, met.fault.method) in cuts and not ids.isdisjoint(met.about) for met in seen.met
     )

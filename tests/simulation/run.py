@@ -87,6 +87,8 @@ HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "locked", "stall"})
 """Faults of some duration, in which work may stand still."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener repeats if it receives no answer."""
+REPEATED = frozenset({"store_rows", "join.add", "join.claim", "join.finish"})
+"""Calls of the store of results that a worker repeats until they succeed."""
 UNHEARD = frozenset({("after", "settle"), ("before", "confirm"), ("after", "confirm")})
 """Faults after which a listener does not know that the broker has settled messages."""
 STALLED = ("confirm", "extend", "lease", "settle")
@@ -182,7 +184,20 @@ class Seen:
         """Return whether tasks of *asked* may be lost."""
         # A call that was added to a chord is not sent if its task is revoked when it is delivered again.
         lost = asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
-        return lost or any(self._loses(met) and not self._is_of_another(met, asked) for met in self.met)
+        return lost or any(True for _ in self._losses(asked))
+
+    def may_vanish_of(self, asked: Asked) -> bool:
+        """Return whether lost tasks of *asked* may leave no trace: if their worker has died."""
+        return any(fault.kind.startswith(("kill", "die", "crash", "lost")) for fault in self._losses(asked))
+
+    def _losses(self, asked: Asked) -> Iterator[Fault]:
+        """Yield the faults because of which tasks of *asked* may be lost. Those that were over when it was
+        called lose none."""
+        for met in self.met:
+            after = 0.0 if met.fault.kind.startswith(("kill", "die")) else RECOVERED
+            concerned = asked.called_at <= met.at + met.fault.seconds + after
+            if concerned and self._loses(met) and not self._is_of_another(met, asked):
+                yield met.fault
 
     def kills_children_of(self, asked: Asked) -> bool:
         """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""
@@ -209,6 +224,7 @@ class Seen:
             self.case.world.acks_late
             or fault.node.startswith(("beat", "caller"))
             or fault.kind in LOSES_NOTHING
+            or (fault.kind in ("before", "after") and fault.method in REPEATED)
             or (known and answer_lost and not self._loses_lease(met))
         )
 
@@ -754,7 +770,7 @@ class Running:
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
-                    seen.stuck = seen.stuck or self._why()
+                    seen.stuck = "; ".join(filter(None, (seen.stuck, self._why())))
                     break
         except Stuck as error:
             seen.stuck = str(error)
