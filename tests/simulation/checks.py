@@ -29,7 +29,7 @@ from tests.simulation import figures
 from tests.simulation.case import Fault
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
-from tests.simulation.nodes import Asked, is_by_celery
+from tests.simulation.nodes import IN_TRANSACTIONS, Asked, is_by_celery
 from tests.simulation.program import Moment
 from tests.simulation.repeats import HARMLESS, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
@@ -280,7 +280,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _too_often(seen, asked, want)
     if _fails_to_join(seen, asked):
         return found
-    if asked.refused and exact:
+    if asked.refused and not _may_be_refused(seen, asked):
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and exact:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
@@ -635,6 +635,20 @@ def _fails_to_join(seen: Seen, asked: Asked) -> bool:
 def _may_vanish(seen: Seen, asked: Asked) -> bool:
     """Return whether lost tasks may leave no trace."""
     return seen.may_vanish_of(asked) or _counts_what_is_not_sent(seen, asked)
+
+
+def _may_be_refused(seen: Seen, asked: Asked) -> bool:
+    """Return whether a fault explains that *asked* was not called: outside of transactions, its publisher
+    tries again after one that fails."""
+    once = {"before", "after", "late", "twice"}
+    pushes = others = 0
+    for met in seen.met:
+        by_caller = not (met.node or met.fault.node).startswith(("worker", "beat"))
+        if by_caller and met.fault.kind not in HARMLESS:
+            is_push = met.fault.method == "push" and met.fault.kind in once
+            pushes, others = pushes + is_push, others + (not is_push)
+    unretried = asked.order.how in IN_TRANSACTIONS or is_by_celery(asked.order, seen.case.world)
+    return bool(others) or pushes > (0 if unretried else 1)
 
 
 def _counts_what_is_not_sent(seen: Seen, asked: Asked) -> bool:
