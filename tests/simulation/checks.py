@@ -33,6 +33,7 @@ from tests.simulation.nodes import IN_TRANSACTIONS, Asked, is_by_celery
 from tests.simulation.program import Moment
 from tests.simulation.repeats import HARMLESS, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
+from tests.simulation.world import LEASE_SECONDS
 from tests.support.flows import (
     PENDING,
     RUNS,
@@ -61,7 +62,7 @@ PROMPT = 3.0
 SLOW = 15.0
 """Seconds after the last fault within which all work ends: leases have expired, and what failed was tried
 again. (In 2,300 cases it took 10.3 s at most.)"""
-CLAIM_SECONDS = 30.0
+CLAIM_SECONDS = LEASE_SECONDS
 """How long a worker that has not finished a join keeps it, and the time between two looks for such joins."""
 KEEPING = HARMLESS - {"retry dead"} | {"freeze", "locked", "stall", "kill", "restart"}
 """Faults after which each rejected call is a dead letter."""
@@ -156,7 +157,8 @@ def _problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     slow = SLOW + jumps + _limited(seen) + (2 * CLAIM_SECONDS if seen.record.joins else 0.0)
-    if seen.schedules is None and not seen.case.world.skew and seen.rested > slow:
+    slow += seen.case.world.skew * (seen.case.world.workers + len(CALLERS))
+    if seen.schedules is None and seen.rested > slow:
         found.append(f"all is quiet only {seen.rested:.1f} s after the last call or fault")
     if exact:
         found += [f"delivered once more: {reason}" for reason in seen.left["dead"] if AT_DEATHS in reason]
