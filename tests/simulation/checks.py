@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from qworker.backends.joins import PUSH_SECONDS
 from qworker.canvas.plan import SEGMENT
 from tests.simulation import figures
 from tests.simulation.case import Fault
@@ -31,7 +32,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import IN_TRANSACTIONS, Asked, is_by_celery
 from tests.simulation.program import Moment
-from tests.simulation.repeats import HARMLESS, Repeats
+from tests.simulation.repeats import HARMLESS, Met, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
 from tests.simulation.world import LEASE_SECONDS
 from tests.support.flows import (
@@ -62,9 +63,10 @@ PROMPT = 3.0
 SLOW = 15.0
 """Seconds after the last fault within which all work ends: leases have expired, and what failed was tried
 again. (In 2,300 cases it took 10.3 s at most.)"""
-CLAIM_SECONDS = LEASE_SECONDS
-"""How long a worker that has not finished a join keeps it, and the time between two looks for such joins."""
-KEEPING = HARMLESS - {"retry dead"} | {"freeze", "locked", "stall", "kill", "restart"}
+KEEPING = HARMLESS - {"retry dead"} | {
+    "after", "away", "before", "cut", "freeze", "full", "kill", "kill after", "kill before", "locked",
+    "restart", "stall",
+}  # fmt: skip
 """Faults after which each rejected call is a dead letter."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "poison", "stranger", "retry dead"})
@@ -156,7 +158,7 @@ def _problems(seen: Seen) -> list[str]:
     if seen.left["joins"]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
-    slow = SLOW + jumps + _limited(seen) + (2 * CLAIM_SECONDS if seen.record.joins else 0.0)
+    slow = SLOW + jumps + _limited(seen) + (2 * _claim(seen) if seen.record.joins else 0.0)
     slow += seen.case.world.skew * (seen.case.world.workers + len(CALLERS))
     if seen.schedules is None and seen.rested > slow:
         found.append(f"all is quiet only {seen.rested:.1f} s after the last call or fault")
@@ -186,6 +188,12 @@ def _problems(seen: Seen) -> list[str]:
             and not (seen.case.world.key == "late" and "not signed" in text)
         ]
     return found
+
+
+def _claim(seen: Seen) -> float:
+    """Return for how many seconds a worker may keep a join that it has not finished."""
+    died = any(fault.kind.startswith(("kill", "die", "crash")) for fault in seen.fired)
+    return PUSH_SECONDS if died else LEASE_SECONDS
 
 
 def _overdue(seen: Seen) -> list[str]:
@@ -495,13 +503,26 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
     # Any call before it may fail again, and then what follows fails without a run.
     callers = dict.fromkeys(errbacks, flow.parts.keys() - errbacks)
-    repeats = Repeats(executions, record.every, seen.met, record.bodies, calls, delivered, callers)
+    mets = _explaining(seen)
+    repeats = Repeats(executions, record.every, mets, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
     more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
     due = want.runs if more_fail else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
     yield from repeats.beyond(record.ran(asked.name) + record.told[asked.name], right, items)
+
+
+def _explaining(seen: Seen) -> list[Met]:
+    """Return the faults that may make tasks run again. One that is alone, and over before a lease is, costs
+    no worker its lease, if the broker knows who holds what."""
+    mets = [met for met in seen.met if met.fault.kind not in HARMLESS]
+    if len(mets) != 1 or seen.case.world.stores.startswith("kombu"):
+        return seen.met
+    (fault,) = (met.fault for met in mets)
+    answer = fault.kind in ("before", "after") and fault.method in ("extend", "reclaim", "revoked_since")
+    short = fault.kind == "cut" and fault.seconds < 1.0 and not any(run.failed for run in seen.record.every)
+    return [] if answer or short else seen.met
 
 
 def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str]:
@@ -649,7 +670,10 @@ def _may_be_refused(seen: Seen, asked: Asked) -> bool:
         if by_caller and met.fault.kind not in HARMLESS:
             is_push = met.fault.method == "push" and met.fault.kind in once
             pushes, others = pushes + is_push, others + (not is_push)
-    unretried = asked.order.how in IN_TRANSACTIONS or is_by_celery(asked.order, seen.case.world)
+    order = asked.order
+    given = [order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow))]
+    unretried = order.how in IN_TRANSACTIONS or is_by_celery(order, seen.case.world)
+    unretried |= any(options.get("retry") is False for options in given)
     return bool(others) or pushes > (0 if unretried else 1)
 
 

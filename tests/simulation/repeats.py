@@ -52,8 +52,8 @@ class Met(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Execution:
     """A delivery of a message that a worker of *node* ran at *at*. attempt: how many were retried before.
-    place: the next line of the log. sent: the ids of the calls that it sent. ended: whether it ran to its
-    end. settled: when the broker took note of it."""
+    place: the next line of the log. sent: the ids of the calls that it sent. failed: the stores that its
+    child could not use. ended: whether it ran to its end. settled: when the broker took note of it."""
 
     id: str
     attempt: int
@@ -63,6 +63,7 @@ class Execution:
     at: float
     place: int
     sent: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     ended: bool = False
     settled: float = math.inf
 
@@ -138,6 +139,8 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         fault.seconds if fault.kind == "crash" else 0.0
     ):
         return False
+    if fault.kind in ("away", "cut", "full") and "results" in (fault.node, fault.method):
+        return "results" in run.failed  # results wait, and are stored later
     if fault.kind in EVERYWHERE | OPERATORS:
         return met.at + fault.seconds + RECOVERED >= run.at
     if run.id in met.about and (not once or (fault.method, fault.kind) == ("push", "twice")):

@@ -194,10 +194,11 @@ class Process:
         if store in self.stack:
             return function(*args, **kwargs)
         error = self.errors.get(store, BackendError)
-        if store in self.away or store in self.cut:
-            raise error(f"the {store} is away")
-        if store in self.full and method in WRITES:
-            raise error(f"the {store} is full")
+        away = store in self.away or store in self.cut
+        if away or (store in self.full and method in WRITES):
+            if self.execution is not None:
+                self.execution.failed.add(store)
+            raise error(f"the {store} is {'away' if away else 'full'}")
         if (pauses := self.time.pauses) and self.time.random.random() < pauses:
             self.pause(MOMENT)
         self.calls[method] += 1
