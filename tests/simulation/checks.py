@@ -520,7 +520,7 @@ def _explaining(seen: Seen) -> list[Met]:
     if len(mets) != 1 or seen.case.world.stores.startswith("kombu"):
         return seen.met
     (fault,) = (met.fault for met in mets)
-    answer = fault.kind in ("before", "after") and fault.method in ("extend", "reclaim", "revoked_since")
+    answer = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
     short = fault.kind == "cut" and fault.seconds < 1.0 and not any(run.failed for run in seen.record.every)
     return [] if answer or short else seen.met
 
