@@ -51,6 +51,7 @@ class Finished(NamedTuple):
     - overdue: it has expired, and parts may be missing.
     - run: the mark RUN for a body without one, because a join of the same name may be opened again; "" if
       there is none.
+    - attempt: how often its body was perhaps published under this claim.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Finished(NamedTuple):
     parts: Sequence[Part]
     overdue: bool = False
     run: str = ""
+    attempt: int = 0
 
 
 class Opening(Protocol):

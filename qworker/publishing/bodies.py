@@ -115,7 +115,7 @@ def _added_key(join: str, number: int) -> str:
 def read_body(app: App, join: Finished) -> tuple[JoinBody, str | None]:
     """Return the body of *join* and the result of doubt().
 
-    A body that may be published twice gets a header with a number for this claim (``tasks/copies.py``). Its
+    A body that may be published twice gets a header with a number for this attempt (``tasks/copies.py``). Its
     parent is a member, as in Celery. Raises InvalidTaskMessage.
     """
     try:
@@ -128,5 +128,5 @@ def read_body(app: App, join: Finished) -> tuple[JoinBody, str | None]:
     if join.run and not run_in(body.call.options.get("headers")):
         mark(body.call.options, {RUN: join.run})
     if not app.results_with_broker:
-        mark(body.call.options, {PUBLICATION: int(join.token, 16) >> 1})
+        mark(body.call.options, {PUBLICATION: int(join.token, 16) >> 1 ^ join.attempt})
     return body, doubts

@@ -17,7 +17,14 @@ from qworker.canvas.join_body import JoinBody
 from qworker.canvas.plan import PlannedJoin
 from qworker.canvas.signatures import Signature
 from qworker.components.ending.joiner import RETRY_SECONDS, Joiner
-from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError, PublishError
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    ChordError,
+    ConfigurationError,
+    EncodeError,
+    PublishError,
+)
 from qworker.message.marks import JOINS
 from qworker.naming import task_id
 from qworker.publishing import bodies
@@ -379,7 +386,8 @@ class Faulty(Joins):
         self.finished: list[Finished] = []
         self.sent: list[str] = []
         self.claims = 0
-        self.join = Finished("join", "token", b"", ())
+        self.waiting = [Finished("join", "f", b"", ())]
+        self.failing: set[str] = set()
 
     def open(self, joins: Sequence[Join]) -> None:
         raise NotImplementedError
@@ -394,9 +402,12 @@ class Faulty(Joins):
         self.claims += 1
         if self.error is not None:
             raise self.error
-        return [] if self.finished else [self.join]
+        found, self.waiting = self.waiting, []
+        return found
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
+        if join.id in self.failing:
+            raise BrokerUnavailable("no answer")
         self.finished.append(join)
         self.sent += [str(read(each).headers["task"]) for each in envelopes]
         return True
@@ -441,6 +452,27 @@ def test_result_store_of_the_broker_is_not_opened_at_start(
     env.app.close()
 
 
+def test_claimed_joins_are_tried_again_before_their_claims_expire(tmp_path: Path) -> None:
+    """A worker that could not send a body waited until its own claim had expired: 30 seconds. One that is
+    never sent does not block the others."""
+    joins, env = Faulty(), Env(tmp_path)
+    joins.waiting = [Finished(name, "f", b"", ()) for name in "abc"]
+    joins.failing = {"a", "b"}
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
+    assert joiner.step(0.0) == RETRY_SECONDS
+    assert joins.finished == []
+    for new in ("d", "e"):
+        joins.waiting = [Finished(new, "f", b"", ())]
+        assert joiner.step(0.0) == RETRY_SECONDS
+    joins.failing = {"a"}
+    assert joiner.step(0.0) == RETRY_SECONDS
+    assert [join.id for join in joins.finished] == ["d", "e", "c", "b"]
+    joins.failing = set()
+    assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
+    assert [(join.id, join.attempt) for join in joins.finished[-2:]] == [("b", 1), ("a", 3)]
+    env.app.close()
+
+
 @pytest.mark.parametrize("error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights")])
 def test_failing_store_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
     joins, env = Faulty(error), Env(tmp_path)
@@ -481,7 +513,8 @@ def test_join_waits_if_the_store_becomes_unavailable(key: list[str] | None) -> N
     body = bodies.written(app, PlannedJoin("join", ("a",), JoinBody(call)))
     bodies.note_added(app, "join", 1, "b", 0.0)
     joins = Faulty()
-    joins.join = Finished("join", "f", body, tuple(Part("join", n, "ab"[n], "SUCCESS") for n in (0, 1)))
+    parts = tuple(Part("join", n, "ab"[n], "SUCCESS") for n in (0, 1))
+    joins.waiting = [join] = [Finished("join", "f", body, parts)]
     for each in "ab":
         backend.store(each, backend.meta(each, "SUCCESS", each))
     joiner = Joiner(app, lambda name, error: None, lambda: joins)
@@ -489,6 +522,7 @@ def test_join_waits_if_the_store_becomes_unavailable(key: list[str] | None) -> N
     assert (joiner.step(0.0), joins.finished) == (RETRY_SECONDS, [])
     backend.away = False
     joiner.step(0.0)
-    assert (joins.finished, joins.sent) == ([joins.join], ["gather"])
+    again = join._replace(attempt=1)
+    assert (joins.finished, joins.sent) == ([again], ["gather"])
     app.close()
     plain.close()

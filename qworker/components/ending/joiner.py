@@ -75,6 +75,8 @@ class Joiner(ThreadComponent):
         self._may_have_due = may_have_due
         self._seconds: float = app.conf.worker_lease_seconds
         """Duration of a claim, and interval between checks for overdue joins and those of dead workers."""
+        self._unsent: list[Finished] = []  # joiner only
+        """Claimed joins that could not be finished: this worker tries again before their claims expire."""
 
     @property
     def _joins(self) -> Joins:
@@ -92,13 +94,17 @@ class Joiner(ThreadComponent):
         self.wait(self._seconds)
 
     def step(self, now: float) -> float | None:
+        claimed: list[Finished] = []
+        unsent = self._unsent
         try:
-            if not self._may_have_due(self._app.clock.now()):
-                return self._seconds
-            while claimed := self._joins.claim(BATCH, self._seconds):
-                for join in claimed:
-                    self._finish(join)
+            if self._may_have_due(self._app.clock.now()):
+                while len(unsent) < BATCH and (claimed := self._joins.claim(BATCH, self._seconds)):
+                    self._finish_all(claimed)
+            self._finish_all(unsent)
         except QWorkerError as error:
+            left = [*claimed, *unsent]
+            failed = [join._replace(attempt=join.attempt + 1) for join in left[:1]]
+            self._unsent = [*left[1:], *failed]  # one that never succeeds must not block the others
             logger.warning(
                 "the call after a group cannot be sent: %s; trying again in %g s",
                 error,
@@ -107,6 +113,12 @@ class Joiner(ThreadComponent):
             )
             return RETRY_SECONDS
         return self._seconds
+
+    def _finish_all(self, joins: list[Finished]) -> None:
+        """Finish *joins*, and remove them from the list."""
+        while joins:
+            self._finish(joins[0])
+            del joins[0]
 
     def _finish(self, join: Finished) -> None:
         """Send the body of *join*. If it cannot be sent, report its failure as far as possible."""
