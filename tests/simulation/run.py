@@ -182,13 +182,18 @@ class Seen:
 
     def may_lose_of(self, asked: Asked) -> bool:
         """Return whether tasks of *asked* may be lost."""
-        # A call that was added to a chord is not sent if its task is revoked when it is delivered again.
-        lost = asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
-        return lost or any(True for _ in self._losses(asked))
+        return self._loses_added(asked) or any(True for _ in self._losses(asked))
 
     def may_vanish_of(self, asked: Asked) -> bool:
         """Return whether lost tasks of *asked* may leave no trace: if their worker has died."""
-        return any(fault.kind.startswith(("kill", "die", "crash", "lost")) for fault in self._losses(asked))
+        return self._loses_added(asked) or any(
+            fault.kind.startswith(("kill", "die", "crash", "lost")) for fault in self._losses(asked)
+        )
+
+    def _loses_added(self, asked: Asked) -> bool:
+        """Return whether a call that was added to a chord may not be sent, because its task is revoked when
+        it is delivered again."""
+        return asked.revoked and any(fault.method == "join.grow" for fault in self.fired)
 
     def _losses(self, asked: Asked) -> Iterator[Fault]:
         """Yield the faults because of which tasks of *asked* may be lost. Those that were over when it was

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -41,6 +41,7 @@ from qworker.components.receiving.listener import RevocationReader
 from qworker.components.status.counters import Counters
 from qworker.control.failed import Failed as FailedTasks
 from qworker.control.letters import Retried
+from qworker.errors import BrokerUnavailable
 from qworker.message import protocol, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
@@ -272,7 +273,7 @@ def test_a_body_that_runs_twice_after_a_lost_answer_is_noticed(
 @pytest.mark.parametrize(("name", "is_explained"), [("f0", False), ("f1", True)])
 def test_only_a_fault_at_its_own_ack_explains_a_repeat(name: str, is_explained: bool) -> None:
     orders = (Order(Call(number=0)), Order(Call(number=0), at=1.0))
-    seen = run(Case(World(workers=1), orders, (Fault("before", "worker0", "settle", 2),)))
+    seen = run(Case(World("kombu+memory", workers=1), orders, (Fault("before", "worker0", "settle", 2),)))
     assert problems(seen) == []
     ((_, once),) = seen.record.executions[name]
     seen.record.executions[name].append((0, replace(once, place=len(seen.log))))
@@ -1570,3 +1571,58 @@ def test_locked_row_of_a_worker_delays_nothing() -> None:
         Case(World(acks_late=False, long=1.0), (Order(Call(number=0)), Order(Call(number=0), at=2.0)), faults)
     )
     assert (problems(seen), [met.fault for met in seen.met]) == ([], list(faults))
+
+
+CHAIN = Order(Chain([Call(number=0), Call(number=1)]), at=1.0)
+REJECTED = Order(Call(does="reject"), at=1.0)
+
+
+def stop(seen: Seen) -> None:
+    seen.stuck = "something still waits (ready messages of celery: 7)"
+
+
+def lose_result(seen: Seen) -> None:
+    seen.ready["f0"], seen.values["f0"] = [False], [PENDING]
+
+
+def refuse(seen: Seen) -> None:
+    seen.asked[0].refused.append(BrokerUnavailable("the connection was lost"))
+
+
+def run_again(seen: Seen) -> None:
+    number, run = seen.record.executions["f0"][0]
+    seen.record.executions["f0"].append((number, replace(run, place=run.place + 1)))
+
+
+def lose_letter(seen: Seen) -> None:
+    seen.left["dead"].clear()
+
+
+def rest_late(seen: Seen) -> None:
+    seen.rested = 51.0
+
+
+@pytest.mark.parametrize(
+    ("acks_late", "order", "fault", "harm"),
+    [
+        (False, CHAIN, Fault("away", "broker", at=1.0, seconds=0.5), stop),
+        (False, CHAIN, Fault("kill", "worker0", at=1.001), stop),
+        (False, CHAIN, Fault("away", "results", at=1.0, seconds=3.0), lose_result),
+        (False, CHAIN, Fault("kill", "worker0", at=0.5), lose_result),  # it was called later
+        (True, CHAIN, Fault("before", "caller0", "push"), refuse),
+        (True, CHAIN, Fault("before", "worker", "settle"), refuse),
+        (True, Order(Call(), at=1.0), Fault("away", "results", at=1.0005, seconds=3.0), run_again),
+        (True, CHAIN, Fault("before", "worker", "settle"), run_again),
+        (True, CHAIN, Fault("cut", "worker0", "broker", at=1.0, seconds=0.5), run_again),
+        (True, REJECTED, Fault("before", "worker", "settle"), lose_letter),
+        (True, Order(Chord([Call(), Call()], Call())), Fault("before", "worker", "join.finish"), rest_late),
+    ],
+)
+def test_faults_excuse_only_what_they_may_cause(
+    acks_late: bool, order: Order, fault: Fault, harm: Callable[[Seen], None]
+) -> None:
+    order = replace(order, flow=numbered(order.flow))
+    seen = run(Case(World("sqlite+memory", workers=1, acks_late=acks_late), (order,), (fault,)))
+    assert (problems(seen), len(seen.met)) == ([], 1)
+    harm(seen)
+    assert len(problems(seen)) == 1
