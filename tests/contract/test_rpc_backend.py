@@ -85,6 +85,17 @@ def test_result_is_sent_only_to_the_caller(make: Make) -> None:
     assert caller.get_many(["x", "y"]).keys() == {"x"}
 
 
+def test_failure_in_place_of_a_refused_result_reaches_the_caller(make: Make) -> None:
+    caller, worker = make(), make()
+    properties = {"reply_to": caller.reply_to(), "correlation_id": "x"}
+    refused = worker.row("x", worker.meta("x", "SUCCESS", "too long", properties=properties))
+    assert refused is not None
+    row = worker.row_why_not(refused, "FAILURE", BackendError("it is too long"))
+    assert row is not None
+    worker.store_rows([row])
+    assert caller.wait(["x"], 10)["x"]["result"]["exc_message"] == ["it is too long"]
+
+
 def test_unsigned_replies_are_ignored(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     key = {"security_key": ["a key that is long enough for the tests"]}
     caller, worker, unsigned = make(**key), make(**key), make()

@@ -19,7 +19,7 @@ from qworker.components.ending.result_writer import (
 )
 from qworker.components.mailbox import SettlementOrder
 from qworker.errors import BackendError, EncodeError
-from qworker.transports.lease import Ack, DeadLetter, Store
+from qworker.transports.lease import Ack, DeadLetter, Part, Store
 from tests.support.logging_events import logged
 from tests.support.rooms import Rooms
 
@@ -34,7 +34,10 @@ class Setup:
         self.failures = failures
         self.batches: list[int] = []
         self.posted: list[SettlementOrder] = []
-        self.writer = ResultWriter(self.rooms.app, lambda name, error: None, self.posted.extend)
+        self.parts: list[Part] = []
+        self.writer = ResultWriter(
+            self.rooms.app, lambda name, error: None, self.posted.extend, self.parts.extend
+        )
         self._store_rows = self.backend.store_rows
         self.backend.store_rows = self.store_rows  # type: ignore[method-assign]
 
@@ -278,7 +281,7 @@ def test_message_is_dead_lettered_if_no_result_can_be_stored(caplog: pytest.LogC
     assert "secret" not in first.settlement.reason
     assert second == SettlementOrder(None, DeadLetter(2, "it was bad"))
     assert third == SettlementOrder(request, None)
-    assert "id-4 is not stored" in caplog.text
+    assert "id-4 cannot be stored" in caplog.text
     assert setup.writer.held() == 0
 
 
@@ -351,3 +354,54 @@ def test_memory_store_with_prefork_pool_is_warned_of(
     assert caplog.text == ""
     Setup(result_backend="cache+memory://", worker_pool="prefork").writer.opened()
     assert "--pool threads" in caplog.text
+
+
+class PickyStore(BrokenStore):
+    """A store that raises *error* for rows with *word* in them."""
+
+    def __init__(self, word: bytes, error: type[Exception] = EncodeError) -> None:
+        super().__init__(word)
+        self.error = error
+
+    def store_rows(self, rows: Any) -> None:
+        try:
+            super().store_rows(rows)
+        except ZeroDivisionError:
+            raise self.error("it does not fit") from None
+
+
+@pytest.mark.parametrize("error", [EncodeError, ZeroDivisionError])
+def test_parts_of_refused_results_fail(error: type[Exception]) -> None:
+    setup = PickyStore(b"BAD", error)
+    for tag, result in ((1, "good"), (2, "BAD")):
+        row, part = setup.row(tag, "SUCCESS", result), Part("join", tag, f"id-{tag}", "SUCCESS")
+        setup.writer.mailbox.post(SettlementOrder(None, Ack(tag, row, (part,))))
+    setup.step_repeatedly(TRIES)
+    assert [(part.number, part.status) for part in setup.parts] == [(1, "SUCCESS"), (2, "FAILURE")]
+    assert setup.posted == [SettlementOrder(None, Ack(1)), SettlementOrder(None, Ack(2))]
+
+
+def test_message_is_dead_lettered_if_its_failure_does_not_fit_either() -> None:
+    setup = PickyStore(b"id-1")
+    part = Part("join", 0, "id-1", "SUCCESS")
+    setup.writer.mailbox.post(SettlementOrder(None, Ack(1, setup.row(1, "SUCCESS"), (part,))))
+    second = setup.post(2)
+    setup.step()
+    first, *others = setup.posted
+    assert others == [second]
+    assert isinstance(first.settlement, DeadLetter)
+    assert "it does not fit" in first.settlement.reason
+    assert setup.parts == [part._replace(status="FAILURE")]
+
+
+@pytest.mark.parametrize("error", [EncodeError, ZeroDivisionError])
+def test_states_before_the_end_are_left_out_if_they_are_refused(error: type[Exception]) -> None:
+    setup = PickyStore(b"BAD", error)
+    request, part = setup.rooms.request(1), Part("join", 0, "id-1", "SUCCESS")
+    setup.writer.mailbox.post(SettlementOrder(request, Store(setup.row(1, "STARTED", "BAD")), final=False))
+    setup.writer.mailbox.post(SettlementOrder(request, Store(setup.row(1, "SUCCESS"), (part,))))
+    setup.writer.mailbox.post(SettlementOrder(None, Ack(2, setup.row(2, "RETRY", "BAD"))))
+    setup.step_repeatedly(TRIES)
+    assert setup.posted == [SettlementOrder(request, None), SettlementOrder(None, Ack(2))]
+    assert (setup.status(1), setup.status(2)) == ("SUCCESS", None)
+    assert setup.parts == [part]

@@ -12,7 +12,7 @@ from qworker.components.receiving import settlements as room
 from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
-from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Part, Release, Settlement, Store
 from tests.support.rooms import Rooms, tags
 
 
@@ -23,6 +23,7 @@ class Picky(MemoryStore):
     refuses: Any = staticmethod(lambda settlement: False)
     gone: dict[int, Exception]
     calls = 0
+    settled: list[Settlement]
     confirm_fails = False
     """Whether confirm() fails."""
 
@@ -36,6 +37,7 @@ class Picky(MemoryStore):
             raise error
         if any(map(self.refuses, settlements)):
             raise ValueError("not this\0one")
+        self.settled += settlements
         return super().settle(generation, settlements)
 
 
@@ -43,7 +45,7 @@ class Setup:
     def __init__(self, refuses: Any = lambda settlement: False, kind: Any = Picky) -> None:
         self.rooms = Rooms()
         self.store = kind(self.rooms.clock)
-        self.store.refuses, self.store.gone = refuses, {}
+        self.store.refuses, self.store.gone, self.store.settled = refuses, {}, []
         self.settlements = Settlements(self.rooms.app, self.store.consumer)
         self.generation = self.store.consumer.register("w@h", ["celery"], 2)
 
@@ -132,6 +134,12 @@ def test_message_is_dead_lettered_if_no_result_is_accepted() -> None:
     setup.carry_out(Ack(tag, setup.row("culprit")))
     (dead_letter,) = setup.store.admin.dead()
     assert dead_letter.reason.startswith("the broker refused how it ended: ValueError")
+
+
+def test_parts_of_a_result_that_is_rejected_with_its_failure_are_recorded() -> None:
+    setup, part = Setup(lambda settlement: settlement.row is not None), Part("join", 0, "culprit", "SUCCESS")
+    list(setup.settlements.store([Store(setup.row("culprit"), (part,))]))  # acked before it ran
+    assert setup.store.settled[-1:] == [Store(None, (part._replace(status="FAILURE"),))]
 
 
 def test_dead_letter_with_a_rejected_reason_keeps_its_result() -> None:

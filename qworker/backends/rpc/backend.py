@@ -29,6 +29,7 @@ from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import in_helper_thread
+from qworker.message.exceptions import exception_to_dict
 from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
 from qworker.transports.lease import ResultRow
 from qworker.transports.tls import for_kombu
@@ -292,6 +293,12 @@ class RpcBackend(MemoryBackend):
             return None  # the caller expects no result
         reply = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
         return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(reply))), None
+
+    def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
+        """See Backend.row_why_not(); for the caller that *row* was for."""
+        queue, correlation, _ = marshal.loads(row[2])
+        where = {"reply_to": queue, "correlation_id": correlation}
+        return self.row(row[0], self.meta(row[0], status, exception_to_dict(error), properties=where))
 
     def store(self, task_id: str, meta: Meta) -> bool:
         row = self.row(task_id, meta)

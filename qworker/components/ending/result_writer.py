@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.components.component import ThreadComponent
@@ -111,7 +111,7 @@ class ResultWriter(ThreadComponent):
         while self._waiting:
             batch = self._batch()
             try:
-                self._store(batch)
+                unstored = self._store(batch)
             except BackendError as error:
                 return self._try_later(now, f"does not answer: {error}")
             except Exception as error:  # a third-party store: it must not stop the worker
@@ -135,7 +135,7 @@ class ResultWriter(ThreadComponent):
                     )
                 for order in batch:
                     self._done(order)
-                self._post([_stripped(order) for order in batch if order.final or order.starts])
+                self._post([_left(order, unstored) for order in batch if order.final or order.starts])
             self._failures = self._faults = 0
         return self._sweep(now)
 
@@ -161,9 +161,8 @@ class ResultWriter(ThreadComponent):
     def _give_up(self, batch: list[SettlementOrder]) -> None:
         """Try to store each order separately once more, and replace the results that are refused."""
         for order in batch:
-            left = _stripped(order)
             try:
-                self._store([order])
+                left = _left(order, self._store([order]))
             except BackendError:
                 raise
             except Exception as error:  # noqa: BLE001 - as in step()
@@ -177,23 +176,16 @@ class ResultWriter(ThreadComponent):
         row = _row(order)
         if row is None:
             return _stripped(order)
-        task_id, status, *_ = row
-        why = f"the result store failed: {_shown(error)}"
-        settlement = order.settlement
+        why = BackendError(f"the result store failed: {_shown(error)}")
+        stored = self._store_why_not(row, why, Exception)
         try:
-            if status in states.READY_STATES and self._store_why_not(row, BackendError(why)):
-                return _stripped(order)
+            if parts := _failed(_parts(order)):
+                self._record(parts)
         except BackendError:
             raise
         except Exception:  # as in step()
             logger.debug("the traceback of the last error", exc_info=True)
-        if isinstance(settlement, Ack):
-            logger.error(
-                "state %s of %s is not stored, and its message is a dead letter: %s", status, task_id, why
-            )
-            return order._replace(settlement=DeadLetter(settlement.tag, why))
-        logger.error("state %s of %s is not stored: %s", status, task_id, why)
-        return _stripped(order)
+        return _left(order, {} if stored else {row: str(why)})
 
     def _batch(self) -> list[SettlementOrder]:
         """Return the orders to store next, without removing them."""
@@ -205,10 +197,13 @@ class ResultWriter(ThreadComponent):
                 break
         return list(islice(self._waiting, count))
 
-    def _store(self, batch: list[SettlementOrder]) -> None:
+    def _store(self, batch: list[SettlementOrder]) -> dict[ResultRow, str]:
+        """Store the results and parts of *batch*; return the refused rows of which not even a failure is
+        stored, and why."""
         backend = self._app.backend
         rows = [row for order in batch if (row := _row(order)) is not None]
-        parts = [part for order in batch for part in _parts(order)]
+        refused: set[ResultRow] = set()
+        unstored: dict[ResultRow, str] = {}
         try:
             backend.store_rows(rows)
         except UNFIT:  # one of them is invalid, and must not block the others
@@ -216,25 +211,33 @@ class ResultWriter(ThreadComponent):
                 try:
                     backend.store_rows([row])
                 except UNFIT as error:
-                    self._store_why_not(row, error)
-                    parts = [
-                        part._replace(status=states.FAILURE) if part.task_id == row[0] else part
-                        for part in parts
-                    ]
+                    refused.add(row)
+                    if not self._store_why_not(row, error, UNFIT):
+                        unstored[row] = f"the result store refuses it: {_shown(error)}"
+        parts: list[Part] = []
+        for order in batch:
+            parts += _failed(_parts(order)) if _row(order) in refused else _parts(order)
         if parts:
             self._record(parts)  # after the results, because finishing a join reads them
+        return unstored
 
-    def _store_why_not(self, refused: ResultRow, error: Exception) -> bool:
-        """Store a failure in place of a refused result; return False if it is refused too."""
-        logger.error("the result of %s cannot be stored: %s", refused[0], _shown(error))
+    def _store_why_not(self, refused: ResultRow, error: Exception, again: Any) -> bool:
+        """Store a failure in place of a refused result; return False if that raises *again*, too. States
+        before the end of the task are left out."""
+        task_id, status, *_ = refused
+        logger.error("state %s of %s cannot be stored: %s", status, task_id, _shown(error))
+        if status not in states.READY_STATES:
+            return True
         backend = self._app.backend
         try:
             why = error if isinstance(error, QWorkerError) else BackendError(_shown(error))
             row = backend.row_why_not(refused, states.FAILURE, why)
             if row is not None:
                 backend.store_rows([row])
-        except UNFIT:
-            logger.error("its failure cannot be stored either")
+        except BackendError:
+            raise
+        except again as problem:
+            logger.error("its failure cannot be stored either: %s", _shown(problem))
             return False
         return True
 
@@ -279,6 +282,19 @@ def _row(order: SettlementOrder) -> ResultRow | None:
 
 def _parts(order: SettlementOrder) -> tuple[Part, ...]:
     return getattr(order.settlement, "parts", ())
+
+
+def _failed(parts: Sequence[Part]) -> list[Part]:
+    return [part._replace(status=states.FAILURE) for part in parts]
+
+
+def _left(order: SettlementOrder, unstored: Mapping[ResultRow, str]) -> SettlementOrder:
+    """Return what is left of *order* when its result was stored, or cannot be, like those *unstored*."""
+    row, settlement = _row(order), order.settlement
+    why = None if row is None else unstored.get(row)
+    if why is not None and isinstance(settlement, Ack):
+        return order._replace(settlement=DeadLetter(settlement.tag, why))
+    return _stripped(order)
 
 
 def _shown(error: Exception) -> str:

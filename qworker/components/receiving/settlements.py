@@ -177,6 +177,8 @@ class Settlements:
         if isinstance(settlement, Store):
             if failure is not None:
                 yield Store(failure, parts)
+            if parts:
+                yield Store(None, parts)
             return
         tag = settlement.tag
         if tag in self._early:
