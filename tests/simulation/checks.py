@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from qworker import states
 from qworker.backends.joins import PUSH_SECONDS
 from qworker.canvas.plan import SEGMENT
 from tests.simulation import figures
@@ -32,7 +33,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import IN_TRANSACTIONS, Asked, is_by_celery
 from tests.simulation.program import Moment
-from tests.simulation.repeats import HARMLESS, Met, Repeats
+from tests.simulation.repeats import HARMLESS, OF_ROW, Met, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
 from tests.simulation.world import LEASE_SECONDS
 from tests.support.flows import (
@@ -63,11 +64,16 @@ PROMPT = 3.0
 SLOW = 15.0
 """Seconds after the last fault within which all work ends: leases have expired, and what failed was tried
 again. (In 2,300 cases it took 10.3 s at most.)"""
+GIVEN_UP = 31.0
+"""Seconds for which a refused result may hold up others: where the error is the store's own, it is tried
+twenty times, 0.1 s apart at first, and at last 2 s."""
 KEEPING = HARMLESS - {"retry dead"} | {
     "after", "away", "before", "cut", "freeze", "full", "kill", "kill after", "kill before", "locked",
     "restart", "stall",
 }  # fmt: skip
 """Faults after which each rejected call is a dead letter."""
+REFUSED = frozenset({Failed("BackendError"), Failed("ChordError"), Failed("EncodeError")})
+"""Values of tasks whose result a store refuses, and of joins that wait for them."""
 LIMITS = frozenset({"limit before", "limit after"})
 LASTING = frozenset({"move", "poison", "stranger", "retry dead"})
 """Faults that neither delay anything nor let it expire early."""
@@ -144,11 +150,14 @@ def _problems(seen: Seen) -> list[str]:
         dead = range(dead.start if kinds <= KEEPING and not seen.may_lose else 0, most)
     elif sent_again and seen.case.world.acks_late:  # a dead letter that runs again may call others
         dead = range(dead.start, max(dead.stop, _rejected_calls(seen) + seen.unsigned + 1))
+    refusals = len(_refusals(seen)) + sum(len(seen.record.begun[id]) for id in seen.refused)
+    dead = range(dead.start, dead.stop + refusals)
     known = seen.poison if seen.case.world.key != "late" else 0  # else it may be in seen.unsigned
     dead = range(dead.start + known, dead.stop + seen.poison)
     sure = "stranger" not in kinds and (exact or not (seen.poison or seen.case.world.key == "late"))
     if sure and len(seen.left["dead"]) not in dead:
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
+    found += _unrefused(seen)
     found += [text for text in seen.odd if text.partition(":")[0] not in forged]
     found += _unrepeated(seen)
     if not kinds & {"stranger", "poison"}:
@@ -160,6 +169,7 @@ def _problems(seen: Seen) -> list[str]:
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     slow = SLOW + jumps + _limited(seen) + (2 * _claim(seen) if seen.record.joins else 0.0)
     slow += seen.case.world.skew * (seen.case.world.workers + len(CALLERS))
+    slow += GIVEN_UP * len(_refusals(seen))
     if seen.schedules is None and seen.rested > slow:
         found.append(f"all is quiet only {seen.rested:.1f} s after the last call or fault")
     if exact:
@@ -297,10 +307,12 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
     found += _untimely(seen, asked, want)
-    # What runs whatever becomes of others does not show that these were revoked or lost.
-    unsure = _after_losses(asked.order.flow) if asked.revoked or seen.may_lose_of(asked) else frozenset()
     lossy = seen.may_lose_of(asked) or _may_forget(seen)
-    excused = {*(LOST if lossy else ()), *(CANCELLED if asked.revoked else ())}
+    refused = _refused_of(seen, asked)
+    # What runs whatever becomes of others does not show that these were revoked or lost.
+    may_lack = asked.revoked or seen.may_lose_of(asked) or refused
+    unsure = _after_losses(asked.order.flow) if may_lack else frozenset()
+    excused = {*(LOST if lossy else ()), *(CANCELLED if asked.revoked else ()), *refused}
 
     def is_right(value: Any, want: Any) -> bool:
         return _is_but_for(excused, _but(value, unsure), _but(want, unsure))
@@ -309,7 +321,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     for number, ready in enumerate(seen.ready.get(asked.name, ())):
         gone = asked.forgotten or asked.cut or _has_died(seen, asked) or forgets
         if not ready and (gone or not want.pending):
-            if not _may_vanish(seen, asked) and not gone:
+            if not _may_vanish(seen, asked) and not gone and PENDING not in refused:
                 found.append(f"result {number} has not ended")
             continue
         value = _in_segments(seen.values[asked.name][number], want.value, seen)
@@ -324,7 +336,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     ):
         value = _in_segments(value, want.called.get(number), seen)
         if not asked.forgotten and not _is_but_for(
-            LOST if seen.may_lose_of(asked) else (), value, want.called.get(number)
+            {*(LOST if seen.may_lose_of(asked) else ()), *refused}, value, want.called.get(number)
         ):
             found.append(f"what call {number} called is {value!r}, not {want.called.get(number)!r}")
     if exact and not want.pending and len(asked.told) < asked.promised:
@@ -339,6 +351,38 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if not any(is_right(value, each) for each in right):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
     return found + _runs(seen, asked, want, exact)
+
+
+def _refusals(seen: Seen) -> list[Met]:
+    return [met for met in seen.met if met.fault.method == OF_ROW]
+
+
+def _refused_of(seen: Seen, asked: Asked) -> frozenset[Any]:
+    """Return the values that tasks of *asked* may have because a result was refused."""
+    kinds = seen.refusals_of(asked)
+    return frozenset((*(REFUSED if kinds else ()), *([PENDING] if "refused twice" in kinds else ())))
+
+
+def _unrefused(seen: Seen) -> Iterator[str]:
+    """Yield tasks whose result a store has refused, and that did not become a failure that says why, or, if
+    that was refused, too, a dead letter. Other faults may let them run again."""
+    if len(seen.met) > len(_refusals(seen)) or seen.case.world.key == "late":
+        return
+    gone = seen.case.world.forgets or seen.record.dropped or seen.case.world.by_messages
+    left = set()
+    every = {id for met in _refusals(seen) if met.fault.kind == "refused twice" for id in met.about}
+    for met in _refusals(seen):
+        for id in met.about & seen.refused.keys() if met.about & states.READY_STATES else ():
+            end = seen.refused[id]
+            if len(seen.record.begun[id]) > 1:  # it was called twice, or retried
+                continue
+            if met.fault.kind == "refused twice":  # failed tasks are kept elsewhere
+                left |= {id} if states.SUCCESS in met.about and seen.case.world.acks_late else set()
+            elif not gone and id not in every and (end is None or "refused" not in str(end["result"])):
+                yield f"the result of {id} was refused, and it ends as {end}"
+    letters = sum("refused" in reason for reason in seen.left["dead"])
+    if letters < len(left):
+        yield f"no results of {left} are stored, and there are {letters} dead letters of them"
 
 
 def _may_forget(seen: Seen) -> bool:
@@ -394,6 +438,7 @@ def _runs(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         or asked.forgotten
         or (asked.cut and (not ran or asked.order.how in ("twice", "eager")))  # else all of it is sent
         or (seen.may_lose_of(asked) and (forgets or _lost(seen.values.get(asked.name, []))))
+        or seen.refusals_of(asked)
     ):
         return found
     runs = {number: count * calls for number, count in (+want.runs).items()}
@@ -507,6 +552,7 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     repeats = Repeats(executions, record.every, mets, record.bodies, calls, delivered, callers)
     yield from repeats.problems()
     more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
+    more_fail |= bool(seen.refusals_of(asked))
     due = want.runs if more_fail else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
@@ -657,7 +703,8 @@ def _fails_to_join(seen: Seen, asked: Asked) -> bool:
 
 def _may_vanish(seen: Seen, asked: Asked) -> bool:
     """Return whether lost tasks may leave no trace."""
-    return seen.may_vanish_of(asked) or _counts_what_is_not_sent(seen, asked)
+    vanishes = seen.may_vanish_of(asked) or PENDING in _refused_of(seen, asked)
+    return vanishes or _counts_what_is_not_sent(seen, asked)
 
 
 def _may_be_refused(seen: Seen, asked: Asked) -> bool:

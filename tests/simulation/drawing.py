@@ -20,6 +20,7 @@ from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
 from tests.simulation.program import EXPIRES
+from tests.simulation.repeats import OF_ROW
 from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED, UNHEARD
 from tests.simulation.stores import STORES
 from tests.support.flows import (
@@ -380,7 +381,11 @@ def fault(random: Random, workers: int) -> Fault:
         seconds = random.choice((0.5, 3.0, 10.0))
         method = random.choice(("settle", "settle", "extend"))
         return Fault("locked", node, method, random.choice((1, 2, 3, 5)), seconds=seconds)
-    if kind < 0.58:
+    if kind < 0.59:
+        return Fault(
+            random.choice(("refused", "refused twice")), node, OF_ROW, random.choice((1, 1, 2, 3, 5, 8))
+        )
+    if kind < 0.62:
         return Fault(
             "late",
             random.choice((node, "caller0")),

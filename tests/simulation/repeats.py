@@ -33,6 +33,8 @@ OPERATORS = frozenset({"retry failed", "retry dead"})
 """Those that send again what was settled."""
 HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
+OF_ROW = "row"
+"""The method of faults at a call that stores results: they must not make anything run twice, either."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
 """Calls on which all messages of a worker depend."""
 
@@ -133,7 +135,7 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
     """Return whether *met* explains that the message of *run* ran again, at the latest as *last*. once: it is
     the body of a join, which only runs again where it was run, or if a driver sends its message twice."""
     fault = met.fault
-    if met.place > last.place:
+    if met.place > last.place or fault.method == OF_ROW:
         return False
     if fault.kind not in OPERATORS and run.settled < met.at - (
         fault.seconds if fault.kind == "crash" else 0.0

@@ -49,7 +49,7 @@ from tests.simulation.nodes import (
     value_of,
 )
 from tests.simulation.program import THEIRS, Record
-from tests.simulation.repeats import RECOVERED, Met
+from tests.simulation.repeats import OF_ROW, RECOVERED, Met
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
 from tests.simulation.stores import Stores
@@ -80,8 +80,9 @@ DRIFT = 10.0
 """Seconds during which a clock runs too fast or too slowly."""
 TICK = 0.25
 LOSES_NOTHING = frozenset(
-    {"drift", "freeze", "jump", "move", "locked", "poison", "restart", "stall", "twice", *OF_OPERATORS}
-)
+    {"drift", "freeze", "jump", "move", "locked", "poison", "refused", "refused twice", "restart", "stall",
+     "twice", *OF_OPERATORS}
+)  # fmt: skip
 """Faults after which a worker still runs a task that it acknowledged early."""
 HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "locked", "stall"})
 """Faults of some duration, in which work may stand still."""
@@ -151,6 +152,8 @@ class Seen:
     """Seconds for which calls may have waited for others, which took long."""
     again: dict[str, float] = field(default_factory=dict)
     """The ids of tasks that an operator has sent again, and when."""
+    refused: dict[str, Any] = field(default_factory=dict)
+    """How tasks ended of which a store has refused a result, by id."""
     odd: list[str] = field(default_factory=list)
     """What is wrong with stored results."""
     schedules: Story | None = None
@@ -204,6 +207,11 @@ class Seen:
             if concerned and self._loses(met) and not self._is_of_another(met, asked):
                 yield met.fault
 
+    def refusals_of(self, asked: Asked) -> set[str]:
+        """Return the kinds of faults by which a store may have refused results of *asked*."""
+        refusals = (met for met in self.met if met.fault.method == OF_ROW)
+        return {met.fault.kind for met in refusals if not self._is_of_another(met, asked)}
+
     def kills_children_of(self, asked: Asked) -> bool:
         """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""
         return any(
@@ -214,7 +222,7 @@ class Seen:
 
     def _is_of_another(self, met: Met, asked: Asked) -> bool:
         """Return whether *met* concerned the child that ran a task of another order."""
-        if not met.fault.kind.startswith(("child", "limit", "die")):
+        if not met.fault.kind.startswith(("child", "limit", "die", "refused")):
             return False
         runs = (*self.record.executions.items(), *self.record.tellings.items())
         return any(name != asked.name and run.id in met.about for name, each in runs for _, run in each)
@@ -841,6 +849,7 @@ class Running:
         self.to_come.clear()
         seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
         seen.took = time.took
+        seen.refused = dict.fromkeys(self._refused())
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app
         broker = app.broker
@@ -848,6 +857,7 @@ class Running:
             seen.look(lambda asked: self.callers[int(asked.name[1:]) % 2].app)
         elif not self.stores.disabled:
             seen.look(lambda _: app)
+            seen.refused = {id: self._ended(id) for id in seen.refused}
             seen.odd = list(self._oddities())
             if self.case.seed % 4 == 0 and not (self.case.linger or self.case.world.by_messages):
                 seen.odd += self._expiring()
@@ -859,6 +869,11 @@ class Running:
         }
         if "failed" in broker.letters:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
+
+    def _refused(self) -> set[Any]:
+        """Return the ids of tasks of which a store has refused a result."""
+        refused = {each for met in self.seen.met if met.fault.method == OF_ROW for each in met.about}
+        return refused & self.seen.record.begun.keys()
 
     def _oddities(self) -> Iterator[str]:
         """Yield results that ended at a wrong time, or lack the traceback or the calls of their task, or have
@@ -888,7 +903,8 @@ class Running:
                 kin = seen.record.kin.get(id, {})
                 earlier = meta["status"] != states.SUCCESS and kin.get("parent_id") == id
                 gone = self.case.world.forgets or asked.name in seen.record.dropped or earlier
-                kin = {} if asked.order.how == "twice" or (seen.fired and gone) else kin
+                made_anew = asked.order.how == "twice" or id in seen.refused
+                kin = {} if made_anew or (seen.fired and gone) else kin
                 if kin != (told := {name: meta.get(name) for name in kin}):
                     yield f"{asked.name}: the result of {id} has {told}, not {kin}"
                 done = self._done(meta)

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from qworker.errors import BackendError, BrokerUnavailable
-from qworker.states import STARTED
+from qworker.errors import BackendError, BrokerUnavailable, EncodeError, PublishError
+from qworker.states import READY_STATES, STARTED
 from qworker.tasks.outcome import LOST, TIME_LIMIT
-from qworker.transports.lease import Claim, Release, RowsLocked, Settlement, Store
+from qworker.transports.lease import Claim, Release, ResultRow, RowsLocked, Settlement, Store
 from tests.simulation.case import Fault
-from tests.simulation.repeats import HARMLESS, Execution, Met, subjects
+from tests.simulation.repeats import HARMLESS, OF_ROW, Execution, Met, subjects
 from tests.simulation.world import Actor, Killed, Time
 
 KINDS = {
@@ -39,8 +39,12 @@ KINDS = {
     "limit before": "the time limit of the task ends its child before the call",
     "limit after": "the time limit ends the child when the call is made",
     "die": "the process, or its child, dies at a crash point of qworker",
+    "refused": "the store refuses one result for what is in it, and takes another in its place",
+    "refused twice": "the store refuses all results of one task",
 }
 """Faults at the nth call of a method by a node."""
+REFUSALS = (EncodeError, PublishError, RuntimeError)
+"""What stores raise for results that they refuse; the last two only brokers and stores of other projects."""
 MOMENT = 1e-6
 WAIT_SECONDS = 0.3
 """How long a call waits for locked rows; a fifth of the lease at most."""
@@ -122,6 +126,10 @@ class Process:
         self.locked: dict[int, float] = {}
         """Until when someone has locked what the settlement of a tag needs, or, for NO_TAG, its row of the
         workers."""
+        self.refuses: dict[Any, type[Exception]] = {}
+        """The errors for results that are refused, by row; or by id, for all results of a task."""
+        self.kept: set[str] = set()
+        """The ids of tasks whose final state it has stored: what follows of them changes nothing."""
         self.amid = False
         """Whether it is paused within a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
@@ -211,10 +219,13 @@ class Process:
             self._wait_for_locks(method, needed)
         if method == "join.open":
             self.opens(args[0])
-        elif method in ("store_rows", "settle"):
-            rows = args[0] if method == "store_rows" else [getattr(each, "row", None) for each in args[1]]
-            self.starts(row[0] for row in rows if row is not None and row[1] == STARTED)
-        elif method == "push" and self.execution is not None:
+        rows: list[ResultRow] = []
+        if method in ("store_rows", "settle"):
+            given = args[0] if method == "store_rows" else [getattr(each, "row", None) for each in args[1]]
+            rows = [row for row in given if row is not None]
+            self.starts(row[0] for row in rows if row[1] == STARTED)
+            self._refuse(method, rows)
+        if method == "push" and self.execution is not None:
             self.execution.sent.update(subjects(args[0]))
         self.stack.append(store)
         if args and method in ("push", "join.finish"):
@@ -233,11 +244,24 @@ class Process:
         if method == "settle":
             for tag in {getattr(each, "tag", None) for each in args[1]} & self.runs.keys() - value:
                 self.runs.pop(tag).settled = self.time.now
+        self.kept.update(row[0] for row in rows if row[1] in READY_STATES)
         if method in TELLS and tells(method, args, value):
             self.time.wake(name="listener")
         if method in JOINED and self.time.random.random() < 0.3:
             self.time.wake(name="joiner")
         return value
+
+    def _refuse(self, method: str, rows: Sequence[ResultRow]) -> None:
+        """Raise an error if one of *rows* is refused."""
+        if rows and not self.in_child:
+            self.calls[OF_ROW] += 1
+            row = rows[len(rows) // 2]
+            if row[0] not in self.kept and (fault := self._fault(OF_ROW, row[:2])) is not None:
+                self.refuses[row if fault.kind == "refused" else row[0]] = self.time.random.choice(REFUSALS)
+        for row in rows if self.refuses else ():
+            if error := self.refuses.get(row[0]) or self.refuses.get(row):
+                self._note(method, row[0], "raises", error.__name__)
+                raise error("this is refused")
 
     def _sending(self, function: Callable[..., Any], place: int, *args: Any, **kwargs: Any) -> Any:
         """Call *function*, which publishes the argument at *place*."""

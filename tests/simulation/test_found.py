@@ -1607,3 +1607,18 @@ def test_unreadable_messages_become_dead_letters_in_busy_workers(workers: int) -
     could not be read, and sent it again for ever."""
     world = World(workers=workers, concurrency=1, acks_late=False, long=1.0)
     assert problems(run(Case(world, (Order(Call(number=0)),), (Fault("poison", at=1.0),)))) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+rpc"])
+@pytest.mark.parametrize("kind", ["refused", "refused twice"])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_a_result_is_refused(kind: str, stores: str, acks_late: bool, seed: int) -> None:
+    """A chord waited in vain for a member whose result a result store had refused with an error of its own,
+    and, after an early ack, for one whose result and failure the broker had refused. A task of which a result
+    store cannot encode the failure either left no dead letter. With rpc://, the caller never heard of the
+    failure."""
+    world = World(stores, acks_late=acks_late)
+    flow = Call() if stores == "kombu+rpc" else Chord([Call(), Call()], Call())
+    order = Order(numbered(flow), ask="get" if kind == "refused" else "later")
+    assert problems(run(Case(world, (order,), (Fault(kind, "worker", "row"),), seed))) == []

@@ -31,13 +31,14 @@ from kombu.transport.memory import Channel
 from qworker.backends.base import Backend
 from qworker.components import assembly
 from qworker.components import request as requests
-from qworker.components.ending import settler
+from qworker.components.ending import result_writer, settler
 from qworker.components.ending.outcomes import OUTCOMES
 from qworker.components.ending.result_writer import ResultWriter, _stripped
 from qworker.components.receiving import listener
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.listener import RevocationReader
+from qworker.components.receiving.settlements import Settlements
 from qworker.components.status.counters import Counters
 from qworker.control.failed import Failed as FailedTasks
 from qworker.control.letters import Retried
@@ -709,12 +710,44 @@ def test_an_ack_before_the_result_is_stored_is_noticed(monkeypatch: pytest.Monke
     assert problems(run(case)) == []
     store = ResultWriter._store
 
-    def acked(writer: ResultWriter, batch: Any) -> None:
+    def acked(writer: ResultWriter, batch: Any) -> Any:
         writer._post([_stripped(order) for order in batch])
-        store(writer, batch)
+        return store(writer, batch)
 
     monkeypatch.setattr(ResultWriter, "_store", acked)
     assert problems(run(case))
+
+
+@pytest.mark.parametrize(
+    ("stores", "kind", "place", "name", "fault"),
+    [
+        ("sqlite", "refused", Settlements, "_settle_otherwise", lambda *given: set()),
+        ("sqlite", "refused twice", Settlements, "_others", lambda *given: iter(())),
+        ("sqlite", "refused", Settlements, "_failure_row", lambda *given: None),
+        ("memory", "refused", ResultWriter, "_store_why_not", lambda *given: True),
+        ("memory", "refused twice", result_writer, "_left", lambda order, unstored: _stripped(order)),
+        ("memory", "refused", result_writer, "_failed", lambda parts: []),
+    ],
+)
+def test_a_refused_result_of_which_nothing_is_told_is_noticed(
+    stores: str, kind: str, place: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(numbered(Chord([Call(), Call()], Call())))
+    cases = [Case(World(stores), (order,), (Fault(kind, "worker", "row"),), seed) for seed in range(6)]
+    seen = list(map(run, cases))
+    assert [each.fired for each in seen] == [list(case.faults) for case in cases]
+    assert list(map(problems, seen)) == [[]] * len(cases)
+    monkeypatch.setattr(place, name, fault)
+    assert any(map(problems, map(run, cases)))
+
+
+def test_a_refused_result_explains_nothing_of_other_orders() -> None:
+    seen = run(Case(orders=(Order(Call(number=0)),) * 2, faults=(Fault("refused", "worker", "row"),)))
+    assert problems(seen) == []
+    assert sorted(map(repr, seen.values.values())) == ["['0()']", "[Failed(error='BackendError')]"]
+    for name in seen.values:
+        seen.values[name] = [Failed("BackendError")]
+    assert len(problems(seen)) == 1
 
 
 def test_a_worker_dies_before_it_has_tried_again() -> None:
