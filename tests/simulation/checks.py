@@ -209,6 +209,8 @@ def _claim(seen: Seen) -> float:
 def _overdue(seen: Seen) -> list[str]:
     """Return the joins that have waited for members in vain, of calls that have not lost any. A revoked task
     that has opened a join does not send its members when it is delivered again."""
+    if _may_forget(seen) and any(fault.seconds >= seen.case.world.result_expires for fault in seen.fired):
+        return []  # the joins have expired meanwhile
     ids = {id for text in seen.errors if OVERDUE in text for id in text.split() if id in seen.record.joins}
     excused = {
         asked.name for asked in seen.asked if seen.excuses(asked) or (asked.revoked and seen.disturbed)

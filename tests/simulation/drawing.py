@@ -343,6 +343,10 @@ AT_ONCE = frozenset({"kill", "restart", "lost", "move", "poison", *OF_OPERATORS}
 """Timed faults without a duration."""
 
 
+OUTAGES = (0.5, 3.0, 10.0) * 5 + (60.0, 60.0, 600.0)
+"""Seconds for which stores are away. Ten minutes take a second to simulate."""
+
+
 def child_fault(random: Random, node: str, kinds: Sequence[str], methods: Sequence[str]) -> Fault:
     """Return a fault in a child of *node*, or often of whichever worker."""
     node = random.choice((node, "worker", "worker"))
@@ -395,9 +399,7 @@ def fault(random: Random, workers: int) -> Fault:
         )
     happening = random.choice(tuple(HAPPENINGS))
     if happening in ("away", "full"):
-        return Fault(
-            happening, random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
-        )
+        return Fault(happening, random.choice(("broker", "results")), at=at, seconds=random.choice(OUTAGES))
     if happening == "cut":
         node = random.choice((node, node, "caller0", "caller1"))
         return Fault(
@@ -405,7 +407,7 @@ def fault(random: Random, workers: int) -> Fault:
             node,
             random.choice(("broker", "results")),
             at=at,
-            seconds=random.choice((0.5, 3.0, 10.0)),
+            seconds=random.choice(OUTAGES),
         )
     if happening == "drift":
         return Fault(happening, node, at=at, seconds=random.choice((-3.0, -0.1, 0.1, 3.0, 30.0)))

@@ -126,9 +126,11 @@ def _first(call: Any) -> Iterator[Body]:
 
 def weight(fault: Fault) -> int:
     """Return how many more runs of a message *fault* explains: of a task that cannot send a call, it is
-    delivered again at once, and then after 1, 2, 4… seconds."""
-    lasts = fault.kind in ("away", "cut", "full")
-    return 2 + int(math.log2(1.0 + fault.seconds)) if lasts else 1
+    delivered again at once, and then after 1, 2, 4… and at most 30 seconds."""
+    if fault.kind not in ("away", "cut", "full"):
+        return 1
+    longer = max(0.0, fault.seconds - 31.0)
+    return 2 + int(math.log2(1.0 + fault.seconds - longer) + longer / 30.0)
 
 
 def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:

@@ -750,6 +750,31 @@ def test_a_refused_result_explains_nothing_of_other_orders() -> None:
     assert len(problems(seen)) == 1
 
 
+def test_results_that_are_given_up_in_a_long_outage_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault("away", "results", at=0.5, seconds=60.0)
+    case = Case(World(workers=1), (Order(numbered(Call()), at=1.0),), (fault,))
+    assert problems(run(case)) == []
+    try_later = ResultWriter._try_later
+
+    def given_up(writer: ResultWriter, now: float, how: str) -> float:
+        if writer._failures < 12:
+            return try_later(writer, now, how)
+        writer._post([_stripped(order) for order in writer._waiting])
+        writer._waiting.clear()
+        writer._units = 0
+        return 1.0
+
+    monkeypatch.setattr(ResultWriter, "_try_later", given_up)
+    assert problems(run(case)) == ["f0: result 0 has not ended"]
+
+
+def test_long_outages_are_drawn() -> None:
+    lasts = {
+        fault.seconds for case in map(case_of, range(2000)) for fault in case.faults if fault.kind == "away"
+    }
+    assert lasts >= {60.0, 600.0}
+
+
 def test_a_worker_dies_before_it_has_tried_again() -> None:
     ends = set()
     for case in map(case_of, range(500)):
