@@ -332,10 +332,21 @@ def order(random: Random) -> Order:
 CALL_FAULTS = ("before", "after", "twice", "kill before", "kill after", "child before", "child after")
 METHODS = (
     "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store_rows", "get", "read_many",
-    "join.open", "join.add", "join.claim", "join.finish", "join.hold",
+    "join.open", "join.add", "join.claim", "join.finish", "join.hold", "look", "revoked_since", "sweep",
+    "deregister", "settled_before",
 )  # fmt: skip
 """Methods that faults affect."""
-CHILD_METHODS = ("push", "push", "store_rows", "join.hold", "join.open", "get", "save_group")
+CALLER_METHODS = (
+    "push", "push", "join.open", "join.open", "revoke", "forget", "get", "save_group", "get_group",
+    "join.drop",
+)  # fmt: skip
+"""Those that callers call."""
+LETTERS = {
+    "retry dead": ("dead.retry",),
+    "retry failed": ("failed.page", "failed.retry", "failed.send_again"),
+}
+"""Those that operators call."""
+CHILD_METHODS = ("push", "push", "store_rows", "join.hold", "join.open", "join.set_size", "get", "save_group")
 """Those that children call."""
 
 
@@ -373,8 +384,8 @@ def fault(random: Random, workers: int) -> Fault:
             return child_fault(random, node, (what,), CHILD_METHODS)
         if method == "lease" and what == "after":  # a consumer without an answer finds what it has taken
             what = "before"
-        if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
-            node = random.choice(("caller0", "caller1"))
+        if what in ("before", "after", "twice") and random.random() < 0.15:
+            node, method = random.choice(("caller0", "caller1")), random.choice(CALLER_METHODS)
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
     if kind < 0.53:
         seconds = random.choice((0.1, 1.0, 3.0, 6.0))
@@ -467,6 +478,8 @@ def soon_after(random: Random, made: World, fault: Fault) -> tuple[Fault, ...]:
         return (
             Fault(kind, node, at=at, seconds=random.choice((1.0, 3.0, 6.0)) if kind == "freeze" else 0.0),
         )
+    if fault.kind in LETTERS:
+        return (Fault(random.choice(("before", "after")), "observer", random.choice(LETTERS[fault.kind])),)
     if fault.kind not in (*CALL_FAULTS, "stall") or fault.kind.startswith("kill") or node != fault.node:
         return ()
     who, when = "child" if fault.kind.startswith("child") else "kill", random.choice(("before", "after"))

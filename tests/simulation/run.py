@@ -86,7 +86,9 @@ LOSES_NOTHING = frozenset(
 """Faults after which a worker still runs a task that it acknowledged early."""
 HOLDING_UP = frozenset({"away", "cut", "freeze", "full", "locked", "stall"})
 """Faults of some duration, in which work may stand still."""
-OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
+OF_LISTENERS = frozenset(
+    {"confirm", "extend", "lease", "look", "reclaim", "revoked_since", "settle", "settled_before", "sweep"}
+)
 """Calls of the broker that a listener repeats if it receives no answer."""
 REPEATED = frozenset({"store_rows", "join.add", "join.claim", "join.finish"})
 """Calls of the store of results that a worker repeats until they succeed."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
-from itertools import combinations, islice, product, repeat
+from itertools import chain, combinations, islice, product, repeat
 from pathlib import Path
 from queue import Queue
 from random import Random, SystemRandom
@@ -59,7 +59,7 @@ from qworker.transports import transfer
 from qworker.transports.lease import Ack, Admin, Dead, Release
 from qworker.transports.sql.embedded import consumer
 from tests.simulation import case as cases
-from tests.simulation import checks, drawing, nodes, search, shrinking
+from tests.simulation import checks, drawing, nodes, seams, search, shrinking
 from tests.simulation import run as running
 from tests.simulation.case import (
     Call,
@@ -901,6 +901,25 @@ def test_a_revocation_that_is_lost_is_noticed() -> None:
     assert problems(run(Case(orders=(REVOKED,), faults=(lost,)))) != []
 
 
+def test_revocations_that_are_not_read_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(numbered(Call()), options={"countdown": 20.0}, revoke_at=0.5)
+    case = Case(World(workers=1), (order,), (Fault("before", "worker0", "revoked_since"),))
+    seen = run(case)
+    assert seen.fired
+    assert problems(seen) == []
+    read = RevocationReader.read
+
+    def once(reader: RevocationReader) -> None:
+        try:
+            read(reader)
+        except BrokerUnavailable:
+            reader._cursor = 10**18
+            raise
+
+    monkeypatch.setattr(RevocationReader, "read", once)
+    assert problems(run(case)) == ["f0: a call began 19.5 s after it was revoked"]
+
+
 def test_a_broker_that_cannot_revoke_runs_it() -> None:
     seen = run(Case(World("kombu+memory"), (REVOKED,)))
     assert problems(seen) == []
@@ -1280,6 +1299,24 @@ def test_a_hundred_seeds_cover_all_pairs_of_dimensions_and_options() -> None:
             found = {name for _, feature, name in labels(case, []) if feature == "Call.options"}
             met.update(combinations(dimensions, 2), product(dimensions, found))
         assert wanted - met == set()
+
+
+def test_faults_are_drawn_at_each_call_of_a_store() -> None:
+    """Except at those that no node of a case makes, and those that the stores make of themselves."""
+    letters = {f"{kind}.{name}" for kind in ("dead", "failed") for name in seams.LETTERS}
+    every = {*seams.BROKER, *seams.BACKEND, *(f"join.{name}" for name in seams.JOINS), *letters}
+    drawn = {
+        *drawing.METHODS,
+        *drawing.CALLER_METHODS,
+        *drawing.CHILD_METHODS,
+        *chain(*drawing.LETTERS.values()),
+    }
+    drawn.add("join.grow")  # where tasks add to their chord
+    assert drawn <= every
+    assert every - drawn == {
+        "add", "dead.discard", "dead.page", "dead.push", "dead.send_again", "delete", "failed.discard",
+        "failed.push", "forget_many", "incr", "purge", "store", "workers",
+    }  # fmt: skip
 
 
 def test_a_fault_that_nobody_has_given_seconds_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
