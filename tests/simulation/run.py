@@ -899,6 +899,8 @@ class Running:
                 if self.case.world.track_started and not seen.fired and not started:
                     yield f"{asked.name}: {id} was never stored as started"
                 error = meta["result"]["exc_type"] if meta["status"] == states.FAILURE else ""
+                if error and error not in RAISED and seen.may_lose_of(asked):
+                    continue  # its worker died, or that of a call before it, which was replaced all the same
                 # One of two calls may write into a result of the other; so may one whose join has expired,
                 # and a join that is finished again after its results were forgotten, and an attempt that was
                 # cut short, or delivered again and revoked, after its retry was sent.
