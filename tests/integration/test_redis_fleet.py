@@ -133,6 +133,7 @@ def test_a_message_of_a_stock_publisher_wakes_one_worker(
     open_: Callable[..., RedisBroker], client: Any, step: str
 ) -> None:
     with fleet(open_, 5) as workers:
+        until(lambda: client.info("clients")["blocked_clients"] >= 5)
         before = calls(client)
         stock(client, "from another", step)
         until(lambda: taken(workers) == 1)
