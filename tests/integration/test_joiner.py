@@ -473,7 +473,9 @@ def test_claimed_joins_are_tried_again_before_their_claims_expire(tmp_path: Path
     env.app.close()
 
 
-@pytest.mark.parametrize("error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights")])
+@pytest.mark.parametrize(
+    "error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights"), RuntimeError("odd")]
+)
 def test_failing_store_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
     joins, env = Faulty(error), Env(tmp_path)
     joiner = Joiner(env.app, lambda name, error: None, lambda: joins)

@@ -101,16 +101,17 @@ class Joiner(ThreadComponent):
                 while len(unsent) < BATCH and (claimed := self._joins.claim(BATCH, self._seconds)):
                     self._finish_all(claimed)
             self._finish_all(unsent)
-        except QWorkerError as error:
+        except Exception as error:  # a third-party store: it must not stop the worker
             left = [*claimed, *unsent]
             failed = [join._replace(attempt=join.attempt + 1) for join in left[:1]]
             self._unsent = [*left[1:], *failed]  # one that never succeeds must not block the others
             logger.warning(
                 "the call after a group cannot be sent: %s; trying again in %g s",
-                error,
+                _text_of(error),
                 RETRY_SECONDS,
                 extra={"event": "joins-wait"},
             )
+            logger.debug("the traceback of this error", exc_info=True)
             return RETRY_SECONDS
         return self._seconds
 
