@@ -144,7 +144,7 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
     ):
         return False
     if fault.kind in ("away", "cut", "full") and "results" in (fault.node, fault.method):
-        return "results" in run.failed  # results wait, and are stored later
+        return bool(run.failed)  # results wait, and are stored later
     if fault.kind in EVERYWHERE | OPERATORS:
         return met.at + fault.seconds + RECOVERED >= run.at
     if run.id in met.about and (not once or (fault.method, fault.kind) == ("push", "twice")):

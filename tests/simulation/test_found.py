@@ -1632,3 +1632,10 @@ def test_what_fails_with_a_dead_worker_may_run_all_the_same() -> None:
         World(workers=3, acks_late=False), (Order(numbered(flow)),), (Fault("die", "worker2", "calls-sent"),)
     )
     assert problems(run(case)) == []
+
+
+def test_job_runs_again_if_a_full_database_refused_its_result() -> None:
+    """The checks looked for the refused call at the store of results only."""
+    fault = Fault("full", "results", seconds=10.0)
+    jobs = (Job(fails=1, ack_failure=False),)
+    assert problems(run(Case(faults=(fault,), seed=1, django=Django(jobs=jobs)))) == []
