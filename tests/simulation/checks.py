@@ -91,6 +91,25 @@ AT_DEATHS = "it was running at"
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
 """Connection faults, after which the broker still knows who holds what; and ends that the worker notices."""
 
+OUTAGES = frozenset({"after", "away", "before", "cut", "full", "late", "locked"})
+SILENCES = OUTAGES | {"crash", "freeze", "lost", "restart", "stall"}
+REFUSALS = frozenset({"refused", "refused twice"})
+ERRORS: tuple[tuple[str, frozenset[str]], ...] = (
+    (" cannot be run: ", frozenset({"poison", "stranger"})),
+    ("broker-lost: ", OUTAGES),
+    ("beat-waits: ", OUTAGES),
+    ("lease-lost: ", SILENCES),
+    ("tasks-left: ", SILENCES),
+    ("settlements-lost: ", SILENCES),
+    ("join-failed: ", frozenset({"after", "before", "kill", "kill after", "kill before", "lost", "crash"})),
+    ("it may have killed", frozenset({"child after", "child before", "die", "limit after", "limit before"})),
+    ("the result store raised an unexpected error", REFUSALS),
+    (" cannot be stored", REFUSALS),
+    ("the broker refused how it ended", REFUSALS),
+    (" cannot be reported: ", REFUSALS),
+)
+"""Errors in the log, and the faults of which one explains them."""
+UNEXPECTED = re.compile(r"\b(Assertion|Attribute|Index|Key|Name|Recursion|Type|UnboundLocal)Error\b")
 OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
 """Errors expected of schedules: invalid entries and unknown tasks."""
 
@@ -189,15 +208,18 @@ def _problems(seen: Seen) -> list[str]:
         # Of two calls with the same ids, one may be revoked and then see the success of the other.
         halves = [repr(each.name) for each in seen.asked if each.revoked and each.order.how == "twice"]
         found += [text for text in seen.record.unseen if not any(name in text for name in halves)]
-        found += [
-            f"the log has an error that nothing explains: {text}"
-            for text in seen.errors
-            if not kinds & {"poison", "stranger"}
-            and OVERDUE not in text
-            and not (seen.schedules is not None and text.startswith(OF_ENTRIES))
-            and not (seen.case.world.key == "late" and "not signed" in text)
-        ]
-    return found
+    return found + [f"the log has an error that nothing explains: {text}" for text in _unexplained(seen)]
+
+
+def _unexplained(seen: Seen) -> Iterator[str]:
+    """Yield the errors in the log that none of the faults explains."""
+    kinds = {fault.kind for fault in seen.fired}
+    for text in seen.errors:
+        known = OVERDUE in text or (seen.schedules is not None and text.startswith(OF_ENTRIES))
+        known |= seen.case.world.key == "late" and "not signed" in text
+        known |= bool(kinds & SILENCES) and not UNEXPECTED.search(text)  # outages have many consequences
+        if not known and not any(part in text and kinds & explaining for part, explaining in ERRORS):
+            yield text
 
 
 def _claim(seen: Seen) -> float:

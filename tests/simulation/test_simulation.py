@@ -1693,6 +1693,10 @@ def lose_letter(seen: Seen) -> None:
     seen.left["dead"].clear()
 
 
+def log(seen: Seen) -> None:
+    seen.errors.append("no event: KeyError('id')")
+
+
 def rest_late(seen: Seen) -> None:
     seen.rested = 51.0
 
@@ -1710,6 +1714,7 @@ def rest_late(seen: Seen) -> None:
         (True, CHAIN, Fault("before", "worker", "settle"), run_again),
         (True, CHAIN, Fault("cut", "worker0", "broker", at=1.0, seconds=0.5), run_again),
         (True, REJECTED, Fault("before", "worker", "settle"), lose_letter),
+        (True, CHAIN, Fault("before", "worker", "settle"), log),
         (True, Order(Chord([Call(), Call()], Call())), Fault("before", "worker", "join.finish"), rest_late),
     ],
 )
