@@ -91,17 +91,14 @@ AT_DEATHS = "it was running at"
 CUT = frozenset({"before", "after", "twice"}) | LIMITS
 """Connection faults, after which the broker still knows who holds what; and ends that the worker notices."""
 
-OUTAGES = frozenset({"after", "away", "before", "cut", "full", "late", "locked"})
-SILENCES = OUTAGES | {"crash", "freeze", "lost", "restart", "stall"}
+SILENCES = frozenset({
+    "after", "away", "before", "crash", "cut", "freeze", "full", "late", "locked", "lost", "restart", "stall",
+})  # fmt: skip
+"""Faults with many consequences in the log: after them, only unexpected exceptions are reported."""
 REFUSALS = frozenset({"refused", "refused twice"})
 ERRORS: tuple[tuple[str, frozenset[str]], ...] = (
     (" cannot be run: ", frozenset({"poison", "stranger"})),
-    ("broker-lost: ", OUTAGES),
-    ("beat-waits: ", OUTAGES),
-    ("lease-lost: ", SILENCES),
-    ("tasks-left: ", SILENCES),
-    ("settlements-lost: ", SILENCES),
-    ("join-failed: ", frozenset({"after", "before", "kill", "kill after", "kill before", "lost", "crash"})),
+    ("join-failed: ", frozenset({"kill", "kill after", "kill before"})),
     ("it may have killed", frozenset({"child after", "child before", "die", "limit after", "limit before"})),
     ("the result store raised an unexpected error", REFUSALS),
     (" cannot be stored", REFUSALS),
@@ -217,7 +214,7 @@ def _unexplained(seen: Seen) -> Iterator[str]:
     for text in seen.errors:
         known = OVERDUE in text or (seen.schedules is not None and text.startswith(OF_ENTRIES))
         known |= seen.case.world.key == "late" and "not signed" in text
-        known |= bool(kinds & SILENCES) and not UNEXPECTED.search(text)  # outages have many consequences
+        known |= bool(kinds & SILENCES) and not UNEXPECTED.search(text)
         if not known and not any(part in text and kinds & explaining for part, explaining in ERRORS):
             yield text
 
