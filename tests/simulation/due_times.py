@@ -349,6 +349,8 @@ class Oracle:
             every = entry.when[1]
             own = [due for due in dues if seen < self._passed(due) <= end]
             others = [self._shows(each) for each in known.lives if each is not life]
+            if known.unsure <= self.story.ended:  # a new leader may count afresh, and see old times again
+                others.append(self._shown_in(known.unsure, self.story.ended))
             sure = [due for due in own if not any(first < due <= last for first, last in others)]
             if not sure:
                 first = since + every

@@ -119,6 +119,13 @@ def test_the_oracle_tells_of_what_is_missed_after_the_clock_was_set(
     assert f"e0 was not called for {20 + max(seconds, 0):.6f}" in problems(run(case))
 
 
+def test_due_times_are_counted_anew_after_a_restart_that_corrects_the_clock() -> None:
+    """Found by the simulator with seed -55100405: the times of the new scheduler had been shown before."""
+    faults = (Fault("jump", "beat0", at=11.06, seconds=70.0), Fault("restart", "beat0", at=50.93))
+    table = Timetable(beats=1, seconds=90.0, entries=(Entry(when=("every", 15.0)),))
+    assert problems(run(Case(World(workers=1), faults=faults, schedules=table))) == []
+
+
 def test_an_outage_and_a_set_clock_excuse_no_late_call_at_another_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
