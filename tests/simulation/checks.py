@@ -100,6 +100,7 @@ ERRORS: tuple[tuple[str, frozenset[str]], ...] = (
     (" cannot be run: ", frozenset({"poison", "stranger"})),
     ("join-failed: ", frozenset({"kill", "kill after", "kill before"})),
     ("it may have killed", frozenset({"child after", "child before", "die", "limit after", "limit before"})),
+    ("ended and will run again", REFUSALS),
     ("the result store raised an unexpected error", REFUSALS),
     (" cannot be stored", REFUSALS),
     ("the broker refused how it ended", REFUSALS),

@@ -286,6 +286,11 @@ class Repeats:
         )
 
     def _weight(self, runs: Sequence[Execution], last: Execution, once: bool) -> int:
+        forgets = any(met.fault.kind == "lost" for met in self.mets)  # also which messages it has had
         return sum(
-            weight(met.fault) for met in self.mets if any(affects(met, run, last, once) for run in runs)
+            weight(met.fault)
+            for met in self.mets
+            if any(
+                affects(met, run, last, once and not (forgets and met.fault.kind == "late")) for run in runs
+            )
         )

@@ -149,7 +149,7 @@ class Seen:
     seconds: float = 0.0
     """Virtual seconds."""
     rested: float = 0.0
-    """Virtual seconds from the last call, due time or fault until everything was quiet."""
+    """Seconds from the last call, due time or fault until everything was quiet."""
     took: float = 0.0
     """Seconds for which calls may have waited for others, which took long."""
     again: dict[str, float] = field(default_factory=dict)

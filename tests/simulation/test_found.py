@@ -1639,3 +1639,19 @@ def test_job_runs_again_if_a_full_database_refused_its_result() -> None:
     fault = Fault("full", "results", seconds=10.0)
     jobs = (Job(fails=1, ack_failure=False),)
     assert problems(run(Case(faults=(fault,), seed=1, django=Django(jobs=jobs)))) == []
+
+
+def test_a_worker_that_ends_before_a_refused_result_is_settled_says_so() -> None:
+    """The checks did not expect that error."""
+    orders = (Order(flow=Call(number=0), at=3.0), Order(flow=Call(number=0), at=4.0))
+    case = Case(World(key="late"), orders, (Fault("refused", "worker0", "row"),), seed=1)
+    assert problems(run(case)) == []
+
+
+def test_a_late_body_runs_again_if_the_broker_has_forgotten_that_it_had_it() -> None:
+    """The checks expected it to know."""
+    graph = Graph(nodes=[Node(call=Call(number=0)), Node(call=Call(number=1), after=[1])])
+    orders = (Order(Chain(steps=[Call(number=0), Call(number=1)])), Order(graph, at=0.4))
+    late = Fault("late", "worker0", "push", 2, seconds=30.0)
+    assert problems(run(Case(orders=orders, faults=(Fault("lost", at=4.0), late), seed=2))) == []
+    assert problems(run(Case(orders=orders, faults=(late,), seed=2))) == []

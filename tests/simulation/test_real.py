@@ -17,6 +17,7 @@ from qworker.tasks import execution
 from tests.servers import new_prefix, require
 from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
 from tests.simulation.checks import problems
+from tests.simulation.nodes import Asked
 from tests.simulation.program import define
 from tests.simulation.real import RealRunning, RealSearch, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
@@ -87,6 +88,34 @@ def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) ->
     running._begin(cut)
     assert noted == [cut]
     assert running._busy() == "workers may be without their server"
+
+
+class Killable:
+    """A worker that can be killed."""
+
+    def tree(self) -> list[int]:
+        return []
+
+    def kill(self) -> None:
+        """There is no process."""
+
+
+def test_what_was_called_before_a_worker_was_killed_may_be_lost(tmp_path: Path) -> None:
+    record = KeptRecord(tmp_path)
+    fleet: Any = SimpleNamespace(
+        record=record,
+        note=lambda *_: None,
+        joins=None,
+        running={"worker0": Killable()},
+        start=lambda name: None,
+    )
+    running = RealRunning(Case(RealWorld("redis", acks_late=False)), fleet)
+    before, after = (Asked(Order(Call(number=0)), name) for name in ("f0", "f1"))
+    before.called_at = record.now()
+    running._begin(Fault("kill", "worker0"))
+    after.called_at = record.now()
+    assert running.seen.may_vanish_of(before)
+    assert not running.seen.may_vanish_of(after)
 
 
 @pytest.mark.parametrize(("late", "again"), [(True, states.SUCCESS), (False, states.REJECTED)])
