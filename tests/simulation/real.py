@@ -44,7 +44,7 @@ from tests.support.flows import Expected, expected
 CASES = 6
 """Cases in a round."""
 PATIENCE = 45.0
-"""Seconds after the last fault and call for which a case goes on. If it is quiet then, it may still be late."""
+"""Seconds after the last fault and call for which a case goes on."""
 SLOWER = 12.0
 """Seconds by which real processes, servers and threads may be slower than the checks require."""
 STABLE = 0.6
