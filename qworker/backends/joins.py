@@ -51,7 +51,7 @@ class Finished(NamedTuple):
     - overdue: it has expired, and parts may be missing.
     - run: the mark RUN for a body without one, because a join of the same name may be opened again; "" if
       there is none.
-    - attempt: how often its body was perhaps published under this claim.
+    - attempt: how often its body was perhaps published under this claim. The first attempt extends the claim.
     """
 
     id: str
@@ -110,8 +110,9 @@ class Joins(ABC):
         another one finishes the join.
 
         This is one transaction if the messages are in the same store. Otherwise *sender* publishes first, if
-        the claim has not expired by then. After an interruption, or if it expires meanwhile, the body is
-        published again with the same ids; hold() lets only one of them run.
+        the claim has not expired by then; the first attempt extends it to PUSH_SECONDS, later ones do not, so
+        that another worker can take over from one that cannot publish. After an interruption, or if it
+        expires meanwhile, the body is published again with the same ids; hold() lets only one of them run.
         """
 
     @abstractmethod

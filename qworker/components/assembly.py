@@ -88,7 +88,8 @@ class Assembly:
         address = conf.worker_http_address
         counters = Counters() if address is not None else None
         # Then the parts that settle, through the mailbox.
-        self.joiner = _joiner(app, on_crash)
+        lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self._lease_holds)
+        self.joiner = _joiner(app, on_crash, lambda: lease.current() is not None)
         record = _forget if self.joiner is None else self.joiner.record
         on_parts = _forget if self.joiner is None else self.joiner.wake
         self.writer = (
@@ -96,7 +97,6 @@ class Assembly:
         )
         settler = Settler(app, self.ready, mailbox, self.writer, counters)
         # Then the path of a request backwards, from the pool to the broker.
-        lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self._lease_holds)
         self.mediator = Mediator(
             clock, on_crash, self.ready, mailbox, lease, settler.ended, partial(pool_maker, settler)
         )
@@ -270,7 +270,7 @@ def _replays(security_key: object) -> Replays | None:
     return Replays()
 
 
-def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
+def _joiner(app: QWorker, on_crash: OnCrash, has_lease: Callable[[], bool]) -> Joiner | None:
     """Return None if the result store has no joins."""
 
     def joins() -> Joins:
@@ -278,12 +278,12 @@ def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
 
     beside = app.broker.stored_results if app.results_with_broker else None
     if beside is not None:  # such a broker supports joins, so the store need not be opened to find out
-        return Joiner(app, on_crash, joins, beside.may_have_due_joins)
+        return Joiner(app, on_crash, joins, beside.may_have_due_joins, has_lease)
     try:
         joins()
     except NotSupported:
         return None
-    return Joiner(app, on_crash, joins)
+    return Joiner(app, on_crash, joins, has_lease=has_lease)
 
 
 def _forget(*parts: object) -> None:

@@ -421,6 +421,25 @@ def test_join_is_kept_if_its_body_cannot_be_sent(joins: Joins, clock: FakeClock,
     assert sent(broker) == 1
 
 
+def test_another_worker_takes_over_from_one_that_tries_again(
+    joins: Joins, clock: FakeClock, broker: Broker
+) -> None:
+    """Each attempt extended the claim, so a worker that was cut off from the broker kept it for ever."""
+    joins.open([Join("a", 1, BODY)])
+    joins.add(parts("a", [0]))
+    (join,) = joins.claim(1, SECONDS)
+    bodies = [message("body", QUEUE)]
+    for attempt, advance in enumerate((PUSH_SECONDS - 1, 2.0)):
+        assert joins.claim(1, SECONDS) == []
+        with pytest.raises(BrokerUnavailable):
+            joins.finish(join._replace(attempt=attempt), bodies, UnavailableSender())
+        clock.advance(advance)
+    (other,) = joins.claim(1, SECONDS)
+    assert not joins.finish(join._replace(attempt=2), bodies, UnavailableSender())
+    assert joins.finish(other, bodies, broker.sender)
+    assert (joins.count(), sent(broker)) == (0, 1)
+
+
 def test_hold_allows_one_message_of_a_body(place: JoinPlace, clock: FakeClock) -> None:
     backends = [place.backend(clock) for _ in range(4)]
     numbers = (7, 2**63 - 1, 0, 12)

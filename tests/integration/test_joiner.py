@@ -402,7 +402,7 @@ class Faulty(Joins):
         self.claims += 1
         if self.error is not None:
             raise self.error
-        found, self.waiting = self.waiting, []
+        found, self.waiting = self.waiting[:limit], self.waiting[limit:]
         return found
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
@@ -466,21 +466,87 @@ def test_claimed_joins_are_tried_again_before_their_claims_expire(tmp_path: Path
         assert joiner.step(0.0) == RETRY_SECONDS
     joins.failing = {"a"}
     assert joiner.step(0.0) == RETRY_SECONDS
-    assert [join.id for join in joins.finished] == ["d", "e", "c", "b"]
+    assert [join.id for join in joins.finished] == ["d", "c", "e", "b"]
     joins.failing = set()
     assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
     assert [(join.id, join.attempt) for join in joins.finished[-2:]] == [("b", 1), ("a", 3)]
     env.app.close()
 
 
+def test_joins_that_cannot_be_sent_do_not_block_others(tmp_path: Path) -> None:
+    """Sixteen joins of which a result could not be read stopped all chords of their worker: it claimed them
+    again and again, and nothing else."""
+    joins, env = Faulty(), Env(tmp_path)
+    bad = [Finished(f"bad-{number}", "f", b"", ()) for number in range(40)]
+    joins.waiting, joins.failing = list(bad), {join.id for join in bad}
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
+    for _ in range(60):
+        joiner.step(env.clock.monotonic())
+        env.clock.advance(1.0)
+    joins.waiting = [Finished(name, "f", b"", ()) for name in ("one", "two")]
+    for _ in range(3):
+        joiner.step(env.clock.monotonic())
+        env.clock.advance(1.0)
+    assert [join.id for join in joins.finished] == ["one", "two"]
+    assert len(joiner._unsent) <= len(bad)
+    env.app.close()
+
+
+def test_claims_are_given_up_when_they_expire(tmp_path: Path) -> None:
+    """A worker that is cut off from the broker leaves them to others, and claims no more."""
+    joins, env, holds = Faulty(), Env(tmp_path), [True]
+    joins.failing = {"join"}
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins, has_lease=lambda: holds[0])
+    assert joiner.step(env.clock.monotonic()) == RETRY_SECONDS
+    holds[0], joins.waiting = False, [Finished("other", "f", b"", ())]
+    env.clock.advance(env.app.conf.worker_lease_seconds + 1)
+    joins.failing = set()
+    assert (joiner.step(env.clock.monotonic()) or 0.0) > RETRY_SECONDS
+    assert joins.finished == []
+    holds[0] = True
+    joiner.step(env.clock.monotonic())
+    assert [join.id for join in joins.finished] == ["other"]
+    env.app.close()
+
+
+def test_claimed_joins_are_sent_at_the_end(tmp_path: Path) -> None:
+    """They waited for 30 seconds if the worker was stopped before it tried again."""
+    joins, env = Faulty(), Env(tmp_path)
+    joins.failing = {"join"}
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
+    joiner.step(0.0)
+    joins.failing = set()
+    joiner.closed()
+    assert [join.id for join in joins.finished] == ["join"]
+    env.app.close()
+
+
+def test_an_outage_is_logged_less_and_less_often(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    joins, env = Faulty(BackendError("away")), Env(tmp_path)
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
+    for _ in range(100):
+        joiner.step(0.0)
+    assert logged(caplog) == ["joins-wait"] * 7
+    env.app.close()
+
+
 @pytest.mark.parametrize(
-    "error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights"), RuntimeError("odd")]
+    ("error", "level"),
+    [
+        (BackendError("away"), "WARNING"),
+        (EncodeError("odd"), "WARNING"),
+        (ConfigurationError("no rights"), "WARNING"),
+        (RuntimeError("odd"), "ERROR"),
+    ],
 )
-def test_failing_store_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+def test_failing_store_is_retried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, level: str
+) -> None:
     joins, env = Faulty(error), Env(tmp_path)
     joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
     assert joiner.step(0.0) == RETRY_SECONDS
     assert logged(caplog) == ["joins-wait"]
+    assert [record.levelname for record in caplog.records if record.levelno >= 30] == [level]
     joins.error = None
     assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
     assert [join.id for join in joins.finished] == ["join"]
@@ -524,7 +590,6 @@ def test_join_waits_if_the_store_becomes_unavailable(key: list[str] | None) -> N
     assert (joiner.step(0.0), joins.finished) == (RETRY_SECONDS, [])
     backend.away = False
     joiner.step(0.0)
-    again = join._replace(attempt=1)
-    assert (joins.finished, joins.sent) == ([again], ["gather"])
+    assert (joins.finished, joins.sent) == ([join], ["gather"])
     app.close()
     plain.close()

@@ -86,5 +86,8 @@ def test_undecodable_messages_are_forgotten_by_number_and_age() -> None:
         state.sent_unread(one, 0.0)
     state.sent_unread(last, 0.0)
     assert not state.was_unread(last)
+    one.key = 1, "other-0", 0
+    state.sent_unread(one, UNREAD_SECONDS)  # it is the newest now, and does not keep older ones
+    one.key = 1, "other-499", 0
     state.sent_unread(last, UNREAD_SECONDS + 1)
     assert [state.was_unread(request) for request in (one, last)] == [False, True]

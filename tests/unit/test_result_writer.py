@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,31 @@ def test_parts_of_refused_results_fail(error: type[Exception]) -> None:
     setup.step_repeatedly(TRIES)
     assert [(part.number, part.status) for part in setup.parts] == [(1, "SUCCESS"), (2, "FAILURE")]
     assert setup.posted == [SettlementOrder(None, Ack(1)), SettlementOrder(None, Ack(2))]
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_result_is_kept_if_its_part_cannot_be_recorded(
+    lasting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was said to be refused, and its part was recorded as a failure."""
+    setup, tries = Setup(), [0]
+
+    def record(parts: Sequence[Part]) -> None:
+        tries[0] += 1
+        if lasting or tries[0] <= TRIES:
+            raise ZeroDivisionError("a fault")
+        setup.parts.extend(parts)
+
+    setup.writer._record = record
+    part = Part("join", 0, "id-1", "SUCCESS")
+    setup.writer.mailbox.post(SettlementOrder(None, Ack(1, setup.row(1, "SUCCESS"), (part,))))
+    for _ in range(TRIES):
+        setup.clock.advance(setup.step() or 0.0)
+    assert setup.status(1) == "SUCCESS"
+    assert setup.posted == [SettlementOrder(None, Ack(1))]
+    assert setup.parts == ([] if lasting else [part])
+    assert ("the end of id-1 cannot be recorded" in caplog.text) is lasting
+    assert "id-1 cannot be stored" not in caplog.text
 
 
 def test_message_is_dead_lettered_if_its_failure_does_not_fit_either() -> None:

@@ -227,8 +227,9 @@ class KeyValueJoins(Joins):
             state = self._state(key)
             if state is None or state.token != join.token:
                 return False
-            state.due = self._clock.now() + PUSH_SECONDS
-            self._write(key, state)
+            if not join.attempt:
+                state.due = self._clock.now() + PUSH_SECONDS
+                self._write(key, state)
         sender.push(envelopes)
         crash_point("body-sent")
         with self._keys.locked(key):

@@ -186,8 +186,10 @@ _EXTEND = Script(
     _CLAIMED
     + """
 if not ours then return 0 end
-if found[2] then redis.call('SET', c, token, 'EX', ARGV[5]) end
-redis.call('ZADD', INDEX, ARGV[4], join)
+if ARGV[4] ~= '' then
+    if found[2] then redis.call('SET', c, token, 'EX', ARGV[5]) end
+    redis.call('ZADD', INDEX, ARGV[4], join)
+end
 return 1
 """
 )
@@ -380,8 +382,8 @@ class RedisJoins(Joins):
             assert isinstance(sender, RedisSender)
             commands = sender.commands(envelopes)
         elif not here:
-            until = self._clock.now() + PUSH_SECONDS
-            if not self._call(_EXTEND, join.id, join.token, repr(until), math.ceil(PUSH_SECONDS)):
+            until = "" if join.attempt else repr(self._clock.now() + PUSH_SECONDS)
+            if not self._call(_EXTEND, join.id, join.token, until, math.ceil(PUSH_SECONDS)):
                 return False
             sender.push(envelopes)
             crash_point("body-sent")

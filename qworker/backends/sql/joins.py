@@ -206,9 +206,15 @@ class SQLJoins(Joins):
             return False
         if (publishing := self._database.publishing(sender)) is not None:
             return self._finish_with(join, envelopes, publishing)
-        until = self._clock.now() + PUSH_SECONDS
-        extend = f"UPDATE {self._join} SET due = %s WHERE id = %s AND token = %s"
-        if not self._transact(lambda session: session.do(extend, (until, join.id, join.token))):
+        ours: object
+        if join.attempt:
+            query = f"SELECT 1 FROM {self._join} WHERE id = %s AND token = %s"
+            ours = self._database.ask(query, (join.id, join.token))
+        else:
+            until = self._clock.now() + PUSH_SECONDS
+            extend = f"UPDATE {self._join} SET due = %s WHERE id = %s AND token = %s"
+            ours = self._transact(lambda session: session.do(extend, (until, join.id, join.token)))
+        if not ours:
             return False
         sender.push(envelopes)
         crash_point("body-sent")

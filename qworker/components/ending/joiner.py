@@ -6,18 +6,20 @@ Goes to:     the broker, with the body; the result store, with the failure of a 
 Thread:      joiner; record() is called by the result writer, wake() by any.
 
 The first worker that claims a join sends its body. A claim expires: if that worker dies, another worker takes
-over. Members that run block no slot.
+over. A worker that cannot send a body tries again until then, and claims nothing new while it has lost its
+lease: others may still reach the broker. Members that run block no slot.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.backends.joins import Finished, Joins
+from qworker.backends.joins import PUSH_SECONDS, Finished, Joins
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, calls_in
 from qworker.components.component import ThreadComponent
@@ -48,17 +50,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 16
-"""Maximum joins per claim."""
+"""Maximum joins per claim, and beyond which only one more is claimed at a time while others are unsent."""
 RETRY_SECONDS = 1.0
 _AWAY = (BackendError, BrokerUnavailable)
 PORTION = 1000
 """Maximum results per read."""
 
 
+@dataclass
+class Claimed:
+    """A claimed join. until: the monotonic time at which the claim expires."""
+
+    join: Finished
+    until: float
+
+
 class Joiner(ThreadComponent):
     """joins: returns the joins of the app's result store. may_have_due: whether that store may have joins due
     at an epoch second. A broker in the same store answers this through its own connection, because opening
-    the result store would delay the start and take tens of MB, even without workflows."""
+    the result store would delay the start and take tens of MB, even without workflows. has_lease: whether
+    the worker's lease holds, so that it probably reaches the broker."""
 
     name = "joiner"
 
@@ -68,15 +79,19 @@ class Joiner(ThreadComponent):
         on_crash: Callable[[str, BaseException], None],
         joins: Callable[[], Joins],
         may_have_due: Callable[[float], bool] = lambda now: True,
+        has_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
         self._open_joins = joins
         self._may_have_due = may_have_due
+        self._has_lease = has_lease
         self._seconds: float = app.conf.worker_lease_seconds
         """Duration of a claim, and interval between checks for overdue joins and those of dead workers."""
-        self._unsent: list[Finished] = []  # joiner only
-        """Claimed joins that could not be finished: this worker tries again before their claims expire."""
+        self._unsent: dict[str, Claimed] = {}  # joiner only
+        """Claimed joins that are not finished yet, by id; those that have failed last come last."""
+        self._failures = 0  # joiner only
+        """The number of steps in a row that have failed."""
 
     @property
     def _joins(self) -> Joins:
@@ -94,35 +109,67 @@ class Joiner(ThreadComponent):
         self.wait(self._seconds)
 
     def step(self, now: float) -> float | None:
-        claimed: list[Finished] = []
-        unsent = self._unsent
-        try:
-            if self._may_have_due(self._app.clock.now()):
-                while len(unsent) < BATCH and (claimed := self._joins.claim(BATCH, self._seconds)):
-                    self._finish_all(claimed)
-            self._finish_all(unsent)
-        except Exception as error:  # a third-party store: it must not stop the worker
-            left = [*claimed, *unsent]
-            failed = [join._replace(attempt=join.attempt + 1) for join in left[:1]]
-            self._unsent = [*left[1:], *failed]  # one that never succeeds must not block the others
-            logger.warning(
+        for id in [id for id, claimed in self._unsent.items() if claimed.until <= now]:
+            del self._unsent[id]  # another claim may finish it
+        errors = [error for work in (self._send_unsent, self._send_new) if (error := _error_of(work))]
+        if not errors:
+            self._failures = 0
+            return self._seconds
+        self._failures += 1
+        if not self._failures & (self._failures - 1):  # the 1st, 2nd, 4th, 8th ...
+            known = isinstance(errors[0], QWorkerError)
+            logger.log(
+                logging.WARNING if known else logging.ERROR,
                 "the call after a group cannot be sent: %s; trying again in %g s",
-                _text_of(error),
+                _text_of(errors[0]),
                 RETRY_SECONDS,
                 extra={"event": "joins-wait"},
+                exc_info=None if known else errors[0],
             )
-            logger.debug("the traceback of this error", exc_info=True)
-            return RETRY_SECONDS
-        return self._seconds
+        return RETRY_SECONDS
 
-    def _finish_all(self, joins: list[Finished]) -> None:
-        """Finish *joins*, and remove them from the list."""
-        while joins:
-            self._finish(joins[0])
-            del joins[0]
+    def _send_unsent(self) -> None:
+        for id in list(self._unsent):
+            self._send(id)
 
-    def _finish(self, join: Finished) -> None:
-        """Send the body of *join*. If it cannot be sent, report its failure as far as possible."""
+    def _send_new(self) -> None:
+        """Claim joins and send their bodies. Some are always claimed, although others cannot be sent: the
+        store returns first those that were not claimed before."""
+        if not (self._has_lease() and self._may_have_due(self._app.clock.now())):
+            return
+        while True:
+            until = self.clock.monotonic() + self._seconds
+            claimed = self._joins.claim(max(1, BATCH - len(self._unsent)), self._seconds)
+            if not claimed:
+                return
+            self._unsent |= {join.id: Claimed(join, until) for join in claimed}
+            for join in claimed:
+                self._send(join.id)
+
+    def _send(self, id: str) -> None:
+        """Send the body of the claimed join *id*; if that fails, it comes after the others next time."""
+        claimed = self._unsent.pop(id)
+        try:
+            self._end_join(claimed)
+        except Exception:
+            self._unsent[id] = claimed
+            raise
+
+    def closed(self) -> None:
+        """Try once more to send what was claimed: otherwise, others have to wait until the claims expire."""
+        _error_of(self._send_unsent)
+
+    def _finish(self, claimed: Claimed, envelopes: Sequence[Envelope]) -> bool:
+        """Publish *envelopes*, and finish the join; return whether its claim has not expired."""
+        join = claimed.join
+        claimed.join = join._replace(attempt=join.attempt + 1)
+        if not (join.attempt or self._app.results_with_broker):  # extends the claim
+            claimed.until = self.clock.monotonic() + PUSH_SECONDS
+        return self._joins.finish(join, envelopes, self._app.broker.sender)
+
+    def _end_join(self, claimed: Claimed) -> None:
+        """Send the body of a join. If it cannot be sent, report its failure as far as possible."""
+        join = claimed.join
         crash_point("join-claimed")
         try:
             body, doubt = bodies.read_body(self._app, join)
@@ -130,11 +177,11 @@ class Joiner(ThreadComponent):
         except _AWAY:
             raise
         except Exception as damaged:  # noqa: BLE001 - other clients may store anything
-            self._give_up(join, _text_of(damaged))
+            self._give_up(claimed, _text_of(damaged))
             return
         if body.tentative and join.overdue and not join.parts:
             logger.info("join %s ends without its members: they were not committed", join.id)
-            self._joins.finish(join, (), self._app.broker.sender)
+            self._finish(claimed, ())
             return
         fail = partial(self._fail, believed=doubt is None)
         for way in (*(() if error else (self._call,)), fail, self._end, self._store):
@@ -147,19 +194,19 @@ class Joiner(ThreadComponent):
                 continue
             crash_point("body-made")
             try:
-                finished = self._joins.finish(join, envelopes, self._app.broker.sender)
+                finished = self._finish(claimed, envelopes)
                 break
             except (EncodeError, PublishError) as raised:  # the broker refuses them
                 error = error or raised
         else:
-            finished = self._give_up(join, self._why(error) if error else "")
+            finished = self._give_up(claimed, self._why(error) if error else "")
         if finished:  # otherwise another worker has claimed the join, and reads the records
             bodies.forget_added(self._app, join, body)
 
-    def _give_up(self, join: Finished, error: Any) -> bool:
+    def _give_up(self, claimed: Claimed, error: Any) -> bool:
         text = "join %s ends without its body: %s"
-        logger.error(text, join.id, error, extra={"event": "join-failed"})
-        return self._joins.finish(join, (), self._app.broker.sender)
+        logger.error(text, claimed.join.id, error, extra={"event": "join-failed"})
+        return self._finish(claimed, ())
 
     def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """Return the messages that call *body*."""
@@ -314,6 +361,16 @@ def _value(part: Part, meta: Any) -> Any:
 
 def _has_succeeded(meta: Any) -> bool:
     return isinstance(meta, dict) and meta["status"] == states.SUCCESS
+
+
+def _error_of(work: Callable[[], None]) -> Exception | None:
+    """Return the error that *work* raises: one of a third-party store must not stop the worker."""
+    try:
+        work()
+    except Exception as error:
+        logger.debug("the traceback of this error", exc_info=True)
+        return error
+    return None
 
 
 def _text_of(error: Exception) -> str:

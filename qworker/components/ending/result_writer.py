@@ -159,33 +159,39 @@ class ResultWriter(ThreadComponent):
         self._units -= _units(order)
 
     def _give_up(self, batch: list[SettlementOrder]) -> None:
-        """Try to store each order separately once more, and replace the results that are refused."""
+        """Try to store each order separately once more, and replace the results that are refused: by a
+        failure, or, if that is refused too, by a dead letter."""
         for order in batch:
-            try:
-                left = _left(order, self._store([order]))
-            except BackendError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as in step()
-                left = self._without_result(order, error)
+            unstored: dict[ResultRow, str] = {}
+            row, parts = _row(order), list(_parts(order))
+            if row is not None and (refused := self._refusal([row])) is not None:
+                parts = _failed(parts)
+                why = BackendError(f"the result store failed: {_shown(refused)}")
+                if not self._store_why_not(row, why, Exception):
+                    unstored[row] = str(why)
+            if (unrecorded := self._refusal([], parts)) is not None:
+                logger.error(
+                    "the end of %s cannot be recorded: %s; the calls after its group wait until they expire",
+                    parts[0].task_id,
+                    _shown(unrecorded),
+                    extra={"event": "join-failed"},
+                )
             self._done(order)
             if order.final or order.starts:
-                self._post([left])
+                self._post([_left(order, unstored)])
 
-    def _without_result(self, order: SettlementOrder, error: Exception) -> SettlementOrder:
-        """Return *order* without the row that the store refuses, as a dead letter if no failure is stored."""
-        row = _row(order)
-        if row is None:
-            return _stripped(order)
-        why = BackendError(f"the result store failed: {_shown(error)}")
-        stored = self._store_why_not(row, why, Exception)
+    def _refusal(self, rows: Sequence[ResultRow], parts: Sequence[Part] = ()) -> Exception | None:
+        """Store *rows* and record *parts*; return an unexpected error of the store. Raises BackendError."""
         try:
-            if parts := _failed(_parts(order)):
+            if rows:
+                self._app.backend.store_rows(rows)
+            if parts:
                 self._record(parts)
         except BackendError:
             raise
-        except Exception:  # as in step()
-            logger.debug("the traceback of the last error", exc_info=True)
-        return _left(order, {} if stored else {row: str(why)})
+        except Exception as error:  # noqa: BLE001 - as in step()
+            return error
+        return None
 
     def _batch(self) -> list[SettlementOrder]:
         """Return the orders to store next, without removing them."""

@@ -90,8 +90,10 @@ class WorkerState:
         unread = self._unread
         while unread and unread[first := next(iter(unread))] < now - UNREAD_SECONDS:
             del unread[first]
+        message = _message(request)
+        unread.pop(message, None)  # the newest come last
         if len(unread) < self._max_unread:  # replacing the oldest would repeat for each further message
-            unread[_message(request)] = now
+            unread[message] = now
 
     def was_unread(self, request: Request) -> bool:
         """Whether *request* was sent again here, because it could not be read."""
