@@ -184,7 +184,10 @@ def _problems(seen: Seen) -> list[str]:
     if seen.left["joins"]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
-    slow = SLOW + jumps + _limited(seen) + (2 * _claim(seen) if seen.record.joins else 0.0)
+    joins = bool(seen.record.joins) or any(needs_joins(asked.order.flow) for asked in seen.asked)
+    slow = SLOW + jumps + _limited(seen) + (2 * _claim(seen) if joins else 0.0)
+    if lost and seen.case.world.forgets:  # a caller may wait until the join of a lost member expires
+        slow += seen.case.world.result_expires
     slow += seen.case.world.skew * (seen.case.world.workers + len(CALLERS))
     slow += GIVEN_UP * len(_refusals(seen))
     if seen.schedules is None and seen.rested > slow:

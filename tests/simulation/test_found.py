@@ -1655,3 +1655,11 @@ def test_a_late_body_runs_again_if_the_broker_has_forgotten_that_it_had_it() -> 
     late = Fault("late", "worker0", "push", 2, seconds=30.0)
     assert problems(run(Case(orders=orders, faults=(Fault("lost", at=4.0), late), seed=2))) == []
     assert problems(run(Case(orders=orders, faults=(late,), seed=2))) == []
+
+
+def test_calls_after_a_lost_member_are_made_when_their_join_expires() -> None:
+    """The checks expected them earlier."""
+    world = World(acks_late=False, skew=2.0, result_expires=60.0, long=0.1)
+    chord = Chord([Call(adds=Call(number=1), number=0)], Chunks(items=3, each=1, number=2))
+    faults = Fault("child after", "worker", "join.grow"), Fault("restart", "worker0", at=1.3)
+    assert problems(run(Case(world, (Order(chord),), faults, seed=1))) == []
