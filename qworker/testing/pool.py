@@ -47,12 +47,8 @@ class InlinePool(TaskPool):
         *,
         on_demand: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(settings, on_ended, on_stored, on_room)
         self._app = app
-        self._settings = settings
-        self._on_ended = on_ended
-        self._on_stored = on_stored
-        self._on_room = on_room
         self._on_demand = on_demand
         self._accept = frozenset(app.conf.accept_content)
         self._accepting = True

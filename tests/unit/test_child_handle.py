@@ -25,7 +25,7 @@ def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
         for sequence, size in enumerate(sizes, 1):
             child.assign(sequence, rooms.request(sequence, "add", "x" * size), 0.001)
         while not flushed or not flushed[-1]:
-            flushed.append(child.flush())
+            flushed.append(child.channel.flush())
             while True:
                 try:
                     data = theirs.recv(65536)
@@ -82,7 +82,7 @@ def test_invalid_body_is_passed_to_the_child(body: Any) -> None:
         request = rooms.request(1)
         request.leased = request.leased._replace(body=body)
         child.assign(1, request, 0.001)
-        assert child.flush()
+        assert child.channel.flush()
         (frame,) = FrameBuffer().feed(child.channel.their_socket.recv(65536))
         assert frame[0][-1] == body
     finally:

@@ -38,6 +38,8 @@ class ChildChannel:
     """The channel to one child, which inherits their_socket, token_reader and order_reader."""
 
     def __init__(self) -> None:
+        self.outgoing: list[Job] = []
+        """Jobs for the next flush()."""
         self.unsent: deque[memoryview] = deque()
         """Frames as memoryviews, so that the rest of a large one is not copied for each send."""
         self._buffer = FrameBuffer()
@@ -57,9 +59,9 @@ class ChildChannel:
         os.close(self.order_reader)
         self.order_reader = -1
 
-    def add(self, jobs: list[Job]) -> None:
-        """Send the tokens of *jobs*, and queue the jobs for flush(): large ones in several frames, so that
-        the child begins before all have arrived."""
+    def _pack(self, jobs: list[Job]) -> None:
+        """Send the tokens of *jobs*, and make frames of the jobs: several of large ones, so that the child
+        begins before all have arrived."""
         # Tokens first: a child that finds no token for a job assumes that it was recalled.
         os.write(self._token_writer, pack_tokens([job[0] for job in jobs]))
         first = size = 0
@@ -71,7 +73,10 @@ class ChildChannel:
                 first, size = index, 0
 
     def flush(self) -> bool:
-        """Send queued frames; return False if the socket is full and some are left."""
+        """Send jobs and frames that wait; return False if the socket is full and some are left."""
+        if self.outgoing:
+            jobs, self.outgoing = self.outgoing, []
+            self._pack(jobs)
         while self.unsent:
             data = self.unsent[0]
             try:
@@ -208,7 +213,6 @@ class ChildHandle:
         """Total number of jobs assigned."""
         self.last_heard = 0.0
         """Monotonic time when its current sync job began, or the one before ended."""
-        self.outgoing: list[Job] = []
         self.channel = ChildChannel()
 
     def fileno(self) -> int:
@@ -274,7 +278,7 @@ class ChildHandle:
             self.load += seconds
         request.pid = self.pid
         leased = request.leased
-        self.outgoing.append(
+        self.channel.outgoing.append(
             (
                 sequence,
                 leased.tag,
@@ -289,17 +293,6 @@ class ChildHandle:
                 leased.body,
             )
         )
-
-    def flush(self) -> bool:
-        """Send assigned jobs; return False if the socket is full and some are left."""
-        if self.outgoing:
-            jobs, self.outgoing = self.outgoing, []
-            self.channel.add(jobs)
-        return self.channel.flush()
-
-    @property
-    def waits_to_write(self) -> bool:
-        return bool(self.channel.unsent)
 
     def finished(self, sequence: int, now: float) -> Request | None:
         assigned = self.jobs.pop(sequence, None)

@@ -137,7 +137,7 @@ class Children:
                 self._give(child, request, UNKNOWN_SECONDS if seconds is None else seconds)
             if self._quarantine:
                 self._see_to_suspects()
-            stuck = [child for child in self._handles if child.outgoing and not child.flush()]
+            stuck = [child for child in self._handles if child.channel.outgoing and not child.channel.flush()]
             unwatched = not self._watching and any(child.sync_jobs > 1 for child in self._handles)
             return refused, bool(stuck) or self._limited or unwatched or bool(self._quarantine)
 
@@ -164,7 +164,7 @@ class Children:
         if not (chosen.jobs if quarantine.is_patient(now) else chosen.sync_jobs):
             quarantine.begin(now)
             self._give(chosen, suspect, UNKNOWN_SECONDS)
-            chosen.flush()
+            chosen.channel.flush()
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
         """Return the child with the least work that may take *request*; None if there is none."""
@@ -182,7 +182,7 @@ class Children:
 
     def flush(self, child: ChildHandle) -> bool:
         with self._lock:
-            return child.flush()
+            return child.channel.flush()
 
     # -- results: pool thread --
 

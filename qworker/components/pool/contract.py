@@ -55,9 +55,15 @@ class PoolSettings(NamedTuple):
 
 
 class TaskPool(ABC):
-    """A place where tasks run."""
+    """A place where tasks run. on_ended, on_stored, on_room: called on the pool's own threads."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, settings: PoolSettings, on_ended: OnEnded, on_stored: OnStored, on_room: OnRoom
+    ) -> None:
+        self._settings = settings
+        self._on_ended = on_ended
+        self._on_stored = on_stored
+        self._on_room = on_room
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
         self.ending = 0
         """More than 0 while on_ended() is called for requests that in_flight() no longer counts. It is raised

@@ -48,7 +48,7 @@ class ProcessPool(TaskPool):
 
     - settings: see PoolSettings.
     - spawner: starts children, and reports their deaths.
-    - on_ended, on_stored, on_room, on_crash: called on the pool thread; see contract.py.
+    - on_ended, on_stored, on_room: see TaskPool. on_crash: called on the pool thread, too.
     - clock, send_signal: the system's, except in tests.
     """
 
@@ -63,14 +63,10 @@ class ProcessPool(TaskPool):
         clock: Clock = SYSTEM_CLOCK,
         send_signal: Callable[[int, int], None] = os.kill,
     ) -> None:
-        super().__init__()
+        super().__init__(settings, on_ended, on_stored, on_room)
         self._clock = clock
         self._send_signal = send_signal
-        self._settings = settings
         self._spawner = spawner
-        self._on_ended = on_ended
-        self._on_stored = on_stored
-        self._on_room = on_room
         self._on_crash = on_crash
         self._children = Children(settings, self.runtimes, clock.monotonic)
         self._wakeup = WakeupPipe()
@@ -253,7 +249,7 @@ class ProcessPool(TaskPool):
     def _watch_writes(self) -> None:
         """Poll sockets that were full, to send the rest as soon as there is room."""
         for file, child in self._by_file.items():
-            if child.waits_to_write:
+            if child.channel.unsent:
                 self._poll.modify(file, select.POLLIN | select.POLLOUT)
 
     def _receive(

@@ -53,12 +53,8 @@ class ThreadPool(TaskPool):
         on_room: OnRoom,
         name: str = "threads",
     ) -> None:
-        super().__init__()
+        super().__init__(settings, on_ended, on_stored, on_room)
         self._app = app
-        self._settings = settings
-        self._on_ended = on_ended
-        self._on_stored = on_stored
-        self._on_room = on_room
         self._name = name
         self._accept = frozenset(app.conf.accept_content)
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
