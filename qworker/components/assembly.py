@@ -111,7 +111,9 @@ class Assembly:
         settlements = Settlements(app, broker.consumer, on_parts)
         limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits, app.clock)
-        presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
+        presence = PresenceReport(
+            clock, app.broker.presence, phase, lease, self.pool, waiting, acks, self.state
+        )
         store_left = _forget if self.writer is None else self.writer.store_left
         self.listener = Listener(
             app, on_crash, lease, self.state, window, intake, waiting, acks, presence, store_left

@@ -107,7 +107,16 @@ class ListenerRig:
             Intake(self.app, self.state, self.settler.settle, self.settler.refuse),
             waiting,
             acks,
-            PresenceReport(self.clock, lambda: self.phase, self.lease, self.pool, waiting, acks, self.state),
+            PresenceReport(
+                self.clock,
+                self.store.presence,
+                lambda: self.phase,
+                self.lease,
+                self.pool,
+                waiting,
+                acks,
+                self.state,
+            ),
         )
         self.listener.opened()
 

@@ -65,12 +65,11 @@ class AckBuffer:
         self._hurry = False
         """A request waits for one of the orders before it may start."""
         self.doubts = Doubts()
-        self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
         """Orders that will not be sent any more."""
         self._doubtful: list[Request] = []
         """Requests that were in doubt at the end."""
-        self._quiet = False  # set by quiet(), a flag
+        self.is_quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
         """Return the number of unsent orders. Any thread."""
@@ -107,7 +106,6 @@ class AckBuffer:
     def collect(self, now: float) -> None:
         """Collect new orders at the monotonic time *now*."""
         self._mailbox.armed = False
-        self._now = now
         orders = self._mailbox.take()
         if orders:
             if not self._orders:
@@ -117,7 +115,7 @@ class AckBuffer:
 
     def quiet(self) -> None:
         """Start no more requests: those to be acked before their start are given back. Any thread."""
-        self._quiet = True
+        self.is_quiet = True
 
     def give_back(self, requests: Sequence[Request]) -> None:
         """Give *requests* back to the broker. Acked ones are sent again, because it no longer has them."""
@@ -150,7 +148,7 @@ class AckBuffer:
 
         Raises like Settlements.carry_out() and keeps unsent orders then.
         """
-        if self._quiet and self._hurry:
+        if self.is_quiet and self._hurry:
             self._orders = [self._not_started(order) for order in self._orders]
         orders = self._orders
         # The acks before a run that belong to a lost lease: this one cannot tell who has the messages.
@@ -240,7 +238,7 @@ class AckBuffer:
                 request,
                 extra={"event": "task-lease-lost"},
             )
-            if self._quiet:
+            if self.is_quiet:
                 self._given_up.append(order)
             self._state.finished_elsewhere(request, order.settlement)
 
@@ -257,15 +255,15 @@ class AckBuffer:
                 ]
             )
         except (BrokerUnavailable, ConfigurationError, PublishError) as error:
-            if self._quiet:
+            if self.is_quiet:
                 self._give_up(orders, error)
-            self.doubts.add(requests, self._now)
+            self.doubts.add(requests, self._clock.monotonic())
             return
         self._state.totals["returned"] += len(requests)
         for request in requests:
             self._state.leave(request)
             if request.acks_late:  # it could not be read; see Settler
-                self._state.sent_unread(request, self._now)
+                self._state.sent_unread(request, self._clock.monotonic())
 
     # -- lost leases, and the end --
 

@@ -175,7 +175,6 @@ class Listener(ThreadComponent):
         self._store_left = store_left
         conf = app.conf
         self._consumer = app.broker.consumer
-        self._workers = app.broker.presence
         self._lease = lease
         self._window = window
         self._intake = intake
@@ -191,7 +190,6 @@ class Listener(ThreadComponent):
             (conf.failed_task_expires, conf.failed_task_max),
         )
         self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
-        self._quiet = False  # set by quiet(), a flag
         self._give_up_at = 0.0  # set by stop()
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
@@ -244,7 +242,7 @@ class Listener(ThreadComponent):
             super().wait(seconds)
             return
         try:
-            prefetch = NO_ROOM if self._quiet else self._window.room() or NO_ROOM
+            prefetch = NO_ROOM if self._acks.is_quiet else self._window.room() or NO_ROOM
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost) as error:
@@ -261,12 +259,8 @@ class Listener(ThreadComponent):
         self._news = True
 
     def _register(self) -> None:
-        self._report_presence()
+        self._presence.publish()
         self._lease.register()
-
-    def _report_presence(self) -> None:
-        if self._workers is not None:
-            self._workers.consumer.present(self._presence.text())
 
     def _turn_or_housekeep(self, now: float) -> float | None:
         """Do a turn. If it fails again, or meets rows that another worker has locked, do what cannot wait:
@@ -302,7 +296,7 @@ class Listener(ThreadComponent):
         self._acks.collect(now)
         self._resolve_doubts(now)
         if self._acks.waiting:
-            if self._acks.is_due(now) or self._window.idle() or self._quiet:
+            if self._acks.is_due(now) or self._window.idle() or self._acks.is_quiet:
                 if self.connection.failing is not None and now >= self._lease.renew_at:
                     with suppress(RowsLocked):  # flushing may fail again, and must not cost the lease
                         self._lease.renew(now)
@@ -317,7 +311,7 @@ class Listener(ThreadComponent):
         if now >= self._lease.renew_at or (
             now >= self._housekeeping.due_at and self._presence.has_changed()
         ):  # also renewed when the presence has changed, at most once a second
-            self._report_presence()
+            self._presence.publish()
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)
@@ -325,18 +319,18 @@ class Listener(ThreadComponent):
             self._fetch()
         if self._revocations.pending:
             self._revocations.read()
-        if self._quiet:
+        if self._acks.is_quiet:
             self._give_back_all()
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
         """Return the seconds until the next turn, unless the listener is woken."""
-        if self._wants_to_fetch() or (self._quiet and self._acks.waiting):
+        if self._wants_to_fetch() or (self._acks.is_quiet and self._acks.waiting):
             return 0
         rest = max(0.0, self._housekeeping.due_at - now)
         if self._acks.waiting:
             rest = min(rest, self._acks.rest(now))
-        if self._plan.look_at is not None and not self._quiet:
+        if self._plan.look_at is not None and not self._acks.is_quiet:
             rest = min(rest, max(0.001, self._plan.look_at - self.clock.now()))
         return min(rest, LONGEST_REST)
 
@@ -344,7 +338,7 @@ class Listener(ThreadComponent):
 
     def _wants_to_fetch(self) -> bool:
         """Whether there may be messages, and room for them."""
-        return not self._quiet and self._plan.wants(self.clock)
+        return not self._acks.is_quiet and self._plan.wants(self.clock)
 
     def _fetch(self) -> None:
         plan, prefetched, limit = self._plan, self._consumer.prefetched, max(0, self._window.room())
@@ -381,7 +375,7 @@ class Listener(ThreadComponent):
             del ready[limit:]
         self._waiting.add(ready)
         plan.look_ahead(claim.next_due, wall, delayed_limit > 0)
-        if not self._quiet:  # otherwise the end of the turn gives back all waiting requests
+        if not self._acks.is_quiet:  # otherwise the end of the turn gives back all waiting requests
             self._give_back_surplus()
 
     def _give_back_surplus(self) -> None:
@@ -389,7 +383,7 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
-        requests = requests if self._quiet else self._waiting.keep(requests)
+        requests = requests if self._acks.is_quiet else self._waiting.keep(requests)
         self._acks.give_back(requests)
         self._plan.backlog = self._plan.backlog or bool(requests)
 
@@ -401,7 +395,7 @@ class Listener(ThreadComponent):
     def _resolve_doubts(self, now: float) -> None:
         """Run requests in doubt that were delivered again. Give up the others after a while, or at once if
         the worker stops."""
-        again, failed = self._acks.doubts.resolve(math.inf if self._quiet else now)
+        again, failed = self._acks.doubts.resolve(math.inf if self._acks.is_quiet else now)
         self._waiting.add(again)
         self._waiting.give_up(failed)
 
@@ -429,7 +423,6 @@ class Listener(ThreadComponent):
     # -- the end --
 
     def quiet(self) -> None:
-        self._quiet = True
         self._acks.quiet()
         self._consumer.wake()
 
@@ -447,7 +440,6 @@ class Listener(ThreadComponent):
 
     def closed(self) -> None:
         """Send the last settlements, then deregister."""
-        self._quiet = True
         self._acks.end(self._lease.generation, lambda: self._give_up_at, self._put_back)
         for fate, ids in self._acks.left().items():
             logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})

@@ -1,7 +1,7 @@
 """PresenceReport: the status that this worker publishes through its broker.
 
 Comes from:  the pool, the waiting requests, the acks and the ledger, as snapshots.
-Goes to:     Listener, which sends the text with the renewal of the lease.
+Goes to:     the consumer, which sends the text with the renewal of the lease.
 Thread:      listener.
 """
 
@@ -22,6 +22,7 @@ from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.naming import VERSION
 from qworker.process.memory import resident
+from qworker.transports.lease import Workers
 from qworker.transports.presence import (
     IDLE,
     MAX_RUNNING,
@@ -37,11 +38,13 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 
 class PresenceReport:
-    """phase: returns the worker's phase. The other arguments are parts of the worker."""
+    """workers: the broker's, None if it has none. phase: returns the worker's phase. The other arguments are
+    parts of the worker."""
 
     def __init__(
         self,
         clock: Clock,
+        workers: Workers | None,
         phase: Callable[[], str],
         lease: WorkerLease,
         pool: TaskPool,
@@ -50,6 +53,7 @@ class PresenceReport:
         state: WorkerState,
     ) -> None:
         self._clock = clock
+        self._workers = workers
         self._phase = phase
         self._lease = lease
         self._pool = pool
@@ -63,19 +67,20 @@ class PresenceReport:
         self._reported: Presence | None = None
 
     def has_changed(self) -> bool:
-        """Whether the status has changed since the last text()."""
+        """Whether the status has changed since it was published last."""
         return self._snapshot() != self._reported
 
-    def text(self) -> str:
-        """Return the current status. It includes memory, which has_changed() ignores."""
+    def publish(self) -> None:
+        """Let the consumer send the current status. It includes memory, which has_changed() ignores."""
+        if self._workers is None:
+            return
         self._reported = reported = self._snapshot()
-        return to_text(
-            reported._replace(
-                seen=self._clock.now(),
-                memory=resident(reported.pid) or 0,
-                pool_memory=tuple(resident(pid) or 0 for pid in reported.pool),
-            )
+        whole = reported._replace(
+            seen=self._clock.now(),
+            memory=resident(reported.pid) or 0,
+            pool_memory=tuple(resident(pid) or 0 for pid in reported.pool),
         )
+        self._workers.consumer.present(to_text(whole))
 
     def _snapshot(self) -> Presence:
         registration, state = self._lease.registration, self._state
