@@ -493,13 +493,13 @@ def test_counted_release_waits_during_a_server_alarm(open_: Open) -> None:
     link = store._publisher._link
     assert link is not None
     link._set_blocked("memory")  # what the server's connection.blocked does
-    began = store._publisher._sent
+    began = store._publisher._confirms.sent
     assert (
         store.consumer.settle(own, [Release(run_and_kill_worker.tag, counted=True), Ack(ends.tag)]) == set()
     )
     store.consumer.reclaim()
     store.consumer.extend()
-    assert store._publisher._sent == began
+    assert store._publisher._confirms.sent == began
     assert store.consumer.settle(own, [Ack(run_and_kill_worker.tag)]) == {run_and_kill_worker.tag}, (
         "it was settled"
     )

@@ -63,7 +63,7 @@ class DelayQueues:
     """
 
     def __init__(self, dead: str) -> None:
-        self._dead = dead
+        self.dead = dead
         self._places = 0
         """How many places have queues."""
         self._bound: dict[str, tuple[str, float]] = {}
@@ -86,7 +86,7 @@ class DelayQueues:
             for place in range(self._places, places):
                 _declare_place(link, channel, place)
             for target in unbound:
-                link.call(channel.queue_bind, self._dead, LOST_EXCHANGE, binding(target))
+                link.call(channel.queue_bind, self.dead, LOST_EXCHANGE, binding(target))
                 link.call(channel.queue_bind, target, DUE_EXCHANGE, binding(target))
             link.call(channel.close)
         except ChannelError as error:
@@ -172,13 +172,47 @@ class _ReturnedError(Exception):
         self.queues = queues
 
 
+class Confirms:
+    """The server's answers to the messages sent on a channel; sent: their number."""
+
+    def __init__(self) -> None:
+        self.sent = self._confirmed = 0
+        self._above: set[int] = set()
+        """Answers that came before those to earlier messages."""
+        self.refused = False
+        """Whether a message was refused, since this was last set to False."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all messages were answered."""
+        return self._confirmed >= self.sent
+
+    def add(self, number: int, multiple: bool, stored: bool) -> None:
+        """Record an answer to message *number*, and with *multiple* to all before it."""
+        if not stored:
+            self.refused = True
+        above = self._above
+        if multiple:
+            if number > self._confirmed:
+                self._confirmed = number
+                if above:
+                    self._above = above = {one for one in above if one > number}
+        elif number == self._confirmed + 1:
+            self._confirmed = number
+        elif number > self._confirmed:
+            above.add(number)
+        while self._confirmed + 1 in above:
+            self._confirmed += 1
+            above.remove(self._confirmed)
+
+
 class Publisher:
     """confirms: wait for publisher confirms."""
 
     def __init__(self, server: Server, confirms: bool) -> None:
         self._server = server
         self._queues = server.queues
-        self._confirms = confirms
+        self._waits = confirms
         self.frame_max = 131072
         """Bytes, as negotiated with the server; before that, its default."""
         self.lock = threading.Lock()
@@ -186,14 +220,10 @@ class Publisher:
         self._link: Link | None = None  # under lock, as all below
         self._whole = True
         """Whether the last use of the link was completed."""
-        self._channel: Any = None
-        self._sent = self._confirmed = 0
-        self._above: set[int] = set()
-        self._refused = False
+        self._confirms = Confirms()
         self._returned: set[str] = set()
         self._declared: set[str] = set()
-        self._dead = self._queues.prefix + DEAD
-        self._delays = DelayQueues(self._dead)
+        self._delays = DelayQueues(self._queues.prefix + DEAD)
         self._methods: dict[str, bytes] = {}
 
     def after_fork(self) -> None:
@@ -232,12 +262,12 @@ class Publisher:
     def _takes(self) -> bool:
         deadline = time.monotonic() + self._server.timeout
         link = self._opened(deadline, wait=False)
-        if link.blocked or not self._confirms:
+        if link.blocked or not self._waits:
             return not link.blocked
         self._whole = False
         try:
             self._write(link, message_frames(1, _PROBE, _NOTHING, b"", link.connection.frame_max), deadline)
-            self._sent += 1
+            self._confirms.sent += 1
             self._await_confirms(link, deadline, until_blocked=True)
         except BrokerUnavailable:
             self._whole = True  # otherwise it is closed
@@ -306,7 +336,7 @@ class Publisher:
             link.drop()
             raise
         self._whole = True
-        if self._refused:
+        if self._confirms.refused:
             raise BrokerUnavailable(
                 f"RabbitMQ at {link.address.shown} refused a message (nack): its queue is full or failing"
             )
@@ -315,7 +345,8 @@ class Publisher:
 
     def _transmit_on(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
         self._prepare(link, messages, deadline)
-        self._refused = False
+        confirms = self._confirms
+        confirms.refused = False
         self._returned = set()
         crash_point("publishing")
         parts: list[bytes] = []
@@ -334,15 +365,15 @@ class Publisher:
                 header = header()
             parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
             size += len(parts[-1])
-            self._sent += 1
+            confirms.sent += 1
             if size >= WRITE_BYTES or delayed >= DELAYED_TOGETHER:
                 self._write(link, b"".join(parts), deadline)
-                if delayed and self._confirms:
+                if delayed and self._waits:
                     self._await_confirms(link, deadline)
                 parts, size, delayed = [], 0, 0
         if parts:
             self._write(link, b"".join(parts), deadline)
-        if self._confirms:
+        if self._waits:
             self._await_confirms(link, deadline)
         crash_point("published")
 
@@ -362,7 +393,7 @@ class Publisher:
 
     def _await_confirms(self, link: Link, deadline: float, until_blocked: bool = False) -> None:
         last_received = time.monotonic()
-        while self._confirmed < self._sent and not (until_blocked and link.blocked):
+        while not self._confirms.complete and not (until_blocked and link.blocked):
             now = time.monotonic()
             dead = last_received + self._server.silent_seconds if not link.blocked else math.inf
             if now >= min(deadline, dead):
@@ -405,19 +436,18 @@ class Publisher:
     def _open(self, deadline: float) -> Link:
         self._link = None
         link = in_helper_thread(lambda: self._server.connect(max(0.1, deadline - time.monotonic())))
-        link.on_confirm = self._confirm
+        self._confirms = Confirms()
+        link.on_confirm = self._confirms.add
         link.on_return = self._note_return
-        self._sent = self._confirmed = 0
-        self._above = set()
         self._declared = set()
-        self._delays = DelayQueues(self._dead)
+        self._delays.forget()
         self._methods = {}
         self._whole = True
-        self._channel = link.channel()
-        if self._channel.channel_id != 1:
+        channel = link.channel()
+        if channel.channel_id != 1:
             raise BrokerUnavailable("RabbitMQ gave an unexpected channel")
-        if self._confirms:
-            link.call(self._channel.confirm_select)
+        if self._waits:
+            link.call(channel.confirm_select)
         self._link = link
         self.frame_max = link.connection.frame_max
         return link
@@ -440,7 +470,7 @@ class Publisher:
             return
         unbound = self._delays.unbound({message.queue for message in messages})
         if unbound:
-            for queue in (*unbound, self._dead):  # deleting a queue deletes its binding
+            for queue in (*unbound, self._delays.dead):  # deleting a queue deletes its binding
                 self._declare(link, queue, deadline)
         link.timeout = max(0.1, deadline - time.monotonic())
         self._delays.prepare(link, unbound, needed)
@@ -449,23 +479,6 @@ class Publisher:
         link.timeout = max(0.1, deadline - time.monotonic())
         self._queues.declare(link, queue.removeprefix(self._queues.prefix))
         self._declared.add(queue)
-
-    def _confirm(self, number: int, multiple: bool, stored: bool) -> None:
-        if not stored:
-            self._refused = True
-        above = self._above
-        if multiple:
-            if number > self._confirmed:
-                self._confirmed = number
-                if above:
-                    self._above = above = {one for one in above if one > number}
-        elif number == self._confirmed + 1:
-            self._confirmed = number
-        elif number > self._confirmed:
-            above.add(number)
-        while self._confirmed + 1 in above:
-            self._confirmed += 1
-            above.remove(self._confirmed)
 
     def _note_return(self, exchange: str, key: str) -> None:
         self._returned.add(self._delays.target_of(word_of(key)) if exchange else key)
