@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from itertools import islice
@@ -63,6 +63,67 @@ class _PlannedCall(NamedTuple):
         return self.due.name
 
 
+class EntryProblems:
+    """What is wrong with entries of *app*, by name, except problems known to the agenda. Beat thread only."""
+
+    def __init__(self, app: QWorker) -> None:
+        self._app = app
+        self._errors: dict[str, str] = {}
+        """Why entries are not called."""
+        self._notes: dict[str, str] = {}
+        """Other problems: an entry waits, or cannot be called as configured."""
+
+    def sentences(self, agendas: Mapping[str, str]) -> Iterator[str]:
+        """Yield a sentence for each entry with a problem. agendas: why others are not called."""
+        errors = {**self._errors, **agendas}
+        for name, text in errors.items():
+            yield f"the entry {name} is not called: {text:.500}"
+        for name, text in self._notes.items():
+            if name not in errors:
+                yield f"the entry {name}: {text:.500}"
+
+    def clear(self) -> None:
+        self._errors.clear()
+        self._notes.clear()
+
+    def forget(self, name: str) -> None:
+        """Forget an entry that was deleted."""
+        self._errors.pop(name, None)
+        self._notes.pop(name, None)
+
+    def read(self, every: Iterable[Listed]) -> None:
+        """Report the problems of entries that were read anew."""
+        for each in every:
+            self.error(each.name, each.error or (each.state and each.state.error))
+            self._notes.pop(each.name, None)
+            self.hindrance(each.name, each.entry)
+            if each.error is not None:
+                logger.error(
+                    "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
+                )
+
+    def error(self, name: str, error: str | None) -> None:
+        """Record why an entry is not called; None: it is."""
+        if error is None:
+            self._errors.pop(name, None)
+        else:
+            self._errors[name] = error
+
+    def note(self, name: str, text: str) -> None:
+        """Report a problem of an entry that is called nevertheless, now or later."""
+        if name not in self._notes:
+            logger.error("the entry %s: %s", name, text, extra={"event": "entry-noted"})
+        self._notes[name] = text
+
+    def hindrance(self, name: str, entry: Entry | None) -> None:
+        """Report why the ``overlap`` of an entry cannot be followed; if it can, forget its notes."""
+        why = None if entry is None or entry.overlap == ALLOW else hindrance(self._app, entry)
+        if why is None:
+            self._notes.pop(name, None)
+        else:
+            self.note(name, f"it is called as with overlap={ALLOW!r}, because {why}")
+
+
 class Beat(Scheduling):
     """Runs the entries of *app*.
 
@@ -86,19 +147,14 @@ class Beat(Scheduling):
             self._plain = catalog(self._base, ())
             ours = about(self._plain)
         super().__init__(app, on_crash, store or open_store(app), ours)
-        timezone = app.conf.timezone
-        self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
         self._agenda: Agenda | None = None  # this and all below: only while leading
         self._version = -1
         self._listed: dict[str, Listed] = {}
-        self._errors: dict[str, str] = {}
-        """Why entries are not called, by name, except problems known to the agenda."""
+        self._wrong = EntryProblems(app)
         for each in self._plain.values():
-            self._note_error(each.name, each.error)
-        self._notes: dict[str, str] = {}
-        """Other problems of entries, by name: an entry waits, or cannot be called as configured."""
+            self._wrong.error(each.name, each.error)
         self._note_problems()
-        self._overlaps = Overlaps(app, self._note)
+        self._overlaps = Overlaps(app, self._wrong.note)
         self._caution = Caution(MOST_AT_ONCE)
         self._revocations: dict[str, str] = {}
         """Ids of replaced calls to be revoked, by entry."""
@@ -152,12 +208,7 @@ class Beat(Scheduling):
         return len(self._base)
 
     def wrong(self) -> Iterator[str]:
-        errors = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
-        for name, text in errors.items():
-            yield f"the entry {name} is not called: {text:.500}"
-        for name, text in self._notes.items():
-            if name not in errors:
-                yield f"the entry {name}: {text:.500}"
+        return self._wrong.sentences({} if self._agenda is None else self._agenda.wrong)
 
     # -- entries --
 
@@ -165,18 +216,19 @@ class Beat(Scheduling):
         """Load all entries, as a new leader."""
         rows = self.store.rows()
         self._listed = catalog(self._base, rows, self._plain)
-        self._errors.clear()
-        self._notes.clear()
+        self._wrong.clear()
         self._tombstones = {
             row.name: row.version for row in rows if row.name not in self._base and is_leftover(row)
         }
-        agenda = Agenda(self._zone, self.app.conf.beat_history_expires)
+        timezone = self.app.conf.timezone
+        zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
+        agenda = Agenda(zone, self.app.conf.beat_history_expires)
         for some in portions(self._listed.values(), PORTION):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # due entries need not wait for the others
         self.store.prepare(self.app.broker.sender)
-        self._report_errors(self._listed.values())
+        self._wrong.read(self._listed.values())
         self._version = max([lease.version, *(row.version for row in rows)])
         return agenda
 
@@ -195,8 +247,7 @@ class Beat(Scheduling):
             if given is None and row.edit is None:
                 self._listed.pop(row.name, None)
                 agenda.drop([row.name])
-                self._note_error(row.name, None)
-                self._notes.pop(row.name, None)
+                self._wrong.forget(row.name)
                 forgotten[row.name] = EntryState()  # an entry added later with this name starts afresh
                 self._tombstones[row.name] = row.version
             else:
@@ -204,17 +255,7 @@ class Beat(Scheduling):
                 changed.append(found)
             self._caution.forget(row.name)
         self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
-        self._report_errors(changed)
-
-    def _report_errors(self, every: Iterable[Listed]) -> None:
-        for each in every:
-            self._note_error(each.name, each.error or (each.state and each.state.error))
-            self._notes.pop(each.name, None)
-            self._note_hindrance(each.name, each.entry)
-            if each.error is not None:
-                logger.error(
-                    "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
-                )
+        self._wrong.read(changed)
 
     def _prune(self, lease: Lease) -> None:
         """Delete some of the obsolete rows, which this leader has seen."""
@@ -222,25 +263,6 @@ class Beat(Scheduling):
         self.store.prune(lease, some)
         for name in some:
             del self._tombstones[name]
-
-    def _note(self, name: str, text: str) -> None:
-        """Report a problem of an entry that is called nevertheless, now or later."""
-        if name not in self._notes:
-            logger.error("the entry %s: %s", name, text, extra={"event": "entry-noted"})
-        self._notes[name] = text
-
-    def _note_hindrance(self, name: str, entry: Entry | None) -> None:
-        why = None if entry is None or entry.overlap == ALLOW else hindrance(self.app, entry)
-        if why is None:
-            self._notes.pop(name, None)
-        else:
-            self._note(name, f"it is called as with overlap={ALLOW!r}, because {why}")
-
-    def _note_error(self, name: str, error: str | None) -> None:
-        if error is None:
-            self._errors.pop(name, None)
-        else:
-            self._errors[name] = error
 
     # -- calls --
 
@@ -271,7 +293,7 @@ class Beat(Scheduling):
         for name, _, _, state, _ in made:
             call = calls[name]
             if state is not None and state.runs >= call.state.runs and agenda.learn(name, state):
-                self._note_hindrance(name, call.due.entry)
+                self._wrong.hindrance(name, call.due.entry)
                 if call.replaces is not None:
                     self._revocations[name] = call.replaces
                 if self.store.is_with(self.app.broker.sender):  # otherwise its message may not be sent yet
@@ -290,8 +312,8 @@ class Beat(Scheduling):
         def done(name: str, state: EntryState) -> None:
             due = left.pop(name)
             agenda.plan(name, due.entry, state)
-            self._note_error(name, state.error)
-            self._note_hindrance(name, due.entry)
+            self._wrong.error(name, state.error)
+            self._wrong.hindrance(name, due.entry)
 
         def call(some: Sequence[DueEntry]) -> frozenset[str]:
             calls = [made for each in some if (made := self._made(each, before.get(each.name))) is not None]
@@ -341,7 +363,7 @@ class Beat(Scheduling):
                     self._try(some, do, refused)
                 return
             for name in names:
-                self._note(name, f"it waits: {error}")
+                self._wrong.note(name, f"it waits: {error}")
         except Exception as error:  # noqa: BLE001 - one entry's error must not stop the others
             if len(part) == 1:
                 refused(part[0], error)
@@ -360,7 +382,7 @@ class Beat(Scheduling):
             return self._prepared(due, known is Before.RUNNING)
         except AWAY as error:  # raised by this task's call, and not by the broker
             self._caution.failed(frozenset([due.name]), self.clock.monotonic())
-            self._note(due.name, f"it waits: {error}")
+            self._wrong.note(due.name, f"it waits: {error}")
             return None
 
     def _fire(self, lease: Lease, calls: Sequence[_PlannedCall]) -> None:
@@ -424,11 +446,11 @@ class Beat(Scheduling):
                 self.app.control.revoke([task_id for _, task_id in every], terminate=True)
         except AWAY as error:
             for name in self._revocations:
-                self._note(name, f"the replaced call is not revoked yet: {error}")
+                self._wrong.note(name, f"the replaced call is not revoked yet: {error}")
             return
         except (QWorkerError, NotSupported) as error:
             for name in self._revocations:
-                self._note(name, f"the replaced call cannot be revoked: {error}")
+                self._wrong.note(name, f"the replaced call cannot be revoked: {error}")
         self._revocations.clear()
 
     def _has_called(self, name: str, task_id: str) -> bool:

@@ -159,7 +159,7 @@ class BeatNode(Node):
         self.story = story
         self.failure: BaseException | None = None
         self.beat = Beat(self.app, lambda name, error: None, store)
-        self.beat._overlaps = Overlaps(self.app, self.beat._note, Question.run)
+        self.beat._overlaps = Overlaps(self.app, self.beat._wrong.note, Question.run)
         self.time.actors.append(Actor(self.name, "beat", self._step, self.time.now))
 
     def _step(self) -> float | None:
