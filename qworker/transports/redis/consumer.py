@@ -298,7 +298,7 @@ class RedisConsumer(LeaseConsumer):
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
             if left > 0:
                 waiter.arm(self._link, queues, claim)
-                part = min(part, waiter.poll(self._link) if waiter.blocks else POLL_SECONDS)
+                part = min(part, waiter.lists.poll(self._link) if waiter.blocks else POLL_SECONDS)
             if waiter.prefetches:  # the connection was lost
                 return True
             news = waiter.wait(part)

@@ -73,12 +73,105 @@ class PrefetchedClaim(NamedTuple):
     answer: Answer | None
 
 
+class WatchedLists:
+    """The lists of the queues that this worker watches for messages of stock publishers."""
+
+    def __init__(self, where: Endpoint, layout: Layout) -> None:
+        self._where = where
+        self._layout = layout
+        self._watched: dict[str, Link | None] = {}
+        """The queues, and the connection on which a BLMOVE waits."""
+        self._spare: list[Link] = []
+        self._poll_at = 0.0
+        self._seen_at = float("-inf")
+        """When a message of a stock publisher was last seen."""
+        self._blocks = True
+        """Whether the server lets us call BLMOVE (6.2 and later)."""
+
+    def watch(self, queues: Sequence[str]) -> None:
+        """Watch the lists of *queues*, and no others, from now on."""
+        for queue in [each for each in self._watched if each not in queues]:
+            if (link := self._watched.pop(queue)) is not None:
+                link.close()
+        for queue in queues:
+            if queue not in self._watched:
+                self._watched[queue] = None
+                self._poll_at = 0.0
+
+    def poll(self, link: Link) -> float:
+        """Set the markers of watched queues with messages in lists for which no BLMOVE waits, if it is time;
+        return the seconds until the next time. Then let BLMOVE wait for the lists that are empty. link: for
+        commands."""
+        now = time.monotonic()
+        if not self._watched:
+            return BLOCK_SECONDS[1]
+        if now < self._poll_at:
+            return self._poll_at - now
+        link.refresh()
+        queues, steps = list(self._watched), self._layout.scale.steps
+        commands = [
+            pack(("EXISTS", *(self._layout.list_of(queue, step) for step in steps))) for queue in queues
+        ]
+        counts = [checked(link, reply) for reply in link.ask(b"".join(commands), len(commands))]
+        if found := [queue for queue, count in zip(queues, counts, strict=True) if count]:
+            self._seen_at = now
+            marks = [pack(("ZADD", self._layout.marker(queue), 0, 0)) for queue in found]
+            for reply in link.ask(b"".join(marks), len(marks)):
+                checked(link, reply)
+        for queue in queues[:MOST_WATCHED] if self._blocks else ():
+            if queue not in found and self._watched[queue] is None:
+                self._block(queue)
+        recent = now - self._seen_at < SEEN_SECONDS or not self._blocks
+        rest = POLL_SECONDS if recent else IDLE_POLL_SECONDS
+        self._poll_at = now + rest
+        return rest
+
+    def _block(self, queue: str) -> None:
+        link = self._spare.pop() if self._spare else Link(self._where)
+        key = self._layout.list_of(queue, 0)
+        link.send(pack(("BLMOVE", key, key, "RIGHT", "RIGHT", BLOCK_SECONDS[1])))
+        self._watched[queue] = link
+
+    def unblocked(self, queue: str) -> None:
+        """Read what arrived on the connection that watches *queue*; its list has, or had, something, unless
+        BLMOVE has reached its timeout."""
+        link = self._watched[queue]
+        assert link is not None
+        try:
+            replies = link.received()
+        except BrokerUnavailable:
+            replies = [None]
+        if replies:  # a large message takes several reads
+            self._watched[queue] = None
+            self._spare.append(link)
+            self._poll_at = 0.0
+            if isinstance(replies[0], hiredis.ReplyError):
+                self._blocks = False
+
+    def files(self) -> dict[int, str]:
+        """Return the files of waiting connections, with their queues; -1: it is broken."""
+        return {link.fileno(): queue for queue, link in self._watched.items() if link is not None}
+
+    def reconnect(self) -> None:
+        """Watch the same queues on other connections."""
+        watched = list(self._watched)
+        self.watch(())
+        self.watch(watched)
+
+    def links(self) -> list[Link]:
+        """Return all connections."""
+        return [*filter(None, self._watched.values()), *self._spare]
+
+    def forget(self) -> None:
+        """Watch nothing. The caller has closed the connections."""
+        self._watched, self._spare = {}, []
+
+
 class Waiter:
     """prefetches: claims carried out during a wait; the reader clears the list. drained: whether the last
     claim left nothing behind."""
 
     def __init__(self, where: Endpoint, layout: Layout) -> None:
-        self._where = where
         self._layout = layout
         self._link = Link(where)
         self._waiting: deque[PendingWait] = deque()
@@ -87,17 +180,12 @@ class Waiter:
         """How often the connection for commands had connected when this one began to wait."""
         self._own = ""
         """The key of this worker's own marker."""
-        self._watched: dict[str, Link | None] = {}
-        """The queues that this worker watches, and the connection on which a BLMOVE waits."""
-        self._spare: list[Link] = []
-        self._poll_at = 0.0
-        self._seen_at = float("-inf")
-        """When a message of a stock publisher was last seen."""
+        self.lists = WatchedLists(where, layout)
         self._waker = WakeupPipe()
         self._next_due: float | None = None
         """When the next delayed message is due, by the last claim."""
-        self.blocks = self._blocks_lists = True
-        """Whether the server lets us call BZPOPMIN, and BLMOVE (6.2 and later)."""
+        self.blocks = True
+        """Whether the server lets us call BZPOPMIN."""
         self.prefetches: list[PrefetchedClaim] = []
         self.drained = False
 
@@ -116,9 +204,7 @@ class Waiter:
         if self._connects != (connects := link.connects):
             if self._waiting:
                 self._lost()
-            watched = list(self._watched)
-            self.watch(())
-            self.watch(watched)
+            self.lists.reconnect()
             self._connects = connects
         current = self._waiting[-1] if self._waiting and self._link.fileno() >= 0 else None
         claims = current is not None and current.numbers is not None
@@ -160,7 +246,7 @@ class Waiter:
         if self._waiting and self._link.fileno() < 0:
             self._lost()
             return True
-        watching = {link.fileno(): queue for queue, link in self._watched.items() if link is not None}
+        watching = self.lists.files()
         own = [self._link.fileno()] if self._waiting else []
         words, events = self._waker.sleep(timeout, *own, *(each for each in watching if each >= 0))
         news = bool(self._waiting) and self._link.fileno() in events and self._read_replies()
@@ -171,7 +257,7 @@ class Waiter:
                 news = True
         for file, queue in watching.items():
             if file in events or file < 0:
-                self._unblocked(queue)
+                self.lists.unblocked(queue)
         if words:
             return True if news else None
         return news
@@ -228,71 +314,9 @@ class Waiter:
         if limit:
             self.drained = len(answer.fields) < limit
         if answer.watched:
-            self.watch([queue for queue, mine in zip(queues, answer.watched, strict=True) if mine])
+            self.lists.watch([queue for queue, mine in zip(queues, answer.watched, strict=True) if mine])
         known, self._next_due = self._next_due, answer.next_due
         return answer.next_due is not None and (known is None or answer.next_due < known)
-
-    # -- messages of stock publishers --
-
-    def watch(self, queues: Sequence[str]) -> None:
-        """Watch the lists of *queues*, and no others, from now on."""
-        for queue in [each for each in self._watched if each not in queues]:
-            if (link := self._watched.pop(queue)) is not None:
-                link.close()
-        for queue in queues:
-            if queue not in self._watched:
-                self._watched[queue] = None
-                self._poll_at = 0.0
-
-    def poll(self, link: Link) -> float:
-        """Set the markers of watched queues with messages in lists for which no BLMOVE waits, if it is time;
-        return the seconds until the next time. Then let BLMOVE wait for the lists that are empty. link: for
-        commands."""
-        now = time.monotonic()
-        if not self._watched:
-            return BLOCK_SECONDS[1]
-        if now < self._poll_at:
-            return self._poll_at - now
-        link.refresh()
-        queues, steps = list(self._watched), self._layout.scale.steps
-        commands = [
-            pack(("EXISTS", *(self._layout.list_of(queue, step) for step in steps))) for queue in queues
-        ]
-        counts = [checked(link, reply) for reply in link.ask(b"".join(commands), len(commands))]
-        if found := [queue for queue, count in zip(queues, counts, strict=True) if count]:
-            self._seen_at = now
-            marks = [pack(("ZADD", self._layout.marker(queue), 0, 0)) for queue in found]
-            for reply in link.ask(b"".join(marks), len(marks)):
-                checked(link, reply)
-        for queue in queues[:MOST_WATCHED] if self._blocks_lists else ():
-            if queue not in found and self._watched[queue] is None:
-                self._block(queue)
-        recent = now - self._seen_at < SEEN_SECONDS or not self._blocks_lists
-        rest = POLL_SECONDS if recent else IDLE_POLL_SECONDS
-        self._poll_at = now + rest
-        return rest
-
-    def _block(self, queue: str) -> None:
-        link = self._spare.pop() if self._spare else Link(self._where)
-        key = self._layout.list_of(queue, 0)
-        link.send(pack(("BLMOVE", key, key, "RIGHT", "RIGHT", BLOCK_SECONDS[1])))
-        self._watched[queue] = link
-
-    def _unblocked(self, queue: str) -> None:
-        """Read what arrived on the connection that watches *queue*; its list has, or had, something, unless
-        BLMOVE has reached its timeout."""
-        link = self._watched[queue]
-        assert link is not None
-        try:
-            replies = link.received()
-        except BrokerUnavailable:
-            replies = [None]
-        if replies:  # a large message takes several reads
-            self._watched[queue] = None
-            self._spare.append(link)
-            self._poll_at = 0.0
-            if isinstance(replies[0], hiredis.ReplyError):
-                self._blocks_lists = False
 
     # -- the end --
 
@@ -302,16 +326,14 @@ class Waiter:
 
     def drop(self) -> None:
         """Close the connections; open() makes others."""
-        for link in self._links():
+        for link in (self._link, *self.lists.links()):
             link.close()
         self._forget()
 
-    def _links(self) -> list[Link]:
-        return [self._link, *filter(None, self._watched.values()), *self._spare]
-
     def _forget(self) -> None:
         self._waiting.clear()
-        self._watched, self._spare, self.prefetches = {}, [], []
+        self.lists.forget()
+        self.prefetches = []
         self._next_due, self.drained = None, False
 
     def close(self) -> None:
@@ -321,7 +343,7 @@ class Waiter:
 
     def abandon(self) -> None:
         """In a forked child: drop the connections."""
-        for link in self._links():
+        for link in (self._link, *self.lists.links()):
             link.abandon()
         self._forget()
         self._waker.close()
