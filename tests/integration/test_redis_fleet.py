@@ -158,6 +158,21 @@ def test_another_worker_watches_when_the_watching_one_leaves(
         assert time.monotonic() - began < 10, "until a worker looked without being woken"
 
 
+def test_a_worker_may_lose_its_place_as_watcher_when_a_message_arrives(
+    open_: Callable[..., RedisBroker], client: Any
+) -> None:
+    consumer = open_().consumer
+    consumer.register("w", ["q"], 1)
+    consumer.lease(["q"], 1)
+    consumer.wait(0.05, 1)
+    client.set("qworker.watcher.q", "another")
+    stock(client, "a")
+    client.zadd("qworker.marker.q", {"0": 0})
+    until(lambda: not client.zcard("qworker.marker.q"))  # both have arrived
+    assert consumer.wait(10, 1)
+    assert names(consumer.lease(["q"], 1).messages) == ["a"]
+
+
 def test_nothing_is_left_of_workers_that_end(open_: Callable[..., RedisBroker], client: Any) -> None:
     with fleet(open_, 3):
         open_().sender.revoke(["x"])

@@ -135,8 +135,9 @@ class WatchedLists:
     def unblocked(self, queue: str) -> None:
         """Read what arrived on the connection that watches *queue*; its list has, or had, something, unless
         BLMOVE has reached its timeout."""
-        link = self._watched[queue]
-        assert link is not None
+        link = self._watched.get(queue)
+        if link is None:  # a claim that came at the same time has shown that another worker watches it now
+            return
         try:
             replies = link.received()
         except BrokerUnavailable:
