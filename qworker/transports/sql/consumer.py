@@ -17,7 +17,7 @@ from typing import TypeVar
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.process.crash_points import crash_point
-from qworker.process.owner_files import LocalDeaths, runtime_directory
+from qworker.process.owner_files import runtime_directory
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import (
     NO_ROOM,
@@ -33,16 +33,7 @@ from qworker.transports.lease import (
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.recent import Recent
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, Notified, earliest
-from qworker.transports.sql.reclaim import (
-    HELD,
-    OtherConsumer,
-    Tables,
-    forget_silent,
-    others,
-    reclaim,
-    sweep,
-    sweep_letters,
-)
+from qworker.transports.sql.reclaim import HELD, Reclaimer, forget_silent, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
     CHECK_OWNER,
@@ -62,8 +53,6 @@ COPY_SECONDS = 0.05
 children have started the new messages."""
 COPY_AGAIN_SECONDS = 1.0
 """Seconds from a copy that failed to the next attempt; it may have waited for a lock."""
-RECLAIMING_SECONDS = 1.0
-"""How long rows of a silent consumer may be locked because another one reclaims them."""
 CRASH_SECONDS = 3.0
 """How long after a crash of the server new messages are not claimed: a worker reconnects every two seconds,
 and then claims its own messages again."""
@@ -100,9 +89,7 @@ class SQLConsumer(LeaseConsumer):
         """The queues in our row."""
         self._passed_on = False
         """Whether notifications came while there was no room."""
-        self._local_deaths = LocalDeaths()
-        self._look_at = 0.0
-        """The monotonic time until which no lease of another consumer expires."""
+        self._reclaimer = Reclaimer(self._lease_seconds)
         self._copy_at = 0.0
         self._crash = ""
         """The server's last known crash."""
@@ -110,10 +97,6 @@ class SQLConsumer(LeaseConsumer):
         """The monotonic time before which nothing new is claimed."""
         self._uncertain: set[int] = set()
         """Tags of messages held when the server crashed, which others may have by now."""
-        self._blocked: dict[int, float] = {}
-        """Since when rows of silent consumers are locked, in monotonic seconds."""
-        self._locking: set[int] = set()
-        """Those for whom this was logged."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -329,45 +312,7 @@ class SQLConsumer(LeaseConsumer):
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         now = None if self._leases_on is None else self._leases_on()
-
-        free = self._local_deaths.look(self._files.running)
-        began = time.monotonic()
-        if not free and (not silent or began < self._look_at):
-            return []
-
-        def work(link: Link) -> list[Reclaimed]:
-            owners = list(others(link, self._generation, now, silent))
-            for other in self._blocked.keys() - {owner.id for owner in owners if owner.dead or owner.silent}:
-                del self._blocked[other]
-            found, locked = reclaim(
-                link, Tables(), owners, link.notify, lambda owner: self._end_session(link, owner)
-            )
-            leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
-            if silent and now is None and not locked:  # no lease expires before
-                self._look_at = began + min(leases, default=self._lease_seconds)
-            self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
-            return found
-
-        return self._run(work)
-
-    def _end_session(self, link: Link, owner: OtherConsumer) -> None:
-        now = time.monotonic()
-        if now < self._blocked.setdefault(owner.id, now) + RECLAIMING_SECONDS:
-            return
-        if link.end_session(owner.id):
-            logger.warning(
-                "worker %s is silent and has locked messages: its connection to the database is ended",
-                owner.name,
-                extra={"event": "worker-disconnected"},
-            )
-        elif owner.id not in self._locking:
-            self._locking.add(owner.id)
-            logger.error(
-                "messages of worker %s, which is silent, are locked in the database by a connection that "
-                "cannot be ended from here: find it in pg_stat_activity or SHOW PROCESSLIST, and end it",
-                owner.name,
-                extra={"event": "messages-locked"},
-            )
+        return self._reclaimer.reclaim(self._run, self._generation, now, silent, self._files.running)
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         now = self._clock.now()

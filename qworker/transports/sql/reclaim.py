@@ -11,6 +11,7 @@ delivery: its running file lists them, or, if that is not accessible, the copy i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -40,8 +41,12 @@ PORTION = 1000
 SENDING_SECONDS = 15.0
 """Seconds after the end of its lease when the session of a consumer that has locked rows is ended: it may be
 sending a large result over a slow network."""
+RECLAIMING_SECONDS = 1.0
+"""How long rows of a silent consumer may be locked because another one reclaims them."""
 SILENT_SECONDS = 3600.0
 """Seconds after the end of its lease when the row of a consumer that holds nothing is deleted."""
+
+logger = logging.getLogger(__name__)
 
 
 class OtherConsumer(NamedTuple):
@@ -141,6 +146,71 @@ def others(link: Link, generation: int, now: float | None, silent_too: bool) -> 
         dead, silent = owner_files.died(lock, boot), silent_too and until < current
         file = running if boot == boot_id() else ""
         yield OtherConsumer(id, name, dead, silent, False, until, current, lock, file, copied)
+
+
+class Reclaimer:
+    """Reclaims from other consumers, on behalf of one of them. lease_seconds: the length of its lease."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        self._local_deaths = owner_files.LocalDeaths()
+        self._look_at = 0.0
+        """The monotonic time until which no lease of another consumer expires."""
+        self._blocked: dict[int, float] = {}
+        """Since when rows of silent consumers are locked, in monotonic seconds."""
+        self._locking: set[int] = set()
+        """Those for whom this was logged."""
+
+    def reclaim(
+        self,
+        run: Callable[[Callable[[Link], list[Reclaimed]]], list[Reclaimed]],
+        generation: int,
+        now: float | None,
+        silent: bool,
+        running: str,
+    ) -> list[Reclaimed]:
+        """Put back the messages of dead consumers. run: calls a function with the connection. now: on the
+        clock of leases, None for the server's. silent: see ``Consumer.reclaim``. running: our running file,
+        beside the locks of the other consumers on this machine. The server is only asked if one of them has
+        died, or if another lease may have expired."""
+        free = self._local_deaths.look(running)
+        began = time.monotonic()
+        if not free and (not silent or began < self._look_at):
+            return []
+
+        def work(link: Link) -> list[Reclaimed]:
+            owners = list(others(link, generation, now, silent))
+            for other in self._blocked.keys() - {owner.id for owner in owners if owner.dead or owner.silent}:
+                del self._blocked[other]
+            found, locked = reclaim(
+                link, Tables(), owners, link.notify, lambda owner: self._end_session(link, owner)
+            )
+            leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
+            if silent and now is None and not locked:  # no lease expires before
+                self._look_at = began + min(leases, default=self._lease_seconds)
+            self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
+            return found
+
+        return run(work)
+
+    def _end_session(self, link: Link, owner: OtherConsumer) -> None:
+        now = time.monotonic()
+        if now < self._blocked.setdefault(owner.id, now) + RECLAIMING_SECONDS:
+            return
+        if link.end_session(owner.id):
+            logger.warning(
+                "worker %s is silent and has locked messages: its connection to the database is ended",
+                owner.name,
+                extra={"event": "worker-disconnected"},
+            )
+        elif owner.id not in self._locking:
+            self._locking.add(owner.id)
+            logger.error(
+                "messages of worker %s, which is silent, are locked in the database by a connection that "
+                "cannot be ended from here: find it in pg_stat_activity or SHOW PROCESSLIST, and end it",
+                owner.name,
+                extra={"event": "messages-locked"},
+            )
 
 
 def forget_silent(link: Link) -> int:
