@@ -1,9 +1,9 @@
 """Result stores, found by the scheme of their URL; each module is imported on first use.
 
-Modules, in reading order: ``base`` (the interface of a store), ``joins`` (waiting for the members of a
-group), ``result_watcher`` and ``waiters`` (waiting for results), ``place`` (the default place of results),
-``stores`` (the stores of an app), ``mongodb``, ``disabled``. Packages: ``sql`` (SQLite as well), ``redis``,
-``keyvalue`` (files, memcached, memory), ``rpc``.
+Modules, in reading order: ``base`` (the interface of a store), ``codec`` (values as bytes), ``joins``
+(waiting for the members of a group), ``result_watcher`` and ``waiters`` (waiting for results), ``place`` (the
+default place of results), ``stores`` (the stores of an app), ``mongodb``, ``disabled``. Packages: ``sql``
+(SQLite as well), ``redis``, ``keyvalue`` (files, memcached, memory), ``rpc``.
 """
 
 from __future__ import annotations

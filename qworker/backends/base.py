@@ -18,34 +18,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qworker import states
+from qworker.backends.codec import ResultCodec
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, final, readable
 from qworker.backends.waiters import POLL_SECONDS, NotificationSource
 from qworker.backends.waiters import Found as Found  # exported for stores
 from qworker.backends.waiters import Meta as Meta
 from qworker.clock import Clock, isoformat
-from qworker.errors import (
-    DamagedResult,
-    EncodeError,
-    InvalidTaskMessage,
-    NotAvailable,
-    NotSupported,
-    SecurityError,
-    TaskRevoked,
-)
+from qworker.errors import DamagedResult, NotAvailable, NotSupported, TaskRevoked
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
-from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
-from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
     from qworker.message.context import Context
-    from qworker.message.signing import Signer
-
-About = tuple[str, ...]
-
-COMPRESSED = b"\x00celery-compressed\x00"
-"""Prefix of a compressed payload, followed by the MIME name and a NUL."""
 
 LOCK_STORES = "use sqlite:/// or db+postgresql:// for them"
 JOIN_STORES = (
@@ -71,23 +56,8 @@ class Backend(ABC):
         self.url = url
         self.clock = clock
         self.expires: float | None = conf.result_expires or None
-        self._serializer: str = conf.result_serializer
-        self._compression: str | None = conf.result_compression
+        self.codec = ResultCodec(conf, clock, lambda: self.safe_url)
         self._extended: bool = conf.result_extended
-        self.max_bytes: int = conf.message_max_bytes
-        self._signer: Signer | None = None
-        if (keys := conf.security_key) is not None:
-            from qworker.message.signing import Signer  # loads OpenSSL
-
-            self._signer = Signer(keys, clock)
-        accept = conf.result_accept_content or conf.accept_content
-        self._accept = content_types([*accept, self._serializer], "result_accept_content")
-        (self._content_type,) = content_types([self._serializer], "result_serializer")
-
-    @property
-    def signs(self) -> bool:
-        """Whether values are signed, and only signed values are read."""
-        return self._signer is not None
 
     # -- metadata --
 
@@ -122,107 +92,11 @@ class Backend(ABC):
             if context.parent_id is not None:
                 meta["parent_id"] = context.parent_id
             if self._extended:
-                call = {name: self._shown(value) for name, value in _extended(context).items()}
+                call = {name: self.codec.shown(value) for name, value in _extended(context).items()}
                 meta = {**call, **meta}
         if extra:
             meta.update(extra)
         return meta
-
-    def _shown(self, value: Any) -> Any:
-        """Return *value*, of a call, or its repr if the metadata cannot contain it, one level deeper: it must
-        not be the reason why the state is not stored."""
-        try:
-            self._serialised([value], None)
-        except EncodeError:
-            return safe_repr(value)
-        return value
-
-    def encode(self, meta: Meta) -> bytes:
-        """Serialise metadata. Raises EncodeError, which names the part that cannot be serialised, or says
-        that the result is too large."""
-        data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
-        # Only the result counts, because the ids of a hundred thousand children may be larger.
-        if len(data) > self.max_bytes:
-            refuse_too_large(self.encode_value(meta.get("result")), self.max_bytes)
-        return data
-
-    def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
-        """Serialise any value. EncodeError names one of its *parts* (name → value). about: its kind and
-        owner, which a security_key signs too."""
-        data = self._serialised(value, parts)
-        if self._compression:
-            mime, body = compress(data, self._compression)
-            data = b"%s%s\x00%s" % (COMPRESSED, mime.encode(), body)
-        return data if self._signer is None else self._signer.seal(data, *about)
-
-    def _serialised(self, value: Any, parts: Mapping[str, Any] | None) -> bytes:
-        if self._serializer == "json":
-            return encode_json(value, parts or {"the result": value})
-        return encode(value, self._serializer, "the result")[2]
-
-    def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
-        """Undo encode(). Raises DamagedResult for damaged data, a content type that is not accepted, a
-        missing signature with a security_key, or a signature for another task than *task_id*."""
-        meta = self.decode_value(data, ("result",), task_id)
-        if not isinstance(meta, dict) or not isinstance(meta.get("status"), str) or "result" not in meta:
-            raise self.damaged(task_id, f"is damaged: {data[:80]!r} is not metadata")
-        if self._signer is not None and task_id is not None and meta.get("task_id") != task_id:
-            raise self.damaged(task_id, "is another task's")
-        return meta
-
-    def found(self, data: bytes | str, task_id: str) -> Found:
-        """Return decode(), or the DamagedResult that it raises."""
-        try:
-            return self.decode(data, task_id)
-        except DamagedResult as error:
-            return error
-
-    def status_of(self, data: bytes | str) -> str:
-        """Return the state in the output of encode(). Unreadable data counts as PENDING, which any state
-        replaces."""
-        try:
-            return str(self.decode(data)["status"])
-        except DamagedResult:
-            return states.PENDING
-
-    def called(self, task_id: str | None) -> str:
-        """Return the name of the stored result of *task_id* (None if unknown) in errors."""
-        whose = "a stored result" if task_id is None else f"the stored result of task {task_id}"
-        return f"{self.safe_url}: {whose}"
-
-    def damaged(self, task_id: str | None, why: str) -> DamagedResult:
-        """Return the error that says *why* the stored result of *task_id* cannot be read."""
-        return DamagedResult(f"{self.called(task_id)} {why}", task_id)
-
-    def decode_value(self, data: bytes | str, about: About = (), task_id: str | None = None) -> Any:
-        """Return the value serialised in *data*, compressed or not; raises DamagedResult for *task_id*."""
-        payload = data.encode() if isinstance(data, str) else bytes(data)
-        try:
-            if self._signer is not None:  # check the signature before parsing
-                payload = self._signer.unseal(payload, *about)
-        except SecurityError as error:
-            raise self.damaged(task_id, f"is refused: {error}") from error
-        try:
-            if payload.startswith(COMPRESSED):
-                mime, _, payload = payload[len(COMPRESSED) :].partition(b"\x00")
-                payload = decompress(payload, mime.decode("ascii", "replace"))
-            encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
-            return decode(payload, self._content_type, encoding, self._accept)
-        except (InvalidTaskMessage, SecurityError) as error:
-            from qworker.message.signing import SEAL
-
-            if self._signer is None and SEAL in payload:
-                why = "is signed, and this process has no security_key: set it here, too"
-                raise self.damaged(task_id, why) from error
-            why = (
-                f"cannot be read as {self._serializer}: {error}. Was it written with another "
-                "result_serializer?"
-            )
-            raise self.damaged(task_id, why) from error
-
-    def check_encodable(self, result: Any) -> None:
-        """Raise EncodeError if *result* could not be stored."""
-        self._serialised(result, None)
 
     def expiry(self, terms: int = 1, delay: float = 0.0) -> float | None:
         """Return the epoch second when data stored now expires; None: never. terms: number of result
@@ -233,7 +107,7 @@ class Backend(ABC):
         """Make a row for store_rows() from *meta*, without accessing the store; None if it is not to be
         stored. kept: how many seconds longer than usual. Raises EncodeError when it cannot be serialised.
         """
-        return task_id, meta["status"], self.encode(meta), self.expiry(delay=kept)
+        return task_id, meta["status"], self.codec.encode(meta), self.expiry(delay=kept)
 
     def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
         """Make a row to store instead of *row*, which the store refuses: the state *status* with the *error*
@@ -272,7 +146,7 @@ class Backend(ABC):
         stored. In both cases others may have been stored; after a BackendError the call may be repeated.
         """
         for task_id, _, payload, _ in rows:
-            self.store(task_id, self.decode(payload))
+            self.store(task_id, self.codec.decode(payload))
 
     @abstractmethod
     def get(self, task_id: str) -> Meta | None:
@@ -319,7 +193,7 @@ class Backend(ABC):
         before each pause, which lasts at most *interval* seconds.
         """
         if timeout is not None and timeout <= 0:
-            return self.ended(ids)
+            return readable(final(self.read_many(ids)))
         return self.watcher.wait(ids, timeout, on_interval, interval)
 
     def wait_each(
@@ -340,10 +214,6 @@ class Backend(ABC):
         missing = {task_id: None for task_id in missing if task_id not in found}
         if missing and (timeout is None or timeout > 0):
             yield from self.watcher.wait_each(missing, timeout, on_interval, interval)
-
-    def ended(self, ids: Collection[str]) -> dict[str, Meta]:
-        """Return the metadata of those *ids* that have ended. Raises like wait()."""
-        return readable(final(self.read_many(ids)))
 
     @property
     def watcher(self) -> ResultWatcher:
@@ -505,15 +375,6 @@ class Backend(ABC):
 
     def _unsupported(self, what: str, instead: str = LOCK_STORES) -> NotSupported:
         return NotSupported(f"the result store {self.safe_url} has no {what}: {instead}")
-
-
-def refuse_too_large(result: bytes, limit: int) -> None:
-    """Raise EncodeError when *result*, a serialised value, has more bytes than *limit*."""
-    if len(result) > limit:
-        raise EncodeError(
-            f"the result is {len(result)} bytes long, and message_max_bytes is {limit}: "
-            "store it elsewhere and return where it is"
-        )
 
 
 def _extended(context: Context) -> Meta:

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
+from qworker.backends.base import Backend, Found, Meta
+from qworker.backends.codec import About
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, DamagedResult, EncodeError
 from qworker.interrupts import reraise_interrupt
@@ -58,7 +59,7 @@ class MongoBackend(Backend):
             database=where.database,
         )
         self._place, self._groups = where.place, where.groups
-        self._fields = Fields(self, self._serializer)
+        self._fields = Fields(self)
         _backends.add(self)
 
     def _after_fork(self) -> None:
@@ -93,10 +94,7 @@ class MongoBackend(Backend):
         self._do(lambda found: store(found, rows))
 
     def get(self, task_id: str) -> Meta | None:
-        found = self.read_many([task_id]).get(task_id)
-        if isinstance(found, DamagedResult):
-            raise found
-        return found
+        return self.get_many([task_id]).get(task_id)
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         found: dict[str, Found] = {}
@@ -160,9 +158,9 @@ class MongoBackend(Backend):
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         document = {
             "_id": group_id,
-            "result": self._fields.text(self.encode_value(_ids(result))),
+            "result": self._fields.text(self.codec.encode_value(_ids(result))),
             "date_done": from_epoch(self.clock.now()),
-            "described": self.encode_value({"result": result}, None, ("group", group_id)),
+            "described": self.codec.encode_value({"result": result}, ("group", group_id)),
             **self._lasting(None if self.expires is None else self.expires + kept),
         }
         self._do(
@@ -176,9 +174,9 @@ class MongoBackend(Backend):
         expires = stored.get("expires")
         if expires is not None and expires <= self.clock.now():
             return None
-        if "described" in stored or self.signs:
-            return self.decode_value(stored.get("described", b""), ("group", group_id))["result"]
-        ids = self.decode_value(stored["result"], ("group", group_id))
+        if "described" in stored or self.codec.signs:
+            return self.codec.decode_value(stored.get("described", b""), ("group", group_id))["result"]
+        ids = self.codec.decode_value(stored["result"], ("group", group_id))
         return [[group_id, None], [[[task_id, None], None] for task_id in ids]]
 
     def delete_group(self, group_id: str) -> None:
@@ -226,17 +224,16 @@ _OWN = frozenset({"_id", "expires", "task_id", "status", "result", "traceback", 
 
 
 class Fields:
-    """serializer: the name of *backend*'s serializer."""
+    """Converts results of *backend*."""
 
-    def __init__(self, backend: Backend, serializer: str) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._serializer = serializer
+        self._codec = backend.codec
 
     def of(self, task_id: str, meta: Meta) -> Document:
         """Return the fields of *meta* in stored form. Raises EncodeError."""
         status, done, traceback = meta["status"], meta.get("date_done"), meta.get("traceback")
-        data = self._backend.encode_value(meta.get("result"), None, ("result", task_id, status))
-        refuse_too_large(data, self._backend.max_bytes)
+        data = self._codec.encode_result(meta.get("result"), ("result", task_id, status))
         return {
             "status": status,
             "result": self.text(data),
@@ -252,7 +249,7 @@ class Fields:
 
     def text(self, data: bytes) -> str | bytes:
         """Return serialised data in Celery's form: as text if it is text."""
-        if self._serializer in ("json", "yaml") and not data.startswith(b"\0"):
+        if self._codec.content[1] == "utf-8" and not data.startswith(b"\0"):
             try:
                 return data.decode()
             except UnicodeDecodeError:
@@ -264,7 +261,7 @@ class Fields:
         represented."""
         if value is None or (isinstance(value, str) and storable_value(value)):
             return value
-        if not self._backend.signs:
+        if not self._codec.signs:
             try:
                 plain = json.loads(encode_json(value, {name: value}))
             except (EncodeError, ValueError, RecursionError):
@@ -272,16 +269,16 @@ class Fields:
             else:
                 if storable_value(plain):
                     return plain
-        return self._backend.encode_value(value, None, (name, task_id))
+        return self._codec.encode_value(value, (name, task_id))
 
     def _value(self, stored: Any, about: About, task_id: str) -> Any:
         """Undo _plain()."""
         if isinstance(stored, bytes):
-            return self._backend.decode_value(stored, about, task_id)
+            return self._codec.decode_value(stored, about, task_id)
         if not isinstance(stored, dict | list):
             return stored
-        if self._backend.signs:
-            raise self._backend.damaged(task_id, f"is refused: its {about[0]} are not signed")
+        if self._codec.signs:
+            raise self._codec.damaged(task_id, f"is refused: its {about[0]} are not signed")
         return loads(json.dumps(stored, default=str))
 
     def found(self, stored: Document) -> Found | None:
@@ -293,7 +290,7 @@ class Fields:
             return error
         except Exception as error:  # noqa: BLE001 - fields may have any type
             reraise_interrupt(error)
-            return self._backend.damaged(task_id, f"cannot be read: {error}")
+            return self._codec.damaged(task_id, f"cannot be read: {error}")
 
     def _meta(self, stored: Document, task_id: str) -> Meta | None:
         done = stored.get("date_done")
@@ -316,8 +313,8 @@ class Fields:
             "task_id": task_id,
             "status": status,
             "result": None
-            if result is None and not self._backend.signs
-            else self._backend.decode_value(result or b"", about, task_id),
+            if result is None and not self._codec.signs
+            else self._codec.decode_value(result or b"", about, task_id),
             "traceback": stored.get("traceback"),
             "children": self._value(stored.get("children"), ("children", task_id), task_id) or [],
             "date_done": done.replace(tzinfo=UTC).isoformat() if isinstance(done, datetime) else None,

@@ -96,7 +96,7 @@ def storable(fields: Any, app: App) -> Any:
     for name in dict.fromkeys([of_results, *map(serializer_of, sorted(app.accept))]):
         try:
             if name == of_results:
-                app.backend.check_encodable(fields)
+                app.backend.codec.check_encodable(fields)
             content_type, content_encoding, data = encode(plain_calls(fields), name, "the call")
             form = {"content_type": content_type, "content_encoding": content_encoding, "data": data}
             kept = name == "pickle" or _equal(

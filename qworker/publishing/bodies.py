@@ -45,7 +45,9 @@ def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
         body = body._replace(members=f"{len(join.members)}:{signature}")
     check_message(body, app)
     fields = storable(body.fields(), app)
-    return app.backend.encode_value(fields, {f"the call of {body.call.task}": fields}, ("join", join.id))
+    return app.backend.codec.encode_value(
+        fields, ("join", join.id), {f"the call of {body.call.task}": fields}
+    )
 
 
 def doubt(app: App, join: Finished, body: JoinBody) -> str | None:
@@ -119,7 +121,7 @@ def read_body(app: App, join: Finished) -> tuple[JoinBody, str | None]:
     parent is a member, as in Celery. Raises InvalidTaskMessage.
     """
     try:
-        body = read(app.backend.decode_value(join.body, ("join", join.id)), app)
+        body = read(app.backend.codec.decode_value(join.body, ("join", join.id)), app)
     except UNREADABLE as error:
         raise InvalidTaskMessage(f"the body of join {join.id} is damaged: {error}") from error
     doubts = doubt(app, join, body)

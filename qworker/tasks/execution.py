@@ -311,7 +311,7 @@ class Run:
         try:
             held: list[Envelope] = []
             if calls_within(context) and not ignores_result(context, task):
-                self.app.backend.check_encodable(kept)  # if not, the following calls must not be sent
+                self.app.backend.codec.check_encodable(kept)  # if not, the following calls must not be sent
             if context.callbacks:  # made before the state is stored, which has their ids, and sent after it
                 with holding_back(self.app) as held:
                     followup.succeeded(self.app, context, kept)
@@ -535,7 +535,7 @@ class Run:
         """
         context, backend = self.context, self.app.backend
         if context.is_eager and not self.app.conf.task_store_eager_result:
-            backend.check_encodable(result)
+            backend.codec.check_encodable(result)
             return None
         meta = backend.meta(
             context.id, status, result, text, context if describe else None, context.properties

@@ -145,7 +145,7 @@ def _chord_parts(
     except NotSupported:
         return ()
     try:
-        written = app.backend.encode_value(storable(body, app), about=("join", group))
+        written = app.backend.codec.encode_value(storable(body, app), ("join", group))
     except Exception as error:  # noqa: BLE001 - any program may have written the body
         logger.error("the chord of task %s cannot count it, because of its body: %s", task_id, error)
         return ()
@@ -277,7 +277,7 @@ def error_of_chord(app: App, kind: str, headers: Mapping[str, Any]) -> dict[str,
     cause = headers.get(CAUSE)
     if cause and isinstance(cause, dict):
         with suppress(EncodeError):
-            app.backend.check_encodable(cause)
+            app.backend.codec.check_encodable(cause)
             return cause
     return exception_to_dict(ChordError(str(failed_call)))
 

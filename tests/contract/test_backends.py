@@ -181,7 +181,7 @@ def test_forged_result_is_refused_and_not_unpickled(
     settings = {"result_serializer": serializer, "result_accept_content": [serializer]}
     reader, forger = open_(security_key=[KEY], **settings), open_(security_key=key or [KEY], **settings)
     if key is None:
-        forger._signer = None
+        forger.codec._signer = None
     lie: Any = Attack() if serializer == "pickle" else "a lie"
     task_id = new_id()
     assert store(forger, task_id, states.STARTED, lie)

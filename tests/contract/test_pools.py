@@ -290,7 +290,7 @@ class Rig:
     def result(self, outcome: Outcome) -> Any:
         """Return the result in the row of *outcome*."""
         assert outcome.row is not None, outcome
-        return self.app.backend.decode(outcome.row[2])["result"]
+        return self.app.backend.codec.decode(outcome.row[2])["result"]
 
     def path(self, name: str) -> str:
         return str(self.directory / name)

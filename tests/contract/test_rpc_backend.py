@@ -17,6 +17,7 @@ import pytest
 from kombu import Connection
 
 from qworker import QWorker
+from qworker.backends.codec import ResultCodec
 from qworker.backends.rpc.backend import Connector, RpcBackend
 from qworker.conf import Settings
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, NotSupported
@@ -108,8 +109,8 @@ def test_unsigned_replies_are_ignored(make: Make, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("a reply cannot be read") == 2
 
 
-class _UndecodableBackend(RpcBackend):
-    """Sends a result with a type that nobody can decode."""
+class _UndecodableCodec(ResultCodec):
+    """Writes a result with a type that nobody can decode."""
 
     def encode(self, meta: Any) -> bytes:
         return super().encode(meta).replace(b'"hole"', b'{"__type__":"invoice","__value__":3}')
@@ -118,7 +119,7 @@ class _UndecodableBackend(RpcBackend):
 def test_undecodable_reply_raises_damaged_result(make: Make) -> None:
     caller, worker = make(), make()
     queue = caller.reply_to()
-    worker.__class__ = _UndecodableBackend
+    worker.codec.__class__ = _UndecodableCodec
     send(worker, queue, "x", "hole")
     send(worker, queue, "last", 1)
     assert caller.wait(["last"], 10)["last"]["result"] == 1

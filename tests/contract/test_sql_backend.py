@@ -480,7 +480,7 @@ def _seconds_until_received(postgresql: Env) -> float:
     assert isinstance(backend, SQLBackend)
     task_id = new_ids(1)[0]
     with backend._database.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
-        values = ([task_id], ["SUCCESS"], [backend.encode_value("found")])
+        values = ([task_id], ["SUCCESS"], [backend.codec.encode_value("found")])
         (step,) = backend._upsert("celery_taskmeta", ("task_id", "status", "result"), list(zip(*values,
         strict=True)), False, "%s")  # type: ignore[misc]  # fmt: skip
         connection.exec_driver_sql(*step)  # there is no listener, so no notification is sent

@@ -311,8 +311,8 @@ def test_undecodable_result_of_celery_raises_damaged_result() -> None:
     """Celery stores it, but cannot read it either."""
     rig = Rig("json")
     backend = rig.app.backend
-    meta = backend.encode(backend.meta("x", "SUCCESS", "hole")).replace(
+    meta = backend.codec.encode(backend.meta("x", "SUCCESS", "hole")).replace(
         b'"hole"', b'{"__type__":"invoice","__value__":3}'
     )
     with pytest.raises(DamagedResult):
-        backend.decode(meta, "x")
+        backend.codec.decode(meta, "x")

@@ -268,7 +268,7 @@ def test_join_of_an_older_version_is_finished(env: Env) -> None:
     join = task_id()
     member = env.s("give", 1).set(headers={JOINS: [[join, 0]]})
     body = env.s("gather").set(task_id=task_id())
-    written = env.app.backend.encode_value(dict(body), about=("join", join))
+    written = env.app.backend.codec.encode_value(dict(body), ("join", join))
     env.app.backend.joins.open([Join(join, 1, written, None)])
     member.apply_async()
     env.run()

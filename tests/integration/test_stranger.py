@@ -389,11 +389,11 @@ def test_forged_groups_and_outlines_are_refused(stores: tuple[QWorker, QWorker])
 Change = Callable[[QWorker, QWorker, str, bytes], bytes]
 BODIES: dict[str, Change] = {
     "a pickle": lambda app, attacker, join, body: pickle.dumps(Evil()),
-    "a call of the stranger's": lambda app, attacker, join, body: attacker.backend.encode_value(
+    "a call of the stranger's": lambda app, attacker, join, body: attacker.backend.codec.encode_value(
         dict(attacker.tasks["add"].s(66))
     ),
-    "that of another join": lambda app, attacker, join, body: app.backend.encode_value(
-        dict(app.tasks["add"].s(66)), about=("join", "another")
+    "that of another join": lambda app, attacker, join, body: app.backend.codec.encode_value(
+        dict(app.tasks["add"].s(66)), ("join", "another")
     ),
     "altered": lambda app, attacker, join, body: body.replace(b"gather", b"add\0\0\0"),
 }

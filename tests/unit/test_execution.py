@@ -388,7 +388,7 @@ def test_run_returns_its_row_without_opening_the_store() -> None:
     assert outcome.row is not None
     task_id, status, payload, expires = outcome.row
     assert (task_id, status, expires) == ("id-1", "SUCCESS", bench.clock.now() + 60)
-    assert bench.app.backend.decode(payload)["result"] == "done"
+    assert bench.app.backend.codec.decode(payload)["result"] == "done"
 
 
 @pytest.mark.parametrize(

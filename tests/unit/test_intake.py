@@ -51,7 +51,7 @@ class IntakeRig:
         """The decoded result in the row of the only settlement."""
         (settlement,) = self.settled
         row = None if isinstance(settlement, Release) else settlement.row
-        return None if row is None else dict(self.rooms.app.backend.decode(row[2]))
+        return None if row is None else dict(self.rooms.app.backend.codec.decode(row[2]))
 
 
 @pytest.fixture

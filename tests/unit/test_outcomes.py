@@ -207,7 +207,7 @@ class End:
         row = getattr(self.settlement, "row", None)
         self.stored = None
         if row is not None and row is not case.row:
-            meta = self.app.backend.decode(row[2])
+            meta = self.app.backend.codec.decode(row[2])
             assert (row[:2], meta["task_id"]) == (("id-1", meta["status"]), "id-1")
             self.stored = (meta["status"], meta["result"]["exc_type"])
             (self.message,) = meta["result"]["exc_message"]

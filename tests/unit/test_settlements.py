@@ -62,7 +62,7 @@ class Setup:
 
     def stored(self, task_id: str) -> Any:
         row = self.store.results.get(task_id)
-        return None if row is None else self.rooms.app.backend.decode(row[2])
+        return None if row is None else self.rooms.app.backend.codec.decode(row[2])
 
     def left(self) -> int:
         return self.store.messages

@@ -61,7 +61,7 @@ class Setup:
 
     def status(self, row: Any) -> tuple[str, str]:
         """The state and the exception in a row."""
-        meta = self.rooms.app.backend.decode(row[2])
+        meta = self.rooms.app.backend.codec.decode(row[2])
         assert row[:2] == (meta["task_id"], meta["status"])
         return meta["status"], meta["result"]["exc_type"]
 

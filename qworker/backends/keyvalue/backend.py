@@ -48,7 +48,7 @@ class KeyValueBackend(Backend):
         return KeyValueJoins(self, self.clock) if self.supports_locks else super().joins
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        return self._store(task_id, meta["status"], self.encode(meta), self.expires)
+        return self._store(task_id, meta["status"], self.codec.encode(meta), self.expires)
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         now = self.clock.now()
@@ -59,14 +59,14 @@ class KeyValueBackend(Backend):
         key = TASK_PREFIX + task_id
         with self.locked(key):
             old = self.read(key)
-            if old is not None and not states.may_replace(self.status_of(old), status):
+            if old is not None and not states.may_replace(self.codec.status_of(old), status):
                 return False
             self.write(key, data, ttl)
         return True
 
     def get(self, task_id: str) -> Meta | None:
         data = self.read(TASK_PREFIX + task_id)
-        return None if data is None else self.decode(data, task_id)
+        return None if data is None else self.codec.decode(data, task_id)
 
     def forget(self, task_id: str) -> None:
         self.delete_key(TASK_PREFIX + task_id)
@@ -91,13 +91,13 @@ class KeyValueBackend(Backend):
 
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         key = GROUP_PREFIX + group_id
-        data = self.encode_value({"result": result}, about=("group", group_id))
+        data = self.codec.encode_value({"result": result}, ("group", group_id))
         with self.locked(key):
             self.write(key, data, None if self.expires is None else self.expires + kept)
 
     def get_group(self, group_id: str) -> Any:
         data = self.read(GROUP_PREFIX + group_id)
-        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
+        return None if data is None else self.codec.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self.delete_key(GROUP_PREFIX + group_id)

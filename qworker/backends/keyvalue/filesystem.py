@@ -106,7 +106,7 @@ class FilesystemBackend(KeyValueBackend):
                 return None
             except (IsADirectoryError, PermissionError) as error:  # only this result is unreadable
                 task_id = key.removeprefix(TASK_PREFIX)
-                raise self.damaged(
+                raise self.codec.damaged(
                     task_id, f"is in {path}, which cannot be read: {error.strerror}"
                 ) from error
         return None if self._expires(path.name, written) <= self.clock.now() else data

@@ -108,7 +108,7 @@ class MemcachedBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        return self._store(task_id, meta["status"], self.encode(meta), self._lasting(self.expires))
+        return self._store(task_id, meta["status"], self.codec.encode(meta), self._lasting(self.expires))
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         now = self.clock.now()
@@ -123,19 +123,19 @@ class MemcachedBackend(Backend):
                 # Not retried: after a lost answer, this state would seem to be stored by another process.
                 if self._do(lambda client: client.add(key, data, lasting), tries=1):
                     return True
-            elif not states.may_replace(self.status_of(old), status):
+            elif not states.may_replace(self.codec.status_of(old), status):
                 return False
             elif self._do(lambda client, token=token: client.cas(key, data, token, lasting), tries=1):  # type: ignore[misc]
                 return True
 
     def get(self, task_id: str) -> Meta | None:
         data = self._do(lambda client: client.get(self._key(TASK_PREFIX, task_id)))
-        return None if data is None else self.decode(data, task_id)
+        return None if data is None else self.codec.decode(data, task_id)
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         keys = {self._key(TASK_PREFIX, task_id): task_id for task_id in ids}
         found = self._do(lambda client: client.get_many(list(keys))) if keys else {}
-        return {keys[key]: self.found(data, keys[key]) for key, data in found.items()}
+        return {keys[key]: self.codec.found(data, keys[key]) for key, data in found.items()}
 
     def forget(self, task_id: str) -> None:
         self._do(lambda client: client.delete(self._key(TASK_PREFIX, task_id)))
@@ -168,14 +168,14 @@ class MemcachedBackend(Backend):
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         key, data = (
             self._key(GROUP_PREFIX, group_id),
-            self.encode_value({"result": result}, about=("group", group_id)),
+            self.codec.encode_value({"result": result}, ("group", group_id)),
         )
         lasting = self._lasting(None if self.expires is None else self.expires + kept)
         self._do(lambda client: client.set(key, data, lasting))
 
     def get_group(self, group_id: str) -> Any:
         data = self._do(lambda client: client.get(self._key(GROUP_PREFIX, group_id)))
-        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
+        return None if data is None else self.codec.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self._do(lambda client: client.delete(self._key(GROUP_PREFIX, group_id)))

@@ -100,7 +100,7 @@ class RedisBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
+        return self._store([(task_id, meta["status"], self.codec.encode(meta), self.expiry())]) > 0
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         self._store(rows)
@@ -112,14 +112,14 @@ class RedisBackend(Backend):
 
     def get(self, task_id: str) -> Meta | None:
         data = self._ask("GET", self._key(TASK_PREFIX, task_id))
-        return None if data is None else self.decode(data, task_id)
+        return None if data is None else self.codec.decode(data, task_id)
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         found: dict[str, Found] = {}
         for chunk in portions(ids, MAX_KEYS):
             values = self._ask("MGET", *(self._key(TASK_PREFIX, task_id) for task_id in chunk))
             found.update(
-                (task_id, self.found(data, task_id))
+                (task_id, self.codec.found(data, task_id))
                 for task_id, data in zip(chunk, values, strict=True)
                 if data is not None
             )
@@ -161,13 +161,13 @@ class RedisBackend(Backend):
         self._ask(
             "SET",
             self._key(GROUP_PREFIX, group_id),
-            self.encode_value({"result": result}, about=("group", group_id)),
+            self.codec.encode_value({"result": result}, ("group", group_id)),
             *lasting,
         )
 
     def get_group(self, group_id: str) -> Any:
         data = self._ask("GET", self._key(GROUP_PREFIX, group_id))
-        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
+        return None if data is None else self.codec.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self._ask("DEL", self._key(GROUP_PREFIX, group_id))

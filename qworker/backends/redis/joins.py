@@ -416,18 +416,18 @@ def part_value(backend: Backend, join: str, task_id: str, status: str, result: A
     result: the value, or the exception in the format of ``message/exceptions.py``. Raises EncodeError when it
     cannot be serialised.
     """
-    return backend.encode_value([1, task_id, status, result], about=("part", join))
+    return backend.codec.encode_value([1, task_id, status, result], ("part", join))
 
 
 def read_part(backend: Backend, join: str, value: bytes) -> tuple[str, str, Any]:
     """Undo part_value(): return the id of the task, its state, and its value or exception in stored form.
     Raises DamagedResult."""
-    found = backend.decode_value(value, ("part", join))
+    found = backend.codec.decode_value(value, ("part", join))
     if (
         not isinstance(found, list | tuple)
         or len(found) != 4
         or not isinstance(found[1], str)
         or not isinstance(found[2], str)
     ):
-        raise backend.damaged(None, f"as a member of the chord {join} is damaged: {value[:80]!r}")
+        raise backend.codec.damaged(None, f"as a member of the chord {join} is damaged: {value[:80]!r}")
     return found[1], found[2], found[3]

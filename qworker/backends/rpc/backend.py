@@ -245,9 +245,8 @@ class RpcBackend(MemoryBackend):
                 setting="result_backend",
             )
         connector = Connector(conf)
-        encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
         self._replies = ReplyQueue(connector, self.expires, clock, self._take, self.sweep)
-        self._sender = ReplySender(connector, (self._content_type, encoding))
+        self._sender = ReplySender(connector, self.codec.content)
 
     # -- the caller --
 
@@ -263,11 +262,11 @@ class RpcBackend(MemoryBackend):
         """Store a received reply. An unreadable reply is stored for the task that it names, whose waiters get
         DamagedResult. With signatures it is discarded, because any client may have sent it."""
         try:
-            meta = self.decode(body)
+            meta = self.codec.decode(body)
             self._store(str(meta["task_id"]), meta["status"], body, self.expires)
         except (BackendError, KeyError) as error:
             logger.error("a reply cannot be read: %s", error)
-            if self._signer is None and isinstance(correlation, str):
+            if not self.codec.signs and isinstance(correlation, str):
                 self._store(correlation, states.FAILURE, body, self.expires)
 
     # -- the worker --
@@ -292,7 +291,7 @@ class RpcBackend(MemoryBackend):
         if not queue:
             return None  # the caller expects no result
         reply = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
-        return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(reply))), None
+        return task_id, meta["status"], marshal.dumps((queue, correlation, self.codec.encode(reply))), None
 
     def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
         """See Backend.row_why_not(); for the caller that *row* was for."""

@@ -26,7 +26,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
+from qworker.backends.base import Backend, Found, Meta
+from qworker.backends.codec import About
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
 from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLJoinDatabase, unfit
@@ -101,22 +102,20 @@ def _keep_alive(file: int) -> None:
 
 
 class Columns:
-    """Converts results. extended: include EXTENDED and stamps. serializer: the name of *backend*'s."""
+    """Converts results of *backend*. extended: include EXTENDED and stamps."""
 
-    def __init__(self, backend: Backend, extended: bool, serializer: str) -> None:
+    def __init__(self, backend: Backend, extended: bool) -> None:
         self._backend = backend
+        self._codec = backend.codec
         self._extended = extended
-        self._serializer = serializer
 
     def of(self, task_id: str, meta: Meta) -> dict[str, Any]:
         """Return the columns of a row, as plain values, without accessing the database. Raises EncodeError
-        like Backend.encode()."""
+        like ResultCodec.encode()."""
         key = key_of(task_id)
-        result = self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"]))
-        refuse_too_large(result, self._backend.max_bytes)
         row = {
             "status": meta["status"],
-            "result": result,
+            "result": self._codec.encode_result(meta.get("result"), ("result", key, meta["status"])),
             "traceback": _text(meta.get("traceback")),
             "children": self._column("children", key, meta.get("children") or None),
             "date_done": meta.get("date_done"),
@@ -130,7 +129,7 @@ class Columns:
         return row
 
     def _column(self, name: str, key: str, value: Any) -> bytes | None:
-        return None if value is None else self._backend.encode_value(value, None, (name, key))
+        return None if value is None else self._codec.encode_value(value, (name, key))
 
     def found(self, row: Mapping[str, Any], task_id: str) -> Found | None:
         """Return the metadata in *row* of *task_id*, or why it cannot be read; None when it has expired."""
@@ -141,7 +140,7 @@ class Columns:
         except Exception as error:  # noqa: BLE001
             # Some databases accept values of the wrong type.
             reraise_interrupt(error)
-            return self._backend.damaged(task_id, f"cannot be read: {error}")
+            return self._codec.damaged(task_id, f"cannot be read: {error}")
 
     def _meta(self, row: Mapping[str, Any], task_id: str) -> Meta | None:
         done = row["date_done"]
@@ -177,13 +176,13 @@ class Columns:
         """Return the value in a column: serialised by qworker or Celery 5.7, or pickled by an older Celery.
         Raises DamagedResult."""
         if data is None:
-            if not self._backend.signs or about[0] != "result":
+            if not self._codec.signs or about[0] != "result":
                 return None
             data = b""  # so that the missing signature is reported
         payload = data.encode() if isinstance(data, str) else bytes(data)
-        if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
-            return load_plain(payload, self._backend.called(task_id), task_id)
-        return self._backend.decode_value(payload, about, task_id)
+        if is_pickle(payload) and self._codec.serializer != "pickle" and not self._codec.signs:
+            return load_plain(payload, self._codec.called(task_id), task_id)
+        return self._codec.decode_value(payload, about, task_id)
 
 
 def _text(value: Any) -> Any:
@@ -326,7 +325,7 @@ class SQLBackend(Backend):
         self._keys = KeyTable(database, self._tables.keyvalue, clock)
         layout = make_join_layout(conf.database_table_names)
         self._joins = SQLJoins(SQLJoinDatabase(database, layout, url, self._keys.hold), clock)
-        self._columns = Columns(self, self._extended, self._serializer)
+        self._columns = Columns(self, self._extended)
         self._table = engine.dialect.identifier_preparer.format_table(self._tables.task)
         self._upsert = UPSERTS.get(engine.dialect.name)
         self._counts = engine.dialect.name in COUNTING
@@ -425,7 +424,9 @@ class SQLBackend(Backend):
         except (EncodeError, ValueError, TypeError) as error:
             if len(keys) == 1:
                 task_id = names[keys[0]]
-                return {task_id: self.damaged(task_id, f"cannot be read: {str(error).removeprefix(UNFIT)}")}
+                return {
+                    task_id: self.codec.damaged(task_id, f"cannot be read: {str(error).removeprefix(UNFIT)}")
+                }
             return {task_id: each for key in keys for task_id, each in self._read([key], names).items()}
         read: dict[str, Found] = {}
         for row in rows:
@@ -490,7 +491,7 @@ class SQLBackend(Backend):
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         group = self._tables.group
         values = {
-            "result": self.encode_value(result, None, ("group", group_id)),
+            "result": self.codec.encode_value(result, ("group", group_id)),
             "date_done": self._utc(self.clock.now() + kept),
         }
         if not self._database.execute(group.update().where(group.c.taskset_id == group_id).values(values)):

@@ -161,7 +161,7 @@ class SQLiteBackend(Backend):
         return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
+        return self._store([(task_id, meta["status"], self.codec.encode(meta), self.expiry())]) > 0
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         self._store(rows)
@@ -178,7 +178,7 @@ class SQLiteBackend(Backend):
     def get(self, task_id: str) -> Meta | None:
         for payload, expires in self._read(SELECT, (task_id,)):
             if expires is None or expires > self.clock.now():
-                return self.decode(payload, task_id)
+                return self.codec.decode(payload, task_id)
         return None
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
@@ -186,7 +186,7 @@ class SQLiteBackend(Backend):
             return super().read_many(ids)
         rows = self._read(SELECT_MANY, (json.dumps(list(ids)),))
         now = self.clock.now()
-        return {row[0]: self.found(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
+        return {row[0]: self.codec.found(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
 
     def forget(self, task_id: str) -> None:
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
@@ -217,7 +217,7 @@ class SQLiteBackend(Backend):
         self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
 
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
-        value = self.encode_value({"result": result}, about=("group", group_id))
+        value = self.codec.encode_value({"result": result}, ("group", group_id))
         self._write(
             "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
             (GROUP_PREFIX + group_id, value, self.expiry(delay=kept)),
@@ -228,7 +228,7 @@ class SQLiteBackend(Backend):
             "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
             (GROUP_PREFIX + group_id, self.clock.now()),
         )
-        return self.decode_value(rows[0][0], ("group", group_id))["result"] if rows else None
+        return self.codec.decode_value(rows[0][0], ("group", group_id))["result"] if rows else None
 
     def delete_group(self, group_id: str) -> None:
         self._write("DELETE FROM key_value WHERE key = ?", (GROUP_PREFIX + group_id,))
