@@ -127,10 +127,7 @@ class TaskResults(Backend):
             raise BackendError(f"the database {self._alias!r}: {error}") from error
 
     def get(self, task_id: str) -> Meta | None:
-        found = self.read_many([task_id]).get(task_id)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return self.get_many([task_id]).get(task_id)
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         def look() -> list[Task]:
