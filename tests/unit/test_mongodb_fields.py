@@ -13,7 +13,7 @@ from qworker.errors import DamagedResult
 
 def fields(**settings: Any) -> tuple[Any, Fields]:
     app = QWorker("proj", broker="memory://", backend="cache+memory://", set_as_current=False, **settings)
-    return app.backend, Fields(app.backend, "json")
+    return app.backend, Fields(app.backend)
 
 
 @pytest.mark.parametrize("children", [[[["evil", None], None]], {"a": 1}])
