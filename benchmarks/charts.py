@@ -1,18 +1,22 @@
 """Charts as inline SVG, drawn by matplotlib in the colours of the page's style sheet."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from html import escape
 from io import StringIO
-
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from benchmarks import formats
 from benchmarks.judgement import Row, ours
 from benchmarks.metrics import Metric
 from benchmarks.results import Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDE = 60.0
 """Figures that differ by more than this are drawn on a logarithmic scale, as dots: bars need a zero."""
@@ -48,7 +52,7 @@ def against_best(rows: Sequence[Row]) -> str:
     shown = [(row, row.ratio, row.best[0]) for row in rows if row.ratio is not None and row.best is not None]
     if not shown:
         return ""
-    with rc_context(STYLE):
+    with styled(STYLE):
         figure, axes = _chart(880, 24 * len(shown) + 40)
         axes.set_xscale("log")
         axes.axvline(1.0, color=COLOURS["soft"])
@@ -78,7 +82,7 @@ def peers(metric: Metric, figures: Mapping[str, Spread], bound: float | None) ->
     logarithmic = min(marks) > 0 and max(marks) / min(marks) > WIDE
     note = " (logarithmic scale)" if logarithmic else ""
     caption = f"{metric.title}{f', {metric.unit}' if metric.unit else ''}{note}"
-    with rc_context(STYLE):
+    with styled(STYLE):
         figure, axes = _chart(480, 24 * len(order) + 26)
         colours = [COLOURS["ours" if ours(peer) else "peer"] for peer in order]
         if logarithmic:
@@ -114,7 +118,7 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> st
     Both scales are logarithmic, so a flat line is a cost that stays.
     """
     costs = [cost for points in series.values() for _, cost in points]
-    with rc_context(STYLE):
+    with styled(STYLE):
         figure, axes = _chart(480, 260 + 20 * len(series))
         for colour, (peer, points) in zip(LINES * len(series), series.items(), strict=False):
             words = f"{peer}: {points[0][1]:,.1f} → {points[-1][1]:,.1f} µs"
@@ -133,9 +137,23 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> st
         return _captioned(figure, f"Microseconds to {title}")
 
 
+def styled(style: Mapping[str, object]) -> AbstractContextManager[None]:
+    """matplotlib's context with *style*."""
+    from matplotlib import rc_context  # slow, and only needed when something is drawn
+
+    return rc_context(dict(style))
+
+
+def empty(width: float, height: float) -> Figure:
+    """A figure without axes, in inches."""
+    from matplotlib.figure import Figure  # slow, too
+
+    return Figure((width, height), layout="constrained")
+
+
 def _chart(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty chart, in pixels."""
-    figure = Figure((width * _PIXEL, height * _PIXEL), layout="constrained")
+    figure = empty(width * _PIXEL, height * _PIXEL)
     return figure, figure.add_subplot()
 
 
@@ -156,7 +174,7 @@ def _svg(figure: Figure, label: str) -> str:
     the same text."""
     out = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.hashsalt": label}):  # ids in a page must differ
+    with styled({"svg.hashsalt": label}):  # ids in a page must differ
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     drawn = text[text.index("<svg") :].strip()

@@ -9,11 +9,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
 from benchmarks import findings, formats
-from benchmarks.charts import LINES, STYLE, short
+from benchmarks.charts import LINES, STYLE, empty, short, styled
 from benchmarks.judgement import ours
 from benchmarks.markdown import table
 from benchmarks.schedulers import BURST_SECONDS, SCHEDULERS, Found
@@ -133,8 +130,8 @@ def _rows(found: Found, shown: Shown) -> tuple[list[str], list[list[str]]]:
 def plot(found: Found) -> str:
     """Cost against entries, four figures, as an SVG file; both scales are logarithmic."""
     colours = dict(zip(SCHEDULERS, LINES, strict=False))
-    with rc_context({**STYLE, "svg.hashsalt": "schedulers", "font.size": 10.0}):
-        figure = Figure((11.0, 8.0), layout="constrained")
+    with styled({**STYLE, "svg.hashsalt": "schedulers", "font.size": 10.0}):
+        figure = empty(11.0, 8.0)
         for axes, name in zip(figure.subplots(2, 2).flat, DRAWN, strict=True):
             shown = next(each for each in FIGURES if each.name == name)
             for peer, those in points(found, name).items():

@@ -10,11 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
-from check_jsonschema.builtin_schemas import get_builtin_schema
 from honcho.environ import parse_procfile
 from jsonschema import validate
 from supervisor.options import ServerOptions
@@ -55,9 +54,15 @@ def read_docker(path: Path) -> None:
     assert re.fullmatch(r"\d+", said["USER"])
 
 
+def schema(name: str) -> Any:
+    from check_jsonschema.builtin_schemas import get_builtin_schema  # takes half a second
+
+    return get_builtin_schema(name)
+
+
 def read_compose(path: Path) -> None:
     file = yaml.safe_load(path.read_text())
-    validate(file, get_builtin_schema("vendor.compose-spec"))
+    validate(file, schema("vendor.compose-spec"))
     assert file["services"]["worker"]["command"] == COMMAND
 
 
@@ -71,6 +76,8 @@ def read_supervisor(path: Path) -> None:
 
 
 def read_kubernetes(path: Path) -> None:
+    import kubernetes_validate  # takes half a second
+
     for resource in yaml.safe_load_all(path.read_text()):
         kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
 
@@ -78,7 +85,7 @@ def read_kubernetes(path: Path) -> None:
 def read_github(path: Path) -> None:
     # With plain strings: `on` is a string to GitHub, and true in YAML 1.1.
     file = yaml.load(path.read_text(), yaml.BaseLoader)
-    validate(file, get_builtin_schema("vendor.github-workflows"))
+    validate(file, schema("vendor.github-workflows"))
 
 
 READERS = {

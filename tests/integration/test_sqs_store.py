@@ -15,7 +15,6 @@ from typing import Any
 
 import kombu
 import pytest
-from moto.sqs.models import MAXIMUM_MESSAGE_LENGTH
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
@@ -128,6 +127,8 @@ def test_many_and_large_messages(open_: Open, queue: str) -> None:
 @pytest.mark.parametrize("large", ["body", "headers"])
 def test_message_of_maximum_size_can_be_dead_lettered(open_: Open, queue: str, large: str) -> None:
     """With its reason it exceeds the limit of SQS, like with its count on a release."""
+    from moto.sqs.models import MAXIMUM_MESSAGE_LENGTH  # takes a third of a second
+
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     noise = random.Random(1).randbytes(1_200_000)

@@ -2,20 +2,21 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from benchmarks import markdown, report, results
+from benchmarks import charts, markdown, page, report, results
 from benchmarks.__main__ import main
 from benchmarks.metrics import METRICS
 from benchmarks.results import Spread
 from tests.unit.test_benchmarks_report import FULL, grown, outcome
 
-pytest.importorskip("matplotlib", reason="draws the charts: pip install matplotlib")
-from benchmarks import charts, page
-
-pytestmark = pytest.mark.one_python
+pytestmark = [
+    pytest.mark.one_python,
+    pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws the charts: pip install matplotlib"),
+]
 
 
 def test_page_is_well_formed_and_self_contained() -> None:

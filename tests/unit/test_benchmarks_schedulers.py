@@ -5,18 +5,19 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from benchmarks import scheduler_app, schedulers
+from benchmarks import scheduler_app, scheduler_page, schedulers
 from benchmarks.schedulers import Found, Scheduled
 from qworker.beat import crontab
 
-pytest.importorskip("matplotlib", reason="draws the plot: pip install matplotlib")
-from benchmarks import scheduler_page
-
-pytestmark = pytest.mark.one_python
+pytestmark = [
+    pytest.mark.one_python,
+    pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws the plot: pip install matplotlib"),
+]
 
 
 def test_some_entries_are_due_every_minute_and_others_far_ahead() -> None:
