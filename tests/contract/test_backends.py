@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +158,21 @@ def _run() -> None:
     FORGED.append("ran")
 
 
-@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
-@pytest.mark.parametrize("more", [{}, {"result_compression": "gzip", "result_extended": True}])
-def test_results_are_signed(open_: Open, serializer: str, more: dict[str, Any]) -> None:
-    settings = {"result_serializer": serializer, "result_accept_content": [serializer], **more}
-    backend = open_(security_key=[KEY], **settings)
-    good, error = new_id(), new_id()
-    assert store(backend, good, result={"a": [1, "é"]}, traceback="t")
-    assert store(backend, error, states.FAILURE, exception_to_dict(ValueError("no")))
-    backend.save_group(good, [["a", None], ["b"]])
-    reader = open_(security_key=["another key, which is the first of two", KEY], **settings)
-    found = reader.get_many([good, error])
-    assert found[good]["result"] == {"a": [1, "é"]}
-    assert (found[good]["status"], found[error]["status"]) == (states.SUCCESS, states.FAILURE)
-    assert list(map(list, reader.get_group(good)))[1] == ["b"]
+def test_results_are_signed(open_: Open) -> None:
+    for serializer, more in product(
+        ["json", "pickle", "yaml"], [{}, {"result_compression": "gzip", "result_extended": True}]
+    ):
+        settings = {"result_serializer": serializer, "result_accept_content": [serializer], **more}
+        backend = open_(security_key=[KEY], **settings)
+        good, error = new_id(), new_id()
+        assert store(backend, good, result={"a": [1, "é"]}, traceback="t"), settings
+        assert store(backend, error, states.FAILURE, exception_to_dict(ValueError("no"))), settings
+        backend.save_group(good, [["a", None], ["b"]])
+        reader = open_(security_key=["another key, which is the first of two", KEY], **settings)
+        found = reader.get_many([good, error])
+        assert found[good]["result"] == {"a": [1, "é"]}, settings
+        assert (found[good]["status"], found[error]["status"]) == (states.SUCCESS, states.FAILURE), settings
+        assert list(map(list, reader.get_group(good)))[1] == ["b"], settings
 
 
 @pytest.mark.parametrize("key", [None, ["a key of somebody else's, which is long enough"]])
@@ -349,28 +351,30 @@ def test_unknown_task_has_no_result(open_: Open) -> None:
     assert open_().get(new_id()) is None
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        0,
-        "Übermaß \N{SNOWMAN} \x00",
-        [1, [2.5, None]],
-        {"a": {"b": True}},
-        datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
-        Decimal("1.10"),
-        uuid.UUID(int=7),
-        b"\x00\xff",
-        "x" * 200_000,
-    ],
-    ids=lambda value: type(value).__name__ + str(len(str(value))),
-)
-def test_value_is_read_as_it_was_stored(open_: Open, value: Any) -> None:
-    task_id = new_id()
-    assert store(open_(), task_id, result=value)
-    meta = open_().get(task_id)
-    assert meta is not None
-    assert (meta["status"], meta["result"], meta["task_id"]) == (states.SUCCESS, value, task_id)
+VALUES = [
+    None,
+    0,
+    "Übermaß \N{SNOWMAN} \x00",
+    [1, [2.5, None]],
+    {"a": {"b": True}},
+    datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
+    Decimal("1.10"),
+    uuid.UUID(int=7),
+    b"\x00\xff",
+    "x" * 200_000,
+]
+
+
+def test_values_are_read_as_they_were_stored(open_: Open) -> None:
+    stored = {new_id(): value for value in VALUES}
+    writer = open_()
+    for task_id, value in stored.items():
+        assert store(writer, task_id, result=value)
+    reader = open_()
+    for task_id, value in stored.items():
+        meta = reader.get(task_id)
+        assert meta is not None
+        assert (meta["status"], meta["result"], meta["task_id"]) == (states.SUCCESS, value, task_id)
 
 
 def test_traceback_children_and_date_are_stored(open_: Open) -> None:
@@ -538,16 +542,16 @@ def test_concurrent_batches_do_not_block_each_other(open_: Open) -> None:
 # -- a final state is not overwritten --
 
 
-@pytest.mark.parametrize("new", ANY_STATE)
-@pytest.mark.parametrize("old", [*sorted(states.READY_STATES), CUSTOM])
-def test_only_allowed_states_replace_a_final_or_custom_one(open_: Open, old: str, new: str) -> None:
+def test_only_allowed_states_replace_a_final_or_custom_one(open_: Open) -> None:
     backend = open_()
-    store(backend, "x", old, "old")
-    assert store(backend, "x", new, "new") is states.may_replace(old, new)
-    meta = backend.get("x")
-    assert meta is not None
-    assert meta["status"] == (new if states.may_replace(old, new) else old)
-    assert meta["result"] == ("new" if states.may_replace(old, new) else "old")
+    for old, new in product([*sorted(states.READY_STATES), CUSTOM], ANY_STATE):
+        task_id = new_id()
+        store(backend, task_id, old, "old")
+        stored, meta = store(backend, task_id, new, "new"), backend.get(task_id)
+        assert meta is not None
+        replaced = states.may_replace(old, new)
+        expected = (True, new, "new") if replaced else (False, old, "old")
+        assert (stored, meta["status"], meta["result"]) == expected, f"{old}, then {new}"
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
