@@ -24,8 +24,9 @@ sys.dont_write_bytecode = dont_write
 from tests.servers import asking, forget_keys  # noqa: E402
 
 # "ci" is the default because a suite that fails by the luck of the draw teaches people to run it again.
-# HYPOTHESIS_PROFILE=search looks further: random seeds and many examples.
+# HYPOTHESIS_PROFILE=search looks further: random seeds and many examples; "few" repeats on another Python.
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None, database=None)
+settings.register_profile("few", settings.get_profile("ci"), max_examples=10)
 settings.register_profile(
     "search", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

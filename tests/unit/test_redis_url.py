@@ -111,7 +111,7 @@ def test_incompatible_redis_py_is_rejected_with_the_requirement() -> None:
 def test_named_requirement_matches_the_redis_extra() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["optional-dependencies"]["redis"][0] == REQUIRED
-    assert REQUIRED in project["optional-dependencies"]["test"]
+    assert REQUIRED in project["optional-dependencies"]["pythons"]
 
 
 def test_passwords_are_masked() -> None:
