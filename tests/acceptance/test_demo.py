@@ -12,6 +12,14 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+COMMAND = """
+from qworker.cli.demo import analysis, driver
+from qworker.cli.main import main
+
+driver.choose_files = lambda: analysis.choose_files(8_000_000)
+main()
+"""
+"""The command ``qworker``, with a demo that reads little: the packages of the tests take it a minute."""
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -35,7 +43,7 @@ def demo(directory: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONIOENCODING": "utf-8",
     }
     return subprocess.run(
-        [sys.executable, "-m", "qworker", "start", "--demo"],
+        [sys.executable, "-c", COMMAND, "start", "--demo"],
         cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
