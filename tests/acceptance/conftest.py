@@ -15,6 +15,7 @@ from tests.acceptance.harness import Site, opened
 from tests.acceptance.private_servers import BROKERS, serving
 from tests.acceptance.spool_site import SpoolSite
 from tests.servers import require
+from tests.support.cases import cases
 from tests.support.django_databases import KINDS, ProjectDatabase
 
 
@@ -133,7 +134,7 @@ def django_site(database: ProjectDatabase, tmp_path: Path) -> Iterator[DjangoSit
         yield site
 
 
-@pytest.fixture(params=[*KINDS, "redis"])
+@pytest.fixture(params=cases([*KINDS, "redis"], ["sqlite", "postgresql", "redis"]))
 def django_anywhere(
     request: pytest.FixtureRequest,
     _project_databases: Callable[[str], ProjectDatabase],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import cases
 from tests.support.django_place import DjangoPlace
 from tests.support.waiting import until
 
@@ -175,7 +176,10 @@ found["signals"] = (tasks.HERE / "signals").read_text().splitlines()
 """
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "mysql", "redis"])
+@pytest.fixture(
+    scope="module",
+    params=cases(["sqlite", "postgresql", "mysql", "redis"], ["sqlite", "postgresql", "redis"]),
+)
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DjangoPlace]:
     directory = tmp_path_factory.mktemp("project")
     made = DjangoPlace(directory, request.param, {"tasks": TASKS}, apps=["tasks"])
