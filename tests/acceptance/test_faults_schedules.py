@@ -66,7 +66,7 @@ def servers(
 ) -> Iterator[list[Broken]]:
     kinds = (PLACES | APART_PLACES)[request.param]
     with ExitStack() as stack:
-        found = [_private_servers(kind, "schedules") for kind in kinds]
+        found = [_private_servers(kind, "broker") for kind in kinds]
         for each in found:
             stack.enter_context(each.exposed())
         yield found

@@ -144,7 +144,7 @@ def store(
         with RemoteSite(tmp_path, *[f"sqlite:///{tmp_path}/broker.db"] * 2, **given) as site:
             yield File(site)
         return
-    server = _private_servers(request.param, "schedules")
+    server = _private_servers(request.param, "broker")
     with server.exposed(), RemoteSite(tmp_path, server.direct, server.direct, **given) as site:
         yield {"redis": RedisStore, "postgresql": PostgreSQLStore}[request.param](site)
 

@@ -61,7 +61,7 @@ def place(request: pytest.FixtureRequest, chance: random.Random) -> str:
 def servers(place: str, _private_servers: Callable[[str, str], Broken]) -> Iterator[list[Broken]]:
     kinds = [kind for kind in PLACES[place][:2] if kind]
     with ExitStack() as stack:
-        found = [_private_servers(kind, "workflows") for kind in kinds]
+        found = [_private_servers(kind, "broker") for kind in kinds]
         for each in found:
             stack.enter_context(each.exposed())
         yield found
