@@ -79,12 +79,14 @@ class RedisPlace(Place):
 class ValkeyPlace(RedisPlace):
     """Valkey, a fork of Redis."""
 
+    examples = 6  # the code that RedisPlace searches
     server = "valkey"
 
 
 class RedisClusterPlace(RedisPlace):
     """A cluster of three nodes: one hash tag for each directory."""
 
+    examples = 6  # the code that RedisPlace searches
     server = "redis-cluster"
     keys = "{test.%s}."
 

@@ -149,6 +149,7 @@ class PostgreSQLPlace(SQLPlace):
 class PgBouncerPlace(PostgreSQLPlace):
     """A schema, and a role that has it as its search_path, because PgBouncer does not pass one on."""
 
+    examples = 6  # the code that PostgreSQLPlace searches
     server = "pgbouncer"
 
     def _connect(self) -> Any:

@@ -20,6 +20,8 @@ from qworker.transports.sql.embedded.broker import SQLiteBroker
 class SQLitePlace(Place):
     """The embedded broker, on a file of its own."""
 
+    examples = 40
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queue.db"
         self.results_url = f"sqlite:///{self.path}"
@@ -47,7 +49,7 @@ class SQLitePlace(Place):
 class FailoverPlace(SQLitePlace):
     """Two embedded brokers, of which the first answers."""
 
-    examples = 20
+    examples = 6  # the code that SQLitePlace searches
 
     def open(self, **options: Any) -> Broker:
         second = SQLiteBroker(f"sqlite:///{self.path}.second", **options)
