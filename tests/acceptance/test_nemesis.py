@@ -11,7 +11,7 @@ from tests.acceptance.nemesis import unleash
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = {"redis": 30.0, "postgresql": 20.0, "rabbitmq": 20.0}
+SECONDS = {"redis": 20.0, "postgresql": 20.0, "rabbitmq": 20.0}
 
 
 def test_all_invariants_hold(broken: Broken, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -275,7 +275,7 @@ def check(rig: Rig, place: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES)
 def test_random_value_is_unchanged_or_refused(rig: Rig, place: str, value: Any) -> None:
     check(rig, place, value)
