@@ -422,6 +422,26 @@ class Faulty(Joins):
         return 1
 
 
+class Expiring(Faulty):
+    """A store with joins that can be claimed again when their claims have expired. due: when, by id."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.due: dict[str, float] = {}
+
+    def claim(self, limit: int, seconds: float) -> list[Finished]:
+        now = self.clock.now()
+        free = sorted((due, id) for id, due in self.due.items() if due <= now)[:limit]
+        self.due |= {id: now + seconds for _, id in free}
+        return [Finished(id, "f", b"", ()) for _, id in free]
+
+    def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
+        finished = super().finish(join, envelopes, sender)
+        del self.due[join.id]
+        return finished
+
+
 def test_joins_are_claimed_only_if_the_broker_reports_some(tmp_path: Path) -> None:
     joins, env = Faulty(), Env(tmp_path)
     seen, opened = [False, True], []
@@ -476,19 +496,19 @@ def test_claimed_joins_are_tried_again_before_their_claims_expire(tmp_path: Path
 def test_joins_that_cannot_be_sent_do_not_block_others(tmp_path: Path) -> None:
     """Sixteen joins of which a result could not be read stopped all chords of their worker: it claimed them
     again and again, and nothing else."""
-    joins, env = Faulty(), Env(tmp_path)
-    bad = [Finished(f"bad-{number}", "f", b"", ()) for number in range(40)]
-    joins.waiting, joins.failing = list(bad), {join.id for join in bad}
+    env = Env(tmp_path)
+    joins = Expiring(env.clock)
+    joins.failing = {f"bad-{number}" for number in range(40)}
+    joins.due = dict.fromkeys(sorted(joins.failing), 0.0)
     joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
-    for _ in range(60):
+    for _ in range(50):
         joiner.step(env.clock.monotonic())
         env.clock.advance(1.0)
-    joins.waiting = [Finished(name, "f", b"", ()) for name in ("one", "two")]
-    for _ in range(3):
+    joins.due |= {"one": 0.0, "two": 0.0}
+    for _ in range(2):
         joiner.step(env.clock.monotonic())
         env.clock.advance(1.0)
     assert [join.id for join in joins.finished] == ["one", "two"]
-    assert len(joiner._unsent) <= len(bad)
     env.app.close()
 
 
@@ -506,6 +526,36 @@ def test_claims_are_given_up_when_they_expire(tmp_path: Path) -> None:
     holds[0] = True
     joiner.step(env.clock.monotonic())
     assert [join.id for join in joins.finished] == ["other"]
+    env.app.close()
+
+
+def test_claims_that_an_attempt_has_extended_are_kept_longer(tmp_path: Path) -> None:
+    """Results are in another store than messages, where sending a body extends the claim."""
+    joins, env = Faulty(), Env(tmp_path, "cache+memory://")
+    joins.failing = {"join"}
+    joiner = Joiner(env.app, lambda name, error: None, lambda: joins)
+    joiner.step(env.clock.monotonic())
+    env.clock.advance(env.app.conf.worker_lease_seconds + 1)
+    joins.failing = set()
+    joiner.step(env.clock.monotonic())
+    assert [join.id for join in joins.finished] == ["join"]
+    env.app.close()
+
+
+def test_worker_without_a_lease_claims_no_joins(tmp_path: Path) -> None:
+    env = Env(tmp_path)
+    worker = StepWorker(env.app)
+    worker.run()
+    joins = env.app.backend.joins
+    joins.open([Join("empty", 0, b"")])
+    joiner = worker.parts.joiner
+    assert joiner is not None
+    env.clock.advance(env.app.conf.worker_lease_seconds + 1)
+    joiner.step(env.clock.monotonic())
+    assert joins.count() == 1
+    worker.run()
+    assert joins.count() == 0
+    worker.stop()
     env.app.close()
 
 

@@ -86,8 +86,13 @@ def test_undecodable_messages_are_forgotten_by_number_and_age() -> None:
         state.sent_unread(one, 0.0)
     state.sent_unread(last, 0.0)
     assert not state.was_unread(last)
-    one.key = 1, "other-0", 0
-    state.sent_unread(one, UNREAD_SECONDS)  # it is the newest now, and does not keep older ones
-    one.key = 1, "other-499", 0
     state.sent_unread(last, UNREAD_SECONDS + 1)
     assert [state.was_unread(request) for request in (one, last)] == [False, True]
+
+
+def test_message_that_is_unreadable_again_keeps_no_older_ones() -> None:
+    rooms, state = Rooms(), WorkerState()
+    again, old, new = rooms.requests(3)
+    for request, now in ((again, 0.0), (old, 0.0), (again, UNREAD_SECONDS), (new, UNREAD_SECONDS + 1)):
+        state.sent_unread(request, now)
+    assert [state.was_unread(request) for request in (again, old, new)] == [True, False, True]
