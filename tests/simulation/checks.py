@@ -395,15 +395,18 @@ def _unrefused(seen: Seen) -> Iterator[str]:
         return
     gone = seen.case.world.forgets or seen.record.dropped or seen.case.world.by_messages
     left = set()
-    every = {id for met in _refusals(seen) if met.fault.kind == "refused twice" for id in met.about}
     for met in _refusals(seen):
         for id in met.about & seen.refused.keys() if met.about & states.READY_STATES else ():
             end = seen.refused[id]
             if len(seen.record.begun[id]) > 1:  # it was called twice, or retried
                 continue
-            if met.fault.kind == "refused twice":  # failed tasks are kept elsewhere
-                left |= {id} if states.SUCCESS in met.about and seen.case.world.acks_late else set()
-            elif not gone and id not in every and (end is None or "refused" not in str(end["result"])):
+            if id in seen.refused_twice:  # failed tasks are kept elsewhere
+                lost = (
+                    met.fault.kind == "refused twice" or end is None
+                )  # else two faults met one attempt each
+                if lost and states.SUCCESS in met.about and seen.case.world.acks_late:
+                    left.add(id)
+            elif not gone and (end is None or "refused" not in str(end["result"])):
                 yield f"the result of {id} was refused, and it ends as {end}"
     letters = sum("refused" in reason for reason in seen.left["dead"])
     if letters < len(left):

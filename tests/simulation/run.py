@@ -211,8 +211,18 @@ class Seen:
 
     def refusals_of(self, asked: Asked) -> set[str]:
         """Return the kinds of faults by which a store may have refused results of *asked*."""
-        refusals = (met for met in self.met if met.fault.method == OF_ROW)
-        return {met.fault.kind for met in refusals if not self._is_of_another(met, asked)}
+        refusals = [met for met in self.met if met.fault.method == OF_ROW]
+        kinds = {met.fault.kind for met in refusals if not self._is_of_another(met, asked)}
+        return kinds | ({"refused twice"} if kinds and self.refused_twice else set())
+
+    @property
+    def refused_twice(self) -> set[str]:
+        """The ids of tasks whose result and failure were both refused, by one fault or by two."""
+        every: Counter[str] = Counter()
+        for met in self.met:
+            if met.fault.method == OF_ROW:
+                every.update(dict.fromkeys(met.about, 2 if met.fault.kind == "refused twice" else 1))
+        return {id for id, times in every.items() if times > 1 and id in self.refused}
 
     def kills_children_of(self, asked: Asked) -> bool:
         """Return whether a fault has killed a child, perhaps before it ran a task of *asked*."""

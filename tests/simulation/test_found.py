@@ -1663,3 +1663,29 @@ def test_calls_after_a_lost_member_are_made_when_their_join_expires() -> None:
     chord = Chord([Call(adds=Call(number=1), number=0)], Chunks(items=3, each=1, number=2))
     faults = Fault("child after", "worker", "join.grow"), Fault("restart", "worker0", at=1.3)
     assert problems(run(Case(world, (Order(chord),), faults, seed=1))) == []
+
+
+@pytest.mark.parametrize("stores", ["sqlite", "sqlite+files"])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_two_faults_may_refuse_a_result_and_its_failure(acks_late: bool, stores: str) -> None:
+    """The checks expected the failure to be stored. Results in another store are tried again."""
+    faults = Fault("refused", "worker0", "row", 1), Fault("refused", "worker0", "row", 2)
+    world = World(stores, workers=1, acks_late=acks_late)
+    assert problems(run(Case(world, (Order(Call(number=0)),), faults, seed=1))) == []
+
+
+@pytest.mark.parametrize("seed", [5, 13, 18])
+def test_another_worker_takes_over_a_join_from_one_that_is_cut_off(seed: int) -> None:
+    """Each attempt extended the claim: the body ran when the connection was back."""
+    order = Order(numbered(Chord([Call(), Call()], Call())))
+    cut = Fault("cut", "worker0", "broker", at=0.0015, seconds=300.0)
+    seen = run(Case(World("sqlite+other", workers=2), (order,), (cut,), seed=seed))
+    assert problems(seen) == []
+    assert max(start[0] for _, start, _ in seen.record.runs["f0"]) < 50.0
+
+
+def test_a_worker_sends_the_joins_that_it_has_claimed_before_it_ends() -> None:
+    """They waited until its claims expired, 30 seconds later."""
+    order = Order(numbered(Chord([Call(), Call()], Call())))
+    faults = Fault("before", "worker0", "push", 1), Fault("restart", "worker0", at=0.3)
+    assert problems(run(Case(World("sqlite+other", workers=1), (order,), faults, seed=3))) == []

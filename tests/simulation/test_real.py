@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Orde
 from tests.simulation.checks import problems
 from tests.simulation.nodes import Asked
 from tests.simulation.program import define
-from tests.simulation.real import RealRunning, RealSearch, run_real, sailing
+from tests.simulation.real import SLOWER, RealRunning, RealSearch, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
@@ -88,6 +89,20 @@ def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) ->
     running._begin(cut)
     assert noted == [cut]
     assert running._busy() == "workers may be without their server"
+
+
+def test_a_real_case_that_is_quiet_late_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds in which it was called, or in which calls were put off, do not count."""
+    order = Order(Call(number=0), options={"countdown": 2.0})
+    fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), joins=None)
+    running = RealRunning(Case(RealWorld("redis"), (order,)), fleet)
+    monkeypatch.setattr(running, "_busy", lambda: "")
+    running.seen.left = {"dead": [], "joins": 0}
+    for ago, late in ((30.0, True), (10.0, False)):
+        running.last = time.monotonic() - ago
+        running._rest()
+        assert running.seen.rested == pytest.approx(ago - 2.0 - SLOWER, abs=1.0)
+        assert any("all is quiet only" in text for text in problems(running.seen)) is late
 
 
 class Killable:
