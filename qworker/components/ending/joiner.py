@@ -246,7 +246,7 @@ class Joiner(ThreadComponent):
     def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """Store the failure of *body*; return no messages, because even its errbacks cannot be sent."""
         logger.error("the failure of join %s cannot be reported: %s", join.id, self._why(error))
-        self._fail_along(body, self._why(error), self._why(error))
+        self._fail_along(body, self._why(error), self._why(error), refusable=True)
         return []
 
     def _cause(self, error: str | Part | Exception, body: JoinBody) -> Any:
@@ -268,18 +268,30 @@ class Joiner(ThreadComponent):
             return f"Dependency {error.task_id} {self._end_of(error)}"
         return error if isinstance(error, str) else _text_of(error)
 
-    def _fail_along(self, body: JoinBody, error: str | Part | Exception, why: str) -> None:
+    def _fail_along(
+        self, body: JoinBody, error: str | Part | Exception, why: str, refusable: bool = False
+    ) -> None:
         """Store that the calls of *body* fail, as in the rest of a chain: with the error of the failed member
-        if there is one."""
+        if there is one. refusable: see _keep()."""
         meta = self._meta_of(error) if isinstance(error, Part) else None
         if meta is None:
             stored, traceback = exception_to_dict(ChordError(why)), ""
         else:
             stored, traceback = meta["result"], meta.get("traceback") or ""
-        self._keep(followup.ended(self._app, calls_in([body.call], following=True), stored, traceback))
+        ended = followup.ended(self._app, calls_in([body.call], following=True), stored, traceback)
+        self._keep(ended, refusable)
 
-    def _keep(self, ended: Sequence[Followed]) -> None:
-        self._app.backend.store_rows([row for row, _ in ended])
+    def _keep(self, ended: Sequence[Followed], refusable: bool = False) -> None:
+        """Store the rows in *ended*, and record the parts. refusable: also if the store refuses some of the
+        rows, because other joins wait for the parts."""
+        rows = [row for row, _ in ended]
+        for some in [[row] for row in rows] if refusable else [rows]:
+            try:
+                self._app.backend.store_rows(some)
+            except Exception as error:
+                if not refusable or is_away(error):
+                    raise
+                logger.error("state %s of %s cannot be stored: %s", some[0][1], some[0][0], _text_of(error))
         parts = [Part(*part) for _, fields in ended for part in fields]
         if parts:
             self._joins.add(parts)
