@@ -1689,3 +1689,18 @@ def test_a_worker_sends_the_joins_that_it_has_claimed_before_it_ends() -> None:
     order = Order(numbered(Chord([Call(), Call()], Call())))
     faults = Fault("before", "worker0", "push", 1), Fault("restart", "worker0", at=0.3)
     assert problems(run(Case(World("sqlite+other", workers=1), (order,), faults, seed=3))) == []
+
+
+def test_what_follows_a_call_whose_failure_is_refused_fails_as_well() -> None:
+    """The joiner did not record the failure of a call that the store refused: the join after it waited until
+    it expired."""
+    nodes = [Node(Call(number=0)), Node(Call(number=1), after=[1]), Node(Call(number=2), after=[1])]
+    faults = Fault("refused twice", "worker0", "row", 3), Fault("refused", "worker0", "row")
+    assert problems(run(Case(World("sqlite"), (Order(Graph(nodes)),), faults, seed=2))) == []
+
+
+def test_a_failed_task_sent_again_may_lack_its_expiry_whatever_the_simulator_saw() -> None:
+    """A fault hit the call by which the simulator finds out what an operator sends again."""
+    faults = Fault("retry failed", at=2.0), Fault("before", "observer", "failed.page")
+    order = Order(Call(fails=True, number=0))
+    assert problems(run(Case(World(route_expires=EXPIRES), (order,), faults))) == []
