@@ -167,7 +167,8 @@ def _problems(seen: Seen) -> list[str]:
         dead = range(dead.start if kinds <= KEEPING and not seen.may_lose else 0, most)
     elif sent_again and seen.case.world.acks_late:  # a dead letter that runs again may call others
         dead = range(dead.start, max(dead.stop, _rejected_calls(seen) + seen.unsigned + 1))
-    refusals = len(_refusals(seen)) + sum(len(seen.record.begun[id]) for id in seen.refused)
+    # A call that is revoked never begins; it has two messages if it was made twice.
+    refusals = 2 * len(_refusals(seen)) + sum(len(seen.record.begun[id]) for id in seen.refused)
     dead = range(dead.start, dead.stop + refusals)
     known = seen.poison if seen.case.world.key != "late" else 0  # else it may be in seen.unsigned
     dead = range(dead.start + known, dead.stop + seen.poison)

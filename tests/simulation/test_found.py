@@ -1704,3 +1704,11 @@ def test_a_failed_task_sent_again_may_lack_its_expiry_whatever_the_simulator_saw
     faults = Fault("retry failed", at=2.0), Fault("before", "observer", "failed.page")
     order = Order(Call(fails=True, number=0))
     assert problems(run(Case(World(route_expires=EXPIRES), (order,), faults))) == []
+
+
+def test_both_messages_of_a_revoked_call_are_dead_letters_if_its_end_is_refused() -> None:
+    """The checks expected one, because it never began."""
+    chain = Chain(steps=[Call(retries=1, number=1)], errbacks=[Errback(number=0)])
+    order = Order(Chord(header=[chain], body=Call(number=2)), at=3.0, how="twice", revoke_at=0.0)
+    refused = Fault("refused twice", "worker0", "row")
+    assert problems(run(Case(orders=(order,), faults=(refused,), seed=3))) == []
