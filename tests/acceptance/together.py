@@ -129,7 +129,7 @@ def few_tasks_repeat_when_workers_are_killed_at_full_speed(site: Site) -> None:
         site.until(lambda goal=goal: len(site.records()) >= goal or not site.waiting(), "some tasks to run")
         worker.kill()
     last = site.start(name="last")
-    site.drained()
+    site.drained(120.0)
     last.stop()
     check(site)
     assert repeated(site) <= len(names) * MOST_HELD, (
