@@ -314,7 +314,11 @@ class Oracle:
             self.found.append(f"{name} was not called in the order of its due times: {calls}")
         said = [each for life in known.lives for each in life.says]
         says = [entry.fields for _, entry in said]
-        unsure = [done.edit for done in self.story.edits if done.edit.name == name and done.unsure]
+        unsure = [
+            done.edit
+            for done in self.story.edits
+            if done.edit.name == name and (done.unsure or done.at >= known.unsure)
+        ]
         says += [edit.fields if edit.entry is None else edit.entry.fields for edit in unsure]
         jitter = max((fields.get("jitter", 0.0) for fields in says), default=0.0)
         waits = any(fields.get("overlap", "allow") != "allow" for fields in says)
@@ -617,11 +621,11 @@ class Oracle:
             began = max((run.started for run in runs if abs(run.due - due) < TOLERANCE), default=0.0)
             begin = self._passed(due)
             is_known = not (
-                self.clock.is_repeated(replaced_at - self.story.base)
-                or _overlap([*self.troubles, *self.shifts], begin, began)
-                or self._is_damaged(name, begin, began)
+                self.clock.is_repeated(replaced_at - self.story.base) or self._is_damaged(name, begin, began)
             )
-            if is_known and began > self._passed(replaced_at) + SEEN_SECONDS:
+            windows = (*self.troubles, *self.shifts)
+            over = [until for since, until in windows if since <= began and begin <= until]
+            if is_known and began > max(self._passed(replaced_at), *over, 0.0) + SEEN_SECONDS:
                 self.found.append(f"{name} ran for {self._shown(due)} after another call had replaced it")
 
 
