@@ -31,7 +31,7 @@ from tests.simulation import figures
 from tests.simulation.case import Fault
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
-from tests.simulation.nodes import IN_TRANSACTIONS, Asked, is_by_celery
+from tests.simulation.nodes import IN_TRANSACTIONS, LONG_RUN, Asked, is_by_celery
 from tests.simulation.program import Moment
 from tests.simulation.repeats import HARMLESS, OF_ROW, Met, Repeats
 from tests.simulation.run import CALLERS, OF_LISTENERS, OVERDUE, ROUNDING, Seen
@@ -82,8 +82,8 @@ HEARD = 1.5
 RECOVERED = 4.0
 """Seconds after a fault in which workers may not have heard yet: they connect again within two, and are
 restarted after one."""
-CANCELLED = frozenset({Failed("TaskRevoked"), Failed("Terminated"), Failed("ChordError")})
-"""The values of revoked calls, and of those that follow them."""
+CANCELLED = frozenset(map(Failed, ("TaskRevoked", "TaskExpired", "Terminated", "ChordError")))
+"""The values of revoked and expired calls, and of those that follow them."""
 AT_WORK = re.compile(r" messages of | is busy")
 """What does not end, however many tasks were lost."""
 AT_DEATHS = "it was running at"
@@ -332,6 +332,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
     found += _too_early(asked, want, ran)
     found += _despite(seen, asked)
+    found += _expired(seen, asked)
     found += _untimely(seen, asked, want)
     lossy = seen.may_lose_of(asked) or _may_forget(seen)
     refused = _refused_of(seen, asked)
@@ -356,7 +357,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if not is_right(value, want.value):
             found.append(f"result {number} is {value!r}, not {want.value!r}")
         elif not seen.may_lose_of(asked) and not asked.forgotten:
-            found += _unrun(seen, asked, asked.results[number], value)
+            found += _unrun(seen, asked, asked.results[number], value, refused)
     for number, value in (
         seen.called.get(asked.name, ()) if not (forgets or seen.case.world.by_messages) else ()
     ):
@@ -528,13 +529,15 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         if made
         for each in parts_of(made)
     }
+    # A call that has expired ends at once; what follows it need not wait for the countdown of the order.
+    expired = any(getattr(part, "does", "") == "expired" for part in parts_of(order.flow))
     for part in parts_of(order.flow) if order.how != "eager" else ():
         if not isinstance(part, Call) or part.number not in starts:
             continue
         began, maker = starts[part.number], makers.get(part.number)
         befores = [ends[one] for one, other in want.before if other == part.number and one in ends]
         own = part.options.get("countdown", 0.0)
-        given = None if befores or maker else order.options.get("countdown")
+        given = None if befores or maker or expired else order.options.get("countdown")
         made = [starts[maker.number]] if maker else []
         since = max([asked.called_at, *made, *map(min, befores)])
         jumps = sum(abs(each.seconds) for each in seen.fired if each.kind in ("drift", "jump"))
@@ -563,7 +566,7 @@ def _unrepeated(seen: Seen) -> Iterator[str]:
 
 def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     """Yield repeated runs that no fault explains."""
-    record = seen.record
+    record, world = seen.record, seen.case.world
     flow = record.flow(asked.name)
     if flow is None or not record.every:
         return
@@ -571,14 +574,17 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     delivered = {
         number: RUNS[part.does]
         for number, part in flow.parts.items()
-        if getattr(part, "does", "") in ("requeue", "dies") and not part.fails and seen.case.world.acks_late
+        if getattr(part, "does", "") in ("requeue", "dies") and not part.fails and world.acks_late
     }
     executions = [*record.executions[asked.name], *record.tellings[asked.name]]
     errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
     # Any call before it may fail again, and then what follows fails without a run.
     callers = dict.fromkeys(errbacks, flow.parts.keys() - errbacks)
     mets = _explaining(seen)
-    repeats = Repeats(executions, record.every, mets, record.bodies, calls, delivered, callers)
+    tagged = world.acks_late and not world.stores.startswith(
+        "kombu"
+    )  # an early acknowledged one is sent anew
+    repeats = Repeats(executions, record.every, mets, record.bodies, calls, delivered, callers, tagged)
     yield from repeats.problems()
     more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
     more_fail |= bool(seen.refusals_of(asked))
@@ -628,6 +634,18 @@ def _despite(seen: Seen, asked: Asked) -> Iterator[str]:
                 yield f"a call {what} {max(late):.1f} s after it was revoked"
 
 
+def _expired(seen: Seen, asked: Asked) -> Iterator[str]:
+    """Yield calls that began after they had expired. A worker checks that before it gives a task to its pool,
+    where the task may have to wait for long runs."""
+    jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind in ("drift", "jump"))
+    held = sum(fault.seconds for fault in seen.fired if fault.kind in ("freeze", "stall", "locked"))
+    soon = 0.1 + (seen.case.world.prefetch * LONG_RUN if seen.case.world.long else 0.0)
+    for id, until in asked.expires.items():
+        by = max(seen.record.begun[id], default=0.0) - until
+        if by > soon + jumps + held + seen.case.world.skew and not seen.record.may_lack_expiry(id):
+            yield f"a call began {by:.1f} s after it had expired"
+
+
 def _deaf(seen: Seen, since: float, at: float) -> bool:
     """Return whether a worker may not know at the time *at* what was revoked at the time *since*: a crash has
     undone it, or a fault has just kept the worker from hearing of it."""
@@ -639,15 +657,20 @@ def _deaf(seen: Seen, since: float, at: float) -> bool:
     return False
 
 
-def _unrun(seen: Seen, asked: Asked, result: Any, value: Any) -> Iterator[str]:
-    """Yield revoked calls of *result* that never ran, if *value* does not say so."""
+def _unrun(seen: Seen, asked: Asked, result: Any, value: Any, refused: Collection[Any]) -> Iterator[str]:
+    """Yield revoked calls of *result* that never ran, if *value* does not say so. refused: the values that
+    they may have because a store has refused that."""
     if isinstance(value, list) and hasattr(result, "results"):
         for each in zip(result.results, value, strict=True):
-            yield from _unrun(seen, asked, *each)
-    elif getattr(result, "id", None) in asked.stopped and not seen.record.begun[result.id]:
+            yield from _unrun(seen, asked, *each, refused)
+    elif getattr(result, "id", None) in {*asked.stopped, *asked.expires} and not seen.record.begun[result.id]:
         alone = isinstance(asked.order.flow, Call)
-        if not result.ignored and not (
-            isinstance(value, Failed) and (not alone or value.error in ("TaskRevoked", "TaskExpired"))
+        if (
+            not result.ignored
+            and value not in refused
+            and not (
+                isinstance(value, Failed) and (not alone or value.error in ("TaskRevoked", "TaskExpired"))
+            )
         ):
             yield f"a revoked call that never ran is {value!r}"
 

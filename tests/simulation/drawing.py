@@ -18,7 +18,7 @@ from qworker.canvas.plan import SEGMENT
 from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
 from tests.simulation.crashing import points
 from tests.simulation.django_checks import ALWAYS
-from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
+from tests.simulation.nodes import ASK, EXPIRING, HOW, IN_TRANSACTIONS
 from tests.simulation.program import EXPIRES
 from tests.simulation.repeats import OF_ROW
 from tests.simulation.run import HAPPENINGS, OF_OPERATORS, STALLED, UNHEARD
@@ -168,7 +168,7 @@ def call(random: Random, depth: int = 0) -> Any:
         return Mapping(random.randint(0, 3), random.random() < 0.5, random.random() < 0.1)
     if kind < 0.2:
         return Chunks(random.randint(1, 4), random.randint(1, 3))
-    later = (0.5, 3, 20.0, 90) if depth == 0 else (0.5, 3)  # who opens a join knows what is due then
+    later = (0.5, 3, 20.0, 90, 200.0) if depth == 0 else (0.5, 3)  # who opens a join knows what is due then
     made = Call(
         options={"countdown": random.choice(later)} if random.random() < 0.05 else {},
         wrong=depth == 0 and random.random() < 0.01,
@@ -191,9 +191,9 @@ def call(random: Random, depth: int = 0) -> Any:
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": EXPIRES}, {"queue": "far"},
-    {"compression": "gzip"}, {"shadow": "other"}, {"soft_time_limit": 30.0, "time_limit": 60.0},
-    {"retry": False}, {"argsrepr": "some"}, {"kwargsrepr": "some"},
+    {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": EXPIRES},
+    {"queue": "far"}, {"compression": "gzip"}, {"shadow": "other"}, {"argsrepr": "some"},
+    {"kwargsrepr": "some"}, {"soft_time_limit": 30.0, "time_limit": 60.0}, {"retry": False},
 )  # fmt: skip
 
 
@@ -298,6 +298,8 @@ def order(random: Random) -> Order:
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
     ask = random.choice(ASK)
+    if how in EXPIRING and is_single(plain) and random.random() < 0.3:
+        options["expires"] = random.choice((0.2, 1.0, 4.0))
     does = {getattr(part, "does", "") for part in parts_of(plain)}
     if "outdated" in does:  # it takes the countdown of the order instead of its own
         options.pop("countdown", None)
@@ -329,6 +331,14 @@ def order(random: Random) -> Order:
     )
 
 
+def is_single(flow: Any) -> bool:
+    """Return whether *flow* is a call that is made once, so that it may expire."""
+    return isinstance(flow, Call) and flow == Call(
+        fails=flow.fails, immutable=flow.immutable, ignored=flow.ignored, coroutine=flow.coroutine,
+        options=flow.options, links=flow.links, errbacks=flow.errbacks, number=flow.number,
+    )  # fmt: skip
+
+
 CALL_FAULTS = ("before", "after", "twice", "kill before", "kill after", "child before", "child after")
 METHODS = (
     "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store_rows", "get", "read_many",
@@ -336,6 +346,8 @@ METHODS = (
     "deregister", "settled_before",
 )  # fmt: skip
 """Methods that faults affect."""
+CLAIMED = ("join.claim", "join.finish")
+"""Methods that keep a join from other workers."""
 CALLER_METHODS = (
     "push", "push", "join.open", "join.open", "revoke", "forget", "get", "save_group", "get_group",
     "join.drop",
@@ -388,10 +400,10 @@ def fault(random: Random, workers: int) -> Fault:
             node, method = random.choice(("caller0", "caller1")), random.choice(CALLER_METHODS)
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
     if kind < 0.53:
-        seconds = random.choice((0.1, 1.0, 3.0, 6.0))
-        return Fault(
-            "stall", node, random.choice(METHODS), random.choice((1, 1, 2, 3, 5, 8, 13)), seconds=seconds
-        )
+        method = random.choice(METHODS)
+        # Another worker may finish the join meanwhile.
+        seconds = random.choice((3.0, 12.0, 35.0) if method in CLAIMED else (0.1, 1.0, 3.0, 6.0))
+        return Fault("stall", node, method, random.choice((1, 1, 2, 3, 5, 8, 13)), seconds=seconds)
     if kind < 0.55:
         seconds = random.choice((0.5, 3.0, 10.0))
         method = random.choice(("settle", "settle", "extend"))

@@ -36,7 +36,7 @@ from qworker.tasks.eager import EagerResult
 from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import STAMPS, Noting, Record, define, routes_of
+from tests.simulation.program import EXPIRES, STAMPS, Noting, Record, define, routes_of
 from tests.simulation.repeats import Execution
 from tests.simulation.seams import Process
 from tests.simulation.stores import STORES, Stores
@@ -50,6 +50,10 @@ IN_TRANSACTIONS = ("commit", "rollback")
 """Called in a transaction on the broker's database, which ends in this way."""
 BY_CELERY = ("celery", "celery 1")
 """Called by Celery itself, with message protocol 2 or 1, if messages go through kombu."""
+AS_ETA = 10.0
+"""An order with a countdown of so many seconds is called with an eta."""
+EXPIRING = frozenset({"call", "dicts", "apply many", "await", "commit"})
+"""How calls are made that may expire."""
 HOW = ("call", "call", "dicts", "twice", "many", "apply many", "await", "eager", *IN_TRANSACTIONS)
 AT_ONCE = 0.001
 """Seconds until the next step of an actor that is not idle."""
@@ -388,6 +392,8 @@ class Asked:
         self.revoked = False
         self.stopped: dict[str, float] = {}
         """The ids of its calls whose revocation was stored, and when."""
+        self.expires: dict[str, float] = {}
+        """The ids of its calls that expire within the run, and when."""
         self.told: list[Any] = []
         self.promised = 0
         """How many callbacks are expected for single calls."""
@@ -428,20 +434,31 @@ class Caller(Node):
                         asked.results += map(_of_graph, self.app.send_many([call]))
                     elif order.how == "apply many" and isinstance(order.flow, Call):
                         many = self.app.tasks[call.task].apply_many
-                        asked.results += many([call], **timed(order.options))
+                        asked.results += many([call], **self.timed(order.options))
                     elif order.how == "await":
-                        made = call.aapply_async(order.given, **timed(order.options))
+                        made = call.aapply_async(order.given, **self.timed(order.options))
                         asked.results.append(_of_graph(self.awaited(made)))
                     else:
-                        asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
+                        made = call.apply_async(order.given, **self.timed(order.options))
+                        asked.results.append(_of_graph(made))
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
             asked.sent_at = asked.sent_at or self.record.now()
+        if (expires := order.options.get("expires", EXPIRES)) < EXPIRES:
+            asked.expires = dict.fromkeys((result.id for result in asked.results), asked.sent_at + expires)
         if eager:
             self.app.conf.task_always_eager = False
         if json.dumps(call, default=str) != before:
             self.record.complain(f"{asked.name}: its signature was changed when it was called")
+
+    def timed(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return *options* with a timedelta for a countdown that is an int, and an eta for a long one."""
+        countdown = options.get("countdown", 0.0)
+        if countdown < AS_ETA:
+            return timed(options)
+        eta = datetime.fromtimestamp(self.clock.now() + countdown, UTC)
+        return {**options, "countdown": None, "eta": eta}
 
     def by_celery(self, call: Any, order: Order) -> Any:
         """Let Celery call what is written of *call*."""

@@ -362,7 +362,7 @@ CARRIED: dict[str, Callable[[Any], Any]] = {
 """How a request shows the options of its call."""
 STAMPS = {"by": "me"}
 EXPIRES = 3000.0
-"""After how many seconds calls expire that do."""
+"""After how many seconds calls in flows expire that do: never in a run. A single call may expire sooner."""
 THEIRS = "somebody else's"
 """A result that no call of a flow returns."""
 RAISED: dict[str, BaseException] = {
@@ -376,6 +376,13 @@ RAISED: dict[str, BaseException] = {
     "stays": Stays(),
     "soft": SoftTimeLimitExceeded(),
 }
+
+
+def _carried(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what CARRIED shows of the request of a call with *options*."""
+    return {name: options.get(name) or None for name in CARRIED} | {
+        "expires": options.get("expires") and EXPIRES
+    }
 
 
 def routes_of(world: World) -> dict[str, dict[str, Any]]:
@@ -432,14 +439,17 @@ def define(app: QWorker, process: Process, record: Record, base: str, rate: floa
         every = of_part, {**of_part, **known.options}  # those of the order go to the first
         if record.may_lack_expiry(request.id):
             every += tuple({**options, "expires": None} for options in every)  # or it was called again, too
-        if found not in [{name: options.get(name) or None for name in CARRIED} for options in every]:
+        if found not in map(_carried, every):
             record.complain(f"{flow}: {part.number} of {part.options} is shown as {found}")
         if request.expires:
             left = datetime.fromisoformat(request.expires).timestamp() - app.clock.now()
-            least = EXPIRES - (record.now() - known.since)
+            passed = record.now() - known.since
             error = record.ahead() + 0.001  # text is rounded
-            if not least - error <= left <= EXPIRES + error:
-                record.complain(f"{flow}: {part.number} expires in {left:.3f} s, not in {least:.3f} or more")
+            given = sorted({options["expires"] for options in every if options.get("expires")})
+            if not any(each - passed - error <= left <= each + error for each in given):
+                record.complain(
+                    f"{flow}: {part.number} expires in {left:.3f} s, {passed:.3f} s after {given}"
+                )
         seen = (request.headers or {}).keys()
         replaced = base == "overriding" or part.number in known.handed
         replaced |= not seen.isdisjoint(known.options.get("headers", ()))

@@ -96,7 +96,7 @@ def order(random: Random, world: RealWorld) -> Order:
         at=round(made.at * PACE, 2),
         how=how,
         ask="get" if ask in ("other", "saved") and by_messages else OTHERS.get(ask, ask),
-        options=sooner(made.options),
+        options={name: value for name, value in sooner(made.options).items() if name != "expires"},
     )
 
 

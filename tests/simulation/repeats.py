@@ -33,6 +33,9 @@ OPERATORS = frozenset({"retry failed", "retry dead"})
 """Those that send again what was settled."""
 HARMLESS = frozenset({"drift", "jump", "move", "poison", "stranger", "retry dead"})
 """Faults that must not make anything run twice."""
+NEW_TAGS = frozenset({"crash", "late", "lost", "move", *OPERATORS})
+"""Faults after which a message may have another tag: the store forgets which ones it has had, or somebody
+moves them or sends them again."""
 OF_ROW = "row"
 """The method of faults at a call that stores results: they must not make anything run twice, either."""
 OF_LEASES = frozenset({"lease", "extend", "register", "reclaim", "deregister"})
@@ -169,7 +172,8 @@ class Repeats:
     call of an errback, which may be in the execution of the call that has failed. every: all
     executions of the world. bodies: those of all joins. calls: how often the order was called. delivered:
     how often the message of a call is delivered, by number, if not once. callers: by the
-    numbers of errbacks, the calls that may fail: each of their runs may call it with other ids."""
+    numbers of errbacks, the calls that may fail: each of their runs may call it with other ids. tagged:
+    whether messages keep their tags, unless a fault in NEW_TAGS is met."""
 
     def __init__(
         self,
@@ -180,6 +184,7 @@ class Repeats:
         calls: int = 1,
         delivered: Mapping[int, int] = MappingProxyType({}),
         callers: Mapping[int, AbstractSet[int]] = MappingProxyType({}),
+        tagged: bool = False,
     ) -> None:
         self.every = every
         self.mets = mets
@@ -187,6 +192,7 @@ class Repeats:
         self.calls = calls
         self.delivered = delivered
         self.callers = callers
+        self.tagged = tagged and not any(met.fault.kind in NEW_TAGS for met in mets)
         self.numbers: dict[Execution, int] = {}
         self.numbers_of: dict[str, set[int]] = defaultdict(set)
         """Those of each id, which a call shares with the one that replaces it."""
@@ -257,6 +263,9 @@ class Repeats:
             right = self._right(key) * self.calls
             if len(runs) <= right:
                 continue
+            sent, once = len({run.tag for run in runs}), right * (1 + self._sent_twice(key[0]))
+            if self.tagged and sent > once and not key[2] and key[:2] in self.bodies:
+                yield f"call {key[1]}, the body of a join, was sent {sent} times, not {once}, as {key[0]}"
             explained = self._explained(key)
             twice = min(explained, self._sent_twice(key[0]))  # other faults may repeat each of these messages
             if len(runs) > (most := right * (1 + twice) * (1 + explained - twice)):

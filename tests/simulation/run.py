@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import tempfile
 import traceback
@@ -106,10 +107,12 @@ PATIENCE = 400.0
 SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
 """Virtual seconds within which a complete join is finished, after its claim has expired by the claimer's
 clock."""
-EXPLAINED = frozenset({"task-failed", "join-failed"})
-"""Errors in the log that the program causes."""
 OVERDUE = "not all dependencies have ended in time"
 """A join that waited for a member until it expired: only a fault explains it."""
+JOIN_FAILS = re.compile(
+    rf" fails: (?!.*({OVERDUE}|\b(Assertion|Attribute|Index|Name|Recursion|Type|UnboundLocal)Error\b))"
+)
+"""How the log says that a join has failed, for a reason that the program may cause."""
 AT_LAST = 3.0
 """Seconds after which a run has ended, without faults and LONG_RUN."""
 ROUNDING = 1e-4
@@ -319,7 +322,7 @@ class Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         event = getattr(record, "event", "")
-        if event in EXPLAINED and not (event == "join-failed" and OVERDUE in text):
+        if event == "task-failed" or (event == "join-failed" and JOIN_FAILS.search(text)):
             return
         if record.exc_info and isinstance(record.exc_info[1], Killed):
             return  # logged by a dead process
@@ -863,6 +866,9 @@ class Running:
         seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
         seen.took = time.took
         seen.refused = dict.fromkeys(self._refused())
+        for asked in seen.asked:  # a call that has begun is only revoked if it is delivered again
+            begun = [seen.record.begun[id] for id in asked.expires]
+            asked.revoked |= bool(begun) and (bool(seen.fired) or not all(begun))
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app
         broker = app.broker

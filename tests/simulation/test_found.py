@@ -1712,3 +1712,15 @@ def test_both_messages_of_a_revoked_call_are_dead_letters_if_its_end_is_refused(
     order = Order(Chord(header=[chain], body=Call(number=2)), at=3.0, how="twice", revoke_at=0.0)
     refused = Fault("refused twice", "worker0", "row")
     assert problems(run(Case(orders=(order,), faults=(refused,), seed=3))) == []
+
+
+def test_what_follows_an_expired_call_does_not_wait_for_the_countdown_of_the_order() -> None:
+    """The checks expected that, because the call never ran."""
+    nodes = [Node(Call(does="expired", number=0)), Node(Call(number=1), after=[1], always=True)]
+    assert problems(run(Case(orders=(Order(Graph(nodes), options={"countdown": 0.5}),)))) == []
+
+
+def test_the_end_of_an_expired_call_may_be_refused() -> None:
+    """The checks expected that it is always stored."""
+    order = Order(Call(number=0), options={"expires": 0.2, "countdown": 0.5})
+    assert problems(run(Case(World("sqlite"), (order,), (Fault("refused", "worker0", "row"),), seed=2))) == []

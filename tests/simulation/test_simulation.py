@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -46,8 +46,8 @@ from qworker.errors import BrokerUnavailable
 from qworker.message import protocol, reading
 from qworker.message.reading import body_of
 from qworker.message.signing import Signer
+from qworker.publishing import body_messages, publisher, workflows
 from qworker.publishing import call as publishing
-from qworker.publishing import publisher, workflows
 from qworker.publishing.routing import Router
 from qworker.results import result
 from qworker.results.group_result import GroupResult
@@ -82,7 +82,7 @@ from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
-from tests.simulation.nodes import QUEUES
+from tests.simulation.nodes import QUEUES, Asked
 from tests.simulation.program import CARRIED, EXPIRES, Hooked
 from tests.simulation.run import Running, Seen, run
 from tests.simulation.seams import FORGETS, Process
@@ -267,8 +267,22 @@ def test_a_body_that_runs_twice_after_a_lost_answer_is_noticed(
     case = Case(World(stores, workers=1), (Order(flow),), (Fault(kind, "worker0", "push"),))
     assert problems(run(case)) == []
     monkeypatch.setattr(copies, "refused", lambda *_: None)
-    (problem,) = problems(run(case))
-    assert re.fullmatch("f0: call 2 ran 2 times with the id .* explain only 1 of them", problem)
+    found = problems(run(case))
+    assert re.fullmatch("f0: call 2 ran 2 times with the id .* explain only 1 of them", found[-1])
+    sent_twice = "f0: call 2, the body of a join, was sent 2 times, not 1, as "
+    assert [each.startswith(sent_twice) for each in found[:-1]] == [True] * stores.startswith("sqlite")
+
+
+@pytest.mark.parametrize("tag", [0, 1])
+def test_a_body_that_is_sent_twice_is_noticed_whatever_explains_a_second_run(tag: int) -> None:
+    """A worker that did not answer for longer than a lease may run the message of a body again."""
+    stall = Fault("stall", "worker0", "settle", 2, seconds=12.0)
+    flow = numbered(Chord([Call(), Call()], Call()))
+    seen = run(Case(World("sqlite", workers=1), (Order(flow),), (stall,), seed=1))
+    ((_, body),) = [each for each in seen.record.executions["f0"] if each[0] == 2]
+    seen.record.executions["f0"].append((2, replace(body, tag=body.tag + tag, place=len(seen.log))))
+    seen.record.runs["f0"].append(next(each for each in seen.record.runs["f0"] if each[0] == 2))
+    assert problems(seen) == [f"f0: call 2, the body of a join, was sent 2 times, not 1, as {body.id}"][:tag]
 
 
 @pytest.mark.parametrize(("name", "is_explained"), [("f0", False), ("f1", True)])
@@ -556,6 +570,53 @@ def test_a_call_that_runs_when_it_has_expired_is_noticed(
     monkeypatch.setattr(publishing, "_moment", lambda *given: (when := moment(*given)) and when + 0.2)
     found = problems(run(case))
     assert "f0: ran {0: 1, 1: 1, 2: 1}, not {0: 1, 1: 1}" in found
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite+other", "kombu+memory"])
+def test_a_call_that_runs_again_when_it_has_expired_is_noticed(
+    stores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is killed in its first run, which began in time."""
+    order = Order(Call(number=0), options={"expires": 1.0})
+    faults = Fault("kill", "worker0", at=0.5), Fault("away", "broker", at=0.6, seconds=9.0)
+    case = Case(World(stores, workers=1, long=1.0), (order,), faults)
+    seen = run(case)
+    assert problems(seen) == []
+    assert (seen.record.ran("f0"), seen.values["f0"]) == ({}, [Failed("TaskExpired")])
+    receive = requests.receive
+
+    def lasting(app: Any, leased: Any, *more: Any) -> Any:
+        request = receive(app, leased, *more)
+        request.expires = None
+        return request
+
+    monkeypatch.setattr(requests, "receive", lasting)
+    assert any("after it had expired" in each for each in problems(run(case)))
+
+
+def test_a_call_that_expires_without_reason_is_noticed() -> None:
+    order = Order(Call(number=0), options={"expires": 1.0})
+    seen = run(Case(orders=(order,)))
+    assert problems(seen) == []
+    seen.values["f0"] = [Failed("TaskExpired")]
+    assert problems(seen) != []
+
+
+def test_expiring_calls_are_drawn() -> None:
+    seen = [run(case_of(seed)) for seed in range(3000, 3400) if _expires(case_of(seed))]
+    assert {bool(begun) for each in seen for asked in each.asked for begun in _begun(each, asked)} == {
+        True,
+        False,
+    }
+
+
+def _expires(case: Case) -> bool:
+    return any(order.options.get("expires", EXPIRES) < EXPIRES for order in case.orders)
+
+
+def _begun(seen: Seen, asked: Asked) -> Iterator[list[float]]:
+    """Yield when each expiring call of *asked* began."""
+    return (seen.record.begun[id] for id in asked.expires)
 
 
 def test_a_call_in_another_queue_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1726,3 +1787,25 @@ def test_faults_excuse_only_what_they_may_cause(
     assert (problems(seen), len(seen.met)) == ([], 1)
     harm(seen)
     assert len(problems(seen)) == 1
+
+
+def test_a_join_that_fails_for_an_unexpected_reason_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body fails with the error, as that of a member does that fails as it has to."""
+    case = Case(World(workers=1), (Order(numbered(Chord([Call(fails=True), Call()], Call()))),))
+    assert problems(run(case)) == []
+
+    def broken(*_: Any) -> Any:
+        raise TypeError("none of the program's")
+
+    monkeypatch.setattr(body_messages, "messages_of", broken)
+    good = replace(case, orders=(Order(numbered(Chord([Call(), Call()], Call()))),))
+    assert any(
+        "the log has an error that nothing explains: join-failed" in each for each in problems(run(good))
+    )
+
+
+def test_a_call_is_due_at_its_eta() -> None:
+    seen = run(Case(orders=(Order(Call(number=0), options={"countdown": 20.0}),)))
+    assert problems(seen) == []
+    ((_, begun, _),) = seen.record.runs["f0"]
+    assert 20.0 <= begun[0] < 20.5
