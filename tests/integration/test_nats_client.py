@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -431,6 +433,18 @@ def test_error_that_arrives_before_the_wait_is_raised(
     monkeypatch.setattr(shared, "_send", send_and_sleep)
     with pytest.raises(ConnectionError, match="Permissions Violation"):
         shared.exchange([Post("s", b"-ERR 'Permissions Violation for Publish to \"s\"'")], timeout=1.0)
+
+
+@pytest.mark.parametrize("late", [0.0, 60.0])
+def test_answer_that_came_while_the_process_was_frozen_is_read(shared: Client, late: float) -> None:
+    """The wait ends as soon as the process goes on, before the reading thread has had its turn."""
+    queue: SimpleQueue[str] = SimpleQueue()
+    wire = shared.publish(Post("s", b""), time.monotonic() + 5.0)
+    reader = threading.Timer(0.1, queue.put, ["answer"])
+    reader.start()
+    with nullcontext() if late else pytest.raises(TimeoutError):
+        assert shared.wait(queue, wire, time.monotonic() - late) == "answer"
+    reader.join()
 
 
 def test_unresponsive_server_is_replaced(echo: Echo) -> None:

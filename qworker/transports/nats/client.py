@@ -33,6 +33,9 @@ RECONNECT_SECONDS = 0.5
 """The same for the reading thread, times a random factor of 0.2 to 1.5."""
 PING_SECONDS = 10.0
 """A server that is silent for so long is pinged; after the same time again it is considered gone."""
+FROZEN_SECONDS = 0.5
+"""A wait that ends so much later than it should was interrupted, for example by SIGSTOP. Then the answer may
+be there, and the reading thread gets as long to read it."""
 ANSWERS = "1"
 """The subscription for answers."""
 Item = TypeVar("Item")
@@ -230,7 +233,12 @@ class Client:
         try:
             if self._wire is not wire and queue.empty():
                 raise Unanswered("the connection was lost")
-            found = queue.get(timeout=left_until(end))
+            try:
+                found = queue.get(timeout=max(0.0, end - time.monotonic()))
+            except Empty:
+                if time.monotonic() < end + FROZEN_SECONDS:
+                    raise
+                found = queue.get(timeout=FROZEN_SECONDS)
         except Empty:
             raise TimeoutError("no answer in time") from None
         finally:
