@@ -1,6 +1,7 @@
 """No result store: nothing is stored, and reading a result raises NotSupported.
 
 Comes from:  ``result_backend = "disabled://"``, or a broker without results and no result_backend.
+Goes to:     nowhere.
 Thread:      any.
 """
 

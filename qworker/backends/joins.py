@@ -22,7 +22,7 @@ K = TypeVar("K")
 MAX_PARTS = 100_000
 """Maximum total of parts returned by one claim(); only the last join may exceed it."""
 PUSH_SECONDS = 30.0
-"""Minimum duration of a claim when a body is sent to another store."""
+"""Duration of a claim from the first attempt to send the body to another store, in seconds."""
 DONE_SECONDS = 300.0
 """Minimum time that a finished join is remembered."""
 DONE_SECONDS_FOR_EVER = 86400.0

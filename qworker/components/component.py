@@ -2,7 +2,7 @@
 
 Comes from:  Worker, which starts, quiets and stops components in the order of the Assembly.
 Goes to:     each component's ``step``, which does one turn and returns the seconds until the next one.
-Thread:      one for each component. A component waits only here.
+Thread:      one for each component. It waits here, or in its ``step`` for what that needs.
 """
 
 from __future__ import annotations

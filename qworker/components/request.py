@@ -98,7 +98,7 @@ class Request:
         self.name: str = headers["task"]
         self.key: Key = (leased.tag, self.id, headers["retries"])
         self.is_async = task.is_async
-        self.is_suspect = leased.deliveries > 0 and suspect(leased.deliveries, task.max_deliveries)
+        self.is_suspect = leased.deliveries > 0 and is_suspected(leased.deliveries, task.max_deliveries)
         self.acks_late = bool(task.acks_late)
         self.acked = False
         self.pid = 0
@@ -205,12 +205,12 @@ def receive(
     return Request(leased, generation, headers, task)
 
 
-def poison(leased: Leased, limit: int) -> bool:
+def is_poisoned(leased: Leased, limit: int) -> bool:
     """Return whether the number of deaths of *leased* has reached *limit*."""
     return leased.deliveries >= limit
 
 
-def suspect(deaths: int, limit: int | None) -> bool:
+def is_suspected(deaths: int, limit: int | None) -> bool:
     """Return whether a task with this number of deaths runs alone: from the second death, because the first
     may be an accident, or from the last one before *limit*."""
     return deaths >= max(1, min(SUSPECT_DEATHS, (limit or SUSPECT_DEATHS + 1) - 1))

@@ -12,7 +12,7 @@ from qworker.conf.setting import declare
 
 
 class BrokerSettings:
-    """Names and types; the declarations are in `settings.SETTINGS`."""
+    """Declarations: each setting with its type, default and text. `settings.SETTINGS` has all by name."""
 
     broker_url: str | None = declare(
         kinds.BROKER_URL,

@@ -12,7 +12,7 @@ from qworker.conf.setting import declare
 
 
 class ResultSettings:
-    """Names and types; the declarations are in `settings.SETTINGS`."""
+    """Declarations: each setting with its type, default and text. `settings.SETTINGS` has all by name."""
 
     result_backend: str | None = declare(
         kinds.BACKEND_URL,

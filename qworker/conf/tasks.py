@@ -12,7 +12,7 @@ from qworker.conf.setting import declare
 
 
 class TaskSettings:
-    """Names and types; the declarations are in `settings.SETTINGS`."""
+    """Declarations: each setting with its type, default and text. `settings.SETTINGS` has all by name."""
 
     task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks for which no other is given.")
     task_default_queue_type: str = declare(

@@ -25,7 +25,7 @@ OPTIONS = {
 
 
 class WorkerSettings:
-    """Names and types; the declarations are in `settings.SETTINGS`."""
+    """Declarations: each setting with its type, default and text. `settings.SETTINGS` has all by name."""
 
     worker_concurrency: int | None = declare(
         kinds.INTEGER,

@@ -43,14 +43,11 @@ from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.safe_repr import safe_repr
 from qworker.tasks.coroutines import run_to_end
-from qworker.tasks.outcome import INTERRUPTED, LOST, POISONED, TIME_LIMIT, UNCONFIRMED, Fields, Followed
+from qworker.tasks.outcome import CUT_SHORT, Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
 
 logger = logging.getLogger(__name__)
-
-_CUT_SHORT = frozenset([LOST, UNCONFIRMED, TIME_LIMIT, INTERRUPTED, POISONED])
-"""Ends that are not due to an error of the task."""
 
 
 def succeeded(app: App, context: Context, value: Any) -> None:
@@ -271,7 +268,7 @@ def error_of_chord(app: App, kind: str, headers: Mapping[str, Any]) -> dict[str,
     It has the values of a message, so marshal may not support it, and an exception made from it may have any
     class. If results cannot contain these values, it is a ChordError.
     """
-    failed_call = headers.get(FAILED) if kind in _CUT_SHORT else None
+    failed_call = headers.get(FAILED) if kind in CUT_SHORT else None
     if failed_call is None or isinstance(failed_call, Mapping):
         return None
     cause = headers.get(CAUSE)

@@ -49,6 +49,12 @@ UNKNOWN = "unknown"
 UNREADABLE = "unreadable"
 """The message is invalid."""
 
+FOUND_AGAIN = frozenset([REVOKED, EXPIRED, POISONED, UNKNOWN])
+"""Ends without a run that any other worker would determine too."""
+RUN_AGAIN = FOUND_AGAIN | {TERMINATED, TIME_LIMIT}
+"""Ends after which a task may run again if they cannot be reported."""
+CUT_SHORT = frozenset([LOST, UNCONFIRMED, TIME_LIMIT, INTERRUPTED, POISONED])
+"""Ends that are not due to an error of the task."""
 
 Fields = tuple[tuple[Any, ...], ...]
 """The fields of several Parts, as plain values."""

@@ -84,3 +84,13 @@ def test_packages_are_listed_in_reading_order() -> None:
     listed = [cell for row in table("package") for cell in re.findall(r"`(\w+)/`", row[0])]
     assert sorted(listed) == sorted(face.split(".")[1] for face in FACES if face.count(".") == 1)
     assert LAYER_OF_ROOM.keys() >= set(listed)
+
+
+def test_places_of_changes_are_there() -> None:
+    """Each name that stands before a file in the table of CONTRIBUTING.md occurs in it."""
+    rows = [line for line in text_of(REPOSITORY / "CONTRIBUTING.md").splitlines() if "`qworker/" in line]
+    one = r"`\w+(?:\(\))?`"
+    found = re.findall(rf"({one}(?:(?:, | and ){one})*) in `(qworker/[\w/]+\.py)`", "\n".join(rows))
+    named = [(name, file) for names, file in found for name in re.findall(r"`(\w+)", names)]
+    assert len(named) > 20
+    assert [each for each in named if not re.search(rf"\b{each[0]}\b", text_of(REPOSITORY / each[1]))] == []

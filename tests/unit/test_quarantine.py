@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qworker.components.pool.children import TRIAL_SECONDS, Quarantine
-from qworker.components.request import Request, suspect
+from qworker.components.request import Request, is_suspected
 from tests.support.rooms import Rooms
 from tests.support.virtual_children import Pool
 
@@ -22,7 +22,7 @@ def suspects(count: int, task: str = "add", first: int = 1) -> list[Request]:
 def test_task_is_suspect_after_two_deaths_or_before_its_last_one(
     deaths: int, limit: int | None, quarantined: bool
 ) -> None:
-    assert suspect(deaths, limit) is quarantined
+    assert is_suspected(deaths, limit) is quarantined
 
 
 def test_suspects_run_one_at_a_time_in_order() -> None:

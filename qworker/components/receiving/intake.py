@@ -75,7 +75,7 @@ class Intake:
             reason = "SecurityError: it is a copy of a signed message that this worker has already received"
             self._refuse(request, Outcome(COPY, text=reason))
             return None
-        if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
+        if request.task.max_deliveries and requests.is_poisoned(leased, request.task.max_deliveries):
             deaths = leased.deliveries
             which = f"each of {deaths} deaths" if deaths > 1 else "the death"
             how = f"it was running at {which} of its process or worker"

@@ -18,8 +18,7 @@ from qworker.components.waiting.mediator import Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.process.crash_points import CRASHING, crash_point
-from qworker.tasks.outcome import EXPIRED, POISONED, REVOKED, TERMINATED, TIME_LIMIT, UNCONFIRMED, Outcome
-from qworker.tasks.outcome import UNKNOWN as UNKNOWN_TASK
+from qworker.tasks.outcome import FOUND_AGAIN, REVOKED, RUN_AGAIN, UNCONFIRMED, Outcome
 
 DOUBT_SECONDS = 3.0
 """Seconds to wait for a redelivery. A broker that notices a broken connection redelivers unacknowledged
@@ -77,12 +76,6 @@ class Doubts:
 
 
 logger = logging.getLogger(__name__)
-
-
-FOUND_AGAIN = frozenset({REVOKED, EXPIRED, POISONED, UNKNOWN_TASK})
-"""Ends without a run that any other worker would determine too."""
-RUN_AGAIN = FOUND_AGAIN | {TERMINATED, TIME_LIMIT}
-"""Ends after which a task may run again if they cannot be reported."""
 
 
 class WaitingRequests:
