@@ -178,8 +178,8 @@ def task_options_page() -> str:
         "`**options`, where `options` is a `dict[str, Any]`.\n",
         "## Task options\n",
         "Pass these to `@app.task(…)` and `@shared_task(…)`, or set them as attributes of a class for "
-        "`base=`. If the default names a setting, that setting applies. An unknown option is an error where "
-        'the task is defined. Seconds can also be a `timedelta` or text such as `"10s"`.\n',
+        "`base=`. If the default names a setting, that setting applies. An unknown option raises an error "
+        'when the task is defined. Seconds can also be a `timedelta` or text such as `"10s"`.\n',
         "| option | description | default |",
         "|---|---|---|",
         "| `bind` | Give the task itself to the function, as first argument. | `False` |",
@@ -252,9 +252,9 @@ def transports_page() -> str:
     lines = [
         "# Transports\n",
         NOTICE
-        + "What each broker guarantees, and what it does not support; `qworker config check` compares this "
-        "with the features that an app uses. Celery can use qworker's own brokers with `qworker+` before the "
-        "URL, except RabbitMQ and SQS, which it supports itself: see [Celery and qworker side by "
+        + "This page lists what each broker guarantees and does not support; `qworker config check` compares "
+        "this with the features that an app uses. Celery can use qworker's own brokers with `qworker+` "
+        "before the URL, except RabbitMQ and SQS, which it supports itself: see [Celery and qworker side by "
         "side](../explanation/celery-beside-qworker.md).\n",
         "| broker | URL |",
         "|---|---|",
