@@ -25,7 +25,7 @@ producer makes eight calls a second of a task that takes 0.2 s.
 
 The other systems run with their defaults, on the same servers; *celery late* is Celery with `task_acks_late`
 and `task_reject_on_worker_lost`. Several rows were measured at a time on a busy machine of two cores, once
-each: read them for their size.
+each, so only their order of magnitude is meaningful.
 
 [Delivery guarantees](delivery-guarantees.md) describes qworker's guarantees. The test suite injects the same
 faults, and more, into every broker (`tests/acceptance/test_broker_faults.py`), and

@@ -287,8 +287,8 @@ def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, a
 
     TAG is the number of one in `qworker dead list`, or the id of the call.
 
-    With a security_key letters that are not signed with it stay: workers would refuse them again. Anyone with
-    write access to the broker may have sent them, so check them before you sign them.
+    With a security_key, letters that are not signed with it are not put back: workers would refuse them
+    again. Anyone with write access to the broker may have sent them, so check them before you sign them.
     """
     DEAD.check(tags, everything, {})
     application = DEAD.open(app)
@@ -365,7 +365,7 @@ def _no_failed(app: QWorker, words: dict[str, Any]) -> None:
 FAILED = LetterCommands(
     name="failed",
     noun="failed task",
-    shows="Show one failed task: its arguments, as logs show them, its attempts and its traceback.",
+    shows="Show one failed task: its arguments (as in logs), its attempts and its traceback.",
     tasks=False,
     selects=(_selection, _selection),
     by="or by --task, --error and --queue, ",
@@ -389,9 +389,11 @@ failed = _group(FAILED, "Look at tasks that have failed for good. Retry or disca
 @app_option
 @_selection
 @_all(FAILED.everything)
-@click.option("-a", "--args", type=JsonValue(list, "'[2, 3]'"), help="Other positional arguments, for one.")
 @click.option(
-    "-k", "--kwargs", type=JsonValue(dict, """'{"x": 2}'"""), help="Other keyword arguments, for one."
+    "-a", "--args", type=JsonValue(list, "'[2, 3]'"), help="New positional arguments, for one task."
+)
+@click.option(
+    "-k", "--kwargs", type=JsonValue(dict, """'{"x": 2}'"""), help="New keyword arguments, for one task."
 )
 def retry_failed(
     tags: tuple[str, ...],
@@ -401,7 +403,7 @@ def retry_failed(
     kwargs: dict[str, Any] | None,
     **words: Any,
 ) -> int:
-    """Send failed tasks again, with all their retries before them.
+    """Send failed tasks again, with their full number of retries.
 
     TAG is the number of one in `qworker failed list`, or the id of the call. Exit code 1 when all selected
     tasks are refused.

@@ -58,8 +58,8 @@ def tasks(
 ) -> None:
     """Show running, waiting and delayed tasks.
 
-    They are only read: none is taken or changed. A "reserved" one has been taken by a worker that has not
-    begun it. "attempt" counts runs, including those that ended in a retry or a death.
+    No task is taken or changed. A "reserved" one has been taken by a worker that has not begun it. "attempt"
+    counts runs, including those that ended in a retry or a death.
     """
     application = (open_app if watch else open_sent)(app, tasks=False).app
     broker = application.broker

@@ -102,7 +102,7 @@ class BrokerSettings:
     )
 
     message_max_bytes: int = declare(
-        kinds.BYTES, 16 * 1024**2, "Largest message body that can be published or is accepted.", minimum=1024
+        kinds.BYTES, 16 * 1024**2, "Maximum size of a published or accepted message body.", minimum=1024
     )
     message_warn_bytes: int = declare(
         kinds.BYTES, 1024**2, "Body size from which publishing logs a warning.", minimum=0
@@ -110,21 +110,24 @@ class BrokerSettings:
     dead_letter_expires: float = declare(
         kinds.DURATION,
         604800.0,
-        "How long dead letters are kept; on Amazon SQS and kombu's other transports until they are retried "
-        "or discarded.",
+        "How long dead letters are kept. No effect on Amazon SQS, IronMQ, Disque and kombu's other "
+        "transports.",
         minimum=1,
     )
     failed_task_expires: float = declare(
         kinds.DURATION, 604800.0, "How long failed tasks are kept, for `qworker failed`.", minimum=0.001
     )
     failed_task_max: int = declare(
-        kinds.INTEGER, 10000, "How many failed tasks of each queue are kept; the oldest go first.", minimum=0
+        kinds.INTEGER,
+        10000,
+        "How many failed tasks of each queue are kept; older ones are deleted.",
+        minimum=0,
     )
     dead_letter_max: int = declare(
         kinds.INTEGER,
         10000,
-        "How many dead letters of each queue are kept; the oldest go first. Amazon SQS and kombu's other "
-        "transports keep all.",
+        "How many dead letters of each queue are kept; older ones are deleted. No effect on Amazon SQS, "
+        "IronMQ, Disque and kombu's other transports.",
         minimum=1,
     )
     revokes_max: int = declare(

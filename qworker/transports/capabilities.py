@@ -80,7 +80,7 @@ IN_A_HEADER = (
     "in a header, when a worker notices the death of a process; the death of a whole worker is not counted"
 )
 PROCESSES_ONLY = {DELIVERY_COUNT: "of processes, not of whole workers"}
-NO_FANOUT = "none: only the worker that receives the revocation acts on it"
+NO_FANOUT = "none: `revoke()` raises `NotSupported`"
 
 
 UNKNOWN = Capabilities(

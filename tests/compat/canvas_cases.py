@@ -210,7 +210,7 @@ DIFFERENT = {
     "link_error on a chord whose body is a chain": "Celery stores the errbacks with the chain, "
     "qworker with each step. The same ones are called",
     "chord of a group": "Celery sends the members of the inner group in reverse",
-    "header that ends in a group": "Celery lets the body wait for each member of that group; in "
+    "header that ends in a group": "in Celery the body waits for each member of that group; in "
     "qworker the group is a chord whose body collects the values, and the outer body gets them as one value",
 }
 """Cases whose messages differ from Celery's, and why. Their values are the same."""

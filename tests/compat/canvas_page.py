@@ -61,7 +61,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "errbacks of a failed body: `(task_id)`, `(request, exc, traceback)`, workflows",
                 "differs: in Celery's format an errback with three arguments is a separate call, and "
-                "gets them from our workers only",
+                "gets them from qworker's workers only",
                 "integration/test_workflows.py::test_errbacks_of_a_body_are_called_for_a_failed_header",
             ),
             (
@@ -71,7 +71,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "integration/test_workflow_oracle.py::test_random_workflows_match_the_oracle",
             ),
             (
-                "a member that is tried again joins once",
+                "a member that is retried is counted once",
                 "as Celery",
                 "compat/test_celery_workflows.py::test_workflow_runs_on_both",
             ),

@@ -67,7 +67,7 @@ TABLE = {
     "results": ["test_results"],
     "saved groups and the outlines of workflows": ["test_forged_groups_and_outlines_are_refused"],
     "bodies of joins": ["test_forged_bodies_of_joins_are_refused"],
-    "parts of joins: which member has ended how": [
+    "parts of joins: which members have ended, and how": [
         "test_sealed_joins.py::test_forged_parts_fail_the_chord",
         "test_sealed_joins.py::test_forged_failure_of_a_member_is_ignored",
         "test_sealed_joins.py::test_forged_parts_fail_a_graph_node",

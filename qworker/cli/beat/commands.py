@@ -192,7 +192,7 @@ _MOST_DUES = 1000
 @celery_options(BEAT_OPTIONS_WITHOUT_EFFECT, BEAT_OPTIONS)
 @click.pass_context
 def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
-    """Run the schedules: call what is due, until stopped. The commands show and change them."""
+    """Run the schedules: make due calls until stopped. The subcommands show and change entries."""
     if context.invoked_subcommand is None:
         return run_until_stopped(app, **options)
     for option in context.command.params:
@@ -211,7 +211,7 @@ def beat(context: click.Context, /, app: str | None, **options: Any) -> int | No
 @app_option
 @json_option
 def list_(app: str | None, as_json: bool) -> None:
-    """List the entries: what is called, when, when next, and problems.
+    """List the entries: tasks, schedules, next due times and problems.
 
     With --json: `leader` (null: none), `shared` (whether other processes see the store), `store` (its URL)
     and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed or
@@ -388,7 +388,7 @@ def reset(name: str, app: str | None) -> None:
 @click.argument("name", type=_NAME)
 @app_option
 def remove(name: str, app: str | None) -> None:
-    """Remove the entry NAME. One of settings or code stays listed as removed, until `qworker beat reset`."""
+    """Remove the entry NAME. One from settings or code is listed as removed, until `qworker beat reset`."""
     open_app(app).app.schedules.remove(name)
     click.echo(f"Removed {visible(name)}.")
 

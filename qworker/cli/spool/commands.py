@@ -242,7 +242,7 @@ def add(
     body: BinaryIO | None,
     as_json: bool,
 ) -> None:
-    """Write a job in uWSGI's format, and print its name. It is on the disk then."""
+    """Write a job to the disk in uWSGI's format, and print its name."""
     when = due(at, delay)
     writer = Writer(existing(directory), sync=Sync.DIRECTORY)
     path = writer.write(read_pairs(pairs), b"" if body is None else body.read(), at=when, priority=priority)
@@ -286,8 +286,8 @@ def move(directory: str, names: tuple[str, ...], destination: str) -> int:
     """Move waiting jobs to another spool directory, or to another priority, with due times and attempts.
 
     DEST is a spool directory, in which a job keeps its priority; or a number, another priority in DIR (./10
-    would be a directory); or DIR itself, to remove the priority. Between file systems a job is complete there
-    before it is removed here.
+    would be a directory); or DIR itself, to remove the priority. Between file systems a job is removed
+    only after its copy is complete.
     """
     with closing(SpoolAdmin(directory)) as admin:
         if is_priority(destination):

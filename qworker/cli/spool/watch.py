@@ -54,9 +54,9 @@ class _Seen(NamedTuple):
 def watch(directories: tuple[str, ...], as_json: bool, count: int | None, every: float) -> None:
     """Show how many jobs are due, running, due later and set aside, and how many come and go.
 
-    Press q to end. "new/s" and "done/s" are files that came and went, whoever wrote and removed them;
-    "oldest" is how long the oldest job has been due, and "next" when the next delayed one is due. "+" means
-    that there may be more. Nothing in the directories is changed; a missing one is waited for.
+    Press q to end. "new/s" and "done/s" are files that were added and removed, by any program; "oldest" is
+    how long the oldest job has been due, and "next" when the next delayed one is due. "+" means that there
+    may be more. Nothing in the directories is changed; if one is missing, the command waits for it.
     """
     places = list(dict.fromkeys(existing(name, writable=False) for name in directories))
     moving = not as_json and on_screen()

@@ -86,7 +86,8 @@ CAPABILITIES = Capabilities(
     dead_letters="the directory `.qw-dead`",
     delivery_count="in an attribute of the file, when a worker notices the death of a process; the "
     "death of a whole worker is not counted",
-    note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
+    note="One host. uWSGI's spooler and qworker's can process the same directory; see [Spoolers]"
+    "(../how-to/run-a-spooler.md).",
     lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH, PEEK, FAILED_TASKS}),
     in_part=PROCESSES_ONLY,
 )

@@ -93,17 +93,17 @@ class DisqueServer(Server):
 CAPABILITIES = Capabilities(
     "Disque",
     ("disque",),
-    accepted="as many nodes as `replicate` says have it (three, or all where there are fewer); of many "
+    accepted="stored on as many nodes as `replicate` says (three, or all if there are fewer); of many "
     "sent together, some may be accepted although an error was raised",
     redelivered="after `retry` seconds (30 if not set) without a sign that it is being worked on; a "
     "live worker sends that, and replaces a job when half of its `ttl` (30 days) is over",
     eta="in Disque (30 s early in a worker)",
-    priority="none: first come, first served, about",
+    priority="none: approximately first come, first served",
     fanout=NO_FANOUT,
     dead_letters=SENT_AGAIN,
     delivery_count=IN_A_HEADER,
-    note="At least once; Disque deletes a job after its `ttl`. After the restart of a node with a "
-    "file, its jobs come back at their retry time.",
+    note="At least once; Disque deletes a job after its `ttl`. A node with an append-only "
+    "file keeps its jobs across a restart, and delivers them again at their retry time.",
     lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
     in_part=PROCESSES_ONLY,
 )

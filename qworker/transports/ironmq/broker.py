@@ -245,12 +245,12 @@ CAPABILITIES = Capabilities(
     "that, so tasks may take longer",
     eta="in IronMQ, which delays a message by 7 days at most, so it is given back until it is due (30 "
     "s early in a worker)",
-    priority="none: first come, first served; what comes back comes first",
+    priority="none: first come, first served; returned messages come first",
     fanout=NO_FANOUT,
     dead_letters=SENT_AGAIN,
     delivery_count=IN_A_HEADER,
     note="At least once. IronMQ deletes a message after 7 days, or after the queue's "
-    "`message_expiration`; a purge also deletes running messages, in case their worker dies. "
+    "`message_expiration`; a purge also deletes running messages: they are lost if their worker dies. "
     "Counts are partial: all messages of a queue count as ready.",
     lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
     in_part=PROCESSES_ONLY,

@@ -164,8 +164,8 @@ class MongoAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
 CAPABILITIES = Capabilities(
     "MongoDB",
     ("mongodb", "mongodb+srv"),
-    accepted="acknowledged by the majority of the members, from their journals (`w` and `journal` in the "
-    "URL say otherwise); of a push of several, all or none",
+    accepted="in the journals of the majority of the members (unless `w` or `journal` in the URL says "
+    "otherwise); of many messages sent together, all or none are accepted",
     redelivered="at once for a worker on the same machine; elsewhere when its lease expires "
     "(worker_lease_seconds)",
     eta="a field; fetched when due",
@@ -175,9 +175,9 @@ CAPABILITIES = Capabilities(
     failed_tasks="a collection",
     delivery_count="counted for running messages, whether a process or a whole worker died",
     note="Results are stored in the transaction of the ack on a replica set, and before it on a single "
-    "server, where a worker that dies in between runs the task again. A change stream wakes idle "
-    "workers on a replica set; on a single server they poll four times a second. The oldest comes "
-    "first if the clocks of publishers agree.",
+    "server, where the task runs again if its worker dies in between. A change stream wakes idle "
+    "workers on a replica set; on a single server they poll four times a second. Messages are taken "
+    "oldest first if the clocks of the publishers agree.",
 )
 
 _brokers = forgetful()

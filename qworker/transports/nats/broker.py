@@ -421,7 +421,7 @@ CAPABILITIES = Capabilities(
     failed_tasks="a similar stream; sending one again first sends it and then deletes it",
     delivery_count="in a header, when a worker notices the death of a process; the death of a whole worker "
     "is not counted",
-    note="A delayed message counts as ready until a worker has seen it, and as leased then. A purge also "
+    note="A delayed message counts as ready until a worker has seen it, and then as leased. A purge also "
     "deletes running messages: they are lost if their worker dies. A message is at most `max_payload` (1 MB) "
     "long. JetStream writes acknowledgements in the background: after the server is killed, messages "
     "acknowledged in the last moment may come again.",

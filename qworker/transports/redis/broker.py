@@ -195,13 +195,14 @@ CAPABILITIES = Capabilities(
     ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "redis+cluster", "rediss+cluster"),
     accepted="the server has it; on its disk according to its `appendfsync` (everysec: up to 1 s may "
     "be lost in a power failure)",
-    redelivered="when the worker's lease expires (worker_lease_seconds)",
+    redelivered="at once for a worker on the same machine; elsewhere when its lease expires "
+    "(worker_lease_seconds)",
     eta="a sorted set; fetched when due",
     priority="0 to 9",
     fanout="kept for all workers, including those that start later",
     dead_letters="kept in the server",
     failed_tasks="kept in the server",
-    delivery_count="counted for every death",
+    delivery_count="counted for running messages, whether a process or a whole worker died",
     note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction. On Redis Cluster "
     "all keys of an app are in one slot, so on one node; see [Redis Cluster]"
     "(../how-to/redis.md#redis-cluster).",

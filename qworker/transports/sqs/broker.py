@@ -164,8 +164,8 @@ CAPABILITIES = Capabilities(
     fanout=NO_FANOUT,
     dead_letters="sent to the queue `qworker-dead`, then acknowledged",
     delivery_count=IN_A_HEADER,
-    note="At least once; in order in FIFO queues only. A purge also deletes running messages, in case "
-    "their worker dies.",
+    note="At least once; in order in FIFO queues only. A purge also deletes running messages: they are "
+    "lost if their worker dies.",
     lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
     in_part=PROCESSES_ONLY,
 )
