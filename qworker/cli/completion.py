@@ -22,7 +22,7 @@ SECONDS = 3.0
 
 
 def asks(instruction: str | None) -> bool:
-    """Tell whether a shell asks for names; click answers other requests, such as for its function."""
+    """Return whether a shell asks for names; click answers other requests, such as for its function."""
     return instruction is not None and instruction.endswith("_complete")
 
 

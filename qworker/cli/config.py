@@ -33,7 +33,7 @@ def config() -> None:
 @config.command()
 @click.argument("names", nargs=-1, shell_complete=setting_names)
 @app_option
-@click.option("--changed", is_flag=True, help="Only those set by some source.")
+@click.option("--changed", is_flag=True, help="Only settings that are set somewhere.")
 @json_option
 def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) -> None:
     """Show every setting, or those NAMES, with source and value. Secrets are masked."""
@@ -49,12 +49,12 @@ def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) 
     elif rows:
         print_table(("setting", "source", "value"), [(row.name, row.source, repr(row.value)) for row in rows])
     else:
-        click.echo("All settings have their defaults.")
+        click.echo("All settings have their default values.")
 
 
 @config.command()
 @app_option
-@click.option("--connect", is_flag=True, help="Also query the servers: availability, versions, clocks.")
+@click.option("--connect", is_flag=True, help="Also check the servers: availability, versions, clocks.")
 @json_option
 def check(app: str | None, connect: bool, as_json: bool) -> int:
     """Report all problems of the settings. Exit code 1 if there are errors.

@@ -1,6 +1,6 @@
 """`qworker delayed`: the messages that are due later.
 
-Comes from:  users who inspect them, or return to workers that only read plain queues.
+Comes from:  users who inspect them, or return to workers that only read the queues themselves.
 Goes to:     the broker's administration.
 Thread:      main.
 """
@@ -21,7 +21,8 @@ from qworker.transports.lease import Broker, Delayed
 
 @click.group(cls=SuggestingGroup)
 def delayed() -> None:
-    """Show messages with an ETA, which the broker keeps until they are due; move them to plain queues."""
+    """Show messages with an ETA, which the broker keeps apart until they are due; move them to their
+    queues."""
 
 
 @delayed.command("list")
@@ -46,7 +47,7 @@ def list_(app: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo("No messages are due later.")
+        click.echo("There are no delayed messages.")
     else:
         lines = [(row["queue"], row["delayed"], _in(row["next_due"], now)) for row in rows]
         print_table(("queue", "delayed", "next due in"), lines, right="delayed")
@@ -69,10 +70,10 @@ def _in(due: object, now: float) -> str:
 
 @delayed.command()
 @app_option
-@click.option("-Q", "--queue", metavar="NAME", help="Only those of this queue; default: of all.")
+@click.option("-Q", "--queue", metavar="NAME", help="Only those of this queue; default: all queues.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def flush(app: str | None, queue: str | None, yes: bool) -> None:
-    """Move messages that are due later to the plain queues, for workers that only read those.
+    """Move delayed messages to their queues before they are due, for workers that only read the queues.
 
     Their headers still contain the due times, which Celery's workers respect. First stop the qworker workers
     of these queues: they would delay the messages again.
@@ -82,11 +83,11 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     if queue is not None:
         doubt_queues(application, [queue])
     if store.delayed is None:
-        raise NotSupported("this broker gives out delayed messages when they are due, and not before")
+        raise NotSupported("this broker only delivers delayed messages when they are due")
     queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
-        click.echo("No messages are due later.")
+        click.echo("There are no delayed messages.")
         return
-    confirm(f"Move the delayed messages of {', '.join(queues)} to the plain queues?", yes)
+    confirm(f"Move the delayed messages of {', '.join(queues)} to the queues themselves?", yes)
     flushed = sum(store.delayed.flush_delayed(name) for name in queues)
     click.echo(f"Moved {count(flushed, 'message')}.")

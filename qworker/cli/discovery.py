@@ -129,7 +129,7 @@ def _in_manage(here: Path) -> str:
 
 
 def _installs_ours(settings: str) -> bool:
-    """Tell whether the settings of a project, or a file beside them, mention our package for Django."""
+    """Return whether the settings of a project, or a file beside them, mention our package for Django."""
     try:
         found = find_spec(settings)
     except (ImportError, AttributeError, ValueError):
@@ -183,12 +183,12 @@ def _module_that_makes_app(package: Path) -> str | None:
 
 
 def _makes_app(path: Path) -> bool:
-    """Tell whether a file mentions QWorker."""
+    """Return whether a file mentions QWorker."""
     return _speaks_of(path, "QWorker")
 
 
 def _speaks_of(path: Path, word: str) -> bool:
-    """Tell whether *word* is in a file. It is read as text, because importing an arbitrary file is unsafe."""
+    """Return whether *word* is in a file. The file is read, not imported, which would be unsafe."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return word in file.read(_LONGEST_SOURCE)

@@ -166,7 +166,7 @@ PAUSE = 0.5
 
 @click.command(
     epilog="Exit codes: 0 all of it succeeded; 1 a call failed, was revoked or cannot be read; 3 some have "
-    "not ended, or nothing is stored of the id. "
+    "not ended, or nothing is stored for the id. "
     "PENDING also means that a result was ignored or has expired."
 )
 @click.argument("task_id", metavar="ID")
@@ -187,7 +187,7 @@ def graph(
 ) -> int:
     """Show a whole workflow by the id of a call or group in it: its calls and their states."""
     if dot and as_json:
-        raise click.UsageError("choose one of --dot and --json")
+        raise click.UsageError("Use --dot or --json, not both.")
     identity = task_id.strip()
     if not identity:
         raise click.UsageError("The id is empty.")

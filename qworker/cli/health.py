@@ -117,8 +117,8 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
             for worker in found
             if (seconds := held_seconds(worker, now)) >= HELD_SECONDS
         )
-        return Check("broker", True, f"{names} consumes from {where}{held}")
+        return Check("broker", True, f"{names} consume{'s' * (len(found) == 1)} from {where}{held}")
     others = ", ".join(sorted(worker.name for worker in workers))
     wanted = node or (f"process {pid}" if pid is not None else "a worker")
-    known = f"; there are {others}" if others else ""
-    return Check("broker", False, f"{where} does not know {wanted}{known}")
+    known = f"; it lists {others}" if others else ""
+    return Check("broker", False, f"{where} does not list {wanted}{known}")

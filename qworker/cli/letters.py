@@ -98,7 +98,7 @@ class LetterCommands:
         """Raise UsageError unless exactly one way of selecting was used."""
         selected = any(value is not None for value in words.values())
         if tags and selected:
-            raise click.UsageError("A tag and --task, --error or --queue do not go together.")
+            raise click.UsageError("A tag cannot be combined with --task, --error or --queue.")
         if words.get("error") == "":  # every error contains it; often an unset variable of the shell
             raise click.UsageError("--error is empty: give a part of the error, or use --all.")
         if everything and (tags or selected):
@@ -171,7 +171,7 @@ def _group(kind: LetterCommands, about: str) -> click.Group:
         numbers = kind.tagged(application, tags)
         kind.meant(application, words)
         if not tags:
-            confirm(f"Delete all {kind.noun}s{'' if everything else ' like that'}?", yes)
+            confirm(f"Delete all {'' if everything else 'matching '}{kind.noun}s?", yes)
         click.echo(f"Deleted {count(kind.discard(application, numbers, words), kind.noun)}.")
 
     return group
@@ -304,11 +304,11 @@ def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, a
     done = dead_letters.retry(application, numbers, sign={letter.tag for letter in letters})
     click.echo(f"Put {count(done.number, 'message')} back.")
     for tag, why in done.refused.items():
-        click.echo(f"Error: dead letter {tag} stays: {visible(why)}", err=True)
+        click.echo(f"Error: dead letter {tag} was not put back: {visible(why)}", err=True)
     if done.refused:
         click.echo(
-            "Check them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust who sent "
-            "it, or qworker dead discard TAG.",
+            "Check them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust the "
+            "sender, or qworker dead discard TAG.",
             err=True,
         )
         raise click.exceptions.Exit(1)
@@ -418,6 +418,6 @@ def retry_failed(
     click.echo(f"Sent {count(done.number, 'task')} again.")
     for tag, why in done.refused.items():
         which = f"failed task {tag} "
-        text = why if why.startswith(which) else f"{which}stays: {why}"
+        text = why if why.startswith(which) else f"{which}was not sent again: {why}"
         click.echo(f"Error: {visible(text)}", err=True)
     return 1 if done.refused and not done.number else 0

@@ -31,14 +31,14 @@ COMMANDS = {
     "call": ("call", "call", "Send a task, and optionally wait for its result."),
     "result": ("result", "result", "Show the state and result of a task."),
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
-    "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
-    "workers": ("workers", "workers", "Show the workers: where they are, what they do."),
-    "tasks": ("tasks", "tasks", "Show the tasks that run, wait, or are due later."),
+    "queues": ("queues", "queues", "Show the queues: number and age of their messages."),
+    "workers": ("workers", "workers", "Show the workers and what they are doing."),
+    "tasks": ("tasks", "tasks", "Show the tasks that are running, waiting, or due later."),
     "failed": ("letters", "failed", "Show failed tasks; retry or discard them."),
     "dead": ("letters", "dead", "Show dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),
-    "delayed": ("delayed", "delayed", "Show messages that are due later; move them to plain queues."),
+    "delayed": ("delayed", "delayed", "Show messages that are due later; move them to their queues."),
     "move": ("move", "move_", "Move messages from one broker to another."),
     "spool": ("spool.commands", "spool", "Manage spool directories, uWSGI's or ours."),
     "config": ("config", "config", "Show all settings with their sources; check them."),
@@ -128,7 +128,7 @@ class LazyGroup(SuggestingGroup):
 
 
 def _is_ours(error: Exception) -> bool:
-    """Tell whether an error is reported in one line. The errors are imported here, because that takes 20 ms
+    """Return whether an error is reported in one line. The errors are imported here, because that takes 20 ms
     that is rarely needed."""
     from qworker.errors import QWorkerError
 

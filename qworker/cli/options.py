@@ -113,7 +113,7 @@ def nothing_there(app: QWorker) -> str:
     if path is None:
         return ""
     return (
-        f"there is no {path}: nothing was sent there yet. If something was, correct broker_url "
+        f"there is no {path}: nothing has been sent there yet. If something has, correct broker_url "
         f"({app.conf.source('broker_url')}); sending the first task creates it"
     )
 
@@ -141,7 +141,7 @@ class DependentOption(click.Option):
         if opts.get(self.name or "") is not None and not opts.get(self.requires):
             other = next(param for param in ctx.command.params if param.name == self.requires)
             names = [max(param.opts, key=len) for param in (self, other)]
-            raise click.UsageError(f"{names[0]} goes with {names[1]}.", ctx)
+            raise click.UsageError(f"{names[0]} needs {names[1]}.", ctx)
         return read
 
 

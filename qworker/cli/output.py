@@ -20,7 +20,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def on_screen(errors: bool = False) -> bool:
-    """Tell whether standard output is a terminal whose cursor can be moved. errors: check standard error
+    """Return whether standard output is a terminal whose cursor can be moved. errors: check standard error
     instead."""
     stream = sys.stderr if errors else sys.stdout
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -132,7 +132,7 @@ class PidFile:
             ) from None
 
     def _is_current(self, descriptor: int) -> bool:
-        """Tell whether the path still names the file we hold."""
+        """Return whether the path still names the file we hold."""
         try:
             return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(descriptor))
         except FileNotFoundError:

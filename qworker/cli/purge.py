@@ -55,7 +55,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
-        raise click.UsageError("There is no terminal for the question; use --yes.")
+        raise click.UsageError("Cannot ask for confirmation without a terminal; use --yes.")
     if not click.confirm(question):
         click.echo("Nothing was done.", err=True)
         raise click.exceptions.Exit(1)

@@ -26,7 +26,7 @@ _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 UNREADABLE = "UNREADABLE"
 """Reported instead of a state for damaged or forged data."""
 NOT_STORED = (
-    "it waits or runs, its result was ignored or has expired, its message is a dead letter "
+    "it is waiting or running, its result was ignored or has expired, its message is a dead letter "
     "(see qworker dead list), or the id is wrong"
 )
 """Possible reasons if nothing is stored for a call."""
@@ -39,8 +39,8 @@ _ONLY_THERE = (
 
 
 @click.command(
-    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is "
-    "no result (yet) of one. PENDING also means that the id is unknown, or that the result was "
+    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 one has "
+    "no result (yet). PENDING also means that the id is unknown, or that the result was "
     "ignored or has expired."
 )
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
@@ -152,7 +152,7 @@ def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> Non
     if path is not None and not watch and (with_broker or not wait):
         setting = "broker_url" if with_broker else "result_backend"
         raise ConfigurationError(
-            f"there is no {path}: no result was stored there yet. If one was, correct {setting} "
+            f"there is no {path}: no result has been stored there yet. If one has, correct {setting} "
             f"({app.conf.source(setting)}); the first result creates it",
             setting=setting,
         )

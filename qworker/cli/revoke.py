@@ -48,7 +48,7 @@ class _Signal(ParamType):
 @click.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=_TaskId())
 @app_option
-@click.option("--terminate", is_flag=True, help="Also end running ones.")
+@click.option("--terminate", is_flag=True, help="Also end running tasks.")
 @click.option(
     "-s",
     "--signal",

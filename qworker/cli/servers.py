@@ -111,8 +111,8 @@ def redis_facts(where: str, info: dict[str, str], save: str | None, allow_evicti
     appends = info.get("aof_enabled") == "1"
     on = "CONFIG SET appendonly yes, and in redis.conf"
     if not appends and save == "":
-        what = f'{where} writes nothing to its disk (appendonly no, save ""): accepted means in memory'
-        yield Fact("warning", f"{what}, and its restart loses all messages", on)
+        what = f'{where} writes nothing to its disk (appendonly no, save ""): messages are only in memory'
+        yield Fact("warning", f"{what}, and a restart loses all of them", on)
     elif not appends and save is not None:
         what = f"{where} keeps snapshots only (save {save}): a crash loses what came after the last one"
         yield Fact("warning", what, on)

@@ -46,7 +46,10 @@ def _setting(name: str) -> SettingValue:
 @click.argument("named", metavar="[APP]", required=False)
 @app_option
 @click.option(
-    "-c", "--concurrency", type=_setting("concurrency"), help="Processes or threads; default: processors."
+    "-c",
+    "--concurrency",
+    type=_setting("concurrency"),
+    help="Number of processes or threads; default: the number of processors.",
 )
 @click.option(
     "-Q",
@@ -83,12 +86,12 @@ def _setting(name: str) -> SettingValue:
 @click.option(
     "--start-method",
     type=click.Choice(["zygote", "fork", "forkserver", "spawn"]),
-    help="How processes begin.",
+    help="How processes are started.",
 )
 @click.option(
     "--shutdown-timeout",
     type=_setting("shutdown_timeout"),
-    help="How long running tasks may continue at a stop.",
+    help="How long running tasks may continue after a stop signal.",
 )
 @click.option(
     "--reload",
@@ -122,7 +125,7 @@ def start(
     if demo:
         return _demo(options["concurrency"], out)
     if out is not None:
-        raise click.UsageError("--out goes with --demo.")
+        raise click.UsageError("--out needs --demo.")
     if named is not None and app is not None:
         raise click.UsageError(f"Name the app once: {named} or -A {app}.")
     node = hostname or node_name()
@@ -184,7 +187,7 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, 
     if unknown and not conf.task_create_missing_queues:
         raise ConfigurationError(
             f"-Q names {unknown[0]!r}, which is not in task_queues, and task_create_missing_queues is off; "
-            f"there are: {', '.join(sorted(declared))}"
+            f"use one of {', '.join(sorted(declared))}"
         )
     return choice
 

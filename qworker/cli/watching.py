@@ -73,7 +73,7 @@ def show(
 
 
 def can_draw(output: TextIO) -> bool:
-    """Tell whether *output* is a terminal that can be redrawn."""
+    """Return whether *output* is a terminal that can be redrawn."""
     return output.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -124,7 +124,7 @@ class Watching:
                 raise
             self._show_lost(mask_urls(str(error)))
             return False
-        back = self._away and f"The server answers again; it had not since {self._away}."
+        back = self._away and f"The server answers again, after silence since {self._away}."
         self._away = ""
         if self._is_drawn:
             _draw(picture.lines, back or f"{self._now()}  every {self._every:g} s; Ctrl-C ends")

@@ -413,7 +413,7 @@ def test_add_warns_of_unknown_tasks_and_wrong_arguments(entries, run):
     ["--at 2020-01-01", "--every 60 --start 2097-01-02 --end 2097-01-01", "--every 60 --end 2020-01-01"],
 )
 def test_add_and_set_warn_of_schedules_that_are_over(entries, run, schedule):
-    warning = "Warning: it will never be due: its time is over"
+    warning = "Warning: it will never be due: its time has passed"
     assert warning in run("beat", "add", "x", "tasks.add", *schedule.split(), "-a", "[1, 2]").stderr
     assert warning in run("beat", "set", "hourly", *schedule.split()).stderr
 
@@ -431,7 +431,7 @@ def test_set_overrides_the_settings_until_reset(entries, beat, entry):
     assert entry("hourly")["fields"]["options"] == {"priority": 5}
     beat("set", "hourly", "--max-runs", "none", "--task", "tasks.add")
     assert entry("hourly")["fields"]["max_runs"] is None
-    assert beat("reset", "hourly") == "hourly is as in settings and code.\n"
+    assert beat("reset", "hourly") == "Reset hourly to its definition in settings or code.\n"
     assert entry("hourly")["changed"] == []
 
 
@@ -440,7 +440,7 @@ def test_set_changes_only_the_time_zone(entries, beat, run, entry):
     assert entry("nightly")["fields"]["schedule"] == {"crontab": "0 4 * * *", "tz": "Asia/Tokyo"}
     result = run("beat", "set", "hourly", "--tz", "Asia/Tokyo")
     assert result.exit_code == 2
-    assert "--tz goes with --cron, --at, --rrule or --sun" in result.stderr
+    assert "--tz needs --cron, --at, --rrule or --sun" in result.stderr
 
 
 def test_pause_and_resume_of_several_entries(entries, beat, run, entry):
@@ -488,7 +488,7 @@ def test_changes_need_a_shared_store(entries, run, monkeypatch):
     result = run("beat", "pause", "nightly")
     assert result.exit_code == 1
     assert "Error: there is no schedule store" in result.stderr
-    assert "kept in no store" in run("beat", "list").stderr
+    assert "There is no shared schedule store" in run("beat", "list").stderr
     assert json.loads(run("beat", "list", "--json").stdout)["shared"] is False
 
 
@@ -499,13 +499,13 @@ def test_changes_need_a_shared_store(entries, run, monkeypatch):
     ("arguments", "code", "words"),
     [
         (["add", "x", "tasks.add"], 2, "Give a schedule: --every"),
-        (["add", "x", "tasks.add", "--every", "5", "--cron", "@daily"], 2, "One schedule at a time"),
+        (["add", "x", "tasks.add", "--every", "5", "--cron", "@daily"], 2, ", not both."),
         (["add", "x", "tasks.add", "--every", "soon"], 2, "'soon'"),
         (["add", "x", "tasks.add", "--every", "0"], 1, "is not an interval"),
         (["add", "x", "tasks.add", "--every", "9" * 300], 2, "must be a duration"),
-        (["add", "x", "tasks.add", "--every", "1e300"], 1, "too long for an interval"),
+        (["add", "x", "tasks.add", "--every", "1e300"], 1, "an interval of 1e+300 seconds is too long"),
         (["add", "x", "tasks.add", "--every", "999999w"], 1, "is not an interval"),
-        (["add", "x", "tasks.add", "--every", "5", "--tz", "UTC"], 2, "--tz does not go with --every"),
+        (["add", "x", "tasks.add", "--every", "5", "--tz", "UTC"], 2, "--tz cannot be used with --every"),
         (["add", "x", "tasks.add", "--cron", "61 * * * *"], 1, "61"),
         (["add", "x", "tasks.add", "--cron", "0 0 30 2 *"], 1, "never matches"),
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", "Mars/Olympus"], 1, "is not a time zone"),
@@ -515,7 +515,7 @@ def test_changes_need_a_shared_store(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--every", "5", "--start", "0001-01-01T00:00+14:00"], 2, "is not a time"),
         (["preview", "--rrule", "FREQ=DAILY", "--after", "9999-12-31T23:59"], 2, "is not a time"),
         (["add", "x", "tasks.add", "--at", "2027-01-01", "--tz", "x\0y"], 1, "is not a time zone"),
-        (["add", "x", "tasks.add", "--rrule", "FREQ=NEVER"], 1, "is not a rule"),
+        (["add", "x", "tasks.add", "--rrule", "FREQ=NEVER"], 1, "is not an RFC 5545 rule"),
         (["add", "x", "tasks.add", "--rrule", "FREQ=DAILY;" * 1000], 1, "too long"),
         (["add", "x", "tasks.add", "--sun", "noon"], 2, "is not an event and place"),
         (["add", "x", "tasks.add", "--sun", "sunset,nan,nan"], 1, "is not a place"),
@@ -532,16 +532,16 @@ def test_changes_need_a_shared_store(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--every", "5", "--overlap", "maybe"], 2, "--overlap"),
         (["add", "x", "tasks.add", "--every", "5", "--start", "never"], 2, "is not a time"),
         (["add", "x", "tasks.add", "--every", "5", "--jitter", "1e400"], 2, "--jitter"),
-        (["add", "", "tasks.add", "--every", "5"], 2, "is not a name of an entry"),
-        (["add", "x" * 256, "tasks.add", "--every", "5"], 2, "is not a name of an entry"),
+        (["add", "", "tasks.add", "--every", "5"], 2, "is not a valid entry name"),
+        (["add", "x" * 256, "tasks.add", "--every", "5"], 2, "is not a valid entry name"),
         (["add", "\x1b[2J", "tasks.add", "--every", "5"], 1, "cannot be printed"),
         (["add", "\udcff", "tasks.add", "--every", "5"], 2, "is not UTF-8 text"),
         (["add", " x", "tasks.add", "--every", "5"], 1, "without spaces"),
         (["add", "x", "", "--every", "5"], 1, "task=''"),
-        (["show", "a\0b"], 2, "is not a name of an entry"),
+        (["show", "a\0b"], 2, "is not a valid entry name"),
         (["show", "\x1b[2J\n"], 1, "there is no entry '\\x1b[2J\\n'"),
         (["set", "nightly"], 2, "Say what to change"),
-        (["set", "nightly", "--every", "5", "--at", "2027-01-01"], 2, "One schedule at a time"),
+        (["set", "nightly", "--every", "5", "--at", "2027-01-01"], 2, ", not both."),
         (["set", "bad", "--every", "5"], 1, "is not a crontab"),
         (["preview"], 2, "Name an entry, or give a schedule"),
         (["preview", "nightly", "--every", "5"], 2, "not both"),
@@ -550,7 +550,7 @@ def test_changes_need_a_shared_store(entries, run, monkeypatch):
         (["preview", "bad"], 1, "is not a crontab"),
         (["pause"], 2, "Missing argument"),
         (["lst"], 2, "Did you mean 'list'?"),
-        (["--pidfile", "x", "list"], 2, "--pidfile does not go with 'list'"),
+        (["--pidfile", "x", "list"], 2, "--pidfile cannot be used with 'list'"),
         (["-l", "loud"], 2, "--loglevel"),
     ],
 )
@@ -655,7 +655,7 @@ def test_passwords_are_masked(entries, start):
 
 def test_startup_errors_are_one_line(entries, shell):
     for environment, words in (
-        ({"QWORKER_BEAT_STORE": "mongodb://x"}, "schedules cannot be kept by mongodb://"),
+        ({"QWORKER_BEAT_STORE": "mongodb://x"}, "mongodb:// cannot store schedules"),
         ({"QWORKER_TASK_TIME_LIMIT": "x"}, "task_time_limit"),
     ):
         done = shell("beat", "-A", "tasks", env=environment)
@@ -702,7 +702,7 @@ def test_second_signal_does_not_wait_for_a_hanging_scheduler(entries, project, s
     process.process.send_signal(signal.SIGTERM)
     process.says("stopping")
     assert process.stop() == 0
-    process.says("the scheduler has not ended")
+    process.says("the scheduler did not stop in time")
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,7 @@ def test_unsigned_dead_letters_are_retried_only_with_sign(tasks, run, dead_lette
         refused = run("dead", "retry", chosen)
         assert (refused.exit_code, refused.stdout) == (1, "Put 0 messages back.\n")
         assert (
-            f"Error: dead letter {tag} stays: the message is not signed, and this app has a sec"
+            f"Error: dead letter {tag} was not put back: the message is not signed, and this app has a sec"
             in refused.stderr
         )
         assert "qworker dead retry TAG --sign" in refused.stderr
@@ -539,7 +539,7 @@ def test_other_commands_report_all_wrong_settings(project, run):
     )
     result = run("queues")
     assert result.exit_code == 1
-    assert "2 settings are wrong" in result.stderr
+    assert "2 settings are invalid" in result.stderr
 
 
 # -- shell, report --
@@ -621,7 +621,7 @@ def test_result_explains_an_unknown_id(tasks, run, succeed):
     result = run("result", "unknown")
     assert (result.exit_code, result.stdout) == (3, "PENDING\n")
     assert (
-        "Nothing is stored for 'unknown': it waits or runs, its result was ignored or has expired"
+        "Nothing is stored for 'unknown': it is waiting or running, its result was ignored or has expired"
         in result.stderr
     )
     known = run("result", "known", "--json")

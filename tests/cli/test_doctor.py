@@ -379,7 +379,7 @@ def test_running_scheduler_is_shown(scheduled, run, leader):
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ('{"qworker": "0.0.1", "entries": ""}', ["leads the schedulers with qworker 0.0.1, and this is"]),
+        ('{"qworker": "0.0.1", "entries": ""}', ["leads the schedulers with qworker 0.0.1, but this is"]),
         (
             json.dumps({"qworker": __version__, "entries": "x"}),
             ["has other entries in its settings and code"],
@@ -418,8 +418,8 @@ def test_wrong_entries_are_reported(scheduled, run, leader):
 @pytest.mark.parametrize(
     ("store", "severity", "words"),
     [
-        ("mongodb://x", "error", "cannot be kept by mongodb"),
-        ("memory://", "warning", "kept in no shared store"),
+        ("mongodb://x", "error", "mongodb:// cannot store schedules"),
+        ("memory://", "warning", "no shared schedule store"),
     ],
 )
 def test_stores_without_schedule_support_are_reported(scheduled, run, monkeypatch, store, severity, words):

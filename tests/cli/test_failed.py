@@ -150,7 +150,9 @@ def test_tasks_that_are_too_large_to_send_are_named(tasks, run, fail, monkeypatc
     refused = run("failed", "retry", "--all")
     assert (refused.exit_code, refused.stdout) == (0, "Sent 1 task again.\n")
     tag = json.loads(run("failed", "list", "--json").stdout)[0]["tag"]
-    assert f"Error: failed task {tag} stays: the message takes 2,000 bytes, over " in refused.stderr
+    assert (
+        f"Error: failed task {tag} was not sent again: the message takes 2,000 bytes, over " in refused.stderr
+    )
 
 
 def test_task_option_accepts_short_names_and_suggests_corrections(tasks, run, fail):
@@ -190,4 +192,4 @@ def test_broker_without_failed_tasks_explains_itself(project, run):
 def test_tag_cannot_be_combined_with_filters(existing_broker, run):
     result = run("failed", "retry", "1", "--task", "one")
     assert result.exit_code == 2
-    assert "A tag and --task, --error or --queue do not go together." in result.stderr
+    assert "A tag cannot be combined with --task, --error or --queue." in result.stderr

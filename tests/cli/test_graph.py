@@ -149,8 +149,8 @@ def test_unknown_id_is_explained(existing_broker, run):
     result = run("graph", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
-        "Error: nothing is stored for 'nobody': it waits or runs, its result was ignored or has expired, "
-        "its message is a dead letter (see qworker dead list), or the id is wrong"
+        "Error: nothing is stored for 'nobody': it is waiting or running, its result was ignored or has "
+        "expired, its message is a dead letter (see qworker dead list), or the id is wrong"
     )
 
 
@@ -180,7 +180,7 @@ def test_result_backend_can_be_given_as_an_option(
 def test_invalid_result_backend_option_is_named_in_the_error(tasks, run, app):
     result = run("graph", *app, "-b", "nonsense", "a")
     assert result.exit_code == 1
-    assert "and is 'nonsense' (option -b)" in result.stderr
+    assert "but is 'nonsense' (option -b)" in result.stderr
 
 
 def test_disabled_result_backend_is_a_plain_error(tasks, run):

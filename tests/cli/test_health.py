@@ -26,7 +26,7 @@ def test_missing_worker_is_not_ok(existing_broker, run):
     result = run("health")
     assert result.exit_code == 1
     assert "NOT OK: sqlite:" in result.stdout
-    assert "does not know a worker" in result.stdout
+    assert "does not list a worker" in result.stdout
 
 
 def test_registered_worker_is_ok(tasks, run):
@@ -38,7 +38,7 @@ def test_registered_worker_is_ok(tasks, run):
         assert result.exit_code == 1
         answer = json.loads(result.stdout)
         assert answer["ok"] is False
-        assert "does not know other@here; there are w@here" in answer["checks"][0]["why"]
+        assert "does not list other@here; it lists w@here" in answer["checks"][0]["why"]
     finally:
         store.consumer.deregister()
 
@@ -81,7 +81,7 @@ def test_locked_pid_file_counts_as_live_but_not_as_consuming(existing_broker, ru
         assert run("health", "--pidfile", "w.pid", "--live").exit_code == 0
         result = run("health", "--pidfile", "w.pid")  # it runs, but does not consume
         assert result.exit_code == 1
-        assert f"does not know process {holder.pid}" in result.stdout
+        assert f"does not list process {holder.pid}" in result.stdout
         assert PidFile("w.pid").path == str(Path("w.pid").absolute())
     finally:
         holder.kill()

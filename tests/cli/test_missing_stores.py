@@ -176,7 +176,7 @@ def test_error_names_the_missing_broker_and_the_setting(at, run, place):
     path = directory / {"default": ".qworker/qworker.db", "sqlite": "no/such/q.db", "spool": "queues"}[place]
     source = "QWorker(…)" if settings else "default"
     assert run("queues", "--json").stderr.splitlines()[-1] == (
-        f"Error: there is no {path}: nothing was sent there yet. If something was, correct broker_url "
+        f"Error: there is no {path}: nothing has been sent there yet. If something has, correct broker_url "
         f"({source}); sending the first task creates it"
     )
 
@@ -185,7 +185,7 @@ def test_result_reports_a_missing_result_backend(at, run):
     directory, _ = at("files")
     said = run("result", "some-id")
     assert (said.exit_code, said.stdout) == (1, "")
-    assert f"there is no {directory}/results: no result was stored there yet" in said.stderr
+    assert f"there is no {directory}/results: no result has been stored there yet" in said.stderr
     assert "correct result_backend (QWorker(…))" in said.stderr
 
 
@@ -197,8 +197,8 @@ def test_doctor_reports_a_missing_broker_once_as_a_warning(at, run):
     assert found == [
         {
             "severity": "warning",
-            "what": f"there is no {directory}/no/such/q.db: nothing was sent there yet",
-            "advice": "correct broker_url (QWorker(…)), unless nothing was sent yet",
+            "what": f"there is no {directory}/no/such/q.db: nothing has been sent there yet",
+            "advice": "correct broker_url (QWorker(…)), unless nothing has been sent yet",
         }
     ]
 

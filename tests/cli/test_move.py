@@ -124,7 +124,7 @@ def test_dead_letters_are_moved_only_on_request(tasks, run, dead_letter):
 
 
 def test_delayed_list_counts_messages_per_queue(existing_broker, run):
-    assert run("delayed", "list").stdout == "No messages are due later.\n"
+    assert run("delayed", "list").stdout == "There are no delayed messages.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "5h")
     run("call", "add", "1", "2", "-Q", "other")
@@ -135,7 +135,7 @@ def test_delayed_list_counts_messages_per_queue(existing_broker, run):
 
 
 def test_delayed_flush_makes_messages_ready(existing_broker, run):
-    assert run("delayed", "flush").stdout == "No messages are due later.\n"
+    assert run("delayed", "flush").stdout == "There are no delayed messages.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
     assert run("delayed", "flush").exit_code == 2

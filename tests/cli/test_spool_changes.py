@@ -73,7 +73,7 @@ def test_running_job_is_not_touched(run, spool, spooler):
     for command in (("rm",), ("retry",), ("move", "7")):
         result = run("spool", command[0], str(spool), name, *command[1:])
         assert result.exit_code == 1
-        assert "is being run" in result.stderr
+        assert "is running" in result.stderr
         assert result.stdout.endswith(": 0 jobs.\n")
         assert os.stat(spool / name) == before
     assert run("spool", "rm", str(spool), name, waiting).stdout == "Removed: 1 job.\n"

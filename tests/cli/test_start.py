@@ -174,7 +174,7 @@ def test_invalid_options_are_refused_before_anything_starts(tasks, run, argument
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("BROKER_URL", "", "broker_url must be text"),
+        ("BROKER_URL", "", "broker_url must be a non-empty string"),
         ("BROKER_URL", "localhost", "broker_url must be a URL"),
         ("BROKER_URL", "redis://:hunter2@h:port/0", "port"),
         ("BROKER_URL", "nonsense://:hunter2@h", "nonsense"),
@@ -199,7 +199,7 @@ def test_undeclared_queue_is_refused(project, run):
     project(**{"tasks.py": source})
     result = run("start", "-Q", "mial")
     assert result.exit_code == 1
-    assert "there are: celery, mail" in result.stderr
+    assert "use one of celery, mail" in result.stderr
 
 
 def test_unknown_settings_are_logged_at_start(tasks, start, environment):

@@ -174,7 +174,7 @@ GOOD = {"redis_version": "7.0.15", "maxmemory_policy": "noeviction", "aof_enable
         ({"maxmemory_policy": "allkeys-lru"}, "", False, [("error", "it deletes messages")]),
         ({"maxmemory_policy": "allkeys-lru"}, "", True, [("warning", "it deletes messages")]),
         ({"maxmemory_policy": "volatile-ttl"}, "", False, [("warning", "it deletes results")]),
-        ({"aof_enabled": "0"}, "", False, [("warning", "accepted means in memory")]),
+        ({"aof_enabled": "0"}, "", False, [("warning", "messages are only in memory")]),
         ({"aof_enabled": "0"}, "3600 1", False, [("warning", "snapshots only (save 3600 1)")]),
         ({"aof_enabled": "0"}, None, False, []),
         ({"role": "slave"}, "", False, [("error", "is a replica")]),
@@ -264,8 +264,8 @@ def test_wrong_entries_are_reported(check):
 
 
 def test_schedule_stores_that_are_not_shared_are_reported(check):
-    assert about(check(f"{PLAIN}, {SCHEDULE % ''}"), "warning", "kept in no shared store")
-    assert not about(check(PLAIN), "warning", "kept in no shared store")
+    assert about(check(f"{PLAIN}, {SCHEDULE % ''}"), "warning", "no shared schedule store")
+    assert not about(check(PLAIN), "warning", "no shared schedule store")
     explicit = check(f"{SCHEDULE % ''}, beat_store='memory://'")
     assert [severity for severity, _, _ in explicit] == ["note"]
     wrong = check("beat_store='mongodb://user:secret@h'")

@@ -127,7 +127,7 @@ def test_option_without_the_option_it_needs_is_refused(tasks, run, path, option)
     )
     refused = run(*path.split(), *arguments, name, *value)
     assert refused.exit_code == 2
-    assert f"Error: {name} goes with --{option.requires}.\n" in refused.stderr
+    assert f"Error: {name} needs --{option.requires}.\n" in refused.stderr
 
 
 def test_dependent_options_include_the_known_ones():

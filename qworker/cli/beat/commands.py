@@ -114,12 +114,12 @@ def _run(choice: AppChoice, node: str) -> int:
             error = crashed[0]
             text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
             logger.error("the scheduler failed: %s", mask_urls(text), extra={"event": "beat-failed"})
-            logger.debug("the traceback of that", exc_info=error)
+            logger.debug("traceback of this error", exc_info=error)
         logger.info("stopping")
         service.stop()
         if not _ended(service, requests, choice):
             logger.warning(
-                "the scheduler has not ended; another one takes over when its lease expires",
+                "the scheduler did not stop in time; another one takes over when its lease expires",
                 extra={"event": "beat-left"},
             )
         logger.info("stopped: %s sent", count(service.fired, "call"), extra={"event": "beat-stopped"})
@@ -162,14 +162,14 @@ def _log_start(choice: AppChoice, node: str, service: Beat) -> None:
     if not shared:
         logger.warning(
             "the schedule store is not shared: run only one `qworker beat`, because two would call "
-            "everything twice; due times while none runs are lost. Set beat_store, for example to "
+            "everything twice; due times are missed while none is running. Set beat_store, for example to "
             "redis://… or postgresql://…",
             extra={"event": "beat-alone"},
         )
 
 
 def _has_rows(service: Beat) -> bool:
-    """Tell whether there may be entries added by hand."""
+    """Return whether there may be entries added by hand."""
     try:
         return bool(service.store.rows())
     except BackendError:  # the service reports it
@@ -198,7 +198,7 @@ def beat(context: click.Context, /, app: str | None, **options: Any) -> int | No
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
         if given and option.name != "app":
-            raise click.UsageError(f"{option.opts[-1]} does not go with {context.invoked_subcommand!r}.")
+            raise click.UsageError(f"{option.opts[-1]} cannot be used with {context.invoked_subcommand!r}.")
     if app is not None:
         context.find_root().obj = app
     return None
@@ -381,7 +381,7 @@ def resume(names: tuple[str, ...], app: str | None) -> None:
 def reset(name: str, app: str | None) -> None:
     """Discard manual changes of the entry NAME, or its removal."""
     open_app(app).app.schedules.reset(name)
-    click.echo(f"{visible(name)} is as in settings and code.")
+    click.echo(f"Reset {visible(name)} to its definition in settings or code.")
 
 
 @beat.command()
@@ -461,7 +461,9 @@ def _print_changed(app: QWorker, name: str, done: str, as_json: bool) -> None:
     if entry is None:
         return
     if shown["state"] == OVER:
-        click.echo("Warning: it will never be due: its time is over, or it has had all its runs.", err=True)
+        click.echo(
+            "Warning: it will never be due: its time has passed, or it has had all its runs.", err=True
+        )
     if entry.task not in app.tasks:
         click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return

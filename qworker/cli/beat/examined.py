@@ -32,7 +32,7 @@ from qworker.publishing.call import check_options
 _START = "start one: qworker beat, or a worker with --beat"
 _SHARE = "set beat_store, for example to redis://… or postgresql://…"
 CANNOT_BE_CALLED = "cannot be called"
-_ALONE = "schedules are kept in no shared store: two schedulers would call everything twice"
+_ALONE = "there is no shared schedule store: two schedulers would call everything twice"
 
 
 def problems(choice: AppChoice) -> Iterator[Problem]:
@@ -98,7 +98,7 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
     """Return the problems of entries."""
     for each in entries:
         if each.error is not None:
-            yield Fact("error", each.error, "until then it is not called")
+            yield Fact("error", each.error, "it is not called until this is corrected")
         if each.entry is None:
             continue
         now = datetime.fromtimestamp(app.clock.now(), UTC)
@@ -110,7 +110,7 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
                     "check its start, its end and its schedule, or remove it",
                 )
         except InvalidSchedule as error:
-            yield Fact("error", str(error), "until then it is not called")
+            yield Fact("error", str(error), "it is not called until this is corrected")
         found = list(troubles(app, each.entry))
         for trouble in found:
             yield Fact(trouble.severity, f"the entry {each.name!r:.200} {trouble.what}", trouble.advice)
@@ -161,7 +161,7 @@ def _differences(lease: Lease, ours: str) -> Iterator[Fact]:
     if version != here["qworker"]:
         yield Fact(
             "warning",
-            f"{lease.holder} leads the schedulers with qworker {version!s:.40}, and this is {__version__}",
+            f"{lease.holder} leads the schedulers with qworker {version!s:.40}, but this is {__version__}",
             "run the same version everywhere",
         )
     elif theirs.get("entries") != here["entries"]:

@@ -49,7 +49,7 @@ class EntryName(ParamType):
             self.fail(f"{text[:80]!r} is not UTF-8 text", param, ctx)
         if not text or "\0" in text or len(text) > LONGEST_NAME:
             self.fail(
-                f"{text[:80]!r} is not a name of an entry: it must have 1 to {LONGEST_NAME} characters",
+                f"{text[:80]!r} is not a valid entry name: use 1 to {LONGEST_NAME} characters",
                 param,
                 ctx,
             )
@@ -150,14 +150,14 @@ _FIELDS = (
         "--catch-up",
         type=_Or(Number(min=1), "latest", "skip"),
         metavar="latest/skip/NUMBER",
-        help="Calls for missed due times: one, none, or up to this many of the last.",
+        help="Which missed due times to call: the latest, none, or up to this many of the latest.",
     ),
     click.option(
         "--overlap",
         type=click.Choice(list(OVERLAPS)),
-        help="What happens at a due time while the previous call has not ended.",
+        help="What happens at a due time if the previous call has not ended.",
     ),
-    click.option("--enabled/--disabled", default=None, help="Whether it is called, or paused."),
+    click.option("--enabled/--disabled", default=None, help="Whether it is called or paused."),
 )
 
 
@@ -196,13 +196,13 @@ def read_schedule_options(app: QWorker, given: Mapping[str, Any], now: Schedule 
     kinds = [kind for kind in KINDS if given[kind] is not None]
     zone_name = given["tz"]
     if len(kinds) > 1:
-        raise click.UsageError(f"One schedule at a time: --{kinds[0]} or --{kinds[1]}.")
+        raise click.UsageError(f"Use --{kinds[0]} or --{kinds[1]}, not both.")
     if not kinds:
         return None if zone_name is None else _moved(now, zone_name)
     value = given[kinds[0]]
     if kinds == ["every"]:
         if zone_name is not None:
-            raise click.UsageError("--tz does not go with --every, which does not depend on local time.")
+            raise click.UsageError("--tz cannot be used with --every, which does not depend on local time.")
         return schedule(_interval(value))
     if kinds == ["at"]:
         return clocked(placed(value, zone_of(zone_name) or zone_of_app(app)))
@@ -218,15 +218,13 @@ def _interval(seconds: float) -> timedelta:
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
-        raise InvalidSchedule(f"{seconds:g} seconds are too long for an interval") from None
+        raise InvalidSchedule(f"an interval of {seconds:g} seconds is too long") from None
 
 
 def _moved(now: Schedule | None, zone_name: str) -> Schedule:
     written = {} if now is None else write_schedule(now)
     if not any(kind in written for kind in _ZONED):
-        raise click.UsageError(
-            "--tz goes with --cron, --at, --rrule or --sun, or an entry with such a schedule."
-        )
+        raise click.UsageError("--tz needs --cron, --at, --rrule or --sun, or an entry with such a schedule.")
     return read_schedule({**written, "tz": zone_name})
 
 

@@ -173,7 +173,7 @@ def print_leader(app: QWorker) -> None:
     """Print the leader on standard error, in one line."""
     found = leader(app)
     if not found["shared"]:
-        text = "Schedules are kept in no store: each `qworker beat` runs them separately."
+        text = "There is no shared schedule store: each `qworker beat` runs the schedules separately."
     elif found["leader"] is None:
         text = "No scheduler is running. Start one: qworker beat, or a worker with --beat."
     else:

@@ -110,8 +110,8 @@ def analyse_file(path: str, encoding: str | None = None) -> Analysis:
     """Count the contents of one file.
 
     encoding: None detects it like Python, from the byte-order mark or the coding comment. Raises UnicodeError
-    or LookupError when it cannot be decoded (try another encoding), NotPython when the text is not Python of
-    this version, OSError when it cannot be read.
+    or LookupError when it cannot be decoded (try another encoding), NotPython when the text is not valid in
+    this version of Python, OSError when it cannot be read.
     """
     file = Path(path)
     data = file.read_bytes()

@@ -63,7 +63,7 @@ def page(report: Report) -> str:
         ),
     ]
     if report.failures:
-        sections.append(f"<h2>Not Python of this version ({len(report.failures)})</h2><ul>")
+        sections.append(f"<h2>Not valid in this version of Python ({len(report.failures)})</h2><ul>")
         sections += [f"<li><code>{escape(short_path(failure))}</code></li>" for failure in report.failures]
         sections.append("</ul>")
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")

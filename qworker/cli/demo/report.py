@@ -165,7 +165,7 @@ def text(report: Report, *, ascii_only: bool = False) -> list[str]:
     if report.failures:
         lines += [
             "",
-            f"Not Python of this version, as the tasks that read them reported ({len(report.failures)}):",
+            f"Not valid in this version of Python, as their tasks reported ({len(report.failures)}):",
         ]
         lines += [f"  {short_path(failure)}" for failure in report.failures[:FAILURES_SHOWN]]
         hidden = len(report.failures) - FAILURES_SHOWN

@@ -107,7 +107,7 @@ def tasks(choice: AppChoice) -> Iterator[Finding]:
     load_tasks(choice.app)
     own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
     if DJANGO_PACKAGES in choice.app.tasks:
-        more = f"; {count(len(own), 'task')} of other kinds" if own else ""
+        more = f"; there {'is' if len(own) == 1 else 'are'} also {count(len(own), 'task')}" if own else ""
         yield Finding("ok", f"functions of the project are called by name with async_task(){more}")
     elif not own:
         yield Finding(
@@ -136,7 +136,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
     now = choice.app.clock.now()
     infos = {info.queue: info for info in store.admin.queues()}
     if store.missing:
-        yield from _not_there(store.missing, "nothing was sent there yet", "broker_url", choice)
+        yield from _not_there(store.missing, "nothing has been sent there yet", "broker_url", choice)
     else:
         ready = sum(info.ready for info in infos.values())
         yield Finding("ok", f"broker {store.url}: {count(ready, 'message')} ready")
@@ -162,7 +162,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
             waited = age(now - info.oldest)
             yield Finding(
                 "warning",
-                f"queue {queue!r} is behind: its oldest message waits for {waited}",
+                f"queue {queue!r} is behind: its oldest message has been waiting for {waited}",
                 "start more workers",
             )
     for info in store.admin.queues():
@@ -211,14 +211,14 @@ def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterato
     where = Path(path)
     above = next(each for each in where.absolute().parents if each.exists())
     if not where.is_absolute() or (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless nothing was sent yet"
+        advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless nothing has been sent yet"
         yield Finding("warning", f"there is no {path}: {what}", advice)
     else:
-        advice = f"give {above} to the user that runs this, or correct {setting}"
+        advice = f"let the user that runs this write to {above}, or correct {setting}"
         yield Finding("error", f"there is no {path}, and it cannot be created", advice)
 
 
-_SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
+_SET_CLOCKS = "set the clocks of all machines by NTP; ETAs, expiry and leases depend on them"
 
 
 def _unattended(choice: AppChoice, queue: str, ready: int, senders: str, others: bool) -> Iterator[Finding]:
@@ -279,11 +279,13 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
             skew = os.fstat(file.fileno()).st_mtime - clock.now()
     except OSError as error:
         yield Finding(
-            "error", f"cannot write to {directory}: {error.strerror}", "give it to the user that runs this"
+            "error",
+            f"cannot write to {directory}: {error.strerror}",
+            "let the user that runs this write to it",
         )
         return
     if abs(skew) > _LARGEST_SKEW:
-        yield Finding("error", f"the clock of {directory} is {age(abs(skew))} off ours", _SET_CLOCKS)
+        yield Finding("error", f"the clock of {directory} differs by {age(abs(skew))} from ours", _SET_CLOCKS)
 
 
 def results(choice: AppChoice) -> Iterator[Finding]:
@@ -311,7 +313,7 @@ def results(choice: AppChoice) -> Iterator[Finding]:
         if path is None:
             yield Finding("ok", f"results are kept {where}")
         else:
-            yield from _not_there(path, "no result was stored there yet", "result_backend", choice)
+            yield from _not_there(path, "no result has been stored there yet", "result_backend", choice)
 
 
 def schedules(choice: AppChoice) -> Iterator[Finding]:
@@ -371,7 +373,7 @@ def _first_bad(annotation: Any, beside: bool = False) -> str | None:
 
 
 def _storable(kind: type) -> bool:
-    """Tell whether the JSON encoder accepts, or may accept, values of a class."""
+    """Return whether the JSON encoder accepts, or may accept, values of a class."""
     if kind is object or kind is Any or hasattr(kind, "__json__") or issubclass(kind, _PLAIN):
         return True
     if Protocol in kind.__mro__ or getattr(kind, "_is_protocol", False):

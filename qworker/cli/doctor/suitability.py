@@ -115,8 +115,8 @@ def _queues_with_priority(choice: AppChoice) -> Iterator[Problem]:
     users = _with_priority(choice)
     if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
         message = (
-            f"priorities are used ({users}), and RabbitMQ's queues are declared without: set "
-            "task_queue_max_priority = 9, and delete existing queues, which cannot be changed"
+            f"priorities are used ({users}), but RabbitMQ's queues are declared without them: set "
+            "task_queue_max_priority = 9, and delete the existing queues, which cannot be changed"
         )
         yield Problem("task_queue_max_priority", message, _DEFAULT, "warning")
 
@@ -183,9 +183,9 @@ def _redis(choice: AppChoice) -> Iterator[Problem]:
     longest = max((limit for limit in limits if limit is not None), default=None)
     if isinstance(timeout, (int, float)) and longest is not None and timeout < longest:
         message = (
-            f"visibility_timeout is {timeout:g} s and a task may run for {longest:g} s: a task that a "
-            "Celery worker on these queues runs for longer is delivered to another one as well. Make it "
-            "longer than the longest task"
+            f"visibility_timeout is {timeout:g} s, but a task may run for {longest:g} s: if a Celery worker "
+            "on these queues runs a task for longer than the timeout, the task is delivered to another "
+            "worker, too. Increase it above the longest task"
         )
         yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
     if options.get("allow_eviction"):
@@ -207,7 +207,7 @@ def _rabbitmq(choice: AppChoice) -> Iterator[Problem]:
     else:
         why = (
             f"the next start looks for the dead worker's tasks in {directory}, which systemd's PrivateTmp "
-            "and a new container create anew"
+            "and a new container start empty"
         )
         severity = "note"
     message = (

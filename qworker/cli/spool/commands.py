@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--shutdown-timeout",
     type=SettingValue("worker_shutdown_timeout"),
-    help="How long running jobs may continue at a stop.",
+    help="How long running jobs may continue after a stop signal.",
 )
 @process_options
 @spooler_options
@@ -101,7 +101,7 @@ def run(
             "spool directories %s; %s × %d", ", ".join(options.directories), conf.worker_pool, processes
         )
         if app is not None:
-            logger.info("app %s (%s); what jobs send goes to its broker", choice.target, choice.how)
+            logger.info("app %s (%s); jobs send tasks to its broker", choice.target, choice.how)
         if options.harakiri is None:
             logger.info("no harakiri: a job that hangs blocks its process forever (see --spooler-harakiri)")
 

@@ -40,7 +40,7 @@ class SpoolerGiven(NamedTuple):
 
     @property
     def names_directories(self) -> bool:
-        """Tell whether directories are named, regardless of the settings."""
+        """Return whether directories are named, regardless of the settings."""
         ini = {} if self.ini is None else self.ini.values
         return bool(self.values.get("directories") or ini.get("directories"))
 

@@ -142,6 +142,6 @@ def _import(name: str) -> None:
 
 def _log_ini(ini: IniFile) -> None:
     if ini.others:
-        logger.info("not for a spooler, and ignored: %s", ", ".join(ini.others))
+        logger.info("ignored, because they do not concern a spooler: %s", ", ".join(ini.others))
     for sentence in ini.without_effect:
         logger.warning("%s", sentence)
