@@ -387,7 +387,7 @@ class QWorker:
     def AsyncResult(self, id: str) -> AsyncResult[Any]:
         """Return the result handle of an earlier call."""
         if not isinstance(id, str):
-            raise TypeError(f"AsyncResult takes the id of a call, which is text, not {id!r:.200}")
+            raise TypeError(f"AsyncResult() takes the id of a call as a string, not {id!r:.200}")
         return AsyncResult(id, app=self)
 
     @property

@@ -16,7 +16,7 @@ from qworker.naming import import_object
 
 
 class Middleware:
-    """Subclass it, override one or both methods, and call ``call_next`` to continue, or do not, to stop.
+    """Subclass it and override one or both methods. Call ``call_next`` to continue; do not call it to stop.
 
     ``options`` names the task options this middleware reads, so that ``@app.task(my_option=...)`` is
     accepted. The first middleware of an app is the outermost.

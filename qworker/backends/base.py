@@ -119,7 +119,7 @@ class Backend(ABC):
         return None
 
     def same_store(self, store_url: str) -> bool:
-        """Tell whether the broker at *store_url* keeps its messages in this store."""
+        """Return whether the broker at *store_url* keeps its messages in this store."""
         return False
 
     @property
@@ -270,7 +270,7 @@ class Backend(ABC):
         return self.get_task_meta(task_id).get("children")
 
     def task_result_exists(self, task_id: str) -> bool:
-        """Tell whether a result of a task is stored."""
+        """Return whether a result of a task is stored."""
         return self.get(task_id) is not None
 
     def store_result(
@@ -396,6 +396,6 @@ def _extended(context: Context) -> Meta:
 def _refuse_to_go_on(request: Any, field: str, option: str) -> None:
     if request is not None and getattr(request, field, None):
         raise NotAvailable(
-            f"the request has a {option}, which is not called by hand: call it with apply_async(), and leave "
-            "request out"
+            f"mark_as_done() and mark_as_failure() do not call the {option} of a request: call it with "
+            "apply_async(), and leave out request="
         )

@@ -70,8 +70,8 @@ class ResultCodec:
         data = self.encode_value(result, about)
         if len(data) > self._max_bytes:
             raise EncodeError(
-                f"the result is {len(data)} bytes long, and message_max_bytes is {self._max_bytes}: "
-                "store it elsewhere and return where it is"
+                f"the result takes {len(data)} bytes, over the limit of {self._max_bytes} "
+                "(message_max_bytes): store the data somewhere and return its key"
             )
         return data
 
@@ -93,8 +93,8 @@ class ResultCodec:
         self._serialised(result)
 
     def shown(self, value: Any) -> Any:
-        """Return *value*, of a call, or its repr if the metadata cannot contain it, one level deeper: it must
-        not be the reason why the state is not stored."""
+        """Return *value*, an argument of a call, or its repr if the metadata cannot contain it (one level
+        deeper), so that it cannot prevent the state from being stored."""
         try:
             self._serialised([value])
         except EncodeError:

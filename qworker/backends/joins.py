@@ -132,7 +132,7 @@ class Joins(ABC):
         Raises NotSupported where chords are not stored in that format.
         """
         raise NotSupported(
-            "chords in Celery's format are joined in Redis, and results are not kept there: say "
+            "chords in Celery's format are joined in Redis, but results are not stored there: set "
             "canvas_format = 'auto', or result_backend = 'redis://…'"
         )
 

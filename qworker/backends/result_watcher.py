@@ -248,7 +248,7 @@ class ResultWatcher:
                 return
 
     def waited_for(self) -> set[str]:
-        """Return the ids of all waiters."""
+        """Return the ids that any waiter waits for."""
         return set().union(*(waiter.ids for waiter in self._all()))
 
     def _all(self) -> list[Waiter]:
@@ -285,12 +285,12 @@ class ResultWatcher:
         except BackendError as error:
             if isinstance(error, DamagedResult) or not self._may_come_back():
                 raise
-            logger.debug("waiting for results continues although the store fails: %s", error)
+            logger.debug("the result store is unavailable; still waiting for results: %s", error)
             self._served_at = time.monotonic()
             self._times.postpone(self._served_at + SLOWEST)
 
     def _may_come_back(self) -> bool:
-        """Tell whether the store has answered recently. Any thread."""
+        """Return whether the store has answered recently. Any thread."""
         return time.monotonic() - self._answered_at < self._outage
 
     def _serve(self) -> None:

@@ -226,7 +226,7 @@ class Schedules:
                     raise InvalidSchedule(found.error or "")
             if self.store.edit(name, to_json(read_edit(row.edit).as_data()), row.version):
                 return True
-        raise BackendError(f"the entry {name!r} keeps being changed: try again")
+        raise BackendError(f"other processes keep changing the entry {name!r}: try again")
 
     def run(self, name: str) -> AsyncResult[Any]:
         """Call the entry *name* now, regardless of its schedule; return the result. Raises like entry()."""
@@ -297,7 +297,7 @@ class Schedules:
             text = None if changed is None else to_json(changed.as_data())
             if self.store.edit(name, text, row.version if row else 0):
                 return listed(name, given, self.store.row(name))
-        raise BackendError(f"the entry {name!r} keeps being changed: try again")
+        raise BackendError(f"other processes keep changing the entry {name!r}: try again")
 
     def close(self) -> None:
         """Close the store; the next use opens it again."""

@@ -74,10 +74,10 @@ def edit_of(row: EntryRow | None) -> Edit | None:
         return None
     if row.refused is not None:
         raise InvalidSchedule(
-            f"entry {row.name!r:.200}: its change in the schedule store is refused: {row.refused}. If it is "
-            "yours, for example from before there was a security_key, `qworker beat sign` shows and signs "
-            "it; otherwise use `qworker beat remove`, or `qworker beat reset` for an entry of settings or "
-            "code"
+            f"entry {row.name!r:.200}: its change in the schedule store is refused: {row.refused}. If you "
+            "made the change, for example before you set security_key, show and sign it with `qworker beat "
+            "sign`; otherwise use `qworker beat remove`, or `qworker beat reset` for an entry of settings "
+            "or code"
         )
     return read_edit(row.edit)
 
@@ -109,7 +109,7 @@ def _born(state: EntryState) -> str | None:
 
 
 def is_leftover(row: EntryRow) -> bool:
-    """Tell whether *row* is left over from a removed entry, and can be deleted. (Only for entries that are
+    """Return whether *row* is left over from a removed entry, and can be deleted. (Only for entries that are
     not in settings or code.)"""
     if row.edit is not None:
         return False

@@ -99,5 +99,5 @@ class Caution:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether any entry has failed alone."""
+        """Return whether any entry has failed alone."""
         return bool(self._failures)

@@ -113,12 +113,12 @@ class crontab(Schedule):
     def from_text(cls, text: str, tz: tzinfo | str | None = None) -> crontab:
         """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` like cron: one matching day field is enough."""
         if not isinstance(text, str):
-            raise InvalidSchedule(f"a crontab is text, as '0 4 * * mon-fri', not {text!r:.200}")
+            raise InvalidSchedule(f"a crontab is a string such as '0 4 * * mon-fri', not {text!r:.200}")
         fields = SHORTHANDS.get(text.strip().lower(), text).split()
         if len(fields) != 5:
             raise InvalidSchedule(
-                f"{text!r:.200} is not a crontab: use five fields: minute, hour, day of the month, month and "
-                f"day of the week, as '0 4 * * mon-fri'; or it is one of {', '.join(SHORTHANDS)}"
+                f"{text!r:.200} is not a crontab: use five fields (minute, hour, day of the month, month, "
+                f"day of the week), such as '0 4 * * mon-fri', or one of {', '.join(SHORTHANDS)}"
             )
         return _again(tuple(fields), tz, True, cls)
 

@@ -134,7 +134,7 @@ def read_entry(name: str, given: Any) -> Entry:
         return given if given.name == name else replace(given, name=name)
     if not isinstance(given, Mapping):
         raise InvalidSchedule(
-            f"entry {name!r:.200} is {given!r:.200}: it takes a dict with task and schedule"
+            f"entry {name!r:.200} must be a dict with 'task' and 'schedule', not {given!r:.200}"
         )
     values = {key: value for key, value in given.items() if key not in CELERYS}
     _known(name, values)
@@ -151,7 +151,7 @@ def _known(name: str, given: Mapping[str, Any]) -> None:
         if key not in FIELDS:
             guesses = close_matches(str(key), FIELDS)
             hint = f"; did you mean {' or '.join(guesses)}?" if guesses else ""
-            raise InvalidSchedule(f"entry {name!r:.200}: there is no {key!r:.100}{hint}")
+            raise InvalidSchedule(f"entry {name!r:.200} has the unknown key {key!r:.100}{hint}")
 
 
 # -- checks of the fields --
@@ -191,7 +191,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidSchedule(f"enabled={value!r:.200} is neither True nor False")
+        raise InvalidSchedule(f"enabled={value!r:.200} is not valid: use True or False")
     return value
 
 
@@ -208,7 +208,9 @@ def _instant(value: Any) -> datetime | None:
     try:
         return value and value.astimezone(UTC)
     except OverflowError:
-        raise InvalidSchedule(f"{value!r:.100} is not an instant: it is at the end of the calendar") from None
+        raise InvalidSchedule(
+            f"{value!r:.100} is not valid: in UTC it is outside the years 1 to 9999"
+        ) from None
 
 
 def _count(value: Any) -> int | None:

@@ -79,7 +79,7 @@ def in_order(numbers: frozenset[int]) -> tuple[int, ...]:
 
 
 def starts_with_star(value: FieldValue) -> bool:
-    """Tell whether *value* starts with ``*``, and so describes an interval rather than a time."""
+    """Return whether *value* starts with ``*``, and so describes an interval rather than a time."""
     return isinstance(value, str) and value.strip().startswith("*")
 
 

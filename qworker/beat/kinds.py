@@ -50,11 +50,11 @@ def maybe_schedule(value: Any) -> Schedule:
         return value  # type: ignore[no-any-return]
     if hasattr(value, "is_due"):
         raise InvalidSchedule(
-            f"{value!r:.100} is a schedule of Celery's: give it next(after) and previous(before), as "
-            "qworker.beat.Schedule has, or use crontab and schedule of qworker.beat"
+            f"{value!r:.100} is one of Celery's schedules: use crontab and schedule from qworker.beat, or "
+            "give it the methods next(after) and previous(before) of qworker.beat.Schedule"
         )
     raise InvalidSchedule(
-        f"{value!r:.100} is not a schedule: use crontab(...), seconds, a timedelta, or text as '0 4 * * *'"
+        f"{value!r:.100} is not a schedule: use crontab(...), seconds, a timedelta, or text like '0 4 * * *'"
     )
 
 

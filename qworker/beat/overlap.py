@@ -154,7 +154,7 @@ class Question(threading.Thread):
         self.found: dict[str, Answer] = {}
 
     def covers(self, backend: Backend, ids: Collection[str]) -> bool:
-        """Tell whether it queries *backend* for all of *ids*."""
+        """Return whether it queries *backend* for all of *ids*."""
         return self._backend is backend and self._ids.issuperset(ids)
 
     def run(self) -> None:

@@ -85,22 +85,24 @@ class rrule(Schedule):
         try:
             found: Any = rrulestr(self.text, dtstart=self.start, forceset=True)
         except Exception as error:
-            why = error if "=" in self.text else "it has no NAME=VALUE"
+            why = error if "=" in self.text else "it contains no NAME=VALUE"
             raise InvalidSchedule(
-                f"{rule!r:.200} is not a rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {why}"
+                f"{rule!r:.200} is not an RFC 5545 rule, such as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {why}"
             ) from error
         if len(found._rrule) > MOST_RULES:
-            raise InvalidSchedule(f"{len(found._rrule)} rules in one are too many: {MOST_RULES} at most")
+            raise InvalidSchedule(
+                f"{len(found._rrule)} rules are too many for one schedule: {MOST_RULES} at most"
+            )
         self._rules = [_Rule(each) for each in found._rrule]
         self._except = frozenset(map(_naive, found._exdate))
         self._dates = sorted({_naive(each) for each in found._rdate} - self._except)
         if found._exrule:
-            raise InvalidSchedule("EXRULE is not supported, because RFC 5545 has abolished it: use EXDATE")
+            raise InvalidSchedule("EXRULE is not supported, because RFC 5545 deprecates it: use EXDATE")
         self._home = next((each.start.tzinfo for each in self._rules if each.start.tzinfo), None)
         if self._first(datetime.min) is None:
             raise InvalidSchedule(
-                f"the rule {rule!r:.200} never matches: in the 60 years from its start (5 for FREQ=HOURLY) "
-                "there is no time for which all of it holds"
+                f"the rule {rule!r:.200} never matches: no time in the 60 years from its start (5 for "
+                "FREQ=HOURLY) satisfies all of its parts"
             )
 
     def zone(self, instant: datetime) -> tzinfo:
@@ -249,9 +251,9 @@ def _check(rule: Any) -> None:
     if rule._interval < 1:
         raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number of 1 or more")
     if rule._interval > CALENDAR // STEPS[rule._freq]:
-        raise InvalidSchedule(f"INTERVAL={rule._interval:,} is too much: the calendar ends in the year 9999")
+        raise InvalidSchedule(f"INTERVAL={rule._interval:,} is too large: the calendar ends in the year 9999")
     if rule._count is not None and rule._count > MOST_COUNTED:
-        raise InvalidSchedule(f"COUNT={rule._count:,} is too much: {MOST_COUNTED:,} at most")
+        raise InvalidSchedule(f"COUNT={rule._count:,} is too large: {MOST_COUNTED:,} at most")
     given = rule._original_rule
     if rule._freq in FINE:
         if any(value for name, value in given.items() if name.startswith("by")):
@@ -261,8 +263,8 @@ def _check(rule: Any) -> None:
         return
     if rule._byweekday and rule._bynweekday:  # dateutil only finds days that match both
         raise InvalidSchedule(
-            "BYDAY takes days with a number, as 1TU, or without one, as MO, but not both: write two rules, "
-            "each in a line of its own, with RRULE: before it"
+            "BYDAY takes days with a number, such as 1TU, or without one, such as MO, but not both: write "
+            "two rules, each on its own line and prefixed with RRULE:"
         )
     name, times = SETS[rule._freq], _days(rule) * len(rule._byminute) * len(rule._bysecond)
     if rule._freq != HOURLY:

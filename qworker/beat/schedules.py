@@ -47,7 +47,7 @@ class schedule(Schedule):
         if not SHORTEST <= every <= LONGEST or isinstance(run_every, bool):
             shown = f"{run_every}" if isinstance(run_every, timedelta) else run_every
             raise InvalidSchedule(
-                f"{shown!r:.100} is not an interval: give seconds above 0, as 30 or 0.5, or a timedelta"
+                f"{shown!r:.100} is not an interval: use seconds above 0, such as 30 or 0.5, or a timedelta"
             )
         self.run_every = every
         self.relative = bool(relative)

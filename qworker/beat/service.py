@@ -454,7 +454,7 @@ class Beat(Scheduling):
         self._revocations.clear()
 
     def _has_called(self, name: str, task_id: str) -> bool:
-        """Tell whether *task_id* is the id of a call of the entry *name*."""
+        """Return whether *task_id* is the id of a call of the entry *name*."""
         return any(
             slot.task_id == task_id == id_of(self._scope, name, slot.due) for slot in self.store.slots(name)
         )

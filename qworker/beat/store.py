@@ -141,7 +141,7 @@ def micro(seconds: float) -> int:
 
 
 def is_sayable(name: str) -> bool:
-    """Tell whether a store can look up *name*. If not, there is no such entry."""
+    """Return whether a store can look up *name*. If not, there is no such entry."""
     try:
         return b"\0" not in name.encode()
     except UnicodeEncodeError:
@@ -156,7 +156,7 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def is_with(self, sender: Sender) -> bool:
-        """Tell whether slots and the messages of *sender* are stored atomically."""
+        """Return whether slots and the messages of *sender* are stored atomically."""
 
     @abstractmethod
     def look(self) -> Lease:

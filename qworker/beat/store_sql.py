@@ -403,7 +403,7 @@ class SQLScheduleStore(ScheduleStore):
 
 
 def are_missing(text: str) -> bool:
-    """Tell whether an error means that our tables are missing."""
+    """Return whether an error means that our tables are missing."""
     return any(name in text for name in TABLES)
 
 

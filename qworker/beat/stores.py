@@ -224,8 +224,7 @@ def _open(app: App, scope: str) -> ScheduleStore:
 
         return SQLScheduleStore(ServerDatabase(url, app.clock), scope, app.clock)
     raise ConfigurationError(
-        f"beat_store: schedules cannot be kept by {scheme}://: PostgreSQL, MySQL, MariaDB, SQLite and Redis "
-        "can",
+        f"beat_store: {scheme}:// cannot store schedules: use PostgreSQL, MySQL, MariaDB, SQLite or Redis",
         setting="beat_store",
     )
 

@@ -63,11 +63,11 @@ def shown(instant: datetime, zone: tzinfo) -> datetime:
 
 
 def is_steady(start: datetime, end: datetime, zone: tzinfo) -> bool:
-    """Tell whether the clock in *zone* is not changed between two instants that are close together."""
+    """Return whether the clock in *zone* is not changed between two instants that are close together."""
     return start.astimezone(zone).utcoffset() == end.astimezone(zone).utcoffset()
 
 
 def is_plain(wall: datetime, zone: tzinfo) -> bool:
-    """Tell whether *wall* (naive) occurs exactly once."""
+    """Return whether *wall* (naive) occurs exactly once."""
     early, late = wall.replace(tzinfo=zone, fold=0), wall.replace(tzinfo=zone, fold=1)
     return early.utcoffset() == late.utcoffset()

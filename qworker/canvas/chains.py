@@ -148,7 +148,7 @@ class chain(CompositeSignature):
         if not steps:
             empty = next((each for each in self.tasks if isinstance(each, group)), None)
             if empty is None:
-                raise PublishError("an empty chain has no result: put a step into it")
+                raise PublishError("an empty chain has no result: add a step to it")
             steps = [empty.clone()]
         copy, before, first = self._copy(), None, None
         for place, step in enumerate(steps):

@@ -32,8 +32,8 @@ def check(value: Any) -> None:
         some, depth, what = waiting.pop()
         if depth > MAX_NESTING:
             raise PublishError(
-                f"workflows are nested more than {MAX_NESTING} deep: take some apart, or let a task call "
-                "the inner ones"
+                f"workflows are nested more than {MAX_NESTING} deep: flatten some, or call the inner ones "
+                "from a task"
             )
         for fields in some:
             if (

@@ -172,7 +172,7 @@ class graph(Signature):
         if self.gathered is not None:
             self["kwargs"]["gathered"] = gathered = self.gathered.clone()
             return gathered.link(callback)
-        raise TypeError("a graph calls nothing back: make a chain of it, graph | callback")
+        raise TypeError("a graph takes no callback: make a chain of it, graph | callback")
 
     def link_error(self, errback: Any) -> Any:
         """Call *errback* for each node that fails. It is not called for nodes that do not run because of a
@@ -270,7 +270,7 @@ def _named(nodes: Any) -> Mapping[str, Any]:
     """Return *nodes* after checking their names. Raises PublishError."""
     if not isinstance(nodes, Mapping) or not nodes:
         raise PublishError(
-            f"a graph is made of {safe_repr(nodes, 100)}: expected signatures by their names, "
+            f"a graph cannot be made of {safe_repr(nodes, 100)}: expected signatures by name, "
             "{'name': task.s(…)}"
         )
     for name in nodes:
@@ -281,8 +281,8 @@ def _named(nodes: Any) -> Mapping[str, Any]:
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or len(name) > MAX_NAME or not name.isidentifier() or iskeyword(name):
         raise PublishError(
-            f"{what} of a graph is called {safe_repr(name, 100)}: a name must be a Python identifier of at "
-            f"most {MAX_NAME} characters, to be used as an argument"
+            f"{what} of a graph is named {safe_repr(name, 100)}: a name must be a Python identifier of at "
+            f"most {MAX_NAME} characters, because it is also the name of an argument"
         )
 
 
@@ -326,7 +326,7 @@ def _wanted(nodes: Mapping[str, Any], after: Any) -> dict[str, dict[str, str]]:
         if number > MAX_DEPENDANTS:
             raise PublishError(
                 f"{number} nodes of a graph wait for {name}, more than {MAX_DEPENDANTS}: let some wait for "
-                "another that passes its value on, or let one node be a group"
+                "another node that passes its value on, or combine them into one node, a group"
             )
     return found
 
@@ -348,7 +348,7 @@ def _check_known(nodes: Mapping[str, Any], name: Any, where: str) -> None:
         close_matches(name, list(nodes)[:1000]) if isinstance(name, str) and len(name) <= MAX_NAME else []
     )
     hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
-    raise PublishError(f"{where} in a graph names {safe_repr(name, 100)}, and there is no such node.{hint}")
+    raise PublishError(f"{where} in a graph names {safe_repr(name, 100)}, but there is no such node.{hint}")
 
 
 def _levels(nodes: Iterable[str], after: Wanted) -> dict[str, int]:

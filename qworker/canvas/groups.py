@@ -105,7 +105,7 @@ class group(CompositeSignature):
     def link(self, callback: Any) -> Any:
         """Call *callback* without a value when the first member has a result. A chord waits for all."""
         if not self.tasks:
-            raise PublishError("an empty group calls nothing back")
+            raise PublishError("an empty group cannot have callbacks")
         first = self.tasks[0].clone()
         linked = first.link(maybe_signature(callback, self._app, clone=True).set(immutable=True))
         self.tasks = [first, *self.tasks[1:]]
@@ -221,7 +221,7 @@ def members_of(tasks: tuple[Any, ...], app: App | None) -> list[Any]:
             tasks = (given,) = (maybe_signature(given, app),)
             found = given.tasks if isinstance(given, group) else tasks
         elif not hasattr(given, "__iter__") or isinstance(given, str | bytes):
-            raise TypeError(f"{given!r:.200} is not a signature, and has none in it: task.s(…) makes one")
+            raise TypeError(f"{given!r:.200} is not a signature and contains none: task.s(…) makes one")
         else:
             found = given
     return [each if isinstance(each, Signature) else _read(each, app) for each in found]

@@ -47,7 +47,7 @@ class JoinBody(NamedTuple):
 
     @property
     def of_chord(self) -> bool:
-        """Tell whether this is the body of a chord. Any other body fails with the error of its member."""
+        """Return whether this is the body of a chord. Any other body fails with the error of its member."""
         return self.names is None and not self.one
 
     def fields(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class JoinBody(NamedTuple):
         return written
 
     def wants(self, number: int) -> bool:
-        """Tell whether the call gets the value of the member *number*."""
+        """Return whether the call gets the value of the member *number*."""
         return self.names is None or self.names[number] is not None
 
     def arguments(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -114,7 +114,7 @@ def storable(fields: Any, app: App) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Tell whether both are equal, with equal types; a signature's arguments may be in a list or a tuple."""
+    """Return whether both are equal, with equal types. A signature's arguments may be a list or a tuple."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -157,5 +157,5 @@ def read(fields: Any, app: App) -> JoinBody:
     if values == ONE:
         return JoinBody(call, None, True, always, members, tentative)
     if not isinstance(values, list | tuple) or not all(isinstance(name, str | None) for name in values):
-        raise TypeError("it does not say which arguments the values are")
+        raise TypeError("it does not say which of its arguments are the values")
     return JoinBody(call, values, False, always, members, tentative)

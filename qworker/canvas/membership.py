@@ -42,7 +42,7 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 
 
 def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
-    """Tell whether the result of the call with *headers* is discarded.
+    """Return whether the result of the call with *headers* is discarded.
 
     by_task: the option of its task, for calls that do not set it. It does not apply to members of a join:
     the client has checked that their results may be kept.

@@ -63,8 +63,8 @@ class AttemptOptions(TypedDict, total=False):
     retry: bool | None
     """Whether to try again while the broker is unavailable; None: the setting ``task_publish_retry``."""
     retry_policy: Mapping[str, Any] | None
-    """How often to retry, over ``task_publish_retry_policy``: max_retries, and in seconds interval_start,
-    interval_step, interval_max."""
+    """How often to retry, overriding ``task_publish_retry_policy``: max_retries, and in seconds
+    interval_start, interval_step, interval_max."""
     add_to_parent: bool | None
     """False: it is not listed in the ``children`` of the calling task."""
 

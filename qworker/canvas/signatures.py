@@ -335,7 +335,7 @@ class Signature(dict[str, Any]):
         return Frozen(copy, result, result)
 
     def ignored(self, app: App | None) -> bool:
-        """Tell whether its result is discarded, as far as *app* knows."""
+        """Return whether its result is discarded, as far as *app* knows."""
         return is_ignored(self, known_task(self, app))
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
@@ -451,7 +451,7 @@ class Signature(dict[str, Any]):
 
 
 def is_ignored(call: Signature, task: Task | None) -> bool:
-    """Tell whether the result of *call*, which calls *task*, is discarded; None if unknown."""
+    """Return whether the result of *call*, which calls *task*, is discarded; None if unknown."""
     ignored = call["options"].get("ignore_result")
     return bool(task is not None and task.ignore_result if ignored is None else ignored)
 
@@ -515,7 +515,7 @@ def maybe_signature(value: Any, app: App | None = None, clone: bool = False) -> 
 
 
 def is_workflow(item: Any) -> bool:
-    """Tell whether *item* is a chain, group, chord, graph or mapping."""
+    """Return whether *item* is a chain, group, chord, graph or mapping."""
     return isinstance(item, Signature) and item["subtask_type"] in KINDS
 
 

@@ -84,7 +84,7 @@ def _compression(conf: Values) -> Iterator[Finding]:
         if name not in compression._aliases and name not in compression._encoders:
             yield (
                 setting,
-                f"{setting} is {name!r}; there are: {', '.join(sorted(compression._aliases))}",
+                f"{setting} is {name!r}, but must be one of {', '.join(sorted(compression._aliases))}",
                 "error",
             )
 
@@ -109,9 +109,8 @@ def _security(conf: Values) -> Iterator[Finding]:
     for key in keys or ():
         if len(key.encode()) < _SHORTEST_KEY:
             message = (
-                f"security_key has a key of {len(key.encode())} bytes; use at least {_SHORTEST_KEY}, such "
-                "as from "
-                'python -c "import secrets; print(secrets.token_urlsafe(48))"'
+                f"security_key has a key of {len(key.encode())} bytes; use at least {_SHORTEST_KEY}, for "
+                'example from python -c "import secrets; print(secrets.token_urlsafe(48))"'
             )
             yield "security_key", message, "error"
             break

@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be text that is not empty")
+        raise ValueError("must be a non-empty string")
     return value.strip()
 
 
@@ -140,7 +140,7 @@ def _json(value: str, shape: type, example: str) -> Any:
     except ValueError:
         result = None
     if not isinstance(result, shape):
-        raise ValueError(f"must be JSON such as {example} when it is given as text")
+        raise ValueError(f"must be JSON such as {example} if it is a string")
     return result
 
 
@@ -166,7 +166,7 @@ def _path(value: Any) -> str:
     if not isinstance(path, str) or not path.strip():
         raise ValueError("must be a path")
     if "\0" in path:
-        raise ValueError("must be a path, in which there is no NUL")
+        raise ValueError("must be a path without NUL characters")
     return path
 
 
@@ -219,18 +219,17 @@ def _secrets(value: Any) -> tuple[str, ...]:
         keys = tuple(_json(text, list, '["new key", "old key"]'))
     elif isinstance(value, str) and _NO_KEY.search(value):
         raise ValueError(
-            "must be one key without quotes, spaces, commas and semicolons, or a list of keys (in the "
-            "environment "
-            'JSON: ["new key", "old key"]) of which the first signs'
+            "must be one key without quotes, spaces, commas or semicolons, or a list of keys, of which the "
+            'first signs (in the environment as JSON: ["new key", "old key"])'
         )
     else:
         keys = (value,) if isinstance(value, str | bytes) else tuple(_list(value))
     try:
         keys = tuple(key.decode() if isinstance(key, bytes) else key for key in keys)
     except UnicodeDecodeError:
-        raise ValueError("must be text; convert random bytes with .hex()") from None
+        raise ValueError("must be a string; convert random bytes with .hex()") from None
     if not keys or not all(isinstance(key, str) and key.strip() for key in keys):
-        raise ValueError("must be a key, or a list of keys of which the first signs")
+        raise ValueError("must be a key, or a list of keys, of which the first signs")
     return keys
 
 
@@ -242,7 +241,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         value = _json(value, dict, '{"key": "value"}')
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError("must be a mapping with text as keys")
+        raise ValueError("must be a mapping with strings as keys")
     return dict(value)
 
 
@@ -303,7 +302,7 @@ _QUEUE_ARGUMENTS = (
 
 
 def _to_all(options: Mapping[str, Any]) -> bool:
-    """Tell whether a queue is bound to an exchange that may copy a message to several queues."""
+    """Return whether a queue is bound to an exchange that may copy a message to several queues."""
     kinds = [options.get("exchange_type"), *(kind for _, kind, _ in options.get("bindings") or ())]
     return not {"fanout", "headers"}.isdisjoint(kinds)
 
@@ -323,9 +322,9 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
             raise ValueError(f"has options for queue {name!r} that are not a mapping")
         if _to_all(options):
             raise ValueError(
-                f"has the broadcast queue {name!r}, but there are none in this version (nor exchanges of "
-                "the kinds fanout and headers): each message goes to one queue; give every worker its own "
-                "queue and call for each"
+                f"has the broadcast queue {name!r}, but broadcast queues, and exchanges of the kinds "
+                "fanout and headers, are not supported: each message goes to one queue; give every worker "
+                "its own queue, and send a call to each"
             )
         if queues.setdefault(_queue_within(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")
@@ -384,7 +383,7 @@ def _policy(value: Any) -> dict[str, Any]:
     policy = _mapping(value)
     for key, number in policy.items():
         if key not in _POLICY_KEYS:
-            raise ValueError(f"has the unknown key {key!r}; it knows {', '.join(_POLICY_KEYS)}")
+            raise ValueError(f"has the unknown key {key!r}; the known keys are {', '.join(_POLICY_KEYS)}")
         if number is not None and (
             isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0
         ):

@@ -289,7 +289,8 @@ class Settings(
             try:
                 values[name] = SETTINGS[name].read(raw)
             except ValueError as error:
-                shown = "" if is_secret(name) else f", and is {mask(name, raw)!r}"
+                joined = ", but is" if str(error).startswith("must") else ":"
+                shown = "" if is_secret(name) else f"{joined} {mask(name, raw)!r}"
                 problems.append(Problem(name, f"{name} {error}{shown[:200]}", source, "error"))
 
         def source_of(name: str) -> str:
@@ -319,5 +320,5 @@ def _refuse_errors(problems: list[Problem]) -> None:
     if len(errors) == 1:
         message = str(errors[0])
     else:
-        message = f"{len(errors)} settings are wrong:" + "".join(f"\n  - {problem}" for problem in errors)
+        message = f"{len(errors)} settings are invalid:" + "".join(f"\n  - {problem}" for problem in errors)
     raise ConfigurationError(message, setting=errors[0].setting or None, source=errors[0].source or None)

@@ -24,9 +24,9 @@ class ScheduleSettings:
     beat_store: str | None = declare(
         kinds.TEXT,
         None,
-        "Where schedules are kept: `sqlite:///path`, `postgresql://…`, `mysql://…`, `redis://…`, or "
-        "`memory://` for nowhere. None: with the messages if that is one of these; else with the results; "
-        "else nowhere.",
+        "Where schedules are stored: `sqlite:///path`, `postgresql://…`, `mysql://…`, `redis://…`, or "
+        "`memory://` (not stored). None: with the messages if the broker is one of these; else with the "
+        "results; else not stored.",
     )
     beat_scope: str | None = declare(
         kinds.TEXT,
@@ -36,7 +36,7 @@ class ScheduleSettings:
     beat_history_expires: float = declare(
         kinds.DURATION,
         3 * 86400.0,
-        "How long called due times are remembered. A clock that is set back further could cause a second "
-        "call.",
+        "How long it is remembered which due times were called. If a clock is set back further, an entry "
+        "could be called twice.",
         minimum=3600.0,
     )

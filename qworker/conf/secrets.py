@@ -70,7 +70,7 @@ def _is_secret_parameter(text: str, match: re.Match[str]) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a setting or option of this name is a secret."""
+    """Return whether a setting or option of this name is a secret."""
     return _SECRET_NAME.search(name) is not None and _NOT_SECRET.search(name) is None
 
 

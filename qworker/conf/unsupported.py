@@ -21,8 +21,8 @@ _EVENTS = (
     "report what happens in a worker"
 )
 _STEPS = "there are no boot steps: signals observe a worker, and middleware changes its behaviour"
-_STAMPS = "revoke() takes ids"
-_EVENTLET = "there are no greenlets: `async def` tasks run as they are, and `--pool threads` runs others"
+_STAMPS = "calls cannot be selected by stamps: revoke() takes ids"
+_EVENTLET = "qworker uses no greenlets: `async def` tasks run on an event loop, others with `--pool threads`"
 _KOMBU = (
     "send calls with app.send_task() or task.apply_async(); for messages of another kind use kombu itself"
 )
@@ -34,7 +34,7 @@ APP = {
     "qworker.testing.StepWorker",
     "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
     "annotations": "app.conf.task_annotations holds them",
-    "autofinalize": "app.finalized tells whether it is finalized; that happens on first use",
+    "autofinalize": "the app is finalized on first use; app.finalized is True afterwards",
     "bugreport": "the command `qworker report` prints it",
     "canvas": "import it: from qworker import canvas",
     "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable "
@@ -43,21 +43,21 @@ APP = {
     "create_task_cls": "subclass qworker.Task",
     "either": "use app.conf.get(name, default)",
     "events": _EVENTS,
-    "fixups": "there are none: a Django project uses qworker.django",
+    "fixups": "a Django project uses qworker.django instead",
     "loader": "settings come from config_from_object(), modules of tasks from imports, include and "
     "autodiscover_tasks()",
     "log": "qworker.logs.setup() configures logging, and the signals setup_logging and after_setup_logger",
-    "namespace": "app.conf.rows() tells where each setting came from",
+    "namespace": "app.conf.rows() shows where each setting comes from",
     "now": "use datetime.now(UTC)",
     "select_queues": "`qworker start --queues` sets the queues of a worker",
-    "set_as_current": "app is qworker.current_app tells whether it is",
+    "set_as_current": "compare the app with qworker.current_app",
     "setup_security": "messages are signed with the setting security_key (HMAC), not with certificates",
     "steps": _STEPS,
     "subclass_with_self": "pass the app as an argument",
     "strict_typing": "use @app.task(typing=False) if arguments should not be checked",
-    "timezone": "app.conf.timezone is its name; zoneinfo.ZoneInfo makes a zone of that",
+    "timezone": "app.conf.timezone is its name, for zoneinfo.ZoneInfo",
     "type_checker": "task.check_arguments() raises the TypeError that calling the function would raise",
-    "user_options": "commands take no custom options: read an environment variable instead",
+    "user_options": "commands accept no custom options: read an environment variable instead",
     "uses_utc_timezone": "app.conf.timezone is the name of the zone",
 }
 
@@ -73,15 +73,15 @@ APP_ARGUMENTS = {
     "tasks": "tasks are registered by @app.task and app.register_task()",
 }
 
-_OWN_LOG = "the program logs by itself: configure logging, or call qworker.logs.setup()"
+_OWN_LOG = "the program configures logging itself, for example with qworker.logs.setup()"
 WORKER_ARGUMENTS = {
     "autoscale": "concurrency is the number of threads or processes; idle ones cost little",
     "beat": "`qworker beat` runs the schedules, and so does `qworker start --beat`",
     "exclude_queues": "queues names the queues to consume",
     "logfile": _OWN_LOG,
     "loglevel": _OWN_LOG,
-    "pidfile": "the program has its own",
-    "pool_cls": "it is pool= here",
+    "pidfile": "the program writes its own",
+    "pool_cls": "use pool=",
     "purge": "run `qworker purge` first",
     "statedb": "revocations are stored in the broker",
     "task_events": _EVENTS,
@@ -107,7 +107,7 @@ TASK = {
     "from_config": "an option that is None is taken from its setting",
     "acks_on_failure": "acks_on_failure_or_timeout applies to both",
     "acks_on_timeout": "acks_on_failure_or_timeout applies to both",
-    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries limits how often",
+    "retry_on_worker_lost": "reject_on_worker_lost redelivers the message; max_deliveries limits how often",
     "store_eager_result": "see app.conf.task_store_eager_result",
     "Request": _HOOKS,
     "Strategy": _HOOKS,
@@ -133,7 +133,7 @@ TASK_OPTIONS = {
     "backend": ONE_STORE,
     "exchange_type": "an exchange is declared with its queue, in the setting task_queues",
     "lazy": "a task is made when it is defined, and its settings are read on first use",
-    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries limits how often",
+    "retry_on_worker_lost": "reject_on_worker_lost redelivers the message; max_deliveries limits how often",
     "run": "decorate the function, or subclass qworker.Task and define run()",
     "shared": "a task belongs to its app; @shared_task makes one that belongs to every app",
 }
@@ -156,7 +156,7 @@ SIGNATURE = {
     "append_to_list_option": "link() and link_error() add callbacks",
     "extend_list_option": "link() and link_error() add callbacks",
     "AsyncResult": "app.AsyncResult(id) is the handle of a call; freeze() gives that of a signature",
-    "register_type": "the kinds are chain, group, chord and the mappings; a task can send any calls",
+    "register_type": "the kinds are fixed (chain, group, chord, mappings); a task can send any calls",
     "election": "workers do not elect a leader",
 }
 
@@ -166,7 +166,7 @@ SIGNALS = {
     "eventlet_pool_preshutdown": _EVENTLET,
     "eventlet_pool_postshutdown": _EVENTLET,
     "eventlet_pool_apply": _EVENTLET,
-    "user_preload_options": "commands take no custom options: read an environment variable instead",
+    "user_preload_options": "commands accept no custom options: read an environment variable instead",
 }
 
 FRONT_DOOR = {
@@ -180,9 +180,9 @@ FRONT_DOOR = {
     "events": _EVENTS,
     "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; see the migration guide",
     "bin": "the command line is qworker.cli.main",
-    "exceptions": "errors are in qworker.errors, also under Celery's names; the usual ones are in qworker",
+    "exceptions": "errors are in qworker.errors, also under Celery's names; qworker has the common ones",
     "result": "AsyncResult, GroupResult and ResultSet are in qworker",
-    "utils": "get_task_logger is in qworker; the rest of Celery's utils is not",
+    "utils": "get_task_logger is in qworker; the rest of celery.utils has no counterpart",
     "local": "current_app is in qworker",
     "loaders": "settings come from app.config_from_object(), modules of tasks from imports and include",
     "concurrency": "`qworker start --pool` selects prefork, threads or solo",
@@ -194,7 +194,7 @@ FRONT_DOOR = {
 
 COMMANDS = {
     "events": _EVENTS,
-    "inspect": "`qworker workers` and `qworker tasks` show workers and what they have; the rest " + LATER,
+    "inspect": "`qworker workers` and `qworker tasks` show workers and their tasks; the rest " + LATER,
     "control": "`qworker revoke` stops tasks; the rest " + LATER,
     "status": "`qworker workers` lists the running workers",
     "multi": "start several with your init system: `qworker init systemd` prints the files",
@@ -223,7 +223,7 @@ WORKER_OPTIONS = {
     "-X/--exclude-queues": "--queues names the queues to consume",
     "-I/--include": "set include, or QWORKER_INCLUDE=a,b",
     "--disable-prefetch": "--prefetch-multiplier 1 prefetches one message for each process",
-    "--pool-start-method": "it is --start-method here",
+    "--pool-start-method": "use --start-method",
     "--heartbeat-interval": "a worker renews its lease itself; see worker_lease_seconds",
 }
 """Options of `celery worker` that are not supported."""
@@ -241,7 +241,7 @@ BEAT_OPTIONS = {
 """Options of `celery beat` that are not supported."""
 
 BEAT_OPTIONS_WITHOUT_EFFECT = {"--max-interval": True}
-"""Options of `celery beat` that are accepted and not needed. True for those that take a value."""
+"""Options of `celery beat` that are accepted but not needed. True for those that take a value."""
 
 OPTIONS_WITHOUT_EFFECT = {
     "--without-gossip": False,
@@ -249,7 +249,7 @@ OPTIONS_WITHOUT_EFFECT = {
     "--without-heartbeat": False,
     "-O/--optimization": True,
 }
-"""Options of `celery worker` that are accepted and not needed: workers never communicate with each other, and
+"""Options of `celery worker` that are accepted but not needed: workers never communicate with each other, and
 tasks always go to free processes (`-O fair`). True for those that take a value."""
 
 

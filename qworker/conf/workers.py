@@ -68,7 +68,7 @@ class WorkerSettings:
     worker_ack_flush_seconds: float = declare(
         kinds.DURATION,
         0.01,
-        "Acknowledgements wait this long for others, to be written together.",
+        "How long an acknowledgement waits for others, so that they are written together.",
         minimum=0,
         maximum=1,
     )

@@ -271,7 +271,7 @@ def _values_of_members(
     what = f"failed task {letter.tag} gets the values of its members"
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
-        raise ChordError(f"{what}, which are not known any more: pass --args, or call the workflow again")
+        raise ChordError(f"{what}, which are no longer known: pass --args, or call the workflow again")
     how = known.get("values")
     names = how if isinstance(how, list | tuple) else None
     found = app.backend.read_many(known["ids"])
@@ -286,7 +286,7 @@ def _values_of_members(
         else:
             raise ChordError(
                 f"{what}, but its member {task_id} has not succeeded (state: {status}): retry the member "
-                "first, and this task when the member has succeeded"
+                "first, and this task once the member has succeeded"
             )
     if not known.get("given"):
         return [], {}

@@ -41,7 +41,7 @@ class HumanHasher:
 
     def __init__(self, wordlist: Sequence[str] = DEFAULT_WORDLIST) -> None:
         if len(wordlist) != 256:
-            raise ValueError(f"a word list has 256 words; this one has {len(wordlist)}")
+            raise ValueError(f"a word list must have 256 words, but this one has {len(wordlist)}")
         self.wordlist = wordlist
 
     def humanize(self, hexdigest: str, words: int = 4, separator: str = "-") -> str:

@@ -68,7 +68,7 @@ class SignedPackage:
                 text = text.decode()
             return bytes(_signer().unsign_object(str(text), serializer=_AsItIs))
         except UnicodeError as error:
-            raise BadSignature("a package is text of ASCII characters") from error
+            raise BadSignature("a package must be ASCII text") from error
 
 
 class _AsItIs:

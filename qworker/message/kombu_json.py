@@ -66,8 +66,8 @@ class LooksTagged(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a dictionary of only '__type__' and '__value__' is how JSON writes a value of another type, so "
-            "nobody could read it: rename a key, or add another"
+            "a dictionary with only the keys '__type__' and '__value__' is not read back as a dictionary: "
+            "rename a key, or add another"
         )
 
 

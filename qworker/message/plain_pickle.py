@@ -67,7 +67,7 @@ codecs, or print what they got."""
 
 
 class RefusedPickle(ValueError):
-    """It could run code, or take much memory or time."""
+    """The pickle could run code, or take much memory or time."""
 
 
 class _Operations(dict[int, Callable[[Any], None]]):
@@ -101,7 +101,7 @@ class _Unpickler(pickle._Unpickler):
         function, arguments = self.stack[-2:]
         types = tuple(map(type, arguments))
         if not callable(function) or types not in _ARGUMENTS.get(function, [types]):
-            raise RefusedPickle(f"it calls {safe_repr(function, 100)} in another way")
+            raise RefusedPickle(f"it calls {safe_repr(function, 100)} in an unsupported way")
         if function is bytearray and types == (str, str):  # by protocol 2, in latin-1
             arguments = (arguments[0].encode("latin1"),)
         self.charge(len(arguments))
@@ -118,13 +118,13 @@ class _Unpickler(pickle._Unpickler):
     def create(self) -> None:
         cls, arguments = self.stack[-2:]
         if cls is not UUID or arguments != ():
-            raise RefusedPickle("it creates an object that is no UUID")
+            raise RefusedPickle("it creates an object other than a UUID")
         self.stack[-2:] = [UUID(int=0)]
 
     def build(self) -> None:
         created, state = self.stack[-2:]
         if type(created) is not UUID or created.int:
-            raise RefusedPickle("it sets the attributes of an object that is no new UUID")
+            raise RefusedPickle("it sets the attributes of an object that is not a new UUID")
         object.__setattr__(created, "int", UUID(int=operator.index(state["int"])).int)
         self.stack.pop()
 

@@ -159,7 +159,7 @@ def plain_calls(value: Any, arguments: bool = False, subclasses: bool = False) -
     """Return `value` with its signatures as plain dicts.
 
     arguments: also those in the arguments of its calls. Pickle restores signatures, but without their app.
-    YAML does not take them, and msgpack would count the members of a group instead of its fields.
+    YAML does not support them, and msgpack would count the members of a group instead of its fields.
     subclasses: also those in subclasses of dict, list and tuple, which msgpack writes as such. Raises
     TypeError then for keys that are not text.
     """
@@ -255,11 +255,11 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
     from kombu.serialization import registry
 
     if name in registry.name_to_type:
-        how = install_command(name) if name in CONTENT_TYPES else "install the package it is from"
+        how = install_command(name) if name in CONTENT_TYPES else "install the package that provides it"
         return ConfigurationError(f"serializer {name!r} is not installed: {how}", setting=setting)
     known = sorted(registry.name_to_type)
-    tail = did_you_mean(name, known, f"; there are {', '.join(known)}")
-    return ConfigurationError(f"no serializer is named {name!r}{tail}", setting=setting)
+    tail = did_you_mean(name, known, f"; use one of {', '.join(known)}")
+    return ConfigurationError(f"there is no serializer {name!r}{tail}", setting=setting)
 
 
 def check_accepted(content_type: str, accept: frozenset[str]) -> None:
@@ -286,7 +286,7 @@ def compress(data: bytes, method: str) -> tuple[str, bytes]:
     except KeyError:
         known = ", ".join(sorted({*compression._aliases}))
         raise ConfigurationError(
-            f"no compression is named {method!r}; there are {known}", setting="task_compression"
+            f"there is no compression {method!r}; use one of {known}", setting="task_compression"
         ) from None
     return mime, compressed
 

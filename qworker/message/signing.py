@@ -90,8 +90,8 @@ class Signer:
         age = self.age(headers, body, properties)
         if self._max_age is not None and age > self._max_age:
             raise SecurityError(
-                f"the signature is {age:.0f} s old, and security_max_age is {self._max_age:g} s; `qworker "
-                "dead retry` signs it anew"
+                f"the signature is {age:.0f} s old, but security_max_age is {self._max_age:g} s; `qworker "
+                "dead retry` signs the message again"
             )
 
     def age(
@@ -108,9 +108,7 @@ class Signer:
             raise SecurityError(f"not a signature: {signature!r:.80}")
         _, key, signed_at, _, names = fields
         if key not in self._keys:
-            raise SecurityError(
-                f"the message is signed with key {key!r:.20}, which is not one of security_key"
-            )
+            raise SecurityError(f"the message is signed with key {key!r:.20}, which is not in security_key")
         own = [unquote(name) for name in names.split(",")] if names else []
         for name in headers:
             if name.startswith(OURS) and name not in own:
@@ -156,7 +154,7 @@ class Signer:
         key, _, digest = signature.decode("latin-1").partition(":")
         if key not in self._keys:
             raise SecurityError(
-                f"it is signed with key {key!r:.20}, which is not one of security_key"
+                f"it is signed with key {key!r:.20}, which is not in security_key"
                 if len(key) == 8 and set(key) <= set(hexdigits)
                 else "it is not signed with a key of security_key"
             )

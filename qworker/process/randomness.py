@@ -1,6 +1,6 @@
 """Random pauses and orders, with a generator of our own.
 
-Comes from:  whatever waits before it tries again, or chooses among servers.
+Comes from:  code that waits before another attempt, or chooses among servers.
 Goes to:     nothing.
 Thread:      any.
 

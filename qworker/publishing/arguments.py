@@ -54,7 +54,8 @@ def positional(name: str, args: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(args, str | bytes | Mapping) or not hasattr(args, "__iter__"):
         raise TypeError(
-            f"calling {name}: args={args!r:.200} must be a tuple or list of arguments: [{args!r:.200}]?"
+            f"calling {name}: args={args!r:.200} must be a tuple or list of arguments; did you mean "
+            f"[{args!r:.200}]?"
         )
     return tuple(args)
 

@@ -465,7 +465,7 @@ def _headers(name: str, headers: Any, kept: Mapping[str, Any] | None) -> Mapping
     if headers is None:
         return kept or {}
     if not isinstance(headers, Mapping) or not all(isinstance(key, str) for key in headers):
-        raise PublishError(f"calling {name}: headers={headers!r:.200} must be a mapping with text as keys")
+        raise PublishError(f"calling {name}: headers={headers!r:.200} must be a mapping with strings as keys")
     return {**kept, **headers} if kept else headers
 
 

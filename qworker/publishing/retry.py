@@ -57,7 +57,7 @@ class RetryPolicy(NamedTuple):
             if name in _IGNORED:
                 continue
             if name not in known:
-                tail = did_you_mean(name, known, f"; it knows {', '.join(sorted(known))}")
+                tail = did_you_mean(name, known, f"; the known keys are {', '.join(sorted(known))}")
                 raise ConfigurationError(f"{source} has no {name!r}{tail}", setting=source)
             if not _suits(name, value):
                 raise ConfigurationError(f"{source}[{name!r}] cannot be {value!r}", setting=source)

@@ -200,7 +200,7 @@ def _options(target: Any) -> Mapping[str, Any] | None:
     name = getattr(target, "name", target)
     if not isinstance(name, str):
         raise PublishError(
-            f"a route in task_routes answered {target!r}: expected a queue's name, a mapping, or None"
+            f"a route in task_routes returned {target!r}: expected a queue name, a mapping, or None"
         )
     return {"queue": name}
 

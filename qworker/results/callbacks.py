@@ -49,7 +49,7 @@ def _promise(callback: Callable[..., Any], on_error: Callable[..., Any] | None) 
     for name, given in (("callback", callback), ("on_error", on_error)):
         if not callable(given) and not (name == "on_error" and given is None):
             taken = "the result" if name == "callback" else "the exception, or None"
-            raise TypeError(f"then() takes as {name} a function of {taken}, not {given!r:.200}")
+            raise TypeError(f"{name} of then() must be a function of {taken}, not {given!r:.200}")
     from vine import promise  # only on use
 
     kept = promise()
@@ -94,7 +94,7 @@ def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., A
 def _ended(result: Single, found: Found | Exception) -> None:
     """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     if isinstance(found, Exception):
-        logger.error("the callbacks of a result get an error, because it cannot be read: %s", found)
+        logger.error("a result cannot be read, so its callbacks get this error: %s", found)
         keep(result, found)
     else:
         result.keep(found)

@@ -66,7 +66,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     length = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(length, bool) or not isinstance(length, int | float) or math.isnan(length):
         raise TypeError(
-            f"timeout must be a number of seconds, a timedelta, or None for ever, not {timeout!r}"
+            f"timeout must be a number of seconds, a timedelta, or None for no limit, not {timeout!r}"
         )
     return max(0.0, length)
 

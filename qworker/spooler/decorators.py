@@ -84,7 +84,7 @@ def timer(secs: float, **where: Any) -> Callable[[Callable[[int], Any]], Callabl
 
 
 def mstimer(msecs: float, **where: Any) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """Call the function every *msecs* milliseconds. uWSGI has this from 2.1 on."""
+    """Call the function every *msecs* milliseconds. Needs uWSGI 2.1."""
     return _raised(where, lambda signum: uwsgi.add_ms_timer(signum, msecs))
 
 

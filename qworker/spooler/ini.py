@@ -151,7 +151,7 @@ def _lines(
     if "://" in given or given in ("", "-"):
         raise refuse("is not a file: only files are read here")
     if "\0" in name:
-        raise refuse("is not a file: there is a NUL")
+        raise refuse("is not a file name: it contains a NUL character")
     path = os.path.realpath(given)
     if (path, section) in within:
         raise refuse("includes itself")
@@ -206,7 +206,7 @@ def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[
     for number, text in enumerate(content.split("\n"), 1):
         text = text.strip()
         if "\0" in text:
-            raise _wrong(file, "there is a NUL, so this is not text", number)
+            raise _wrong(file, "this is not text: it contains a NUL character", number)
         if text.startswith("["):
             here = text[1:].partition("]")[0]
             if here == wanted:
@@ -229,7 +229,7 @@ class _Values:
         key = _ALIASES.get(line.key, line.key)
         if _LOGIC.fullmatch(key):
             raise line.wrong(
-                f"{key} is not understood here: put the spooler's options into a section of their own, "
+                f"{key} is not supported here: put the spooler's options into a section of their own, "
                 "without conditions and loops, and name it as file.ini:section"
             )
         self.lines.append(line)
@@ -267,7 +267,7 @@ class _Values:
         if letter is not None:
             return self._magic(letter, line)
         if sign == "@":
-            raise line.wrong(f"@({safe_repr(name)}) is not understood here: write the value itself")
+            raise line.wrong(f"@({safe_repr(name)}) is not supported here: write the value itself")
         if sign == "$":
             if name not in self._environ:
                 raise line.wrong(f"there is no environment variable {safe_repr(name)}")
@@ -279,7 +279,7 @@ class _Values:
     def _magic(self, letter: str, line: _Line) -> str:
         if letter not in _MAGIC:
             raise line.wrong(
-                f"{safe_repr('%' + letter)} is not understood here; these are: %{', %'.join(_MAGIC)}"
+                f"{safe_repr('%' + letter)} is not supported here; use one of %{', %'.join(_MAGIC)}"
             )
         return _MAGIC[letter](line)
 
@@ -380,7 +380,8 @@ def _set_option(options: dict[str, Any], name: str, line: _Line, text: str) -> N
     try:
         value = setting.read([text] if name in _LISTS and name != "socket_key" else text)
     except ValueError as error:
-        shown = "" if name == "socket_key" else f", and is {safe_repr(text)}"
+        joined = ", but is" if str(error).startswith("must") else ":"
+        shown = "" if name == "socket_key" else f"{joined} {safe_repr(text)}"
         raise line.wrong(f"{line.key} {error}{shown}") from None
     if name in _LISTS:
         options[name] = (*options.get(name, ()), *value)
@@ -393,5 +394,5 @@ def _set_option(options: dict[str, Any], name: str, line: _Line, text: str) -> N
 def _variable(line: _Line, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise line.wrong(f"env needs NAME=VALUE, and is {safe_repr(text)}")
+        raise line.wrong(f"env must be NAME=VALUE, not {safe_repr(text)}")
     return name, value

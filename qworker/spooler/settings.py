@@ -73,13 +73,13 @@ def _check(options: SpoolerOptions) -> None:
         )
     if options.backoff > options.backoff_max:
         raise ConfigurationError(
-            f"a job would wait {options.backoff:g} s for its second attempt, and {options.backoff_max:g} s "
-            "at most: increase backoff_max",
+            f"backoff ({options.backoff:g} s) is longer than backoff_max ({options.backoff_max:g} s): "
+            "increase backoff_max",
             setting="spooler_backoff",
         )
     if options.chdir is not None and not os.path.isdir(options.chdir):
         raise ConfigurationError(
-            f"jobs are to run in {safe_repr(options.chdir)}, which is not a directory: make it, or name "
+            f"jobs must run in {safe_repr(options.chdir)}, which is not a directory: create it, or name "
             "another",
             setting="spooler_chdir",
         )

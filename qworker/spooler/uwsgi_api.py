@@ -116,7 +116,7 @@ def no_function() -> str:
     if not_imported:
         return (
             f"no function runs jobs, because {', '.join(not_imported)} could not be imported: correct that "
-            "and start the spooler again; until then jobs wait"
+            "and restart the spooler; until then jobs wait"
         )
     return (
         "no function runs jobs: name the module that sets uwsgi.spooler with --spooler-python-import, or "
@@ -138,7 +138,7 @@ def _spool(*arguments: Any, **keywords: Any) -> bytes:
     dictionary, keywords are ignored, as with uWSGI. NotSpooled, a ValueError, when nothing was enqueued."""
     message = arguments[0] if arguments else keywords
     if len(arguments) > 1 or not isinstance(message, Mapping) or not (arguments or keywords):
-        raise NotSpooled(f"a job is one dictionary, or keywords, not {safe_repr(arguments, 200)}")
+        raise NotSpooled(f"a job must be one dictionary, or keywords, not {safe_repr(arguments, 200)}")
     try:
         return os.fsencode(_enqueuer().enqueue(message))
     except (SpoolError, UnicodeError) as error:
@@ -344,7 +344,7 @@ def signal(signum: int, *_: Any) -> None:
             "it with the target 'spooler'"
         )
     if not any(signal_socket.send(place, signum) for place in directories):
-        raise SpoolError(f"signal {signum} was not sent: no spooler that it is for runs on this machine")
+        raise SpoolError(f"signal {signum} was not sent: no spooler for it runs on this machine")
 
 
 def run_signal(signum: int) -> bool:

@@ -61,7 +61,7 @@ def unlock_chord(
         try:
             task.retry(countdown=pause, max_retries=max_retries)
         except (MaxRetriesExceeded, PublishError) as error:  # there will be no further check
-            _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
+            _fail(app, group_id, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
             raise
     why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
     try:
@@ -73,7 +73,7 @@ def unlock_chord(
                 why = f"Callback error: {safe_repr(error)}"
         if why is not None:
             logger.error("chord %s fails: %s", group_id, why, extra={"event": "join-failed"})
-            _fail(app, callback, why)
+            _fail(app, group_id, callback, why)
     except _AWAY as error:
         task.retry(exc=error, countdown=pause, max_retries=max_retries)
 
@@ -105,14 +105,19 @@ def _value_of(member: Any, found: Mapping[str, Any]) -> Any:
     return found[member.id]["result"]
 
 
-def _fail(app: App, callback: Mapping[str, Any], why: str) -> None:
+def _fail(app: App, group_id: str, callback: Mapping[str, Any], why: str) -> None:
     """Store the failure of a chord's body and all calls after it, and call its errbacks."""
     try:
         envelopes, ended = followup.chord_failed(app, signature(callback, app=app), why)
     except _AWAY:
         raise
     except QWorkerError as error:
-        logger.error("nor can that be reported: %s", error, extra={"event": "join-failed"})
+        logger.error(
+            "the failure of chord %s cannot be reported: %s",
+            group_id,
+            error,
+            extra={"event": "join-failed"},
+        )
         return
     if envelopes:
         sender(app).push(envelopes)

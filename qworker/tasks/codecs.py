@@ -156,7 +156,8 @@ class Codecs:
     def _subclass(self, kind: type, value: Any) -> Any:
         if self._exact:
             raise ConversionError(
-                f"expected {kind.__name__}, and this {type(value).__name__} would come out as one"
+                f"expected {kind.__name__}, not {type(value).__name__}, which would be read back as "
+                f"{kind.__name__}"
             )
         return self.of(type(value)).dump(value)
 
@@ -298,7 +299,7 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:
         reraise_interrupt(error)
-        raise ConversionError(f"no {name} can be made of it: {_described(error)}") from error
+        raise ConversionError(f"it cannot be converted to {name}: {_described(error)}") from error
 
 
 def _described(error: Any) -> str:
@@ -559,7 +560,9 @@ def _dump_duration(value: Any) -> Any:
             return seconds
     except OverflowError:
         pass
-    raise ConversionError("a timedelta of centuries that has microseconds is not a number of seconds")
+    raise ConversionError(
+        "a timedelta of centuries with microseconds cannot be stored exactly as a number of seconds"
+    )
 
 
 TIMEDELTA = _read(

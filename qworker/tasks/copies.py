@@ -50,7 +50,7 @@ def refused(app: App, task: Task, context: Context) -> Outcome | None:
         reraise_interrupt(error)
         if not task.acks_late:  # the message is acked, and cannot go back
             return None
-        return Outcome(REQUEUED, 0.0, f"whether it is a copy cannot be determined: {error}")
+        return Outcome(REQUEUED, 0.0, f"cannot determine whether it is a copy: {error}")
     if first == number:
         return None
-    return Outcome(COPY, 0.0, "its joiner died while it was published, and this is the second message of it")
+    return Outcome(COPY, 0.0, "it was published twice, because its joiner died; this is the second message")

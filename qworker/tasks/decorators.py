@@ -87,7 +87,7 @@ class TaskOptions(TypedDict, total=False):
     acks_on_failure_or_timeout: bool | None
     """False dead-letters a task that failed or timed out."""
     reject_on_worker_lost: bool | None
-    """True delivers it again when its process died; False fails it."""
+    """True redelivers a task whose process died; False fails it."""
     max_deliveries: int | None
     """How often its process may die before its message becomes a dead letter."""
     ignore_result: bool | None

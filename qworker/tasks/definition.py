@@ -92,8 +92,8 @@ def make_task(
 def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
     if is_generator_function(function):
         raise ConfigurationError(
-            f"task {name} has a yield, so calling it would run nothing of it: return a list of the values, "
-            "or send a call for each of them"
+            f"task {name} contains a yield, so calling it would run none of its code: return a list of the "
+            "values, or send a call for each of them"
         )
 
 
@@ -203,12 +203,11 @@ def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) 
         kind = type(base.__name__, bases, {**_looks(base), **own})
     if kind.own_call and is_coroutine_function(kind.__call__) is not is_async:
         raise ConfigurationError(
-            f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be "
-            "over before the task begins. Give it a base= whose async def __call__ awaits self.run(…)"
+            f"task {name} is an async def, but __call__ of its class {base.__qualname__} is not, and would "
+            "return before the task begins. Give it a base= whose async def __call__ awaits self.run(…)"
             if is_async
-            else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, and the "
-            "task is not: "
-            "give it another base="
+            else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, but the "
+            "task is not: give it another base="
         )
     return kind
 
@@ -269,7 +268,7 @@ def _attributes(attributes: object, source: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(attributes, Mapping) or not all(isinstance(key, str) for key in attributes):
         raise ConfigurationError(
-            f"task_annotations: {source!r:.200} says {attributes!r:.200}, which is not a mapping from "
+            f"task_annotations: {source!r:.200} has {attributes!r:.200}, which is not a mapping from "
             "attributes to values",
             setting="task_annotations",
         )

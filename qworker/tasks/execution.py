@@ -147,9 +147,9 @@ def started(app: App, task: Task, context: Context) -> ResultRow | None:
     try:
         meta = app.backend.meta(context.id, states.STARTED, info, context=context)
         return app.backend.row(context.id, meta)
-    except Exception as error:  # noqa: BLE001 - it is no reason not to run the task
+    except Exception as error:  # noqa: BLE001 - the task runs anyway
         reraise_interrupt(error)
-        logger.warning("the state STARTED of task %s[%s] is not stored: %s", task.name, context.id, error)
+        logger.warning("state STARTED of task %s[%s] cannot be stored: %s", task.name, context.id, error)
         return None
 
 
@@ -287,7 +287,9 @@ class Run:
                 parts = self._parts(states.FAILURE, exception_to_dict(error))
                 follow = self._fail_downstream(error, text)
             except Exception:
-                logger.exception("nor could its failure be stored")
+                logger.exception(
+                    "the failure of task %s[%s] could not be stored", self.task.name, self.context.id
+                )
             return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts, self.stored)
 
     def returned(self, value: Any) -> Outcome:
@@ -545,7 +547,7 @@ class Run:
         try:
             backend.store(context.id, meta)
         except BackendError as error:  # not fatal, because the caller gets the value directly
-            logger.warning("the result of %s is not stored: %s", context.id, error)
+            logger.warning("the result of task %s cannot be stored: %s", context.id, error)
         return None
 
 
@@ -563,7 +565,7 @@ def _format(error: BaseException) -> str:
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception:  # noqa: BLE001 - an exception whose own methods raise
-        text = f"{type(error).__name__}: (its text cannot be had)\n"
+        text = f"{type(error).__name__}: (its text is not available)\n"
     if len(text) > MAX_TRACEBACK:
         text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
     return storable(text)

@@ -105,7 +105,7 @@ def failed(
 
 
 def _log_or_raise(problem: BaseException, call: Signature, context: Context) -> None:
-    """Log the error of the errback *call*, whatever it is: the others are called all the same. In an eager
+    """Log the error of the errback *call*, whatever it is: the others are still called. In an eager
     call, Ctrl-C and a closed generator are the caller's."""
     if context.is_eager and isinstance(problem, KeyboardInterrupt | GeneratorExit):
         raise problem
@@ -144,7 +144,9 @@ def _chord_parts(
     try:
         written = app.backend.codec.encode_value(storable(body, app), ("join", group))
     except Exception as error:  # noqa: BLE001 - any program may have written the body
-        logger.error("the chord of task %s cannot count it, because of its body: %s", task_id, error)
+        logger.error(
+            "the end of task %s cannot be recorded for its chord, whose body is invalid: %s", task_id, error
+        )
         return ()
     part = joins.chord_part(group, number, task_id, status, result, written)
     return () if part is None else (tuple(part),)
@@ -262,8 +264,8 @@ def failure(headers: Mapping[str, Any]) -> BaseException | None:
 
 
 def error_of_chord(app: App, kind: str, headers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the stored error of a call that has only to fail, as its chord has failed, but whose process
-    died or was killed; None for any other call or end. kind: of its Outcome.
+    """Return the stored error of a call that only has to fail, because its chord has failed, but whose
+    process died or was killed; None for any other call or end. kind: of its Outcome.
 
     It has the values of a message, so marshal may not support it, and an exception made from it may have any
     class. If results cannot contain these values, it is a ChordError.
@@ -303,7 +305,7 @@ def ended(
     reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
     """Return the results of *calls* that fail with *error* (as stored) without running. One whose result is
-    ignored has none, unless its failure is stored all the same or a join waits for it.
+    ignored has none, unless its failure is stored anyway or a join waits for it.
 
     - children: of some calls, by id, in the form of ``as_tuple()``.
     - reply_to: the queue for their results, unless a call names another.
@@ -313,13 +315,13 @@ def ended(
         try:
             found += _ended(app, call, error, traceback, parent, children, reply_to)
         except Exception as problem:  # noqa: BLE001 - any program may have written it
-            logger.error("the failure of the following call of %s cannot be reported: %s", call.task, problem)
+            logger.error("the failure of the call of %s cannot be reported: %s", call.task, problem)
             why = TaskError(f"a task before it failed, and its error cannot be written: {safe_repr(problem)}")
             short = exception_to_dict(why)
             try:
                 found += _ended(app, call, short, "", parent, {}, reply_to, describe=False)
             except Exception:
-                logger.exception("nor can a shorter one")
+                logger.exception("a shorter failure of the call of %s cannot be reported either", call.task)
     return tuple(found)
 
 

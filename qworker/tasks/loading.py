@@ -47,7 +47,7 @@ class TaskModules:
             if SETTINGS_MODULE not in os.environ and not _is_configured():
                 raise ConfigurationError(
                     'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]: '
-                    f"this is no Django project, since {SETTINGS_MODULE} is not set"
+                    f"this is not a Django project, because {SETTINGS_MODULE} is not set"
                 )
             packages = _installed
         self._packages.append((packages if callable(packages) else lambda: packages, related_name))

@@ -32,13 +32,13 @@ def rate_per_second(limit: str | float | None) -> float | None:
 def _whole(value: object) -> int:
     number = kinds.INTEGER.read(value)
     if number < 0:
-        raise ValueError("must be a whole number from 0 up")
+        raise ValueError("must be a whole number of 0 or more")
     return int(number)
 
 
 def _count(value: object) -> int:
     if _whole(value) == 0:
-        raise ValueError("must be a whole number from 1 up")
+        raise ValueError("must be a whole number of 1 or more")
     return _whole(value)
 
 

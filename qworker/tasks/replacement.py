@@ -51,7 +51,7 @@ def replacement(task: Task, sig: Any) -> Signature:
             f"Cannot replace with an empty chain: give {task.name}.replace() a step to run"
         )
     if "chord" in work.options:
-        raise ConfigurationError("what replaces a task must not be part of a chord: leave its option out")
+        raise ConfigurationError("the replacement of a task must not have the option chord: leave it out")
     if isinstance(work, chunks):
         work = work.group().clone(**work["options"])
     nesting = request.replaced_task_nesting + 1
@@ -171,7 +171,7 @@ def _add(task: Task, work: Any, last: Signature, joins: Joins, join: str, lazy: 
     crash_point("chord-grown")
     if number is None:
         raise NotInChord(
-            f"the chord of {task.name}[{request.id}] has got all its members already, or no longer exists"
+            f"the chord of {task.name}[{request.id}] already has all its members, or no longer exists"
         )
     last["options"].update(group_id=group, group_index=number)
     if shared:

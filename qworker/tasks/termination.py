@@ -117,10 +117,10 @@ def report(
             return _later(app, task, context, problem)
         logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
         after = (), ()
-        try:  # otherwise the calls after it would wait for ever
+        try:  # otherwise the calls after it would wait forever
             after = _after(app, context, state, error, traceback)
         except Exception:
-            logger.exception("nor could the calls after it be ended")
+            logger.exception("the calls after task %s[%s] could not be ended", task.name, context.id)
         return Outcome(kind, None, text, None, None, *after, reported=True)
     finally:
         pop(token)

@@ -106,7 +106,7 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         hint = (
             f"did you mean {guesses[0]}://?"
             if guesses
-            else f"there are {', '.join(dict.fromkeys((*SCHEMES, *names())))}."
+            else f"use one of {', '.join(dict.fromkeys((*SCHEMES, *names())))}."
         )
         raise ConfigurationError(
             f"broker_url: there is no broker for {scheme}://; {hint} Leave broker_url unset for the "
@@ -126,7 +126,7 @@ def _of_another(point: EntryPoint, url: str | None, conf: Settings) -> Broker:
 
 
 def _kombu_has(scheme: str) -> bool:
-    """Tell whether kombu has a transport for *scheme*."""
+    """Return whether kombu has a transport for *scheme*."""
     from kombu.transport import TRANSPORT_ALIASES
 
     return scheme in TRANSPORT_ALIASES or scheme.partition("+")[0] in TRANSPORT_ALIASES

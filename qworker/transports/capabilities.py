@@ -86,9 +86,9 @@ NO_FANOUT = "none: `revoke()` raises `NotSupported`"
 UNKNOWN = Capabilities(
     "A broker of another package",
     (),
-    *("as its package says",) * 7,
+    *("see its package",) * 7,
     note="Its module has no `CAPABILITIES`; see its `Broker.lacks`.",
-    failed_tasks="as its package says",
+    failed_tasks="see its package",
 )
 
 

@@ -211,16 +211,16 @@ def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
     for name in _LIBPQ_NUMBERS:
         if not re.fullmatch(r"\s*[+-]?\d+\s*", text := str(parameters.get(name, 0))):
             raise ConfigurationError(
-                f"{setting}: {name} is {text!r:.80}, and must be a whole number", setting=setting
+                f"{setting}: {name} is {text!r:.80}, but must be a whole number", setting=setting
             )
     if not _is_finite(text := str(parameters.get("connect_timeout", 0))):  # psycopg rounds it
         raise ConfigurationError(
-            f"{setting}: connect_timeout is {text!r:.80}, and must be a number of seconds", setting=setting
+            f"{setting}: connect_timeout is {text!r:.80}, but must be a number of seconds", setting=setting
         )
     for name, words in _LIBPQ_WORDS.items():
         if (text := str(parameters.get(name, words[0]))) not in words:
             raise ConfigurationError(
-                f"{setting}: {name} is {text!r:.80}, and must be one of {', '.join(words)}", setting=setting
+                f"{setting}: {name} is {text!r:.80}, but must be one of {', '.join(words)}", setting=setting
             )
     named = ((name, str(parameters[name])) for name in _LIBPQ_FILES if parameters.get(name))
     wrong = unreadable((name, path) for name, path in named if (name, path) != ("sslrootcert", "system"))

@@ -134,7 +134,7 @@ class Current:
             return answer
         assert failure is not None
         raise BrokerUnavailable(
-            f"none of {len(self._brokers.brokers)} brokers answers; the first: {failure}"
+            f"none of the {len(self._brokers.brokers)} brokers answers; error of the first: {failure}"
         ) from failure
 
 
@@ -212,7 +212,7 @@ class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
                 self._brokers.say(index, candidate, failure, "working")
             return generation
         raise BrokerUnavailable(
-            f"none of {len(self._brokers.brokers)} brokers answers; the first: {failure}"
+            f"none of the {len(self._brokers.brokers)} brokers answers; error of the first: {failure}"
         ) from failure
 
     def _register_at(self, index: int) -> int:

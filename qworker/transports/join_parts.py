@@ -29,7 +29,7 @@ def by_join(parts: Iterable[Part]) -> dict[str, dict[int, Part]]:
 
 
 def may_be_id(join: str) -> bool:
-    """Tell whether every store can keep a join with this id and distinguish it from others."""
+    """Return whether every store can keep a join with this id and distinguish it from others."""
     return type(join) is str and 0 < len(join) <= MAX_ID and join.isprintable() and join[-1] != " "
 
 

@@ -37,7 +37,7 @@ _SERVERS_BEGIN = (OWN, "x-first-death-", "x-last-death-")
 
 
 def is_apart(name: str) -> bool:
-    """Tell whether the header *name* is not the sender's."""
+    """Return whether the header *name* is not the sender's."""
     return name[:2] == "x-" and (name in _SERVERS or name.startswith(_SERVERS_BEGIN))
 
 

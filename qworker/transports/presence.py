@@ -5,7 +5,7 @@ Goes to:     ``Listing.workers()``, for the command line and others.
 Thread:      any; values.
 
 The text is ASCII JSON, so that every server accepts it. It may have been written by another version, or by
-somebody else: a missing or invalid field gets its default, and the broker's record takes precedence.
+another program: a missing or invalid field gets its default, and the broker's record takes precedence.
 """
 
 import json

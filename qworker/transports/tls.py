@@ -172,7 +172,7 @@ def tls_of(
             option = _NAMES.get(option, option)
             if option not in _OPTIONS:
                 guesses = close_matches(option, _OPTIONS)
-                hint = f"did you mean ssl_{guesses[0]}?" if guesses else f"there are {', '.join(_OPTIONS)}"
+                hint = f"did you mean ssl_{guesses[0]}?" if guesses else f"use one of {', '.join(_OPTIONS)}"
                 raise ConfigurationError(f"{setting}: TLS has no option {name!r}; {hint}", setting=setting)
             if option == "cert_reqs":
                 given[option] = _verify(name, value, setting)
@@ -204,7 +204,7 @@ def of_rabbitmq(url: str, use_ssl: Any, host: str) -> tuple[Tls | None, str, dic
         if name not in _KOMBU:
             guesses = close_matches(name, (*_SPELLED, *_KOMBU))
             hint = (
-                f"did you mean {guesses[0]}?" if guesses else f"there are {', '.join((*_SPELLED, *_KOMBU))}"
+                f"did you mean {guesses[0]}?" if guesses else f"use one of {', '.join((*_SPELLED, *_KOMBU))}"
             )
             raise ConfigurationError(
                 f"broker_url: RabbitMQ's URL has no parameter {name!r}; {hint}", setting="broker_url"

@@ -484,7 +484,7 @@ def test_celerys_backend_methods(open_: Open) -> None:
     assert (backend.get_state("c"), str(backend.get_result("c"))) == ("REVOKED", "not wanted")
     assert backend.task_result_exists("c")
     request = Context(callbacks=[{"task": "next"}], errbacks=[{"task": "oh"}])
-    with pytest.raises(NotAvailable, match="the request has a link, which is not called by hand"):
+    with pytest.raises(NotAvailable, match="do not call the link of a request"):
         backend.mark_as_done("d", 1, request)
     with pytest.raises(NotAvailable, match="link_error"):
         backend.mark_as_failure("d", KeyError("no"), request=request)

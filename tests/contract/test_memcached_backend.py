@@ -72,7 +72,7 @@ def test_key_is_celerys() -> None:
 
 
 def test_result_over_the_item_limit_raises_encode_error() -> None:
-    with pytest.raises(EncodeError, match="larger than cache"):
+    with pytest.raises(EncodeError, match="too large for cache"):
         store(make(), "x", "x" * 2_000_000)
 
 

@@ -334,7 +334,7 @@ def test_undecodable_member_counts_as_failed(env: Env, value: bytes) -> None:
 
 def test_opening_a_join_with_a_key_of_a_wrong_type_is_refused(env: Env) -> None:
     damage(env, f"{env.prefix}qworker.join.a", "text")
-    with pytest.raises(BackendError, match=r"qworker\.join\.a is not a key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.join\.a does not contain a join: delete it"):
         env.joins.open([Join("b", 1, b""), Join("a", 1, b"")])
     assert env.joins.count() == 0
     env.joins.add(parts("a", [0]))
@@ -346,9 +346,9 @@ def test_opening_a_join_with_a_key_of_a_wrong_type_is_refused(env: Env) -> None:
 def test_index_of_a_wrong_type_is_reported(env: Env) -> None:
     env.joins.open([Join("a", 1, b"")])
     damage(env, f"{env.prefix}qworker.joins", "text")
-    with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.joins does not contain a join: delete it"):
         env.joins.open([Join("b", 1, b"")])
-    with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.joins does not contain a join: delete it"):
         env.joins.claim(10, SECONDS)
     env.joins.add(parts("a", [0]))
     env.client.delete(f"{env.prefix}qworker.joins")

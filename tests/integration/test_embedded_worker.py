@@ -136,7 +136,7 @@ def test_start_and_stop_can_be_repeated(program: Program) -> None:
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"concurrency": -1}, r"worker_concurrency must be at least 1, and is -1 \(Worker"),
+        ({"concurrency": -1}, r"worker_concurrency must be at least 1, but is -1 \(Worker"),
         ({"pool": "gevent"}, "worker_pool must be one of prefork, threads, solo"),
         ({"hostname": "a b"}, "is not a node name"),
     ],

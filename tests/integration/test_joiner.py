@@ -363,7 +363,7 @@ def test_overdue_body_cannot_be_retried_with_values(env: Env) -> None:
         env.join([env.s("give", 1)], env.s("gather"), size=2, expires=env.clock.now() + 100)
         worker.advance(101)
         (failed,) = env.app.failed.list()
-        with pytest.raises(ChordError, match="its members, which are not known any more"):
+        with pytest.raises(ChordError, match="its members, which are no longer known"):
             env.app.failed.retry([failed.tag])
     assert env.ran == []
 

@@ -315,7 +315,7 @@ def test_invalid_replacement_fails_the_task(flow: Flow) -> None:
             return this.replace(sig())
 
     for name, error, said in (
-        ("in a chord", ConfigurationError, "must not be part of a chord"),
+        ("in a chord", ConfigurationError, "must not have the option chord"),
         ("an empty chain", ConfigurationError, "empty chain"),
         ("no signature", PublishError, "not a signature"),
     ):

@@ -144,7 +144,7 @@ def test_retried_chord_with_forged_parts_is_refused(env: Env) -> None:
     env.run()
     (found,) = env.app.failed.list()
     assert found.id == result.id
-    with pytest.raises(ChordError, match="not known any more"):
+    with pytest.raises(ChordError, match="no longer known"):
         env.app.failed.retry([found.tag])
     env.run()
     assert env.ran == []

@@ -363,7 +363,7 @@ def test_results(stores: tuple[QWorker, QWorker]) -> None:
     app, attacker = stores
     name = f"id-{new_prefix()}"
     store(attacker, name, Evil())
-    with pytest.raises(DamagedResult, match="not one of security_key"):
+    with pytest.raises(DamagedResult, match="not in security_key"):
         app.AsyncResult(name).get(timeout=0)
     assert isinstance(app.backend.read_many([name])[name], DamagedResult)
     assert app.AsyncResult(name).forget() is None
@@ -375,7 +375,7 @@ def test_forged_groups_and_outlines_are_refused(stores: tuple[QWorker, QWorker])
     app, attacker = stores
     name = f"id-{new_prefix()}"
     attacker.backend.save_group(name, [[name, None], [[["another", None], None], Evil()]])
-    with pytest.raises(DamagedResult, match="not one of security_key"):
+    with pytest.raises(DamagedResult, match="not in security_key"):
         GroupResult.restore(name, app=app)
     attacker.backend.save_group(f"qworker-workflow-{name}", {"line": [[name, "evil"]], "parent": Evil()})
     assert outline.read(app.backend, name) is None
@@ -467,7 +467,7 @@ def test_forged_parts_in_celerys_format_are_refused(tmp_path: Path) -> None:
         with StepWorker(app) as worker:
             worker.run()
         assert ran in ([], [[1, 2]])
-        with pytest.raises(DamagedResult, match="not one of security_key"):
+        with pytest.raises(DamagedResult, match="not in security_key"):
             ours.read_chord_part(part)
     found = [problem.severity for problem in app.conf.problems() if problem.setting == "canvas_format"]
     assert found == ["warning"]

@@ -103,7 +103,7 @@ ERRORS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ended and will run again", REFUSALS),
     ("the result store raised an unexpected error", REFUSALS),
     (" cannot be stored", REFUSALS),
-    ("the broker refused how it ended", REFUSALS),
+    ("the broker refused its outcome", REFUSALS),
     (" cannot be reported: ", REFUSALS),
 )
 """Errors in the log, and the faults of which one explains them."""

@@ -364,7 +364,7 @@ def test_tls_checks_the_hostname_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("ca_certs", "did you mean ssl_ca_certs"), ("heart_beat", "heartbeat"), ("x", "there are")],
+    [("ca_certs", "did you mean ssl_ca_certs"), ("heart_beat", "heartbeat"), ("x", "use one of")],
 )
 def test_unknown_url_parameter_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no parameter '{name}'.*{hint}"):

@@ -410,7 +410,7 @@ def test_signer_follows_the_settings() -> None:
 @pytest.mark.parametrize("given", [None, 5, ("a", None)], ids=str)
 def test_result_id_must_be_text(given: Any) -> None:
     app = QWorker("proj", broker=KeepingStore())
-    with pytest.raises(TypeError, match="id of a call, which is text"):
+    with pytest.raises(TypeError, match="id of a call as a string"):
         app.AsyncResult(given)
 
 

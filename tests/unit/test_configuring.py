@@ -212,7 +212,9 @@ def test_app_arguments_only_known_to_celery_are_refused(argument: str) -> None:
 
 
 def test_worker_arguments_only_known_to_celery_are_refused() -> None:
-    with pytest.raises(NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program logs"):
+    with pytest.raises(
+        NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program configures"
+    ):
         make().Worker(loglevel="INFO")  # type: ignore[call-arg]
     with pytest.raises(
         TypeError, match=r"no argument 'concurency'; it has hostname, queues, concurrency, pool"

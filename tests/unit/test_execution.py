@@ -1015,7 +1015,7 @@ def test_eager_call_does_not_wait_for_an_unavailable_backend(caplog: pytest.LogC
     )
     result = app.task(name="five")(lambda: 5).apply()
     assert (result.state, result.get()) == ("SUCCESS", 5)
-    assert "is not stored: the store is away" in caplog.text
+    assert "cannot be stored: the store is away" in caplog.text
     assert bench.clock.slept == []
 
 

@@ -68,9 +68,9 @@ def test_error_when_no_broker_answers() -> None:
     stores, store = three_brokers()
     for one in stores:
         one.away = True
-    with pytest.raises(BrokerUnavailable, match="none of 3 brokers answers"):
+    with pytest.raises(BrokerUnavailable, match="none of the 3 brokers answers"):
         store.sender.push([envelope("a")])
-    with pytest.raises(BrokerUnavailable, match="none of 3 brokers answers"):
+    with pytest.raises(BrokerUnavailable, match="none of the 3 brokers answers"):
         store.consumer.register("w@h", ["q"], 1)
 
 

@@ -288,7 +288,7 @@ def test_then_reports_the_first_failure_once(app: QWorker, caplog: pytest.LogCap
         raise ValueError("of the callback")
 
     group(app, "a").then(raises)
-    with pytest.raises(TypeError, match=r"then\(\) takes as callback"):
+    with pytest.raises(TypeError, match=r"callback of then\(\) must be"):
         group(app, "a").then(5)  # type: ignore[arg-type]
 
 

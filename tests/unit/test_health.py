@@ -93,7 +93,7 @@ def test_listener_hanging_in_a_call_is_reported_as_waiting() -> None:
     for _ in range(40):  # the main loop runs, the listener does not
         rig.clock.advance(1)
         rig.health.look()
-    assert rig.health.not_ready() == ["the worker has been waiting for an answer of the broker for 40 s"]
+    assert rig.health.not_ready() == ["the worker has been waiting for an answer from the broker for 40 s"]
     assert rig.health.silence() == 40
 
 

@@ -45,5 +45,5 @@ def test_children_do_not_count_towards_the_result_size_limit() -> None:
     children = [((f"child-{number}", None), None) for number in range(1000)]
     backend.store("a", backend.meta("a", "SUCCESS", "a" * 1900, children=children))
     assert len((backend.get("a") or {})["children"]) == 1000
-    with pytest.raises(EncodeError, match="the result is"):
+    with pytest.raises(EncodeError, match="the result takes"):
         backend.store("b", backend.meta("b", "SUCCESS", "a" * 2100, children=children))

@@ -154,7 +154,7 @@ def test_stamps_and_compression_become_headers() -> None:
         ({"eta": "soon"}, PublishError, "header 'eta'"),
         ({"timelimit": (-1, None)}, PublishError, "header 'timelimit'"),
         ({"serializer": "jsn"}, ConfigurationError, "did you mean 'json'"),
-        ({"compression": "rar"}, ConfigurationError, "no compression is named"),
+        ({"compression": "rar"}, ConfigurationError, "there is no compression"),
     ],
 )
 def test_messages_that_receivers_would_reject_are_not_encoded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import signal
 import threading
 import time
@@ -492,13 +493,13 @@ def test_failing_callback_does_not_affect_get(app: QWorker, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ((5,), "callback a function of the result, not 5"),
-        ((None,), "callback"),
-        ((print, 5), "on_error a function"),
+        ((5,), "callback of then() must be a function of the result, not 5"),
+        ((None,), "callback of then()"),
+        ((print, 5), "on_error of then() must be a function"),
     ],
 )
 def test_then_rejects_arguments_that_are_not_callable(app: QWorker, given: Any, named: str) -> None:
-    with pytest.raises(TypeError, match=f"then\\(\\) takes as {named}"):
+    with pytest.raises(TypeError, match=re.escape(named)):
         app.send_task("work").then(*given)
 
 

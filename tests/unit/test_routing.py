@@ -198,7 +198,7 @@ def test_invalid_priorities_are_rejected(priority: Any) -> None:
 
 
 def test_invalid_route_is_rejected() -> None:
-    with pytest.raises(PublishError, match="a route in task_routes answered 5"):
+    with pytest.raises(PublishError, match="a route in task_routes returned 5"):
         queue_of(task_routes=[lambda *args, **kwargs: 5])
 
 

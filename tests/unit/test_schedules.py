@@ -227,17 +227,17 @@ def test_rules_with_rare_days_match(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "not a rule"),
+        ("", "not an RFC 5545 rule"),
         ("\n".join(["RRULE:FREQ=DAILY"] * 5), "too many"),
-        ("FREQ=SOMETIMES", "not a rule"),
-        ("FREQ=DAILY;BYHOUR=25", "not a rule|never matches"),
+        ("FREQ=SOMETIMES", "not an RFC 5545 rule"),
+        ("FREQ=DAILY;BYHOUR=25", "not an RFC 5545 rule|never matches"),
         ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "never matches"),
         ("FREQ=HOURLY;BYMONTH=2;BYMONTHDAY=30", "never matches"),
         ("FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30", "BY… is not supported"),
         ("FREQ=MINUTELY;BYDAY=MO", "BY… is not supported"),
-        ("FREQ=DAILY;COUNT=1000000", "too much"),
+        ("FREQ=DAILY;COUNT=1000000", "too large"),
         ("FREQ=DAILY;" + "BYHOUR=1;" * 1000, "too long"),
-        ("FREQ=DAILY;INTERVAL=0", "not a rule|INTERVAL"),
+        ("FREQ=DAILY;INTERVAL=0", "not an RFC 5545 rule|INTERVAL"),
         ("RRULE:FREQ=DAILY\nEXRULE:FREQ=WEEKLY", "EXRULE"),
     ],
 )

@@ -268,7 +268,7 @@ def test_set_gives_up_after_repeated_conflicts(schedules: Schedules, app: QWorke
         MemoryScheduleStore.edit(store, "a", b'{"fields":{}}', row.version if row else 0)
 
     store.meanwhile = [again] * (TRIES + 5)
-    with pytest.raises(BackendError, match="keeps being changed"):
+    with pytest.raises(BackendError, match="other processes keep changing"):
         schedules.set("a", jitter=5)
     assert store.tries == TRIES
     store.meanwhile = []

@@ -113,8 +113,8 @@ def test_failure_tells_why_the_settlement_was_rejected(caplog: pytest.LogCapture
     (tag,) = setup.lease(1)
     setup.carry_out(Ack(tag, setup.row("culprit", result="BAD")))
     (message,) = setup.stored("culprit")["result"]["exc_message"]
-    assert message == "the broker refused how it ended: ValueError: not this\\x00one"
-    assert f"task 'culprit' in message {tag}: the broker refused how it ended" in caplog.text
+    assert message == "the broker refused its outcome: ValueError: not this\\x00one"
+    assert f"task 'culprit' in message {tag}: the broker refused its outcome" in caplog.text
 
 
 def test_nonfinal_states_are_kept() -> None:
@@ -133,7 +133,7 @@ def test_message_is_dead_lettered_if_no_result_is_accepted() -> None:
     (tag,) = setup.lease(1)
     setup.carry_out(Ack(tag, setup.row("culprit")))
     (dead_letter,) = setup.store.admin.dead()
-    assert dead_letter.reason.startswith("the broker refused how it ended: ValueError")
+    assert dead_letter.reason.startswith("the broker refused its outcome: ValueError")
 
 
 def test_parts_of_a_result_that_is_rejected_with_its_failure_are_recorded() -> None:

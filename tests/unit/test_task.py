@@ -164,9 +164,9 @@ async def _async_generator(self: Any = None) -> Any:
 @pytest.mark.parametrize("function", [_generator, _async_generator, functools.partial(_generator, 1)])
 def test_generator_functions_are_rejected_as_tasks(function: Any) -> None:
     app, _, _ = make_app()
-    with pytest.raises(ConfigurationError, match="task g has a yield"):
+    with pytest.raises(ConfigurationError, match="task g contains a yield"):
         app.task(name="g")(function)
-    with pytest.raises(ConfigurationError, match="task g has a yield"):
+    with pytest.raises(ConfigurationError, match="task g contains a yield"):
         app.register_task(type("Generating", (Task,), {"name": "g", "run": staticmethod(function)}))
 
 
@@ -181,7 +181,7 @@ def test_generator_functions_are_rejected_as_tasks(function: Any) -> None:
         ({"throws": "KeyError"}, "must be exception classes"),
         ({"autoretry_for": [ValueError, 5]}, "must be exception classes"),
         ({"max_retries": -1}, "max_retries=-1 must be a whole number"),
-        ({"max_deliveries": 0}, "from 1 up"),
+        ({"max_deliveries": 0}, "of 1 or more"),
         ({"acks_late": "maybe"}, "must be true or false"),
         ({"priority": "high"}, "must be a whole number"),
         ({"queue": "a b"}, "queue name"),

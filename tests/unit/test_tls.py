@@ -88,7 +88,7 @@ def test_verification_can_be_required(required: Any) -> None:
     ("options", "words"),
     [
         ({"ssl_ca_cert": "/a"}, "TLS has no option 'ssl_ca_cert'; did you mean ssl_ca_certs?"),
-        ({"nonsense": "/a"}, "TLS has no option 'nonsense'; there are ca_certs"),
+        ({"nonsense": "/a"}, "TLS has no option 'nonsense'; use one of ca_certs"),
         ({"ssl_cert_reqs": "perhaps"}, "ssl_cert_reqs must be required, optional or none, not 'perhaps'"),
         ({"cert_reqs": 7}, "cert_reqs must be required"),
         ({"ssl_check_hostname": "perhaps"}, "ssl_check_hostname must be true or false"),

@@ -158,7 +158,7 @@ def test_values_that_would_lose_their_type_are_rejected() -> None:
     app, store = make_kept_app()
     task = task_of(app, bill)
     with pytest.raises(
-        EncodeError, match=r"argument order of bill cannot be sent: expected Order, and this Expr"
+        EncodeError, match=r"argument order of bill cannot be sent: expected Order, not Expr"
     ) as no:
         task.delay(Express(1))
     assert (no.value.path, no.value.type_name) == ("order", "Express")
@@ -252,7 +252,8 @@ def test_mismatching_argument_fails_the_task_with_its_path(
         "bill does not take the argument order.lines[0].product: expected a UUID, not 'x'"
     )
     assert str(other.result).startswith(
-        "bill does not take the argument by[0]: no Person can be made of it: name: Field required; age: Input"
+        "bill does not take the argument by[0]: it cannot be converted to Person: name: Field required; "
+        "age: Input"
     )
 
 

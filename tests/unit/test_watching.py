@@ -75,7 +75,7 @@ def test_outage_is_reported_once_and_waited_for(capsys: pytest.CaptureFixture[st
     away, back = err.splitlines()
     assert away.startswith("No answer since 12:00:01; waiting: ")
     assert "secret" not in away
-    assert back == "The server answers again; it had not since 12:00:01."
+    assert back == "The server answers again, after silence since 12:00:01."
 
 
 def test_unavailable_broker_at_the_start_is_an_error() -> None:
@@ -91,7 +91,7 @@ def test_terminal_is_redrawn(capsys: pytest.CaptureFixture[str], monkeypatch: py
     first, away, back, long = capsys.readouterr().out.split(CLEAR)[1:]
     assert first == "name\na\n\n12:00:00  every 2.5 s; Ctrl-C ends"
     assert away == "name\na\n\n12:00:02  No answer since 12:00:01: redis://:********@h/0 r"
-    assert back == f"name\n{'x' * 59}\n\nThe server answers again; it had not since 12:00:01."
+    assert back == f"name\n{'x' * 59}\n\nThe server answers again, after silence since 12:00:01."
     assert long.splitlines() == [
         "row 0", "row 1", "row 2", "row 3", "… 6 more lines", "", "12:00:03  every 2.5 s; Ctrl-C ends",
     ]  # fmt: skip

@@ -82,11 +82,11 @@ class MemcachedBackend(Backend):
                 return work(self._client)
             except (pymemcache.MemcacheError, OSError) as error:
                 if "too large" in str(error):
-                    raise EncodeError(f"the result is larger than {self.safe_url} takes: {error}") from error
+                    raise EncodeError(f"the result is too large for {self.safe_url}: {error}") from error
                 if isinstance(
                     error, pymemcache.MemcacheClientError
                 ):  # the request is invalid; the server is not at fault
-                    raise EncodeError(f"{self.safe_url} cannot take the result: {error}") from error
+                    raise EncodeError(f"{self.safe_url} cannot store the result: {error}") from error
                 if tries <= 0:
                     raise BackendError(f"{self.safe_url}: {error or type(error).__name__}") from error
 

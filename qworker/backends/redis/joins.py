@@ -56,7 +56,7 @@ _PRELUDE = (
     + """
 local P = ARGV[1]
 local INDEX = index_key(P)
-local function wrong(key) return redis.error_reply(key .. ' is not a key of joins: delete it') end
+local function wrong(key) return redis.error_reply(key .. ' does not contain a join: delete it') end
 -- Whether the claim of a chord is ours, or may be taken up again; false when it is Celery's.
 local function chord_is_ours(join, token, state)
   local _, _, s, _, c = chord_keys(P, join)

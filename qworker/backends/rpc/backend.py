@@ -137,7 +137,7 @@ class ReplyQueue:
             if reading.connection is None:
                 reading.connection = self._connector.connect()
                 self._consume(reading.connection, reading.queue)
-                logger.warning("the reply queue is back; results sent meanwhile may be lost")
+                logger.warning("the reply queue is available again; results sent in the meantime may be lost")
                 reading.failures = 0
             reading.connection.drain_events(timeout=seconds)
             found = True
@@ -240,8 +240,7 @@ class RpcBackend(MemoryBackend):
         self._values = Newest()
         if conf.broker_url is None or conf.broker_url.startswith("sqlite:"):
             raise ConfigurationError(
-                "rpc:// sends results through a broker that is a server: leave result_backend unset for the "
-                "embedded broker",
+                "rpc:// needs a broker that is a server: leave result_backend unset for the embedded broker",
                 setting="result_backend",
             )
         connector = Connector(conf)
@@ -347,8 +346,9 @@ class Newest(dict[str, Value]):
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "this process has %d MB of results from rpc://, and drops the oldest: set "
-                    "task_ignore_result or ignore_result where results are not needed, or result_backend",
+                    "this process holds %d MB of results from rpc:// and drops the oldest: set ignore_result "
+                    "for tasks whose results are not needed (task_ignore_result for all tasks), or set "
+                    "result_backend to a store",
                     self._most // 1024**2,
                 )
 

@@ -225,7 +225,7 @@ _CLASSES = {
 
 
 def is_pickle(payload: bytes) -> bool:
-    """Tell whether *payload* begins like a pickle of protocol 2 or later, and not like JSON, YAML or text."""
+    """Return whether *payload* begins like a pickle of protocol 2 or later, not like JSON, YAML or text."""
     return payload[:1] == b"\x80"
 
 

@@ -31,7 +31,7 @@ from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSende
 
 T = TypeVar("T")
 
-UNFIT = "the database cannot take the result: "
+UNFIT = "the database cannot store the result: "
 TRIES = 3
 """Attempts of a statement when connections are lost, or other transactions conflict."""
 
@@ -110,7 +110,7 @@ class Database:
         return self.rows(sa.select(*columns).where(condition))
 
     def _is_there(self, statement: sa.Select[Any]) -> bool:
-        """Tell whether the tables of *statement* exist."""
+        """Return whether the tables of *statement* exist."""
         names = {table.name for table in statement.get_final_froms() if isinstance(table, sa.Table)}
         unseen = names - self._seen
         if self._made or not unseen:

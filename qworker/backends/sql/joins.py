@@ -53,7 +53,7 @@ class JoinDatabase(Protocol):
     skipping: str
 
     def are_there(self) -> bool:
-        """Tell whether the tables exist."""
+        """Return whether the tables exist."""
 
     def make(self) -> None:
         """Create missing tables."""

@@ -107,7 +107,7 @@ class JoinLayout(NamedTuple):
     part: sa.Table
 
     def are_there(self, connection: sa.Connection) -> bool:
-        """Tell whether the tables exist."""
+        """Return whether the tables exist."""
         return sa.inspect(connection).has_table(self.part.name)
 
     def create(self, engine: sa.Engine) -> None:

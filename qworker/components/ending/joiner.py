@@ -380,7 +380,7 @@ def _error_of(work: Callable[[], None]) -> Exception | None:
     try:
         work()
     except Exception as error:
-        logger.debug("the traceback of this error", exc_info=True)
+        logger.debug("traceback of this error", exc_info=True)
         return error
     return None
 

@@ -118,7 +118,8 @@ class ResultWriter(ThreadComponent):
                 self._faults += 1
                 if self._faults == 1:
                     logger.exception(
-                        "the result store raised an unexpected error (if unavailable: BackendError)"
+                        "the result store raised an unexpected error: when it is unavailable, it should "
+                        "raise BackendError"
                     )
                 if self._faults < TRIES:
                     return self._try_later(now, f"failed: {_shown(error)}")

@@ -400,8 +400,7 @@ class ChildHandle:
                 frames.append(frame)  # frames before an invalid one are valid
         except NO_FRAMES as error:
             logger.error(
-                "killing process %d of the pool: its code wrote into the socket that reports the ends of "
-                "tasks (%s)",
+                "killing pool process %d: its code wrote to the socket that reports the ends of tasks (%s)",
                 self.pid,
                 error,
                 extra={"event": "child-unreadable"},

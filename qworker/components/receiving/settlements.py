@@ -149,7 +149,7 @@ class Settlements:
             self.uncertain -= {each for each in new if each[1] in lost and each[1] not in carried_out}
 
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
-        why = f"the broker refused how it ended: {_shown(error)}"
+        why = f"the broker refused its outcome: {_shown(error)}"
         logger.error("%s: %s", _named(settlement), why)
         logger.debug("traceback of this error", exc_info=error)
         # The broker keeps the message then, so it must not run now.
@@ -198,7 +198,7 @@ class Settlements:
                 if each is not None:
                     yield DeadLetter(tag, why, each, counted, parts)
         yield DeadLetter(tag, why, counted=counted, parts=parts)
-        yield DeadLetter(tag, "the broker refused how it ended", counted=counted)
+        yield DeadLetter(tag, "the broker refused its outcome", counted=counted)
         if isinstance(settlement, Ack):
             yield Ack(tag)  # the task has run, and would otherwise run again and again
         else:

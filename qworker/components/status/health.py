@@ -94,7 +94,7 @@ class Health:
         failing = self._connection.failing
         if failing is not None:
             return f"the broker has not answered for {seconds:.0f} s: {mask_urls(failing)}"
-        return f"the worker has been waiting for an answer of the broker for {seconds:.0f} s"
+        return f"the worker has been waiting for an answer from the broker for {seconds:.0f} s"
 
     def not_alive(self) -> list[str]:
         """Return why this process should be restarted; [] if it should not."""

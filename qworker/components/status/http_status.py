@@ -52,7 +52,7 @@ class HttpStatus(Component):
         except OSError as error:
             raise ConfigurationError(
                 f"worker_http_address: cannot listen on {self._address}: {error.strerror or error}; "
-                "is another worker there?",
+                "is another worker using it?",
                 setting="worker_http_address",
             ) from None
         self.port = server.server_address[1]

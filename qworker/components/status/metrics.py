@@ -64,7 +64,7 @@ class Metrics:
             ("qworker_tasks_running", "Tasks in the pool, running or about to run.", pool.in_flight()),
             ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", self._waiting.ready),
             ("qworker_tasks_scheduled", "Tasks in the worker that are not due yet.", self._waiting.scheduled),
-            ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(self._state.requests)),
+            ("qworker_tasks_reserved", "Tasks that the worker holds on lease.", len(self._state.requests)),
             ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
             ("qworker_pool_size", "Configured processes or threads of the pool.", info["max-concurrency"]),
             ("qworker_pool_processes", "Actual processes of the pool.", len(info["processes"])),
@@ -78,7 +78,7 @@ class Metrics:
             ("qworker_broker_failures_total", "Failed calls to the broker.", connection.failures),
             (
                 "qworker_broker_reconnects_total",
-                "Times that the broker was available again.",
+                "How often the broker became available again.",
                 connection.reconnects,
             ),
             ("qworker_pool_process_starts_total", "Processes started by the pool.", pool.starts),

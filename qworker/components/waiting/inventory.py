@@ -173,7 +173,7 @@ class WaitingRequests:
         self.recall()
         revocation = request.revocation
         if request.failing is not None:
-            return  # a child reports its end to the calls after it, which would wait for ever
+            return  # a child reports its end to the calls after it, which would wait forever
         if revocation.terminate and self._pool.terminate(request, revocation.signal):
             logger.warning("Task %s[%s] is terminated on request", request.name, request.id)
 

@@ -5,8 +5,8 @@ Goes to:     Mediator (get_many).
 Thread:      any, under one lock that is never held while calling out.
 
 Sync and ``async def`` tasks have separate queues, because they need different slots and must not wait for
-each other. So have requests that have ended, and whose end a child must report: they come first, wait for no
-token, and continue while the worker stops.
+each other. Requests that have ended, but whose end a child must report, also have their own: they come first,
+wait for no token, and continue while the worker stops.
 """
 
 import threading

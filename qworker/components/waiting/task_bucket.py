@@ -208,7 +208,7 @@ class TaskBucket(ReadyQueue):
         return taken
 
     def _longest_wait(self, timeout: float) -> float:
-        """Wait for the next token, but only once: who did not take it then waits for a slot."""
+        """Wait for the next token, but only once: a request that did not take it then waits for a slot."""
         now, since = self._clock.monotonic(), self._waited_at
         self._waited_at = now
         tokens = [bucket.free_at() for bucket in self._buckets.values() if bucket.line]

@@ -106,7 +106,7 @@ def publish(envelopes: list[Envelope]) -> None:
 
 
 def _keep_in_memory(connection: Any, envelopes: list[Envelope]) -> None:
-    """Store them in this process's database in memory, for a project's tests."""
+    """Store *envelopes* in this process's database in memory, for a project's tests."""
     connection.ensure_connection()
     with connection.wrap_database_errors:
         import_object(f"{SQLITE}:insert")(connection.connection, envelopes, SYSTEM_CLOCK.now())

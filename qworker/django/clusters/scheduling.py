@@ -9,7 +9,7 @@ slot that can be taken once, so a crash before the row of the schedule is update
 If the ledger is not in the broker, a crash may leave a slot whose task may or may not have been sent. It is
 sent again with the same id, and the worker checks whether it has run. Changes of the table, also by update(),
 apply from the next read on. If a row is due at a slot that its last task, or an earlier one, has used,
-somebody has set it back: it gets a new slot, a microsecond later.
+it has been set back, so it gets a new slot, a microsecond later.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class TaskResults(Backend):
         except Error as error:
             task_connections.drop_broken()
             if refused(error.__cause__):
-                raise EncodeError(f"the database {self._alias!r} cannot take this: {error}") from error
+                raise EncodeError(f"the database {self._alias!r} cannot store this: {error}") from error
             raise BackendError(f"the database {self._alias!r}: {error}") from error
 
     def get(self, task_id: str) -> Meta | None:

@@ -53,7 +53,7 @@ def keywords(text: str | None) -> dict[str, Any]:
 def _dictionary(text: str) -> dict[str, Any]:
     value = ast.literal_eval(text)
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ValueError("no dictionary with names")
+        raise ValueError("not a dictionary with strings as keys")
     return value
 
 
@@ -64,6 +64,6 @@ def _assignments(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for given in call.keywords:
         if given.arg is None or given.arg in found:
-            raise ValueError("no name, or one that was there")
+            raise ValueError("a name is missing or given twice")
         found[given.arg] = ast.literal_eval(given.value)
     return found

@@ -55,7 +55,7 @@ def root() -> Layer:
         given = {}
     if not isinstance(given, Mapping):
         raise ConfigurationError(
-            f"{SETTING} is of the type {type(given).__name__}, and must be a mapping of keys to values",
+            f"{SETTING} must be a mapping of keys to values, not of the type {type(given).__name__}",
             setting=SETTING,
         )
     return Layer(SETTING, given)
@@ -90,7 +90,8 @@ def read(key: Setting, where: str, value: Any) -> Any:
         return None if value is None and key.nullable else key.kind.read(value)
     except ValueError as error:
         shown = safe_repr(masked(key.name, value), 80)
-        raise ConfigurationError(f"{where} is {shown}, and {error}", setting=key.name) from None
+        joined = "and" if str(error).startswith("has") else "but"
+        raise ConfigurationError(f"{where} is {shown}, {joined} {error}", setting=key.name) from None
 
 
 def _key(name: object) -> Setting | None:

@@ -81,7 +81,7 @@ def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
         else:
             fits, what = isinstance(value, str | PathLike | None), "text"
         if not fits:
-            shown = "" if name == "PASSWORD" else f" is {safe_repr(value, 80)}, and"
+            shown = "" if name == "PASSWORD" else f" is {safe_repr(value, 80)}, but"
             raise ConfigurationError(
                 f"DATABASES[{alias!r}]: {name!r}{shown} must be {what}", setting="DATABASES"
             )
@@ -203,7 +203,7 @@ def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
 def _written(alias: str, option: str, value: Any) -> str:
     """Return an option's value as text for a URL."""
     if not isinstance(value, str | int | float | bytes | PathLike | None):
-        shown = "" if "pass" in option else f" is {safe_repr(value, 80)}, and"
+        shown = "" if "pass" in option else f" is {safe_repr(value, 80)}, but"
         raise ConfigurationError(
             f"DATABASES[{alias!r}]: the option {option!r}{shown} must be text or a number",
             setting="DATABASES",
@@ -223,7 +223,7 @@ def _server(alias: str, scheme: str, database: Any, query: dict[str, Any], names
     )
     if not re.fullmatch(r"\d*(,\d*)*", port):
         raise ConfigurationError(
-            f"DATABASES[{alias!r}]: the option 'port' is {port!r:.80}, and must be a port number",
+            f"DATABASES[{alias!r}]: the option 'port' is {port!r:.80}, but must be a port number",
             setting="DATABASES",
         )
     if host.startswith(("/", "@")) or "," in host + port:

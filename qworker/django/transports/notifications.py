@@ -122,7 +122,7 @@ def _piped(alias: str) -> Notifications:
         file.pipes.mkdir(exist_ok=True)
         pipe = NotificationPipe(file.pipes, "result")
     except OSError as error:
-        logger.info("results are polled twice a second, because no pipe can be created: %s", error)
+        logger.info("a pipe cannot be created, so results are polled twice a second: %s", error)
         return NoNotifications()
     return PipeSource(pipe) if pipe.fileno() >= 0 else NoNotifications()
 

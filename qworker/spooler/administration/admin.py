@@ -235,7 +235,7 @@ class SpoolAdmin:
                     self._lock.release(file)
         except Locked:
             raise SpoolError(
-                f"{safe_repr(called)} is being run, and is left alone: wait until it has ended"
+                f"{safe_repr(called)} is running, and is left alone: wait until it has ended"
             ) from None
         except OSError as error:
             raise self._failed(path, error) from error
@@ -293,7 +293,9 @@ class SpoolAdmin:
         if path.startswith(DEAD):
             return SpoolError(f"no job {called} was set aside: see `qworker spool ls --all`")
         if self._is_there(f"{DEAD}/{_own(path)}"):
-            return SpoolError(f"{called} does not wait, it was set aside: retry it, or remove it with --dead")
+            return SpoolError(
+                f"{called} was set aside, and is not waiting: retry it, or remove it with --dead"
+            )
         return SpoolError(f"there is no job {called}: see `qworker spool ls`")
 
 

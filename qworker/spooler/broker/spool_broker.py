@@ -255,7 +255,7 @@ class SpoolSender(Sender):
         sent = stamp(self._place.clock.now())
         for index, envelope in enumerate(envelopes):
             if not isinstance(envelope.body, bytes):
-                raise TypeError(f"the type of a body is bytes, not {type(envelope.body).__name__}")
+                raise TypeError(f"the body of a message must be bytes, not {type(envelope.body).__name__}")
             jobs.setdefault(envelope.queue, []).append(to_job(envelope, sent.name(index)))
         try:
             write_together([(self._writer(queue), several) for queue, several in jobs.items()])
@@ -516,7 +516,7 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
         sync = Sync(options.get("sync", Sync.DIRECTORY.value))
     except ValueError:
         raise ConfigurationError(
-            f"sync is {options['sync']!r:.40}, and must be one of: {', '.join(each.value for each in Sync)}",
+            f"sync is {options['sync']!r:.40}, but must be one of: {', '.join(each.value for each in Sync)}",
             setting="broker_transport_options",
         ) from None
     return SpoolBroker(os.path.realpath(directory), sync=sync)

@@ -101,7 +101,7 @@ class Attempts:
             finally:
                 os.close(noted)
         except OSError as error:
-            logger.warning("attempt %d of %s cannot be noted: %s", attempts, name, error.strerror)
+            logger.warning("attempt %d of %s cannot be recorded: %s", attempts, name, error.strerror)
 
     def _noted(self, name: str) -> str:
         return f"{FOLDER}/{name}{self._suffix}"

@@ -105,7 +105,7 @@ def decode(image: bytes) -> Packet:
     because it is still being written.
     """
     if len(image) < HEADER:
-        raise InvalidPacket(f"it ends at byte {len(image)}, inside of the header's {HEADER}")
+        raise InvalidPacket(f"it ends at byte {len(image)}, within the header of {HEADER} bytes")
     end = HEADER + (image[1] | image[2] << 8)
     if len(image) < end:
         raise InvalidPacket(f"it ends at byte {len(image)}, but by its header the pairs end at {end}")
@@ -138,7 +138,7 @@ def _invalid(image: bytes, end: int) -> InvalidPacket:
     while True:
         key_begin = position + 2
         if key_begin > end:
-            return InvalidPacket(f"the pairs end at byte {end}, inside of a key's length")
+            return InvalidPacket(f"the pairs end at byte {end}, within the length of a key")
         key_end = key_begin + (image[position] | image[position + 1] << 8)
         value_begin = key_end + 2
         if key_end == key_begin:

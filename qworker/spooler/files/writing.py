@@ -234,7 +234,7 @@ def _due(at: float | datetime | None, *, exact: bool) -> float:
         due = to_epoch(at)
         from_epoch(due)
     except (TypeError, ValueError) as error:
-        raise SpoolError(f"a job is due at a time, a datetime or epoch seconds: {error}") from None
+        raise SpoolError(f"the due time of a job must be a datetime or epoch seconds: {error}") from None
     return due if exact else math.ceil(due)
 
 

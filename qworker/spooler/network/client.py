@@ -133,7 +133,7 @@ def _with_options(
             due = to_epoch(at)
             from_epoch(due)
         except (TypeError, ValueError) as error:
-            raise SpoolError(f"a job is due at a time, a datetime or epoch seconds: {error}") from None
+            raise SpoolError(f"the due time of a job must be a datetime or epoch seconds: {error}") from None
         options["at"] = math.ceil(due)
     if name := priority_name(priority):
         options["priority"] = name

@@ -75,12 +75,12 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.buffer_size <= LARGEST:
             raise ConfigurationError(
-                f"buffer_size is 1 to {LARGEST:,} bytes, not {safe_repr(self.buffer_size)}"
+                f"buffer_size must be 1 to {LARGEST:,} bytes, not {safe_repr(self.buffer_size)}"
             )
         if self.max_body < 0 or self.max_connections < 1 or self.timeout <= 0 or self.keep_alive < 0:
             raise ConfigurationError(
-                "max_body and keep_alive are not negative, timeout is more than 0 seconds, and "
-                f"max_connections is at least 1: {self}"
+                "max_body and keep_alive must not be negative, timeout must be above 0 seconds, and "
+                f"max_connections at least 1: {self}"
             )
 
 
@@ -152,7 +152,7 @@ def check(pairs: Mapping[bytes, bytes], body: bytes, keys: Sequence[bytes], now:
     version, _, rest = pairs[PAIR].partition(b":")
     expires, _, digest = rest.partition(b":")
     if version != b"1" or not (expires.isdigit() and len(expires) <= _DIGITS):
-        raise SpoolError(f"its signature cannot be read: {PAIR.decode()} is 1:EXPIRES:HEX")
+        raise SpoolError(f"its signature cannot be read: {PAIR.decode()} must be 1:EXPIRES:HEX")
     if not any(hmac.compare_digest(_digest(pairs, body, key, expires), digest) for key in keys):
         raise SpoolError("its signature is wrong: it was made with another key, or the job was changed since")
     left = int(expires) - now

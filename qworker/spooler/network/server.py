@@ -237,7 +237,7 @@ class SpoolServer(ThreadComponent):
         self._held += conversation.held - before
         if self._held > self._most_held and conversation.held:
             self._held -= conversation.held
-            conversation.refuse("too many large bodies come at the same time: try again later", now)
+            conversation.refuse("too many large bodies arrive at the same time: try again later", now)
 
     def _settle(self, peer: _Peer, now: float) -> None:
         """Send pending answers, and determine the next events."""
@@ -368,8 +368,8 @@ class Admission:
         is_signed = self._check_signature(pairs, request.body, must_be_signed)
         if _FUNCTION in pairs and not is_signed and _PICKLES & pairs.keys():
             raise SpoolError(
-                "it has pickled arguments, which run code when they are read: over the network they have to "
-                "be signed with a key"
+                "it has pickled arguments, which run code when they are read: over the network such a job "
+                "must be signed with a key"
             )
         writer = self._writer(pairs.get(b"spooler", b""))
         priority = pairs.get(b"priority", b"")
@@ -401,8 +401,8 @@ class Admission:
         writer = self._writers.get(name) if name else self._default
         if writer is None:
             raise SpoolError(
-                f"there is no spool directory {safe_repr(name)} here: a client names one of the server's by "
-                "its absolute path without links"
+                f"there is no spool directory {safe_repr(name)} here: name one of the server's by its "
+                "absolute path without links"
                 if name
                 else "there is no spool directory here"
             )
@@ -412,9 +412,7 @@ class Admission:
 def _at(pairs: dict[bytes, bytes]) -> float:
     text = pairs.get(b"at", b"")
     if text and not _NUMBER.fullmatch(text):
-        raise SpoolError(
-            f"it is due at {safe_repr(text, 60)}, which is not in epoch seconds, such as 1900000000"
-        )
+        raise SpoolError(f"its due time {safe_repr(text, 60)} is not in epoch seconds, such as 1900000000")
     return float(text or 0)
 
 
@@ -461,8 +459,8 @@ def listen(text: str, access: Access) -> ListeningSocket:
         return _unix(address, access)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on {address}: {error.strerror or error}; is another spooler there, and may this "
-            "user?"
+            f"cannot listen on {address}: {error.strerror or error}; does another spooler use it, or does "
+            "this user lack the permission?"
         ) from None
 
 

@@ -53,7 +53,7 @@ class Enqueuer:
             pairs[b"at"] = math.ceil(due)
         priority = pairs.get(b"priority", "")
         if priority.__class__ not in (str, bytes, int):
-            raise SpoolError(f"a priority is a number, such as 1 or 10, not {safe_repr(priority)}")
+            raise SpoolError(f"a priority must be a number, such as 1 or 10, not {safe_repr(priority)}")
         return self._writer(pairs.get(b"spooler")).write(pairs, body, at=due, priority=priority)
 
     def _writer(self, named: object) -> Writer:
@@ -70,8 +70,9 @@ class Enqueuer:
             if os.path.isabs(path) and "\0" not in path and os.path.realpath(path) in self.directories:
                 return os.path.realpath(path)
         raise SpoolError(
-            f"a job names the spool directory {safe_repr(named)}; here it is the absolute path of one of "
-            f"those that are configured, {', '.join(self.directories)}: add it as an external one"
+            f"a job names the spool directory {safe_repr(named)}, which is not the absolute path of one of "
+            f"those that are configured ({', '.join(self.directories)}): correct it, or add the directory to "
+            "spooler_external"
         )
 
 
@@ -91,7 +92,7 @@ def epoch(at: object) -> float:
                 return due
     except (ValueError, OverflowError):
         pass
-    raise SpoolError(f"a job is due at a time, epoch seconds or a datetime, not {safe_repr(at)}")
+    raise SpoolError(f"the due time of a job must be epoch seconds or a datetime, not {safe_repr(at)}")
 
 
 def _nothing(at: str) -> float:
@@ -106,4 +107,4 @@ def as_body(body: object) -> bytes:
         return body.encode()
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    raise SpoolError(f"the body of a job is bytes or text, not of type {type(body).__name__}")
+    raise SpoolError(f"the body of a job must be bytes or text, not of type {type(body).__name__}")

@@ -91,10 +91,10 @@ def limit_time(seconds: float) -> None:
     warning outside a spooler, where no master would start another process, and in threads other than the main
     one, whose process may run other jobs."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")
+        raise TypeError(f"a harakiri must be a number of seconds, not {safe_repr(seconds)}")
     if not is_spooler() or threading.current_thread() is not threading.main_thread():
         logger.warning(
-            "no harakiri after %s seconds: this process does not belong to a spooler alone", seconds
+            "no harakiri after %s seconds: this is not the main thread of a spooler's own process", seconds
         )
     elif seconds > 0:
         _process.has_limit = True

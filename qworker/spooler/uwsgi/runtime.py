@@ -50,7 +50,7 @@ def pids(directory: str | os.PathLike[str]) -> list[int]:
 def set_frequency(directory: str | os.PathLike[str], seconds: float) -> None:
     """Set the seconds, more than 0, between two scans of *directory* for all its spoolers."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise SpoolError(f"a spooler's frequency is in seconds, more than 0, not {seconds!r}")
+        raise SpoolError(f"a spooler's frequency must be a number of seconds above 0, not {seconds!r}")
     _put(state_place(directory), _FREQUENCY, f"{float(seconds)}")
 
 
@@ -73,7 +73,7 @@ def state_place(directory: str | os.PathLike[str]) -> str:
         if not stat.S_ISDIR(os.lstat(place).st_mode):
             raise SpoolError(f"{place} is not a directory: remove it")
     except OSError as error:
-        raise SpoolError(f"{place} cannot be made: {error.strerror}") from error
+        raise SpoolError(f"{place} cannot be created: {error.strerror}") from error
     return place
 
 

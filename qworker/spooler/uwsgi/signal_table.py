@@ -66,15 +66,15 @@ class SignalTable:
         another handler, as in uWSGI."""
         number = checked(signum)
         if not callable(function):
-            raise ValueError(f"the handler of signal {number} is a function, not {safe_repr(function)}")
+            raise ValueError(f"the handler of signal {number} must be a function, not {safe_repr(function)}")
         if not isinstance(target, str):
             raise TypeError(
-                f"the target of signal {number} is text, such as 'spooler', not {safe_repr(target)}"
+                f"the target of signal {number} must be text, such as 'spooler', not {safe_repr(target)}"
             )
         before = self.handlers.get(number)
         if before is not None and (before.target, _name(before.function)) != (target, _name(function)):
             raise ValueError(
-                f"signal {number} has a handler already, {_name(before.function)}: use another signal"
+                f"signal {number} already has a handler, {_name(before.function)}: use another signal"
             )
         handler = self.handlers[number] = Handler(target, function)
         if not handler.is_for_spooler:
@@ -89,13 +89,13 @@ class SignalTable:
 
     def add_timer(self, signum: int, seconds: float, iterations: int = 0) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
-            raise ValueError(f"a timer fires every so many seconds, more than 0, not {safe_repr(seconds)}")
+            raise ValueError(f"the interval of a timer must be seconds above 0, not {safe_repr(seconds)}")
         self.sources.append(Timer(checked(signum), seconds, iterations))
 
     def add_cron(self, signum: int, fields: CronFields) -> None:
         for value in fields:
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"the fields of a cron are whole numbers, not {safe_repr(value)}")
+                raise TypeError(f"the fields of a cron must be whole numbers, not {safe_repr(value)}")
         if fields.never():
             logger.warning("the cron of signal %d never fires: %s", checked(signum), tuple(fields))
         self.sources.append(Cron(checked(signum), fields))
@@ -118,7 +118,7 @@ def checked(signum: int) -> int:
     """Return *signum* if it is a signal number; ValueError otherwise, where uWSGI truncates it to eight
     bits."""
     if isinstance(signum, bool) or not isinstance(signum, int) or not 0 <= signum <= 255:
-        raise ValueError(f"a signal is a number from 0 to 255, not {safe_repr(signum)}")
+        raise ValueError(f"a signal must be a whole number from 0 to 255, not {safe_repr(signum)}")
     return signum
 
 

@@ -155,7 +155,9 @@ class SignalSource:
                     runtime.announce(directory)
                     self._sockets[directory] = SignalSocket(directory)
                 except SpoolError as error:
-                    logger.warning("no signals from other processes for %s: %s", directory, error)
+                    logger.warning(
+                        "spoolers of %s receive no signals from other processes: %s", directory, error
+                    )
 
     def stop(self) -> None:
         """End the announcement, and stop receiving."""

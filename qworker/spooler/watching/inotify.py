@@ -40,7 +40,7 @@ for the directory itself."""
 
 
 class Inotify:
-    """OSError if the system does not support it, or this user has too many."""
+    """OSError if the system does not support it, or this user has too many instances."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)

@@ -81,7 +81,7 @@ class PatientConsumer:
                 return claim._replace(messages=taken)
 
     def _lags(self, queues: Sequence[str], end: float) -> bool:
-        """Tell whether a message may still be in transit."""
+        """Return whether a message may still be in transit."""
         plain = self._plain
         if plain._holdings.full or time.monotonic() >= end:
             return False
@@ -101,7 +101,7 @@ class PatientConsumer:
 def patient(
     store: HeldBroker, on_its_way: Callable[[ServerQueue], bool] = nothing_is_on_its_way
 ) -> HeldBroker:
-    """Wrap the consumer of *store* in a PatientConsumer; return the store. on_its_way: tells whether the
+    """Wrap the consumer of *store* in a PatientConsumer; return the store. on_its_way: returns whether the
     server has undelivered messages of a queue."""
     assert isinstance(store.consumer, HeldConsumer)
     store.consumer = cast(HeldConsumer, PatientConsumer(store.consumer, on_its_way))

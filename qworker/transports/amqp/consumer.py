@@ -336,7 +336,7 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
             return lost
 
     def _changes(self, release: Release) -> bool:
-        """Tell whether the message changes when it goes back."""
+        """Return whether the message changes when it goes back."""
         later = release.due is not None and release.due > self._server.clock.now()
         return release.counted or release.requeued or later
 
@@ -366,7 +366,9 @@ class AMQPConsumer(Consumer, Hearing, Presenting):
         server accepts no messages they are kept, without waiting."""
         if not self._publisher.is_taken():
             if not self._postponed:
-                logger.warning("RabbitMQ accepts no messages (an alarm): messages to be put back wait here")
+                logger.warning(
+                    "RabbitMQ accepts no messages (an alarm): messages to be put back are held here"
+                )
             self._postponed.update((held.leased.tag, (held, order)) for held, order in messages)
             return
         messages = [*self._postponed.values(), *messages]

@@ -170,7 +170,7 @@ def _presence(value: dict[str, Any]) -> Presence:
 
 
 def _is_there(link: Link, queues: Queues, queue: str) -> bool:
-    """Tell whether another worker's exclusive *queue* exists."""
+    """Return whether another worker's exclusive *queue* exists."""
     channel = link.channel()
     try:
         link.call(channel.queue_declare, queues.prefix + queue, passive=True)

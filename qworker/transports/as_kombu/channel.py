@@ -313,4 +313,4 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                     if not self._exchanges.has(queue):
                         self._purge(queue)
         except TransportError as error:
-            logger.warning("the channel closed without its last settlements, which will follow: %s", error)
+            logger.warning("the channel closed before its last settlements, which are sent later: %s", error)

@@ -239,7 +239,7 @@ class ConsumerThread:
         if (self._ending and self._pause) or silent > self._terms.lease_seconds:
             raise error
         if not (self._pause or self._ending):
-            logger.warning("the broker does not answer, and is tried again: %s", error)
+            logger.warning("the broker does not answer; trying again: %s", error)
         self.shared_state.have_news()
         self._pause = min(max(self._pause * 2, RETRY_SECONDS[0]), RETRY_SECONDS[1])
         with self.shared_state.changed:

@@ -300,8 +300,8 @@ def _replace(cluster: Cluster, node: Address, messages: Sequence[Received]) -> N
             one.receipt, one.lease_seconds = Hold(reply.decode("ascii"), home, asked + retry), retry
         elif reply is not None:
             logger.warning(
-                "job %s of %s is too old to be kept, and was not replaced: it may be given to another "
-                "worker in %.0f s: %s",
+                "job %s of %s is about to expire, and could not be replaced: another worker may get it in "
+                "%.0f s: %s",
                 *(one.receipt.job, one.queue.name, one.receipt.until - asked, reply),
             )
     if done:

@@ -46,7 +46,7 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
     missing = [name for name, value in (("project", project), ("token", token)) if not value]
     if missing:
         raise ConfigurationError(
-            f"broker_url: an IronMQ needs a {' and a '.join(missing)}: write "
+            f"broker_url: IronMQ needs a {' and a '.join(missing)}: write "
             "ironmq://PROJECT:TOKEN@HOST, or set IRON_MQ_PROJECT_ID and IRON_MQ_TOKEN in the environment",
             setting="broker_url",
         )

@@ -69,7 +69,7 @@ def reclaim(
 
 
 def _is_for_us(found: Collections, owner: Document, generation: int, ids: set[Any], dead: bool) -> bool:
-    """Tell whether we reclaim the messages of *owner*; from then on it can neither renew nor keep new
+    """Return whether we reclaim the messages of *owner*; from then on it can neither renew nor keep new
     messages."""
     which: Document = {"_id": owner["_id"], "ended": owner.get("ended")}
     if owner.get("ended") in ids - {generation}:

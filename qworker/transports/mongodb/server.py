@@ -219,7 +219,7 @@ def clock_of(database: Any) -> float:
 
 
 def storable_value(value: Any) -> bool:
-    """Tell whether *value* can be a field of a document."""
+    """Return whether *value* can be a field of a document."""
     try:
         bson.encode({"value": value})
     except (bson_errors.BSONError, ValueError, TypeError, OverflowError, RecursionError):

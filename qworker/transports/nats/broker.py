@@ -380,7 +380,7 @@ class NatsServer(Server):
         request, and its name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
         subjects = layout.subject("x").rpartition(".")[0] + ".*"
-        # If somebody limits the stream, senders get an error when it is full, and its messages are kept.
+        # If the stream gets a limit, senders get an error when it is full, and its messages are kept.
         made = self._declare_stream(connection, stream, subjects, retention="workqueue", discard="new")
         name = layout.consumer(queue, made)
         try:
@@ -470,7 +470,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         kind = OPTIONS.get(name)
         if kind is None:
             raise ConfigurationError(
-                f"broker_transport_options: NATS has no option {name!r}; there are {', '.join(OPTIONS)}",
+                f"broker_transport_options: NATS has no option {name!r}; use one of {', '.join(OPTIONS)}",
                 setting="broker_transport_options",
             )
         try:

@@ -262,7 +262,7 @@ class Client:
             if found.subscription == ANSWERS:
                 name, _, number = found.subject[len(self._subject) + 1 :].partition(".")
                 exchange = self._exchanges.get(name)
-                if exchange is not None and number.isdecimal():  # somebody waits for it still
+                if exchange is not None and number.isdecimal():  # a caller still waits for it
                     exchange.add(int(number), found)
             elif subscriber := self._subscribers.get(found.subscription):
                 subscriber[1](found)

@@ -160,8 +160,8 @@ def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterabl
     for size in (post.size for post in named):
         if size > largest:
             raise PublishError(
-                f"a message of {size} bytes is larger than the server takes ({largest}): raise its "
-                "max_payload, or send less"
+                f"a message of {size} bytes is larger than the server accepts ({largest}): increase "
+                "its max_payload, or send less data"
             )
     for left in reversed(range(TRIES)):
         try:

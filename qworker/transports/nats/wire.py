@@ -173,7 +173,7 @@ class Wire:
 
     def next(self, end: float) -> Any:
         """Return the next item from the server, by the monotonic time *end*: a WireMessage; its description,
-        as a dict; "PONG"; a ConnectionError for its complaint; or None."""
+        as a dict; "PONG"; a ConnectionError for an error it reports; or None."""
         line, begin = self._line(end)
         word, _, rest = line.partition(" ")
         try:
@@ -189,7 +189,7 @@ class Wire:
                     return ConnectionError("nats: " + rest.strip().strip("'"))
         except (ValueError, IndexError, TypeError) as error:
             reraise_interrupt(error)
-            raise ConnectionError(f"what answers is not a NATS server: {line[:80]!r}") from error
+            raise ConnectionError(f"it is not a NATS server: {line[:80]!r}") from error
         if word.upper() == "PING":
             self.send(b"PONG\r\n", end)
         return None
@@ -200,7 +200,7 @@ class Wire:
         """Return the next line, and the position after it."""
         while (found := self._read.find(b"\r\n")) < 0:
             if len(self._read) > LONGEST_LINE:
-                raise ConnectionError(f"what answers is not a NATS server: {bytes(self._read[:80])!r}")
+                raise ConnectionError(f"it is not a NATS server: {bytes(self._read[:80])!r}")
             self._fill(end)
         return self._read[:found].decode("utf-8", "replace"), found + 2
 

@@ -185,7 +185,7 @@ def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
                 raise _wrong(setting, f"{name} is not supported: {REFUSED[name]}")
         elif name not in IGNORED:
             hint = close_matches(str(name), (*NAMES, *IGNORED), 1)
-            did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(NAMES)}"
+            did_you_mean = f"did you mean {hint[0]}?" if hint else f"use one of {', '.join(NAMES)}"
             raise _wrong(setting, f"redis-py's connection has no option {name!r}; {did_you_mean}")
     return found
 
@@ -195,7 +195,7 @@ def read(name: str, value: Any, setting: str) -> Any:
     try:
         return _READERS[name](value)
     except ValueError as error:
-        shown = "" if name in _SECRET else f" is {mask_urls(safe_repr(value, 80))}, and"
+        shown = "" if name in _SECRET else f" is {mask_urls(safe_repr(value, 80))}, but"
         raise _wrong(setting, f"{name}{shown} {error}") from None
 
 

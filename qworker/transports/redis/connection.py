@@ -300,7 +300,7 @@ def checked(link: Link, reply: Any) -> Any:
 
 
 def is_elsewhere(reply: hiredis.ReplyError) -> bool:
-    """Tell whether another connection may reach another server, which will not reply so."""
+    """Return whether another connection may reach another server, which will not reply so."""
     return _code(str(reply)) in ELSEWHERE
 
 

@@ -87,7 +87,7 @@ def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -
     """
     _, headers, properties, body, _, due, _ = envelope
     if type(body) is not bytes:
-        raise TypeError(f"the type of a body is bytes, not {type(body).__name__}")
+        raise TypeError(f"the body of a message must be bytes, not {type(body).__name__}")
     # Anything but an object would make the envelope unreadable; we never send such.
     text = headers.encode() if headers[:1] == "{" and headers[-1:] == "}" else _text(headers).encode()
     encoded = b2a_base64(body, newline=False)

@@ -30,7 +30,7 @@ FORGET_SECONDS = 86400.0
 
 
 def died(record: dict[str, str]) -> bool:
-    """Tell whether the owner with this record is certainly dead."""
+    """Return whether the owner with this record is certainly dead."""
     return owner_files.died(record.get("lock", ""), record.get("boot", ""))
 
 

@@ -64,8 +64,8 @@ class Endpoint:
         return _tagged(prefix) if self.cluster else prefix
 
     def has(self, prefix: str) -> bool:
-        """Tell whether keys with *prefix*, from key_prefix(), are on this server: on a cluster, whether they
-        are in the same slot as the keys of this endpoint."""
+        """Return whether keys with *prefix*, from key_prefix(), are on this server: on a cluster, in the same
+        slot as the keys of this endpoint."""
         return not self.cluster or hash_tag(prefix) == self.place[-1]
 
 

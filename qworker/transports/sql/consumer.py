@@ -116,7 +116,7 @@ class SQLConsumer(LeaseConsumer):
         tables lack additions that only their owner may make."""
         if link.lacks_additions:
             raise ConfigurationError(
-                "the tables of the broker are of an older qworker, and this user may not add to them "
+                "the tables of the broker are from an older qworker, and this user may not extend them "
                 f"({link.lacks_additions}): run `qworker queues` once as their owner",
                 setting="broker_url",
             )

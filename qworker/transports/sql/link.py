@@ -198,9 +198,8 @@ class Link(ABC):
             version, rows = int(found[0] or 0), int(found[1])
         if version > VERSION:
             raise ConfigurationError(
-                f"the tables in this database were made by a newer qworker (version {version}, this "
-                "one knows "
-                f"{VERSION}): upgrade qworker, or use another database",
+                f"the tables in this database were created by a newer qworker (version {version}; "
+                f"this one supports {VERSION}): upgrade qworker, or use another database",
                 setting="broker_url",
             )
         if version < VERSION:

@@ -223,7 +223,7 @@ class MySQLLink(Link):
         """Lock against other processes that create tables."""
         name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
         if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
-            raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
+            raise BrokerUnavailable("another process is still creating the tables of the broker: try again")
         # The lock ends with the connection, should this process freeze now.
         self.do(f"SET @qworker_wait = @@wait_timeout, SESSION wait_timeout = {IDLE_SECONDS}")
         try:
@@ -347,7 +347,7 @@ class MySQLLink(Link):
 
     def _by_name(self, function: str, generation: int) -> Any:
         """Return the value of *function*, of the lock of a consumer. None behind a proxy: it has numbers of
-        its own for sessions, and KILL would end that of somebody else."""
+        its own for sessions, and KILL would end another client's."""
         own = self._connection.thread_id()
         return self.ask(f"SELECT IF(connection_id() + 0 = %s, {function}, NULL)", (own, generation))[0][0]
 
@@ -451,7 +451,7 @@ def _check(rows: Sequence[MessageRow]) -> None:
     """Raise TypeError for a body that is not bytes: PyMySQL would store its repr()."""
     for row in rows:
         if not isinstance(row[-1], bytes):
-            raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+            raise TypeError(f"the body of a message must be bytes, not {type(row[-1]).__name__}")
 
 
 def _size(row: MessageRow) -> int:

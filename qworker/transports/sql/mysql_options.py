@@ -146,7 +146,7 @@ def options_of(query: Iterable[tuple[str, str]], setting: str) -> MySQLOptions:
                 )
         elif name not in (_FILE, _GROUP) and name not in IGNORED:
             hint = close_matches(name, NAMES, 1)
-            did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(sorted(NAMES))}"
+            did_you_mean = f"did you mean {hint[0]}?" if hint else f"use one of {', '.join(sorted(NAMES))}"
             raise _wrong(setting, f"MySQL's connection has no option {name!r}; {did_you_mean}")
     return MySQLOptions(fields, *_tls(parameters, setting))
 
@@ -165,7 +165,7 @@ def _tls(parameters: dict[str, str], setting: str) -> tuple[Tls | None, bool]:
     if mode is None:
         return tls_of("mysql", given, setting=setting), False
     if mode.upper() not in _MODES:
-        raise _wrong(setting, f"ssl_mode is {mode!r}, and must be one of DISABLED, {', '.join(_MODES)}")
+        raise _wrong(setting, f"ssl_mode is {mode!r}, but must be one of DISABLED, {', '.join(_MODES)}")
     meant = _MODES[mode.upper()]
     if mode.upper() == "REQUIRED" and any(name in given for name in _AUTHORITIES):
         meant = _MODES["VERIFY_CA"]  # like MySQL's own client

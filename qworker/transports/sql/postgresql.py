@@ -395,7 +395,7 @@ class PostgreSQLLink(Link):
         first = int(self._passed_by or generation)
         self._passed_by = ""
         values = waking_values(self.table, queues, generation, str(first))
-        # Only those between us and the first, who may wait no more.
+        # Only those between us and the first, which may no longer wait.
         joint = "AND" if first > generation else "OR"
         self.do(f"{WAKE} WHERE id > %s {joint} id < %s", (*values, generation, first))
 

@@ -159,7 +159,7 @@ class Reclaimer:
         self._blocked: dict[int, float] = {}
         """Since when rows of silent consumers are locked, in monotonic seconds."""
         self._locking: set[int] = set()
-        """Those for whom this was logged."""
+        """The ids of those for which this was logged."""
 
     def reclaim(
         self,

@@ -55,7 +55,7 @@ def postgresql_upsert(
     """Return one statement for any number of rows; its first column is how many were stored.
 
     Those that have ended are announced after the commit: their ids, one per line, or LOOK if there are too
-    many. But a commit with a notification waits for all others that have one, so it is only sent if somebody
+    many. But a commit with a notification waits for all others that have one, so it is only sent if anyone
     listens. Listeners share a lock; here it is tried, and kept until the commit if it was free, so that a new
     listener waits until results that were not announced are visible.
     """

@@ -81,7 +81,7 @@ class SqsServer(Server):
         self._region = options.get("region")
         if self._region is not None and not isinstance(self._region, str):
             raise ConfigurationError(
-                f"broker_transport_options: region must be a text such as eu-central-1, not {self._region!r}",
+                f"broker_transport_options: region must be text such as eu-central-1, not {self._region!r}",
                 setting=OPTIONS,
             )
         self._kombu = KombuServer(url, {**options, "client-config": client}, timeout)
@@ -128,7 +128,7 @@ class SqsServer(Server):
         except KeyError as error:  # of an answer without the key
             if isinstance(error, (kombu_sqs.UndefinedQueueException, kombu_sqs.InvalidQueueException)):
                 raise
-            raise OSError(f"making or finding a queue: {NONSENSE} ({error} is missing)") from error
+            raise OSError(f"creating or finding a queue: {NONSENSE} ({error} is missing)") from error
 
 
 def _unavailable(error: BaseException | None) -> type[BrokerUnavailable]:
@@ -175,8 +175,8 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """Return the broker at *url* with the settings *conf*; it connects on first use."""
     refuse_setting(
         conf.broker_use_ssl,
-        "SQS is reached by HTTPS, as sqs:// or sqs+https://; AWS_CA_BUNDLE names the file of an authority of "
-        "your own",
+        "SQS is reached by HTTPS, as sqs:// or sqs+https://; AWS_CA_BUNDLE names the file of your own "
+        "certificate authority",
     )
     refuse_parameters(url or "", "broker_url")
     options = dict(conf.broker_transport_options)

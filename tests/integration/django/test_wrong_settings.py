@@ -29,7 +29,7 @@ execute_from_command_line(["manage.py", "check", "--tag", "qworker"])
         ({"label": 5}, "E001) Q_CLUSTER['label'] is 5"),
         ({"orm": ""}, "E001) Q_CLUSTER['orm'] is ''"),
         ({"mongo_db": "x"}, "E002) Q_CLUSTER: Q_CLUSTER['mongo_db'] is a key of MongoDB"),
-        (5, "E001) Q_CLUSTER is of the type int"),
+        (5, "E001) Q_CLUSTER must be a mapping"),
     ],
     ids=str,
 )

@@ -239,14 +239,14 @@ def test_valid_values_are_converted(cluster, key, given, read):
         ("ALT_CLUSTERS", {"a": 1}, "a mapping of names to mappings"),
         ("error_reporter", "rollbar", "a mapping of names to mappings"),
         ("sync", "perhaps", "true or false"),
-        ("label", "", "text"),
+        ("label", "", "a non-empty string"),
     ],
 )
 def test_invalid_value_is_rejected_with_key_and_value(cluster, key, given, takes):
     cluster(**{key: given})
     with pytest.raises(ConfigurationError) as caught:
         getattr(conf, key.lower())
-    assert str(caught.value).startswith(f"Q_CLUSTER['{key}'] is {given!r}, and must be ")
+    assert str(caught.value).startswith(f"Q_CLUSTER['{key}'] is {given!r}, but must be ")
     assert takes in str(caught.value)
     assert caught.value.setting == key
     assert [mistake.key for mistake in wrong_values()] == [key]
@@ -257,7 +257,7 @@ def test_invalid_value_is_rejected_with_key_and_value(cluster, key, given, takes
     ("key", "given", "words"),
     [
         ("disque_nodes", [":hunter2@h:1"], "the password in disque_auth"),
-        ("iron_mq", 5, "and must be a mapping with host, port"),
+        ("iron_mq", 5, "but must be a mapping with host, port"),
         (
             "iron_mq",
             {"projectid": "p", "token": "hunter2"},

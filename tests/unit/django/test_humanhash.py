@@ -45,7 +45,7 @@ def test_invalid_digests_are_rejected(digest, words):
 
 
 def test_word_list_needs_256_words():
-    with pytest.raises(ValueError, match="has 256 words; this one has 3"):
+    with pytest.raises(ValueError, match="must have 256 words, but this one has 3"):
         HumanHasher(("a", "b", "c"))
     assert HumanHasher([str(number) for number in range(256)]).humanize("07ff", 2) == "7-255"
 

@@ -45,7 +45,7 @@ def test_acting_on_a_removed_or_claimed_job_is_an_error(place: Path) -> None:
         for act in (admin.remove, admin.retry, lambda name: admin.move(name, admin, "3")):
             with pytest.raises(SpoolError, match="there is no job"):
                 act(removed)
-            with pytest.raises(SpoolError, match="is being run"):
+            with pytest.raises(SpoolError, match="is running"):
                 act(taken)
         assert claim.finish()
         with pytest.raises(SpoolError, match="there is no job"):

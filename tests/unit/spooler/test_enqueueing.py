@@ -125,13 +125,13 @@ def test_empty_time_is_now(at: Any) -> None:
     ],
 )
 def test_invalid_times_are_rejected(enqueuer: Enqueuer, tmp_path: Path, at: Any) -> None:
-    with pytest.raises(SpoolError, match="due at a time"):
+    with pytest.raises(SpoolError, match="due time of a job"):
         enqueuer.enqueue({"at": at})
     assert files(tmp_path) == []
 
 
 def test_time_after_the_calendar_is_rejected(enqueuer: Enqueuer) -> None:
-    with pytest.raises(SpoolError, match="due at a time"):
+    with pytest.raises(SpoolError, match="due time of a job"):
         enqueuer.enqueue({"at": "9" * 20})
 
 

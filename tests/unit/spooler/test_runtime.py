@@ -79,7 +79,7 @@ def test_frequency_is_forgotten_with_the_last_spooler(place: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), None, "5", True])
 def test_invalid_frequencies_are_rejected(place: Path, seconds: Any) -> None:
-    with pytest.raises(SpoolError, match="more than 0"):
+    with pytest.raises(SpoolError, match="seconds above 0"):
         runtime.set_frequency(place, seconds)
 
 
@@ -101,7 +101,7 @@ def test_unusable_state_directory_is_an_error(place: Path) -> None:
     (place / STATE).symlink_to("/tmp")
     with pytest.raises(SpoolError, match="not a directory"):
         runtime.announce(place)
-    with pytest.raises(SpoolError, match="cannot be made"):
+    with pytest.raises(SpoolError, match="cannot be created"):
         runtime.announce(place / "missing")
 
 

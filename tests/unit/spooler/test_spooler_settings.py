@@ -159,7 +159,7 @@ def test_directories_on_the_command_line_replace_the_default() -> None:
     ("given", "message"),
     [
         ({"spooler": 3}, "spooler must be a list"),
-        ({"spooler": ["/a\0b"]}, "there is no NUL"),
+        ({"spooler": ["/a\0b"]}, "without NUL"),
         ({"spooler": [""]}, "spooler must be a path"),
         ({"spooler": [b"/x"]}, "spooler must be a path"),
         ({"spooler_processes": 2.5}, "must be a whole number"),

@@ -209,7 +209,7 @@ def test_spooler_pids(configured: Path) -> None:
 def test_set_spooler_frequency(configured: Path) -> None:
     assert uwsgi.set_spooler_frequency(3) is True
     assert runtime.frequency_of(configured, 30.0) == 3
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="seconds above 0"):
         uwsgi.set_spooler_frequency(0)
 
 
@@ -331,7 +331,7 @@ def test_harakiri_kills_a_job_that_holds_the_gil(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr
-    assert "not belong to a spooler alone" in done.stderr
+    assert "not the main thread of a spooler's own process" in done.stderr
 
 
 def test_harakiri_ends_with_its_job(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_missing_time_is_now(writer: Writer, at: float | None) -> None:
 
 @pytest.mark.parametrize("at", ["soon", float("nan"), float("inf"), True, 1e300, -1e300])
 def test_invalid_times_are_rejected(writer: Writer, at: float) -> None:
-    with pytest.raises(SpoolError, match="due at a time"):
+    with pytest.raises(SpoolError, match="due time of a job"):
         writer.write({}, at=at)
     assert files(writer.path) == []
 

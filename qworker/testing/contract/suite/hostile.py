@@ -37,7 +37,7 @@ WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"],
 MOST_TEXT = 300
 """Maximum characters of ids and states that tests read back."""
 PATIENCE = 20.0
-REFUSED = "refused how it ended"
+REFUSED = "refused its outcome"
 
 
 class Harness:
