@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import states
+from qworker.errors import BrokerUnavailable
+from qworker.transports.lease import Ack
 from qworker.transports.sql.result_rows import latest
 from qworker.transports.sql.result_upserts import (
     MAX_BYTES,
@@ -20,6 +23,7 @@ from qworker.transports.sql.result_upserts import (
     postgresql_upsert,
     sqlite_upsert,
 )
+from qworker.transports.sql.results import ResultTable
 
 COLUMNS = ("task_id", "status", "result", "date_done")
 ANY_STATE = (*sorted(states.ALL_STATES), "PROGRESS")
@@ -96,3 +100,35 @@ def test_latest_of_a_batch_equals_sequential_upserts(
                 found[task_id] = (status, payload)
     assert at_once == one_by_one
     assert [row[0] for row in latest(whole)] == sorted({task_id for task_id, _ in rows})
+
+
+class Unseen:
+    """A link to a server that does not show a table at first, although it exists."""
+
+    def __init__(self, *found: dict[str, bool]) -> None:
+        self._found = list(found)
+        self.stored: list[Any] = []
+
+    def columns(self, table: str) -> dict[str, bool]:
+        return self._found.pop(0)
+
+    def make_results(self, table: str) -> None:
+        pass
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Any], makes_ids: bool) -> None:
+        self.stored.append((columns, rows, makes_ids))
+
+
+def test_result_waits_until_the_columns_of_its_table_can_be_read() -> None:
+    """On MariaDB, a row without columns was inserted while another process created an index."""
+    link: Any = Unseen({}, {}, {"id": False, "task_id": False})
+    table, ack = ResultTable(), Ack(1, ("a", states.SUCCESS, b"{}", None))
+    with pytest.raises(BrokerUnavailable):
+        table.prepare(link, [ack])
+    table.prepare(link, [ack])
+    assert ack.row is not None
+    table.store(link, [ack.row])
+    assert link.stored == [(("task_id",), [("a",)], False)]

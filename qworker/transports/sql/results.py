@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.clock import from_epoch, parse_iso
+from qworker.errors import BrokerUnavailable
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Part, Release, ResultRow, Settlement
 from qworker.transports.sql.join_rows import TABLES, JoinTables
@@ -79,7 +80,8 @@ class ResultTable:
 
     def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
         """Outside of any transaction: create the table if it is missing and *settlements* have rows for it.
-        (Within one, MySQL would commit it, and elsewhere a rollback would remove the table.)"""
+        (Within one, MySQL would commit it, and elsewhere a rollback would remove the table.) Raises
+        BrokerUnavailable if its columns cannot be read."""
         if not self._has_joins and any(each.parts for each in settlements if not isinstance(each, Release)):
             self._has_joins = bool(link.columns(self.joins.part))
         if self._columns or not any(
@@ -91,6 +93,8 @@ class ResultTable:
             with link.transaction():
                 link.make_results(self._name)
             found = link.columns(self._name)
+        if not found:  # MariaDB does not show a table while another process creates an index of it
+            raise BrokerUnavailable(f"the table {self._name} cannot be read at the moment")
         self._makes_ids = found.get("id", True)
         self._columns = tuple(name for name in found if name != "id")
 
