@@ -12,8 +12,7 @@ Each operation is a script. Those that record states and calls check the lease f
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qworker.beat.store import (
@@ -31,12 +30,11 @@ from qworker.beat.store import (
 )
 from qworker.clock import Clock
 from qworker.contracts import App
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
-from qworker.interrupts import deferred, reraise_interrupt
+from qworker.errors import BackendError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Sender
 from qworker.transports.portions import portions
-from qworker.transports.redis.connection import Link, Links, Script
+from qworker.transports.redis.connection import Links, Script
 from qworker.transports.redis.sender import PUBLISH, RedisSender
 from qworker.transports.redis.url import Endpoint, endpoint
 
@@ -244,29 +242,17 @@ class RedisScheduleStore(ScheduleStore):
         self._prefix = prefix
         self._clock = clock
         self._links = Links(where)
-        self._pid = os.getpid()
 
     def _call(self, script: Script, *arguments: Any, tries: int = 2) -> Any:
-        if self._pid != os.getpid():
-            self._links.abandon()  # the connections belong to the parent
-            self._pid = os.getpid()
         declared = (f"{self._prefix}none",)  # never exists, as in the broker's Layout
-        return deferred(
-            self._try, lambda link: script.call(link, declared, (self._prefix, *arguments)), tries
-        )
-
-    def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
-        while True:
-            tries -= 1
-            try:
-                with self._links.lent() as link:
-                    return work(link)
-            except BrokerUnavailable as error:
-                reraise_interrupt(error)
-                if "LEASELOST" in str(error):
-                    raise LeaseLost("another process is now the leader of the schedulers") from None
-                if tries <= 0:
-                    raise BackendError(str(error)) from error
+        try:
+            return self._links.store(
+                lambda link: script.call(link, declared, (self._prefix, *arguments)), tries
+            )
+        except BackendError as error:
+            if "LEASELOST" in str(error):
+                raise LeaseLost("another process is now the leader of the schedulers") from None
+            raise
 
     def is_with(self, sender: Sender) -> bool:
         return isinstance(sender, RedisSender) and sender.place == self._where.place

@@ -27,7 +27,7 @@ def of_crontab(given: tuple[str, ...], either: bool) -> str:
     when = (" or " if either else " and ").join(days)
     if len(days) == 2 and not either:
         when = f"{days[0]} if that is {days[1]}"
-    parts = [_time(minute, hour), when or ("every day" if _is_a_time(minute, hour) else "")]
+    parts = [_time(minute, hour), when or ("every day" if "*" not in hour else "")]
     if month != "*":
         parts.append(f"in {_joined(_names(MONTH_OF_YEAR, month))}")
     return " ".join(part for part in parts if part)
@@ -50,10 +50,6 @@ def ordinal(number: int) -> str:
 
 def _every(count: float, unit: str) -> str:
     return f"every {unit}" if count == 1 else f"every {count:g} {unit}s"
-
-
-def _is_a_time(minute: str, hour: str) -> bool:
-    return "*" not in hour
 
 
 def _time(minute: str, hour: str) -> str:

@@ -31,6 +31,7 @@ from qworker.control.letters import chosen
 from qworker.errors import ConfigurationError
 from qworker.naming import DJANGO_PACKAGES, close_tasks
 from qworker.transports.lease import Dead
+from qworker.transports.own_headers import headers_in
 
 _LONGEST_WHY = 60
 _LONGEST_BODY = 4096
@@ -206,20 +207,11 @@ def _dead_row(letter: Dead, now: float) -> tuple[Any, ...]:
 
 
 def _task(letter: Dead) -> str:
-    return visible(str(_headers(letter).get("task") or "?"))
-
-
-def _headers(letter: Dead) -> dict[str, Any]:
-    """Return the headers; {} when they are not a JSON object, which may be why it is a dead letter."""
-    try:
-        headers = json.loads(letter.headers)
-    except (ValueError, RecursionError):
-        return {}
-    return headers if isinstance(headers, dict) else {}
+    return visible(str(headers_in(letter.headers).get("task") or "?"))
 
 
 def _dead_fields(letter: Dead) -> dict[str, Any]:
-    headers = _headers(letter)
+    headers = headers_in(letter.headers)
     return {
         "tag": letter.tag,
         "id": headers.get("id"),

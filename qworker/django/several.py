@@ -140,7 +140,7 @@ class Iter:
 
     def fetch(self, wait: int = 0) -> Task | None:
         """Return the task with all results; None until all have ended."""
-        return fetching.task(self.id, wait, self.cached) if self.started else None
+        return fetching.fetch(self.id, wait, self.cached) if self.started else None
 
     def length(self) -> int:
         """Return how many calls there are."""
@@ -190,11 +190,11 @@ class Chain:
         """Return the tasks; None until all have ended."""
         if not self.started:
             return None
-        return fetching.members(self.group, failures, wait, self.length(), self.cached)
+        return fetching.fetch_group(self.group, failures, wait, self.length(), self.cached)
 
     def current(self) -> int | None:
         """Return the index of the running call, from 0; None before run()."""
-        return (fetching.size(self.group, cached=self.cached) or 0) if self.started else None
+        return (fetching.count_group(self.group, cached=self.cached) or 0) if self.started else None
 
     def length(self) -> int:
         """Return how many calls there are."""

@@ -29,9 +29,15 @@ from qworker.django.models.task import ID_LENGTH
 from qworker.django.several import Chain, Iter, async_chain, async_iter
 from qworker.django.waiting import fetching
 from qworker.django.waiting.fetching import (
+    afetch,
+    afetch_group,
+    count_group,
     count_group_cached,
+    delete_group,
     delete_group_cached,
+    fetch,
     fetch_cached,
+    fetch_group,
     fetch_group_cached,
     result_cached,
     result_group_cached,
@@ -44,13 +50,8 @@ MOST_ATTEMPTS = 10
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
     """Return the result of the task with this id or name, or its error as text; None if it has not ended, or
     was not stored."""
-    found = fetching.task(task_id, wait, cached)
+    found = fetch(task_id, wait, cached)
     return None if found is None else found.result
-
-
-def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """Return the task with this id or name; None if it has not ended, or was not stored."""
-    return fetching.task(task_id, wait, cached)
 
 
 def result_group(
@@ -64,23 +65,10 @@ def result_group(
     return fetching.results(group_id, failures, wait, count, cached) or None
 
 
-def fetch_group(
-    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
-) -> Any:
-    """Return the tasks of a group: a queryset, or from the cache a list, None if it is empty. The arguments
-    are those of result_group()."""
-    return fetching.members(group_id, failures, wait, count, cached)
-
-
 async def aresult(task_id: str, wait: int = 0, cached: Any = None) -> Any:
     """Like result(), without blocking the event loop."""
-    found = await fetching.atask(task_id, wait, cached)
+    found = await afetch(task_id, wait, cached)
     return None if found is None else found.result
-
-
-async def afetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """Like fetch(), without blocking the event loop."""
-    return await fetching.atask(task_id, wait, cached)
 
 
 async def aresult_group(
@@ -88,23 +76,6 @@ async def aresult_group(
 ) -> list[Any] | None:
     """Like result_group(), without blocking the event loop."""
     return await fetching.aresults(group_id, failures, wait, count, cached) or None
-
-
-async def afetch_group(
-    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
-) -> Any:
-    """Like fetch_group(), without blocking the event loop."""
-    return await fetching.amembers(group_id, failures, wait, count, cached)
-
-
-def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """Return how many tasks of a group have ended. failures: count only failed ones."""
-    return fetching.size(group_id, failures, cached)
-
-
-def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
-    """Remove a group from its tasks; return how many there were. tasks: delete the tasks, too."""
-    return fetching.delete_group(group_id, tasks, cached)
 
 
 def delete_cached(task_id: str, broker: Broker | None = None) -> bool:

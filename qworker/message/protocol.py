@@ -117,8 +117,6 @@ __all__ = [
     "upgrade",
 ]  # fmt: skip
 
-_EMPTY: Mapping[str, Any] = {}
-
 
 class SupportsSigning(Protocol):
     """The part of `qworker.message.signing.Signer` used here."""

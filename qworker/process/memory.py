@@ -14,13 +14,10 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def resident(pid: int, proc: Path = PROC) -> int | None:
-    """Return the resident memory of a process in bytes; None if it is unknown, as on other systems.
-
-    proc: the directory with the processes.
-    """
+def resident(pid: int) -> int | None:
+    """Return the resident memory of a process in bytes; None if it is unknown, as on other systems."""
     try:
-        with open(proc / str(pid) / "statm", "rb") as file:
+        with open(PROC / str(pid) / "statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return None

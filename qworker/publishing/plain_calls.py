@@ -131,7 +131,7 @@ class MemberCalls:
         """
         options = call["options"]
         plain = self._plain(call["task"])
-        if plain is None or not options.keys() <= _OF_MEMBERS:
+        if plain is None or not options.keys() <= PLANNED:
             return None
         more, embed = "", NO_EMBED_JSON
         group, number, headers = options.get("group_id"), options.get("group_index"), options.get("headers")
@@ -175,7 +175,7 @@ def _embed(chain: Any, chord: Any) -> str:
     return encode_json({**NO_EMBED, **parts}, parts, MAX_DEPTH - 1).decode()
 
 
-_OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
+PLANNED = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
 _OF_JOINS = frozenset([JOINS])
 
 

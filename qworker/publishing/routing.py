@@ -18,7 +18,6 @@ from qworker.errors import PublishError, QueueNotFound
 from qworker.naming import close_matches, import_object, valid_queue_name
 
 _KEYS = ("queue", "exchange", "routing_key", "priority")
-_UNKNOWN = object()
 
 
 class Destination(NamedTuple):

@@ -22,6 +22,7 @@ from qworker.message.reading import valid_id
 from qworker.process.crash_points import crash_point
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
+from qworker.publishing.plain_calls import PLANNED
 from qworker.publishing.transactions import is_sent_later, transaction_of
 from qworker.results import outline
 
@@ -80,12 +81,8 @@ def check_later(app: App, made: Plan) -> None:
         return
     for each in all_in(made.step):
         options = each["options"]
-        if not options.keys() <= _SETTLED or not _are_settled(options):
+        if not options.keys() <= PLANNED or not _are_settled(options):
             app.publisher.check_later(each["task"], options)
-
-
-_SETTLED = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
-"""Options that a plan gives to calls."""
 
 
 def _are_settled(options: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.backends.result_watcher import final
+from qworker.interrupts import reraise_interrupt
 from qworker.message.exceptions import exception_of
 from qworker.results.tree import AnyResult, Single
 
@@ -78,6 +79,7 @@ def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., A
                 result._value(meta, True)
             pending.check()
         except Exception as error:  # noqa: BLE001 - passed to the promise
+            reraise_interrupt(error)
             pending.missing.clear()
             _call(partial(kept.throw, error, propagate=False), results)
             return True
@@ -119,5 +121,6 @@ def keep(result: Single, found: dict[str, Any] | Exception) -> None:
 def _call(keep_it: Callable[[], Any], result: object) -> None:
     try:
         keep_it()
-    except Exception:  # an error of the callback must not affect the thread that noticed the end
+    except Exception as error:  # an error of the callback must not affect the thread that noticed the end
+        reraise_interrupt(error)
         logger.exception("a callback of result %s raised", result)

@@ -312,7 +312,7 @@ class Survey:
         for group, member in self._lone.items():
             if group not in self._nodes:
                 self._unknown.append(_lone(member, group))
-        if any(_may_call(step, self._nodes[step.id]) for step in steps.values()):
+        if any(_may_call(step) for step in steps.values()):
             self._unknown.append("the calls made by a task are not known until it has ended")
         return Workflow(self._asked, root, dict(reversed(steps.items())), tuple(self._unknown))
 
@@ -331,7 +331,7 @@ def _state_at_end(steps: dict[str, Step], first: str) -> str:
     return step.state
 
 
-def _may_call(step: Step, node: _Node) -> bool:
+def _may_call(step: Step) -> bool:
     return not step.is_group and not step.then and step.state not in ENDED
 
 

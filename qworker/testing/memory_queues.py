@@ -7,7 +7,6 @@ Thread:      the one that holds the lock.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
+from qworker.transports.own_headers import id_in
 
 SWEPT_AT_ONCE = 1000
 
@@ -176,7 +176,7 @@ class MemoryQueues:
         return len(found)
 
     def _again(self, letter: Dead, priority: int, now: float) -> None:
-        id = _task_id(letter.headers)
+        id = id_in(letter.headers)
         if id in self.results and self.results[id][1] == states.FAILURE:
             del self.results[id]
         envelope = Envelope(letter.queue, letter.headers, letter.properties, letter.body, priority)
@@ -228,14 +228,6 @@ class MemoryQueues:
         ready = [message for message in free if message.is_due(now)]
         oldest = min((message.sent for message in ready), default=None)
         return QueueInfo(name, len(ready), len(free) - len(ready), len(here) - len(free), dead, oldest)
-
-
-def _task_id(headers: str) -> str:
-    """Return the id in a message's headers; '' when they are unreadable."""
-    try:
-        return str(json.loads(headers)["id"])
-    except (ValueError, TypeError, LookupError):
-        return ""
 
 
 def _over(letters: dict[int, tuple[Dead, int]], before: float, most: int) -> list[int]:

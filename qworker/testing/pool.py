@@ -16,9 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
-from qworker.components.pool.preparation import prepare, tracks_start
+from qworker.components.pool.preparation import prepared_or_ended, started_row
 from qworker.components.request import Request
-from qworker.errors import MessageError
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import TERMINATED, UNSTARTED, Outcome
@@ -134,25 +133,21 @@ class InlinePool(TaskPool):
 
     def outcome_of(self, request: Request) -> Outcome:
         """Run *request*; return the outcome that a child process would report."""
-        try:
-            prepared = prepare(
-                self._app,
-                self._accept,
-                self._settings.hostname,
-                request.headers,
-                request.leased,
-                request.failing,
-            )
-        except MessageError as error:
-            return execution.invalid(error)
-        if self._app.clock.uptime() >= request.starts_before:
-            return Outcome(UNSTARTED)
+        prepared = prepared_or_ended(
+            self._app,
+            self._accept,
+            self._settings.hostname,
+            request.headers,
+            request.leased,
+            request.failing,
+            request.starts_before,
+        )
+        if isinstance(prepared, Outcome):
+            return prepared
         if request.failing is not None:
             return termination.report(self._app, prepared.task, prepared.context, *request.failing.as_plain())
-        if tracks_start(prepared):
-            row = execution.started(self._app, prepared.task, prepared.context)
-            if row is not None:
-                self._on_stored([(request, row)])
+        if (row := started_row(self._app, prepared)) is not None:
+            self._on_stored([(request, row)])
         if request.is_async:
             return self._loop.run(execute_async(self._app, *prepared))
         return execution.execute(self._app, prepared.task, prepared.context, prepared.body)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
+from qworker import states
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
@@ -35,6 +36,17 @@ MAX_LEASE_BYTES = 32 * 1024**2
 
 ResultRow = tuple[str, str, bytes, float | None]
 """``(task_id, status, payload, expires)``: a result to be stored together with the ack."""
+
+
+def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the row to store for each task in *rows*, which are oldest first. In a fixed order, against
+    deadlocks."""
+    last: dict[str, ResultRow] = {}
+    for row in rows:
+        before = last.get(row[0])
+        if before is None or states.may_replace(before[1], row[1]):
+            last[row[0]] = row
+    return [last[task_id] for task_id in sorted(last)]
 
 
 class Envelope(NamedTuple):

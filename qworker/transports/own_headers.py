@@ -41,14 +41,24 @@ def is_apart(name: str) -> bool:
     return name[:2] == "x-" and (name in _SERVERS or name.startswith(_SERVERS_BEGIN))
 
 
-def outline(text: str) -> str:
-    """Return the headers that replace *text* when it is moved to the body, for display in other tools."""
+def headers_in(text: str) -> dict[str, Any]:
+    """Return the headers in the JSON *text*, which any program may have written; {} if it is no object."""
     try:
         headers = json.loads(text)
     except (ValueError, RecursionError):
-        return "{}"
-    if type(headers) is not dict:
-        return "{}"
+        return {}
+    return headers if type(headers) is dict else {}
+
+
+def id_in(text: str) -> str | None:
+    """Return the id of the call with these headers; None if there is none."""
+    identity = headers_in(text).get("id")
+    return identity if type(identity) is str else None
+
+
+def outline(text: str) -> str:
+    """Return the headers that replace *text* when it is moved to the body, for display in other tools."""
+    headers = headers_in(text)
     found = {name: headers.get(name) for name in ("id", "task")}
     return dumps({name: value for name, value in found.items() if type(value) is str and len(value) < 256})
 

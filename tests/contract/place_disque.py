@@ -21,7 +21,7 @@ from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
 from qworker.transports.disque.broker import DisqueServer as Server
 from qworker.transports.disque.queue import Options
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import DEAD
 from tests.contract.place_kombu import LACKS
 from tests.support.disque_server import DisqueServer
@@ -53,7 +53,7 @@ class DisqueLeasePlace(Place):
     def open(self, **options: Any) -> HeldBroker:
         jobs = Options(int(options.get("lease_seconds", LEASE_SECONDS)), 86400)
         server = Server(self.url, jobs, 4.0, wait_seconds=0)
-        return patient(held_broker(server.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        return patient(HeldBroker(server.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _ask(self, *words: str) -> Any:
         port = int(self.url.rpartition(":")[2])

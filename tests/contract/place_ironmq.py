@@ -19,7 +19,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.ironmq.broker import LEASE_SECONDS, IronServer
 from tests.contract.place_kombu import LACKS
 from tests.support.ironmq_server import TOKEN, IronMQ
@@ -65,7 +65,7 @@ class IronPlace(Place):
 
     def open(self, **options: Any) -> HeldBroker:
         server = IronServer(self.url, {"wait_time_seconds": 0}, LEASE_SECONDS, 4.0)
-        return patient(held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        return patient(HeldBroker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def count(self) -> int:
         return sum(RUNNING[self.port].size(self.project, name) for name in ("q", "r"))

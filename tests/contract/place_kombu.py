@@ -14,7 +14,7 @@ from qworker.testing.contract import Assumption, Place
 from qworker.transports.capabilities import DEAD_LETTERS, Capability
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import DEAD
-from qworker.transports.kombu.broker import kombu_broker
+from tests.support.kombu_brokers import kombu_broker
 
 LACKS = frozenset(Capability) - {DEAD_LETTERS} | {
     Assumption.ANY_QUEUE,

@@ -17,7 +17,7 @@ from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.nats.broker import NatsServer, StreamConfig
 from qworker.transports.nats.client import Client, Refused
 from qworker.transports.nats.url import LETTERS, Layout, read_url
@@ -71,7 +71,7 @@ class NatsPlace(Place):
     def open(self, **options: Any) -> HeldBroker:
         config = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
         server = self.server(lease=options.get("lease_seconds", LEASE_SECONDS), **config)
-        store = held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
+        store = HeldBroker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
         return patient(store, self._on_its_way)
 
     def _on_its_way(self, queue: Any) -> bool:

@@ -22,7 +22,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import DEAD
 from qworker.transports.sqs.broker import LEASE_SECONDS, SqsServer
 from tests.acceptance.sqs_server import REGION, Sqs
@@ -90,7 +90,7 @@ class SqsLeasePlace(Place):
     def open(self, **options: Any) -> HeldBroker:
         transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
         server = SqsServer(self.url, transport, int(options.get("lease_seconds", LEASE_SECONDS)), 4.0)
-        return patient(held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        return patient(HeldBroker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _urls(self) -> list[str]:
         if len(self._known) < len(("q", "r", DEAD)):

@@ -23,8 +23,8 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, Not
 from qworker.testing.clock import FakeClock
 from qworker.transports import SCHEMES, open_broker
 from qworker.transports.held.broker import HeldBroker
-from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from tests.support.kombu_brokers import kombu_broker
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
 

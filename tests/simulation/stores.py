@@ -25,12 +25,12 @@ from qworker.backends.rpc.backend import Reading, ReplyQueue, RpcBackend
 from qworker.errors import NotSupported
 from qworker.testing import MemoryStore
 from qworker.testing.memory_queues import MemoryQueues
-from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.lease import Claim
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
 from tests.simulation.waiting import LOOK
 from tests.simulation.world import LEASE_SECONDS, Actor, Clock, Time
+from tests.support.kombu_brokers import kombu_broker
 
 STORES = {
     "memory": ("memory", "memory"),

@@ -19,9 +19,9 @@ from qworker.transports.amqp.codec import Delivery
 from qworker.transports.amqp.inbox import Inbox, Prefetch
 from qworker.transports.amqp.table import table
 from qworker.transports.held.messages import dead, leased, read
-from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.lease import DeadLetter, Envelope, Leased, Release
 from qworker.transports.own_headers import LATEST, MOST_COUNT
+from tests.support.kombu_brokers import kombu_broker
 
 ANY = st.recursive(
     st.none()

@@ -12,7 +12,7 @@ import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing import FakeClock
-from qworker.transports.held.broker import HeldBroker, HeldLetters, held_broker
+from qworker.transports.held.broker import HeldBroker, HeldLetters
 from qworker.transports.held.holdings import FULL_SECONDS
 from qworker.transports.held.port import (
     DEAD,
@@ -131,7 +131,7 @@ def server() -> MemoryServer:
 
 @pytest.fixture
 def store(server: MemoryServer, clock: FakeClock) -> Iterator[HeldBroker]:
-    store = held_broker("memory://", server, eta_limit=1, clock=clock)
+    store = HeldBroker("memory://", server, eta_limit=1, clock=clock)
     yield store
     store.close()
 

@@ -20,10 +20,11 @@ from qworker import QWorker
 from qworker.backends.base import Backend, Meta
 from qworker.clock import SYSTEM_CLOCK
 from qworker.context import set_default_app
-from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
+from qworker.errors import BackendError, NotSupported, ResultTimeout, SoftTimeLimitExceeded, TaskRevoked
 from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, RemoteTraceback, result_from_tuple
+from qworker.results.several import ResultSet
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
 from qworker.transports.presence import Presence
@@ -465,6 +466,23 @@ def test_then_callback_runs_once_when_get_returns(app: QWorker) -> None:
     assert seen == [result.id]
     time.sleep(0.15)  # the watcher sees the result, too
     assert seen == [result.id]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_soft_time_limit_within_a_callback_reaches_the_task(app: QWorker, many: bool) -> None:
+    """Its own thread calls the callback if the result is there already."""
+    there = app.send_task("work")
+    end(app, there.id, value=1)
+
+    def expire(number: int, frame: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, expire)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            (ResultSet([there], app) if many else there).then(lambda _: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_failing_callback_does_not_stop_others(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:

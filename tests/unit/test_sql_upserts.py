@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from qworker import states
 from qworker.errors import BrokerUnavailable
-from qworker.transports.lease import Ack
-from qworker.transports.sql.result_rows import latest
+from qworker.transports.lease import Ack, latest
 from qworker.transports.sql.result_upserts import (
     MAX_BYTES,
     MAX_ROWS,

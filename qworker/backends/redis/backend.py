@@ -12,16 +12,14 @@ itself, in the script that acknowledges them.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue.keys import LOCK_PREFIX
 from qworker.backends.redis.joins import RedisJoins
 from qworker.clock import Clock
-from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import deferred, reraise_interrupt
+from qworker.errors import ConfigurationError
 from qworker.transports.lease import ResultRow
 from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Link, Links, Script, checked, pack
@@ -54,8 +52,8 @@ class RedisBackend(Backend):
         keys = join_keys(self._where.key_prefix(self._options), self._options, self.expires)
         self._prefix = keys.prefix
         self._links = Links(self._where)
+        self._do = self._links.store
         self._joins = RedisJoins(self, self._do, self._where.place, keys)
-        self._pid = os.getpid()
 
     def same_store(self, store_url: str) -> bool:
         try:
@@ -68,28 +66,6 @@ class RedisBackend(Backend):
         return self._where.safe_url
 
     # -- commands --
-
-    def _do(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
-        """Return *work* applied to a connection; convert errors of the server.
-
-        tries: 1 for operations that must not be repeated. Others are, because the server may have closed an
-        idle connection.
-        """
-        if self._pid != os.getpid():
-            self._links.abandon()  # the connections belong to the parent
-            self._pid = os.getpid()
-        return deferred(self._try, work, tries)
-
-    def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
-        while True:
-            tries -= 1
-            try:
-                with self._links.lent() as link:
-                    return work(link)
-            except BrokerUnavailable as error:
-                reraise_interrupt(error)
-                if tries <= 0:
-                    raise BackendError(str(error)) from error
 
     def _ask(self, *command: Any, tries: int = 2) -> Any:
         return self._do(lambda link: checked(link, link.ask(pack(command))[0]), tries)
@@ -174,8 +150,7 @@ class RedisBackend(Backend):
 
     def close(self) -> None:
         super().close()
-        if self._pid == os.getpid():
-            self._links.close()
+        self._links.close()
 
 
 def _milliseconds(seconds: float) -> int:

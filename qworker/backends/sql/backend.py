@@ -39,11 +39,11 @@ from qworker.interrupts import reraise_interrupt
 from qworker.message import plain_pickle
 from qworker.message.plain_pickle import CLASSES, RefusedPickle
 from qworker.safe_repr import safe_repr, storable
-from qworker.transports.lease import ResultRow
+from qworker.transports.lease import ResultRow, latest
 from qworker.transports.portions import portions
 from qworker.transports.sql.link import detach_socket
 from qworker.transports.sql.pooler import POOLER, is_pooled
-from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
+from qworker.transports.sql.result_rows import key_of, pack, place_of, unpack
 from qworker.transports.sql.result_states import MAY_REPLACE
 from qworker.transports.sql.result_upserts import COUNTING, LOOK, UPSERTS, channel_of, lock_of
 

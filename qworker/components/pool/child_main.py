@@ -38,15 +38,14 @@ from qworker.components.pool.frames import (
     Job,
     pack,
 )
-from qworker.components.pool.preparation import Prepared, prepare, tracks_start
-from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
-from qworker.message import protocol
+from qworker.components.pool.preparation import Prepared, prepared_or_ended, started_row
+from qworker.errors import SoftTimeLimitExceeded, Terminated
 from qworker.process.crash_points import CRASHING, crash_point
 from qworker.process.memory import resident
 from qworker.process.running_file import RunningFile
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.outcome import EXPECTED, FAILURE, NOT_STARTED, Outcome
+from qworker.tasks.outcome import EXPECTED, FAILURE, Outcome
 from qworker.transports.lease import Leased
 
 logger = logging.getLogger(__name__)
@@ -129,25 +128,18 @@ class Child:
         sequence, tag, queue, priority, deliveries, redelivered, text, properties, failing, before, body = job
         leased = Leased(tag, queue, priority, None, deliveries, redelivered, 0, text, properties, body)
         app = self._app
-        try:
-            headers = protocol.parse_headers(text)
-            prepared = prepare(app, self._accept, self._hostname, headers, leased, failing)
-        except MessageError as error:
-            self._report(sequence, execution.invalid(error))
-            return
-        if app.clock.uptime() >= before:  # we were frozen, and another worker may have the message now
-            self._report(sequence, NOT_STARTED)
+        prepared = prepared_or_ended(app, self._accept, self._hostname, None, leased, failing, before)
+        if isinstance(prepared, Outcome):
+            self._report(sequence, prepared)
             return
         task, context, arguments, soft, _ = prepared
         if failing is not None:
             self._report(sequence, termination.report(app, task, context, *failing))
             return
-        if tracks_start(prepared):
-            row = execution.started(app, task, context)
-            if row is not None:
-                self._send((STARTED, sequence, row))
-                if CRASHING:
-                    crash_point("started")
+        if (row := started_row(app, prepared)) is not None:
+            self._send((STARTED, sequence, row))
+            if CRASHING:
+                crash_point("started")
         if task.is_async:
             self._event_loop().start(sequence, partial(self._run_async, sequence, tag, prepared))
             return

@@ -64,7 +64,7 @@ class TaskPool(ABC):
         self._on_ended = on_ended
         self._on_stored = on_stored
         self._on_room = on_room
-        self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
+        self.runtimes = RuntimeEstimates()  # written by the pool's own thread, or under its lock
         self.ending = 0
         """More than 0 while on_ended() is called for requests that in_flight() no longer counts. It is raised
         before they are taken out, so read in_flight() first."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.errors import MessageError
 from qworker.message import protocol
 from qworker.message.chain_text import decode_carrier
 from qworker.message.context import Context
+from qworker.tasks import execution
 from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.execution import ignores_result
-from qworker.transports.lease import Leased
+from qworker.tasks.outcome import NOT_STARTED, Outcome
+from qworker.transports.lease import Leased, ResultRow
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -73,6 +76,27 @@ def prepare(
     return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
 
 
-def tracks_start(prepared: Prepared) -> bool:
-    """Return whether the state STARTED is stored."""
-    return bool(prepared.task.track_started) and not ignores_result(prepared.context, prepared.task)
+def prepared_or_ended(
+    app: QWorker,
+    accept: frozenset[str],
+    hostname: str,
+    headers: Mapping[str, Any] | None,
+    leased: Leased,
+    failing: object,
+    starts_before: float,
+) -> Prepared | Outcome:
+    """Return prepare(), or the outcome of an invalid message, or of one that another worker may have by now,
+    because this one was frozen. headers: None to parse those of *leased*."""
+    try:
+        headers = protocol.parse_headers(leased.headers) if headers is None else headers
+        prepared = prepare(app, accept, hostname, headers, leased, failing)
+    except (MessageError, MemoryError, RecursionError) as error:
+        return execution.invalid(error)
+    return prepared if app.clock.uptime() < starts_before else NOT_STARTED
+
+
+def started_row(app: QWorker, prepared: Prepared) -> ResultRow | None:
+    """Return the row of the state STARTED; None if it is not stored."""
+    task, context = prepared.task, prepared.context
+    tracks = task.track_started and not ignores_result(context, task)
+    return execution.started(app, task, context) if tracks else None

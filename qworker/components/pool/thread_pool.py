@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from qworker.components.pool.children import Quarantine
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
-from qworker.components.pool.preparation import Prepared, prepare, tracks_start
+from qworker.components.pool.preparation import Prepared, prepared_or_ended, started_row
 from qworker.components.request import Request
-from qworker.errors import MessageError, Terminated
+from qworker.errors import Terminated
 from qworker.process.running_file import RunningFile
 from qworker.safe_repr import safe_repr
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.outcome import LOST, NOT_STARTED, Outcome
+from qworker.tasks.outcome import LOST, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -228,20 +228,17 @@ class ThreadPool(TaskPool):
 
     def _run(self) -> None:
         while (request := self._work.get()) is not None:
-            try:
-                prepared = prepare(
-                    self._app,
-                    self._accept,
-                    self._settings.hostname,
-                    request.headers,
-                    request.leased,
-                    request.failing,
-                )
-            except (MessageError, MemoryError, RecursionError) as error:
-                self._end(request, execution.invalid(error))
-                continue
-            if self._app.clock.uptime() >= request.starts_before:
-                self._end(request, NOT_STARTED)
+            prepared = prepared_or_ended(
+                self._app,
+                self._accept,
+                self._settings.hostname,
+                request.headers,
+                request.leased,
+                request.failing,
+                request.starts_before,
+            )
+            if isinstance(prepared, Outcome):
+                self._end(request, prepared)
                 continue
             if request.failing is not None:
                 failing = request.failing.as_plain()
@@ -253,10 +250,8 @@ class ThreadPool(TaskPool):
                 self._running_file.end(slot)
                 self._end(request, outcome)
                 continue
-            if tracks_start(prepared):
-                row = execution.started(self._app, prepared.task, prepared.context)
-                if row is not None:
-                    self._on_stored([(request, row)])
+            if (row := started_row(self._app, prepared)) is not None:
+                self._on_stored([(request, row)])
             if request.is_async:
                 with self._lock:
                     self._loop = self._loop or EventLoop()
@@ -297,9 +292,9 @@ class ThreadPool(TaskPool):
         return known
 
     def _end(self, request: Request, outcome: Outcome) -> None:
-        if not request.is_async and outcome.runtime is not None:
-            self.runtimes.learn(request.name, outcome.runtime)
         with self._lock:
+            if not request.is_async and outcome.runtime is not None:
+                self.runtimes.learn(request.name, outcome.runtime)
             self.ending += 1
         if self._remove(request):
             self._on_ended([(request, outcome)])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
+from qworker.interrupts import reraise_interrupt
 from qworker.naming import did_you_mean
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def _make_all(options: Mapping[str, Mapping[str, Any]]) -> list[Reporter]:
         try:
             made.append(reporter_class(name)(**arguments))
         except Exception as error:  # noqa: BLE001 - a plugin must not fail the task
+            reraise_interrupt(error)
             logger.error("the error reporter %s cannot be used: %s", name, error)
     return made
 
@@ -120,5 +122,6 @@ def report_error() -> None:
     for reporter in reporters:
         try:
             reporter.report()
-        except Exception:
+        except Exception as error:
+            reraise_interrupt(error)
             logger.exception("the error reporter %s failed", type(reporter).__name__)

@@ -10,7 +10,6 @@ Notifications may be lost: waiting callers also poll twice a second.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection
 
 from qworker.django.conf import conf
@@ -21,8 +20,8 @@ from qworker.transports.redis.url import Endpoint, endpoint
 
 logger = logging.getLogger(__name__)
 
-_links: dict[tuple[int, Endpoint], Links] = {}
-"""By process id and server. Any thread."""
+_links: dict[Endpoint, Links] = {}
+"""By server. Any thread."""
 
 
 def _place() -> Endpoint:
@@ -36,8 +35,8 @@ def _channel() -> str:
 
 def publish(texts: Collection[str]) -> None:
     """Publish the ids, names and groups of ended tasks. Does nothing if the server is not available."""
-    where = (os.getpid(), _place())
-    links = _links.get(where) or _links.setdefault(where, Links(where[1]))
+    where = _place()
+    links = _links.get(where) or _links.setdefault(where, Links(where))
     try:
         with links.lent() as link:
             checked(link, link.ask(pack(("PUBLISH", _channel(), "\n".join(texts))))[0])

@@ -22,7 +22,6 @@ from qworker.django.conf import conf, logger
 from qworker.django.execution import cached as cache
 from qworker.django.models import Task
 from qworker.django.transports.databases import is_in_memory
-from qworker.django.waiting import fetching
 from qworker.django.waiting.watcher import TaskWatcher, group_key, task_key, watcher_of
 from qworker.results.awaiting import ended
 from qworker.safe_repr import safe_repr, storable
@@ -30,13 +29,13 @@ from qworker.safe_repr import safe_repr, storable
 
 def result_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Any:
     """Like result(), in the cache."""
-    found = fetching.task(task_id, wait, True)
+    found = fetch(task_id, wait, True)
     return None if found is None else found.result
 
 
 def fetch_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Task | None:
     """Like fetch(), in the cache."""
-    return fetching.task(task_id, wait, True)
+    return fetch(task_id, wait, True)
 
 
 def result_group_cached(
@@ -47,7 +46,7 @@ def result_group_cached(
     broker: Broker | None = None,
 ) -> list[Any] | None:
     """Like result_group(), in the cache."""
-    return fetching.results(group_id, failures, wait, count, True)
+    return results(group_id, failures, wait, count, True)
 
 
 def fetch_group_cached(
@@ -58,17 +57,17 @@ def fetch_group_cached(
     broker: Broker | None = None,
 ) -> Any:
     """Like fetch_group(), in the cache."""
-    return fetching.members(group_id, failures, wait, count, True)
+    return fetch_group(group_id, failures, wait, count, True)
 
 
 def count_group_cached(group_id: str, failures: bool = False, broker: Broker | None = None) -> int | None:
     """Like count_group(), in the cache."""
-    return fetching.size(group_id, failures, True)
+    return count_group(group_id, failures, True)
 
 
 def delete_group_cached(group_id: str, broker: Broker | None = None) -> int:
     """Like delete_group() with its tasks, in the cache."""
-    return fetching.delete_group(group_id, True, True)
+    return delete_group(group_id, True, True)
 
 
 FOREVER = -1
@@ -180,9 +179,9 @@ def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> L
     most, successes = count or 1, not (failures or count)
 
     def look() -> int:
-        number = size(group_id, cached=cached) or 0
+        number = count_group(group_id, cached=cached) or 0
         if number and successes:
-            number -= size(group_id, True, cached) or 0
+            number -= count_group(group_id, True, cached) or 0
         return number
 
     key = "" if _is_cached(cached) else group_key(group_id, most, successes)
@@ -192,21 +191,21 @@ def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> L
 # -- tasks and groups --
 
 
-def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """Return the task with the id or name *task_id*; None if it has not ended, or was not stored."""
     found: Task | None = found_by(_task(task_id, cached), wait)
     _look_at_cache(found, wait, cached)
     return found
 
 
-async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """Like task()."""
+async def afetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """Like fetch()."""
     found: Task | None = await afound_by(_task(task_id, cached), wait)
     _look_at_cache(found, wait, cached)
     return found
 
 
-def members(
+def fetch_group(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
     """Return the tasks of a group: a queryset, or from the cache a list, None if it is empty.
@@ -224,15 +223,15 @@ def members(
     return [each for each in found if failures or each.success] or None
 
 
-async def amembers(
+async def afetch_group(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """Like members()."""
+    """Like fetch_group()."""
     if wait or count:
         what = _members(group_id, failures, count, cached)
         await sync_to_async(_look_at_limit)(what, group_id, wait, count, cached)
         await afound_by(what, _timeout(wait, count))
-    found = await sync_to_async(members)(group_id, failures, cached=cached)
+    found = await sync_to_async(fetch_group)(group_id, failures, cached=cached)
     if _is_cached(cached):
         _look_at_cache(found, wait, cached)
     return found
@@ -264,15 +263,15 @@ def _timeout(wait: int, count: int | None) -> int:
 def results(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """Return the results of a group; like members()."""
-    return _results_of(members(group_id, failures, wait, count, cached))
+    """Return the results of a group; like fetch_group()."""
+    return _results_of(fetch_group(group_id, failures, wait, count, cached))
 
 
 async def aresults(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
     """Like results()."""
-    found = await amembers(group_id, failures, wait, count, cached)
+    found = await afetch_group(group_id, failures, wait, count, cached)
     return await sync_to_async(_results_of)(found)
 
 
@@ -282,7 +281,7 @@ def _results_of(found: Any) -> list[Any] | None:
     return list(found.values_list("result", flat=True))
 
 
-def size(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
+def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
     """Return how many tasks of a group have ended; None if the cache does not have the group. failures: count
     only failed ones."""
     if not _is_cached(cached):

@@ -125,12 +125,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
         conf.broker_connection_timeout,
         float(given.get("wait_time_seconds") or WAIT_SECONDS),
     )
-    return held_broker(
-        server.url,
-        server,
-        known=(conf.task_default_queue, *conf.task_queues),
-        eta_limit=conf.worker_eta_task_limit,
-    )
+    return held_broker(server.url, server, conf)
 
 
 def options_of(given: dict[str, Any], least: int) -> Options:

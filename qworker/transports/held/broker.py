@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.interrupts import undisturbed
@@ -51,6 +51,9 @@ from qworker.transports.lease import (
     page_of,
 )
 from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDELIVERED
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
 
 
 class HeldLetters(Letters):
@@ -238,7 +241,15 @@ class HeldBroker(Broker):
     letters: Mapping[Kind, HeldLetters]
     missing = None
 
-    def __init__(self, url: str, server: Server, known: Sequence[str], eta_limit: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        url: str,
+        server: Server,
+        known: Sequence[str] = (),
+        eta_limit: int = 1000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """known: queues to be listed. eta_limit: how many delayed messages a worker holds."""
         wakeup = WakeupPipe()
         sender = HeldSender(server, clock, partial(wakeup.wake, MESSAGE))
         consumer = HeldConsumer(server, sender, wakeup, clock, eta_limit)
@@ -279,14 +290,14 @@ class HeldBroker(Broker):
             self.consumer.close()
 
 
-def held_broker(
-    url: str,
-    server: Server,
-    *,
-    known: Sequence[str] = (),
-    eta_limit: int = 1000,
-    clock: Clock = SYSTEM_CLOCK,
-) -> HeldBroker:
-    """Return the broker at *url*, which is *server*. known: queues to be listed. eta_limit: how many delayed
-    messages a worker holds."""
-    return HeldBroker(url, server, known, eta_limit, clock)
+def held_broker(url: str, server: Server, conf: Settings) -> HeldBroker:
+    """Return the broker at *url*, which is *server*, with the settings *conf*."""
+    known = (conf.task_default_queue, *conf.task_queues)
+    return HeldBroker(url, server, known, conf.worker_eta_task_limit)
+
+
+def visibility_of(conf: Settings, usual: int) -> int:
+    """Return how many whole seconds a server hides messages: the option ``visibility_timeout``, but no less
+    than the lease, which is renewed three times in worker_lease_seconds."""
+    asked = int(conf.broker_transport_options.get("visibility_timeout") or usual)
+    return max(asked, math.ceil(conf.worker_lease_seconds))

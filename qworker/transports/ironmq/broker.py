@@ -7,7 +7,6 @@ Thread:      any.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from qworker.transports.capabilities import (
 )
 from qworker.transports.connect_errors import IRONMQ as SPELLING
 from qworker.transports.connect_errors import explained
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker, held_broker, visibility_of
 from qworker.transports.held.port import (
     DEAD,
     Count,
@@ -260,14 +259,6 @@ CAPABILITIES = Capabilities(
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """Return the broker at *url* with the settings *conf*; it connects on first use."""
     url = url or "ironmq://"
-    options = dict(conf.broker_transport_options)
-    # The lease is renewed three times in worker_lease_seconds, and must not be shorter.
-    visibility = max(
-        int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
-    )
-    return held_broker(
-        url,
-        IronServer(url, options, visibility, conf.broker_connection_timeout, conf.broker_use_ssl),
-        known=(conf.task_default_queue, *conf.task_queues),
-        eta_limit=conf.worker_eta_task_limit,
-    )
+    options, visibility = dict(conf.broker_transport_options), visibility_of(conf, LEASE_SECONDS)
+    server = IronServer(url, options, visibility, conf.broker_connection_timeout, conf.broker_use_ssl)
+    return held_broker(url, server, conf)

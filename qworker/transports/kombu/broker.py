@@ -12,7 +12,7 @@ revocations are not broadcast.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qworker.transports.capabilities import (
     DEAD_LETTERS,
@@ -103,20 +103,6 @@ OTHER = _plain(
 )
 
 
-def kombu_broker(
-    url: str,
-    *,
-    options: dict[str, Any] | None = None,
-    poll: float = 0.2,
-    timeout: float = 4.0,
-    use_ssl: Any = None,
-    **more: Any,
-) -> HeldBroker:
-    """Return the broker at *url*. options: transport_options for kombu. poll: seconds between polls. timeout:
-    seconds for connecting. more: as in held_broker()."""
-    return held_broker(url, KombuServer(url, options or {}, timeout, use_ssl, poll), **more)
-
-
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """Return the broker at *url* with the settings *conf*; it connects on first use. Raises
     ConfigurationError when a library is missing."""
@@ -130,9 +116,4 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
         float(options.get("polling_interval") or 0.2),
     )
     server.look_for_library()
-    return held_broker(
-        url,
-        server,
-        known=(conf.task_default_queue, *conf.task_queues),
-        eta_limit=conf.worker_eta_task_limit,
-    )
+    return held_broker(url, server, conf)

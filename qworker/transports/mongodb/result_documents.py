@@ -10,7 +10,6 @@ A document has Celery's fields plus ``expires``, the epoch second when it may be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +19,10 @@ from pymongo.errors import BulkWriteError
 
 from qworker import states
 from qworker.errors import EncodeError
-from qworker.transports.lease import ResultRow
+from qworker.transports.lease import ResultRow, latest
 from qworker.transports.mongodb.layout import Document
 from qworker.transports.mongodb.server import Collections
+from qworker.transports.own_headers import id_in
 
 _MARK = b"\x00bson"
 _DUPLICATE = 11000
@@ -70,12 +70,7 @@ def unpack(row: ResultRow) -> Document:
 def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) -> int:
     """Store *rows*, oldest first, without replacing final states; return how many were stored. In the
     transaction of a *session* they are not counted, and 0 is returned."""
-    last: dict[str, ResultRow] = {}
-    for row in rows:
-        before = last.get(row[0])
-        if before is None or states.may_replace(before[1], row[1]):
-            last[row[0]] = row
-    documents = [unpack(row) for row in last.values()]
+    documents = [unpack(row) for row in latest(rows)]
     if not documents:
         return 0
     if session is None:
@@ -127,15 +122,6 @@ def _replaced_by(status: str) -> tuple[str, list[str | None]]:
 def forget_failures(found: Collections, headers: Iterable[str], session: Any = None) -> None:
     """Delete the failures of these messages, so that callers that wait for a retried one see its new
     result."""
-    ids = [task_id for text in headers if (task_id := _id(text)) is not None]
+    ids = [task_id for text in headers if (task_id := id_in(text)) is not None]
     if ids:
         found.result.delete_many({"_id": {"$in": ids}, "status": states.FAILURE}, session=session)
-
-
-def _id(headers: str) -> str | None:
-    try:
-        found: Any = json.loads(headers)
-    except (ValueError, RecursionError):
-        return None
-    identity = found.get("id") if isinstance(found, dict) else None
-    return identity if isinstance(identity, str) else None

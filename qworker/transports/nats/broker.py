@@ -455,12 +455,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
         max(1.0, math.ceil(conf.worker_lease_seconds)),
         conf.broker_connection_timeout,
     )
-    return held_broker(
-        url or "nats://",
-        server,
-        known=(conf.task_default_queue, *conf.task_queues),
-        eta_limit=conf.worker_eta_task_limit,
-    )
+    return held_broker(url or "nats://", server, conf)
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

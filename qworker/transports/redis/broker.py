@@ -265,7 +265,6 @@ class RedisBroker(Broker):
 
     def _after_fork(self) -> None:
         """In a forked child: sockets and leases belong to the parent."""
-        self._links.abandon()
         self.consumer.after_fork()
 
     def close(self) -> None:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError
-from qworker.interrupts import in_helper_thread
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, EncodeError
+from qworker.interrupts import deferred, in_helper_thread, reraise_interrupt
 from qworker.naming import install_command
+from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import REDIS, explained
 from qworker.transports.redis.url import SOCKET_TIMEOUT, Endpoint
 
@@ -218,12 +219,16 @@ class Link:
         self._connection = None
 
 
+_links = forgetful()
+
+
 class Links:
     """Connections for any thread: each use takes a free one, or makes one."""
 
     def __init__(self, where: Endpoint) -> None:
         self.where = where
         self._free: list[Link] = []  # any thread: pop and append are atomic
+        _links.add(self)
 
     @contextmanager
     def lent(self) -> Iterator[Link]:
@@ -255,7 +260,26 @@ class Links:
             except IndexError:
                 return
 
-    def abandon(self) -> None:
+    def store(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
+        """Return *work* applied to a connection, for a store; not interrupted. Raises BackendError.
+
+        tries: 1 for operations that must not be repeated. Others are, because the server may have closed an
+        idle connection.
+        """
+        return deferred(self._try, work, tries)
+
+    def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
+        while True:
+            tries -= 1
+            try:
+                with self.lent() as link:
+                    return work(link)
+            except BrokerUnavailable as error:
+                reraise_interrupt(error)
+                if tries <= 0:
+                    raise BackendError(str(error)) from error
+
+    def _after_fork(self) -> None:
         """In a forked child: all connections belong to the parent."""
         links, self._free = self._free, []
         for link in links:

@@ -8,12 +8,12 @@ Thread:      any; each use borrows a connection.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qworker.naming import task_id
 from qworker.transports.lease import Again, Dead, Envelope, Kind, Leased, Letters
+from qworker.transports.own_headers import id_in
 from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Script
 from qworker.transports.redis.database import Database
@@ -258,11 +258,5 @@ class RedisLetters(Letters):
 def result_key(layout: Layout, message: Leased) -> str:
     """Return the key of the result of *message*'s task, if it is stored here; "" if it is not, and for a
     message without an id."""
-    if not layout.has_results:
-        return ""
-    try:
-        headers = json.loads(message.headers)
-    except ValueError:
-        return ""
-    identity = headers.get("id") if isinstance(headers, dict) else None
-    return f"{layout.join_keys.prefix}{TASK_PREFIX}{identity}" if isinstance(identity, str) else ""
+    identity = id_in(message.headers) if layout.has_results else None
+    return "" if identity is None else f"{layout.join_keys.prefix}{TASK_PREFIX}{identity}"

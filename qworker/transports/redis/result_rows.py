@@ -14,13 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qworker import states
+
 TASK_PREFIX = "celery-task-meta-"
 GROUP_PREFIX = "celery-taskset-meta-"
 STATUS_SUFFIX = ".status"
 
-STORE_ROW = """
-local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
-local UNREADY = {PENDING = true, RECEIVED = true, STARTED = true, REJECTED = true, RETRY = true}
+FINAL, UNREADY = (
+    "{{{}}}".format(", ".join(f"{state} = true" for state in sorted(group)))
+    for group in (states.READY_STATES, states.UNREADY_STATES)
+)
+STORE_ROW = (
+    f"local FINAL = {FINAL}\nlocal UNREADY = {UNREADY}"
+    + """
 local STATUS = '^{%s*"status":%s*"([^"]*)"'
 -- pcall: an error would end the script halfway, without undoing its writes. A key of another type counts as
 -- missing, and is replaced.
@@ -51,6 +57,7 @@ local function store_row(key, status, payload, milliseconds)
   return 1
 end
 """
+)
 """Defines ``store_row``: compare-and-set by the rule of ``states.may_replace``."""
 
 STORE_ROWS = (

@@ -8,13 +8,10 @@ Thread:      any; pure functions.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
-
-from qworker import states
-from qworker.transports.lease import ResultRow
 
 LONGEST_ID = 155
 """Maximum characters of Celery's column ``task_id``."""
@@ -47,17 +44,6 @@ def unpack(status: str, payload: bytes) -> dict[str, Any]:
         columns: dict[str, Any] = marshal.loads(payload[len(_MARK) :])
         return columns
     return {"status": status, "result": payload, "traceback": None, "children": None, "date_done": None}
-
-
-def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the row to store for each task in *rows*, which are oldest first. In a fixed order, against
-    deadlocks."""
-    last: dict[str, ResultRow] = {}
-    for row in rows:
-        before = last.get(row[0])
-        if before is None or states.may_replace(before[1], row[1]):
-            last[row[0]] = row
-    return [last[task_id] for task_id in sorted(last)]
 
 
 def place_of(url: str) -> tuple[Any, ...] | None:

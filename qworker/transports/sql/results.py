@@ -8,18 +8,17 @@ Thread:      the listener's, except forget_failures().
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from qworker.clock import from_epoch, parse_iso
 from qworker.errors import BrokerUnavailable
 from qworker.process.crash_points import crash_point
-from qworker.transports.lease import Part, Release, ResultRow, Settlement
+from qworker.transports.lease import Part, Release, ResultRow, Settlement, latest
+from qworker.transports.own_headers import id_in
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Link
-from qworker.transports.sql.result_rows import key_of, latest, unpack
+from qworker.transports.sql.result_rows import key_of, unpack
 
 PORTION = 1000
 
@@ -101,7 +100,7 @@ class ResultTable:
     def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
         """Delete the failures of these messages, so that callers that wait for a retried one see its new
         result."""
-        ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
+        ids = [key_of(task_id) for text in headers if (task_id := id_in(text)) is not None]
         if ids and link.columns(self._name):
             link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))
 
@@ -119,12 +118,3 @@ class ResultTable:
 
     def delete(self, link: Link, ids: Collection[int]) -> int:
         return link.do(f"DELETE FROM {self._name} WHERE id = ANY(%s)", (list(ids),))
-
-
-def _id(headers: str) -> str | None:
-    try:
-        found: Any = json.loads(headers)
-    except ValueError:
-        return None
-    identity = found.get("id") if isinstance(found, dict) else None
-    return identity if isinstance(identity, str) else None

@@ -7,7 +7,6 @@ Thread:      any.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from qworker.transports.capabilities import (
     Capability,
 )
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
-from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.broker import HeldBroker, held_broker, visibility_of
 from qworker.transports.held.port import DEAD, QueueGone, Server
 from qworker.transports.kombu.server import KombuServer
 
@@ -183,14 +182,6 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     scheme, _, rest = (url or "").partition("://")
     if scheme.endswith("+https"):
         options["is_secure"] = True
-    # The lease is renewed three times in worker_lease_seconds, and must not be shorter.
-    visibility = max(
-        int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
-    )
+    visibility = visibility_of(conf, LEASE_SECONDS)
     server = SqsServer(f"sqs://{rest}", options, visibility, conf.broker_connection_timeout)
-    return held_broker(
-        server.url,
-        server,
-        known=(conf.task_default_queue, *conf.task_queues),
-        eta_limit=conf.worker_eta_task_limit,
-    )
+    return held_broker(server.url, server, conf)
