@@ -1685,7 +1685,7 @@ def test_a_task_that_kills_its_process_is_delivered_so_often() -> None:
 def test_too_many_deliveries_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(orders=(Order(Call(does="dies", number=0)),))
     with monkeypatch.context() as patch:
-        patch.setattr(requests, "poison", lambda leased, limit: leased.deliveries >= limit - 1)
+        patch.setattr(requests, "is_poisoned", lambda leased, limit: leased.deliveries >= limit - 1)
         assert any("ran {0: 2}, not {0: 3}" in text for text in problems(run(case)))
 
     def again(request: Any, outcome: Any, now: float) -> Release:
