@@ -179,7 +179,7 @@ def test_group_as_body_cannot_be_retried_with_values(app: QWorker) -> None:
     app.failed.retry(task="half")
     run(app)
     for each in app.failed.list(task="total"):
-        with pytest.raises(ChordError, match="its members, which are not known"):
+        with pytest.raises(ChordError, match="its members, which are no longer known"):
             app.failed.retry([each.tag])
 
 

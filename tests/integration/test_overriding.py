@@ -514,7 +514,7 @@ def test_annotations_can_be_objects(annotations: Any) -> None:
         ({"*": {"retires": 3}}, "no task option 'retires'"),
         ({"*": {"@run": failed}}, "no task option '@run'"),
         ([5], "task_annotations has 5"),
-        ({"*": 5}, "says 5, which is not a mapping"),
+        ({"*": 5}, "has 5, which is not a mapping"),
         ("nowhere.to.be.found", "nowhere"),
     ],
 )
