@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
-from qworker.components.pool.preparation import prepared_or_ended, started_row
+from qworker.components.pool.preparation import prepared_request, started_row
 from qworker.components.request import Request
 from qworker.tasks import execution, termination
 from qworker.tasks.async_execution import execute_async
@@ -133,15 +133,7 @@ class InlinePool(TaskPool):
 
     def outcome_of(self, request: Request) -> Outcome:
         """Run *request*; return the outcome that a child process would report."""
-        prepared = prepared_or_ended(
-            self._app,
-            self._accept,
-            self._settings.hostname,
-            request.headers,
-            request.leased,
-            request.failing,
-            request.starts_before,
-        )
+        prepared = prepared_request(self._app, self._accept, self._settings.hostname, request)
         if isinstance(prepared, Outcome):
             return prepared
         if request.failing is not None:

@@ -51,7 +51,7 @@ def headers_in(text: str) -> dict[str, Any]:
 
 
 def id_in(text: str) -> str | None:
-    """Return the id of the call with these headers; None if there is none."""
+    """Return the task id in the headers *text*; None if they have no id that is text."""
     identity = headers_in(text).get("id")
     return identity if type(identity) is str else None
 

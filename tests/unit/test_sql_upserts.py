@@ -122,7 +122,7 @@ class Unseen:
 
 
 def test_result_waits_until_the_columns_of_its_table_can_be_read() -> None:
-    """On MariaDB, a row without columns was inserted while another process created an index."""
+    """Without them, a row without columns was inserted."""
     link: Any = Unseen({}, {}, {"id": False, "task_id": False})
     table, ack = ResultTable(), Ack(1, ("a", states.SUCCESS, b"{}", None))
     with pytest.raises(BrokerUnavailable):

@@ -22,6 +22,7 @@ from qworker.transports.lease import Leased, ResultRow
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.request import Request
     from qworker.tasks.task import Task
 
 
@@ -90,9 +91,17 @@ def prepared_or_ended(
     try:
         headers = protocol.parse_headers(leased.headers) if headers is None else headers
         prepared = prepare(app, accept, hostname, headers, leased, failing)
-    except (MessageError, MemoryError, RecursionError) as error:
+    except (MessageError, RecursionError) as error:
         return execution.invalid(error)
     return prepared if app.clock.uptime() < starts_before else NOT_STARTED
+
+
+def prepared_request(
+    app: QWorker, accept: frozenset[str], hostname: str, request: Request
+) -> Prepared | Outcome:
+    """Like prepared_or_ended(), in the process of the worker."""
+    leased, failing = request.leased, request.failing
+    return prepared_or_ended(app, accept, hostname, request.headers, leased, failing, request.starts_before)
 
 
 def started_row(app: QWorker, prepared: Prepared) -> ResultRow | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.components.pool.children import Quarantine
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
-from qworker.components.pool.preparation import Prepared, prepared_or_ended, started_row
+from qworker.components.pool.preparation import Prepared, prepared_request, started_row
 from qworker.components.request import Request
 from qworker.errors import Terminated
 from qworker.process.running_file import RunningFile
@@ -228,15 +228,11 @@ class ThreadPool(TaskPool):
 
     def _run(self) -> None:
         while (request := self._work.get()) is not None:
-            prepared = prepared_or_ended(
-                self._app,
-                self._accept,
-                self._settings.hostname,
-                request.headers,
-                request.leased,
-                request.failing,
-                request.starts_before,
-            )
+            prepared: Prepared | Outcome
+            try:
+                prepared = prepared_request(self._app, self._accept, self._settings.hostname, request)
+            except MemoryError as error:  # where a child would die
+                prepared = execution.invalid(error)
             if isinstance(prepared, Outcome):
                 self._end(request, prepared)
                 continue

@@ -92,8 +92,11 @@ class ResultTable:
             with link.transaction():
                 link.make_results(self._name)
             found = link.columns(self._name)
-        if not found:  # MariaDB does not show a table while another process creates an index of it
-            raise BrokerUnavailable(f"the table {self._name} cannot be read at the moment")
+        if not found:  # store() would insert rows without columns
+            raise BrokerUnavailable(
+                f"the columns of the table {self._name} cannot be read: another process may be creating it, "
+                "or this user may not use it"
+            )
         self._makes_ids = found.get("id", True)
         self._columns = tuple(name for name in found if name != "id")
 
