@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Sender
 
 LEASE_SECONDS = 1.4
@@ -203,6 +204,13 @@ class ScheduleStore(ABC):
         If the broker is the same store, messages and slots are stored atomically. Otherwise the slots are
         PENDING until the messages are sent. Raises LeaseLost when *lease* was lost, and BrokerUnavailable.
         """
+
+    def _send(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> None:
+        """Send the messages of *firings*, whose slots are pending, and mark these as sent."""
+        crash_point("slots-pending")
+        sender.push([envelope for each in firings for envelope in each.envelopes])
+        crash_point("entries-sent")
+        self.sent(lease, [(each.name, each.due) for each in firings])
 
     def prepare(self, sender: Sender) -> None:  # noqa: B027 - optional
         """Open what fire() needs to publish through *sender*, so that the first calls are not delayed."""

@@ -307,10 +307,7 @@ class RedisScheduleStore(ScheduleStore):
             if self._take_slots(ours, free, firings, sender):
                 break
         if free and not self.is_with(sender):
-            crash_point("slots-pending")
-            sender.push([envelope for each in free for envelope in each.envelopes])
-            crash_point("entries-sent")
-            self.sent(lease, [(each.name, each.due) for each in free])
+            self._send(lease, free, sender)
         return free
 
     def _take_slots(

@@ -335,11 +335,8 @@ class SQLScheduleStore(ScheduleStore):
             return free
         if push is not None:
             self._database.pushed(sender)
-            return free
-        crash_point("slots-pending")
-        sender.push([envelope for each in free for envelope in each.envelopes])
-        crash_point("entries-sent")
-        self.sent(lease, [(each.name, each.due) for each in free])
+        else:
+            self._send(lease, free, sender)
         return free
 
     def prepare(self, sender: Sender) -> None:

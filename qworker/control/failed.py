@@ -29,7 +29,7 @@ from qworker.errors import (
 )
 from qworker.message.failures import error_and_traceback
 from qworker.message.marks import CAUSE, FAILED, JOINS, MEMBERS
-from qworker.message.protocol import encode_parts, rewrite_body
+from qworker.message.protocol import check_size, encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.publishing import bodies
 from qworker.transports.lease import Again, Dead, Letters
@@ -335,11 +335,7 @@ def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[s
 
 
 def _check_size(app: App, body: bytes) -> None:
-    if len(body) > (limit := app.conf.message_max_bytes):
-        raise PublishError(
-            f"the message takes {len(body):,} bytes, over the limit of {limit:,} (message_max_bytes): "
-            "no worker would run it"
-        )
+    check_size("the message", len(body), app.conf.message_max_bytes, "no worker would run it")
 
 
 def _with_rest(app: App, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:

@@ -204,16 +204,22 @@ def encode(
     body, properties = _body(message)
     if message.compression is not None:
         if limit is not None:
-            _check_uncompressed(len(body), message.task, limit)
+            check_size(f"a call of {message.task}", len(body), limit, when=" before compression")
         headers["compression"], body = compress(body, message.compression)
     return encode_parts(headers, properties, body, signer)
 
 
-def _check_uncompressed(size: int, task: str, limit: int) -> None:
+def check_size(
+    what: str,
+    size: int,
+    limit: int,
+    advice: str = "store the data somewhere and pass its key",
+    when: str = "",
+) -> None:
+    """Raise PublishError if *size*, in bytes, is over *limit*, the setting ``message_max_bytes``."""
     if size > limit:
         raise PublishError(
-            f"a call of {task} takes {size:,} bytes before compression, over the limit of {limit:,} "
-            "(message_max_bytes): store the data somewhere and pass its key"
+            f"{what} takes {size:,} bytes{when}, over the limit of {limit:,} (message_max_bytes): {advice}"
         )
 
 
@@ -470,7 +476,7 @@ def rewrite_body(
     else:
         _, _, written = encode_value(value, serializer_of(content_type), "the body")
     if headers.get("compression"):
-        _check_uncompressed(len(written), headers["task"], limit)
+        check_size(f"a call of {headers['task']}", len(written), limit, when=" before compression")
         _, written = compress(written, headers["compression"])
     if args is None and kwargs is None:
         return written, {}

@@ -26,6 +26,7 @@ from qworker.message.marks import MARKS, RUN, mark, marks_in, options_of_call, r
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
+    check_size,
     decode_body,
     encode,
     encode_parts,
@@ -480,12 +481,7 @@ class Publisher:
         return min(conf.message_warn_bytes, conf.message_max_bytes)
 
     def _check_size(self, size: int, name: str) -> None:
-        limit = self.app.conf.message_max_bytes
-        if size > limit:
-            raise PublishError(
-                f"a call of {name} takes {size:,} bytes, over the limit of {limit:,} (message_max_bytes): "
-                "store the data somewhere and pass its key"
-            )
+        check_size(f"a call of {name}", size, self.app.conf.message_max_bytes)
         logger.warning(
             "a call of %s takes %d bytes: consider storing the data and passing its key", name, size
         )
