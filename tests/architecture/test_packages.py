@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.architecture.source import (
     FACES,
     LAYER_OF_ROOM,
     MODULES,
+    REPOSITORY,
     TOP,
     UPWARDS,
     inside,
@@ -125,3 +127,67 @@ def test_transports_do_not_import_result_backends() -> None:
         if room(name) == "backends"
     ]
     assert not wrong
+
+
+PUBLIC_THOUGH_UNDERSCORED = {
+    "_asdict", "_base_manager", "_exit", "_fields", "_getframe", "_make", "_meta", "_replace", "_thread"
+}  # fmt: skip
+"""Documented names of Python and Django that begin with an underscore."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC_THOUGH_UNDERSCORED
+
+
+@cache
+def defined_names() -> frozenset[str]:
+    """The names that qworker defines: functions, classes, variables and attributes."""
+    found = set()
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    found.add(node.name)
+                case ast.Attribute(value=ast.Name("self" | "cls"), ctx=ast.Store()):
+                    found.add(node.attr)
+                case ast.Name(ctx=ast.Store()):
+                    found.add(node.id)
+    return frozenset(found)
+
+
+def foreign_private_names(module: str) -> set[str]:
+    """The private names of libraries that *module* uses: imported ones, those of imported modules and
+    classes, and those that are defined nowhere in qworker."""
+    foreign, found = set(), set()
+    for node in ast.walk(tree(module)):
+        match node:
+            case ast.ImportFrom(module=str(source), names=aliases) if source.split(".")[0] != "qworker":
+                foreign |= {alias.asname or alias.name for alias in aliases}
+                found |= {part for part in source.split(".") if is_private(part)}
+                found |= {alias.name for alias in aliases if is_private(alias.name)}
+            case ast.Import(names=aliases):
+                foreign |= {(alias.asname or alias.name).split(".")[0] for alias in aliases} - {"qworker"}
+    for node in ast.walk(tree(module)):
+        match node:
+            case ast.Attribute(value=ast.Name(base), attr=name) if is_private(name) and base in foreign:
+                found.add(name)
+            case ast.Attribute(attr=name) | ast.Call(
+                ast.Name("getattr" | "hasattr" | "setattr"), [_, ast.Constant(str(name)), *_]
+            ) if is_private(name) and name not in defined_names():
+                found.add(name)
+    return found
+
+
+def test_private_parts_of_libraries_are_listed() -> None:
+    """docs/reference/dependencies.md lists them, because a release of a library may change them."""
+    page = (REPOSITORY / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [\w`-]+ \| (`_[^|]+) \| ([^|]+) \|", page, re.MULTILINE)
+    listed = {
+        (f"qworker.{path[:-3].replace('/', '.')}", name)
+        for names_, paths in rows
+        for name in re.findall(r"`(\w+)`", names_)
+        for path in re.findall(r"`([\w/.]+)`", paths)
+    }
+    used = {(module, name) for module in MODULES for name in foreign_private_names(module)}
+    assert listed - used == set()
+    assert used - listed == set()
