@@ -132,7 +132,7 @@ class _Watch:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._armed: list[int] = []  # replaced as a whole
+        self._armed: list[int] = []  # of the listener; replaced as a whole
         self._pipe = WakeupPipe()
         self._thread: threading.Thread | None = None
         self._over = False
@@ -157,12 +157,13 @@ class _Watch:
             self._pipe.close()
 
     def _run(self) -> None:
+        reported: list[int] | None = None
         while not self._over:
             armed = self._armed
             with contextlib.suppress(OSError, ValueError):  # a directory was closed meanwhile
-                _, ready = self._pipe.sleep(POLL_SECONDS, *armed)
-                if ready and armed is self._armed:
-                    self._armed = []
+                _, ready = self._pipe.sleep(POLL_SECONDS, *(() if armed is reported else armed))
+                if ready:
+                    reported = armed
                     self._consumer.wake()
 
 

@@ -55,7 +55,8 @@ class Watch:
         self._not_before = 0.0  # of the thread, as the next
         self._warned = False
         self.active = False
-        """Whether changes notify from now on. Written by the thread."""
+        """Whether changes notify from now on. Written by the thread, and by close(), after which nobody reads
+        it."""
 
     def begin(self, database: Any, stages: Sequence[Document]) -> None:
         """Notify at the first change in *database* selected by *stages*, unless that is active already, or
