@@ -278,7 +278,7 @@ def test_spooler_without_its_module_logs_the_reason(spool: SpoolSite, command: t
         f"--spooler={spool.place}", f"--spooler-python-import={module}", f"--logfile={log}", command=command,
         app="tests.acceptance.no_jobs:app", ready=False,
     )  # fmt: skip
-    advice = f"no function runs jobs, because {module} could not be imported: correct that and start the "
+    advice = f"no function runs jobs, because {module} could not be imported: correct that and restart the "
     spool.until(lambda: log.exists() and f"job {name} waits: {advice}" in log.read_text(), "it to be told")
     worker.stop()
     told = log.read_text()
