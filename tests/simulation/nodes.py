@@ -441,6 +441,8 @@ class Caller(Node):
                     else:
                         made = call.apply_async(order.given, **self.timed(order.options))
                         asked.results.append(_of_graph(made))
+            except Stuck:
+                raise  # while the call paused, another caller waited in vain
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)

@@ -483,15 +483,20 @@ class Running:
             if self._is_asked(asked) and not (asked.forgotten or self._is_forgotten_soon()):
                 caller.ask(asked, caller if self.case.world.by_messages else self.callers[1 - number])
         except Stuck as error:
+            self._cut_off(asked)  # while the call paused, another caller waited in vain
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
         except Killed:
-            if not asked.called:
-                asked.called = asked.cut = True
-                self.open -= 1
+            self._cut_off(asked)
             self._replace_caller(number, caller)
         except BackendError as error:  # the first query fails at once if the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
+
+    def _cut_off(self, asked: Asked) -> None:
+        """Record that the call of *asked* was cut short, unless it had returned."""
+        if not asked.called:
+            asked.called = asked.cut = True
+            self.open -= 1
 
     def _replace_caller(self, number: int, caller: Node) -> None:
         """Start another process for *caller*, which makes its later calls."""

@@ -1714,6 +1714,20 @@ def test_both_messages_of_a_revoked_call_are_dead_letters_if_its_end_is_refused(
     assert problems(run(Case(orders=(order,), faults=(refused,), seed=3))) == []
 
 
+def test_a_call_does_not_fail_because_another_caller_waits_in_vain() -> None:
+    """While one call paused, another caller waited for a result that the store had refused for good."""
+    orders = (
+        Order(Group(members=[Call(number=0), Call(number=1)]), at=2.0, ask="then"),
+        Order(Call(number=0), at=0.03),
+        Order(Call(number=0), at=0.5, ask="all"),
+        Order(Call(number=0), at=2.0, ask="forget"),
+    )
+    faults = Fault("refused twice", "worker2", "row", 3), Fault("stall", "worker0", "extend", seconds=3.0)
+    seen = run(Case(World(workers=3, pauses=0.05), orders, faults, seed=1899471026))
+    assert seen.stuck
+    assert problems(seen) == []
+
+
 def test_what_follows_an_expired_call_does_not_wait_for_the_countdown_of_the_order() -> None:
     """The checks expected that, because the call never ran."""
     nodes = [Node(Call(does="expired", number=0)), Node(Call(number=1), after=[1], always=True)]
