@@ -40,11 +40,14 @@ from tests.support.flows import (
     PENDING,
     RUNS,
     Call,
+    Chain,
     Chord,
     Errback,
     Expected,
     Failed,
     Graph,
+    Group,
+    Pipe,
     expected,
     has_failed,
     is_line,
@@ -529,15 +532,17 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         if made
         for each in parts_of(made)
     }
-    # A call that has expired ends at once; what follows it need not wait for the countdown of the order.
-    expired = any(getattr(part, "does", "") == "expired" for part in parts_of(order.flow))
+    undelayed = _of_empty_chords(order.flow)
+    if any(getattr(part, "does", "") == "expired" for part in parts_of(order.flow)):
+        # It ends at once, without a run; what follows it need not wait for the countdown of the order.
+        undelayed |= {getattr(part, "number", -1) for part in parts_of(order.flow)} - _first(order.flow)
     for part in parts_of(order.flow) if order.how != "eager" else ():
         if not isinstance(part, Call) or part.number not in starts:
             continue
         began, maker = starts[part.number], makers.get(part.number)
         befores = [ends[one] for one, other in want.before if other == part.number and one in ends]
         own = part.options.get("countdown", 0.0)
-        given = None if befores or maker or expired else order.options.get("countdown")
+        given = None if befores or maker or part.number in undelayed else order.options.get("countdown")
         made = [starts[maker.number]] if maker else []
         since = max([asked.called_at, *made, *map(min, befores)])
         jumps = sum(abs(each.seconds) for each in seen.fired if each.kind in ("drift", "jump"))
@@ -546,11 +551,31 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
             yield f"{part.number} began {due - began:.1f} s before it was due"
         if seen.disturbed or (maker and maker.does in RUNS):  # which of its runs has called it is not known
             continue
+        if part.number in undelayed and not befores:  # when those before it ended is not known
+            continue
         sent = asked.sent_at if seen.case.world.pauses else 0.0  # a paused caller lets others finish first
         since = max([since, sent, *map(max, befores), *(ends[maker.number] if maker else ())])
         late = began - since - own - (given or 0.0) - skew - seen.took - _limited(seen)
         if late > PROMPT:
             yield f"{part.number} began {late:.1f} s late"
+
+
+def _first(flow: Any) -> set[int]:
+    """Return the numbers of the calls with which *flow* begins."""
+    match flow:
+        case Chain(steps=[first, *_]) | Pipe(steps=[first, *_]):
+            return _first(first)
+        case Group(members=members) | Chord(header=members):
+            return set().union(*map(_first, members))
+        case Graph():
+            return {node.call.number for node, waits in flow.waits() if not waits}
+    return {getattr(flow, "number", -1)}
+
+
+def _of_empty_chords(flow: Any) -> set[int]:
+    """Return the numbers of calls in the bodies of chords without a header, which countdowns do not delay."""
+    bodies = [part.body for part in parts_of(flow) if isinstance(part, Chord) and not part.header]
+    return {getattr(part, "number", -1) for body in bodies for part in parts_of(body)}
 
 
 def _unrepeated(seen: Seen) -> Iterator[str]:
@@ -641,7 +666,7 @@ def _expired(seen: Seen, asked: Asked) -> Iterator[str]:
     held = sum(fault.seconds for fault in seen.fired if fault.kind in ("freeze", "stall", "locked"))
     soon = 0.1 + (seen.case.world.prefetch * LONG_RUN if seen.case.world.long else 0.0)
     for id, until in asked.expires.items():
-        by = max(seen.record.begun[id], default=0.0) - until
+        by = max(seen.record.ran_at(asked.name, id), default=0.0) - until
         if by > soon + jumps + held + seen.case.world.skew and not seen.record.may_lack_expiry(id):
             yield f"a call began {by:.1f} s after it had expired"
 

@@ -173,6 +173,10 @@ class Record:
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])
 
+    def ran_at(self, name: str, id: str) -> list[float]:
+        """Return when the function of the call *id* of the order *name* was run."""
+        return [run.at for _, run in self.executions[name] if run.id == id]
+
     def begins(self, request: Request, now: float) -> None:
         """Record that a worker begins to run *request*; one that only fails does not run."""
         if request.failing is None:

@@ -872,8 +872,8 @@ class Running:
         seen.took = time.took
         seen.refused = dict.fromkeys(self._refused())
         for asked in seen.asked:  # a call that has begun is only revoked if it is delivered again
-            begun = [seen.record.begun[id] for id in asked.expires]
-            asked.revoked |= bool(begun) and (bool(seen.fired) or not all(begun))
+            ran = [seen.record.ran_at(asked.name, id) for id in asked.expires]
+            asked.revoked |= bool(ran) and (bool(seen.fired) or not all(ran))
         seen.tasks = sum(map(len, seen.record.runs.values()))
         app = self.observer.app
         broker = app.broker

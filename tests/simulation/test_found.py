@@ -1728,6 +1728,41 @@ def test_a_call_does_not_fail_because_another_caller_waits_in_vain() -> None:
     assert problems(seen) == []
 
 
+@pytest.mark.parametrize(
+    "flow",
+    [
+        Chain(steps=[Call(number=0), Call(does="expired", number=1), Call(number=2)]),
+        Chord(header=[Call(number=0), Call(number=1)], body=Call(does="expired", number=2)),
+        Chord(header=[], body=Call(number=0)),
+    ],
+    ids=["after", "body", "no header"],
+)
+def test_countdown_of_a_workflow_is_for_the_calls_that_begin_it(flow: Any) -> None:
+    """The checks expected it to be over before the body of an empty chord, and no countdown at all where some
+    later call expires."""
+    assert problems(run(Case(orders=(Order(flow, options={"countdown": 20.0}),)))) == []
+
+
+def test_a_call_may_expire_in_a_pool_that_is_busy_with_slow_tasks() -> None:
+    """The checks counted it as begun, although its function did not run."""
+    entries = (Entry(when=("every", 1.0), task="slow", fields={"jitter": 0.4}),)
+    order = Order(Call(number=0), at=3.0, options={"expires": 4.0})
+    case = Case(
+        World(workers=1, rate=20.0), (order,), seed=2, schedules=Timetable(store="other", entries=entries)
+    )
+    seen = run(case)
+    assert problems(seen) == []
+    (id,) = seen.asked[0].expires
+    assert seen.record.begun[id]
+
+
+def test_a_refused_failure_of_what_follows_a_join_is_replaced_by_another() -> None:
+    """The joiner stored none in its place: callers waited for ever."""
+    nodes = [Node(Call(does="ignore", number=0), after=[1]), Node(Call(number=1), after=[1])]
+    case = Case(orders=(Order(Graph(nodes), at=0.3),), faults=(Fault("refused", "worker1", "row"),), seed=1)
+    assert problems(run(case)) == []
+
+
 def test_what_follows_an_expired_call_does_not_wait_for_the_countdown_of_the_order() -> None:
     """The checks expected that, because the call never ran."""
     nodes = [Node(Call(does="expired", number=0)), Node(Call(number=1), after=[1], always=True)]

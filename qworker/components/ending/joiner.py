@@ -23,6 +23,7 @@ from qworker.backends.joins import PUSH_SECONDS, Finished, Joins
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, calls_in
 from qworker.components.component import ThreadComponent
+from qworker.components.ending.result_writer import store_why_not
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -291,7 +292,7 @@ class Joiner(ThreadComponent):
             except Exception as error:
                 if not refusable or is_away(error):
                     raise
-                logger.error("state %s of %s cannot be stored: %s", some[0][1], some[0][0], _text_of(error))
+                store_why_not(self._app.backend, some[0], error, Exception)
         parts = [Part(*part) for _, fields in ended for part in fields]
         if parts:
             self._joins.add(parts)

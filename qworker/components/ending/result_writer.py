@@ -33,6 +33,7 @@ from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.backends.base import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class ResultWriter(ThreadComponent):
             if row is not None and (refused := self._refusal([row])) is not None:
                 parts = _failed(parts)
                 why = BackendError(f"the result store failed: {_shown(refused)}")
-                if not self._store_why_not(row, why, Exception):
+                if not store_why_not(self._app.backend, row, why, Exception):
                     unstored[row] = str(why)
             if (unrecorded := self._refusal([], parts)) is not None:
                 logger.error(
@@ -219,7 +220,7 @@ class ResultWriter(ThreadComponent):
                     backend.store_rows([row])
                 except UNFIT as error:
                     refused.add(row)
-                    if not self._store_why_not(row, error, UNFIT):
+                    if not store_why_not(backend, row, error, UNFIT):
                         unstored[row] = f"the result store refuses it: {_shown(error)}"
         parts: list[Part] = []
         for order in batch:
@@ -227,26 +228,6 @@ class ResultWriter(ThreadComponent):
         if parts:
             self._record(parts)  # after the results, because finishing a join reads them
         return unstored
-
-    def _store_why_not(self, refused: ResultRow, error: Exception, again: Any) -> bool:
-        """Store a failure in place of a refused result; return False if that raises *again*, too. States
-        before the end of the task are left out."""
-        task_id, status, *_ = refused
-        logger.error("state %s of %s cannot be stored: %s", status, task_id, _shown(error))
-        if status not in states.READY_STATES:
-            return True
-        backend = self._app.backend
-        try:
-            why = error if isinstance(error, QWorkerError) else BackendError(_shown(error))
-            row = backend.row_why_not(refused, states.FAILURE, why)
-            if row is not None:
-                backend.store_rows([row])
-        except BackendError:
-            raise
-        except again as problem:
-            logger.error("its failure cannot be stored either: %s", _shown(problem))
-            return False
-        return True
 
     def _sweep(self, now: float) -> float:
         """Delete expired results from time to time; return the seconds until the next time."""
@@ -276,6 +257,26 @@ class ResultWriter(ThreadComponent):
         results wait for a store that does not answer."""
         if len(self.mailbox) and not self._waiting and not self.alive:
             self.closed()
+
+
+def store_why_not(backend: Backend, refused: ResultRow, error: Exception, again: Any) -> bool:
+    """Store a failure in place of a result that *backend* has refused with *error*; return False if that
+    raises *again*, too. States before the end of the task are left out."""
+    task_id, status, *_ = refused
+    logger.error("state %s of %s cannot be stored: %s", status, task_id, _shown(error))
+    if status not in states.READY_STATES:
+        return True
+    try:
+        why = error if isinstance(error, BackendError | EncodeError) else BackendError(_shown(error))
+        row = backend.row_why_not(refused, states.FAILURE, why)
+        if row is not None:
+            backend.store_rows([row])
+    except BackendError:
+        raise
+    except again as problem:
+        logger.error("its failure cannot be stored either: %s", _shown(problem))
+        return False
+    return True
 
 
 def carries_result(order: SettlementOrder) -> bool:
