@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from qworker import QWorker
+from qworker import QWorker, chord
 from qworker.errors import ConfigurationError
+from qworker.testing import StepWorker
+from qworker.transports.sql.embedded import SCHEMA_VERSION
 from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 
 pytestmark = pytest.mark.integration
@@ -142,3 +145,46 @@ def test_sqlite_broker_refuses_other_connections(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="the SQLite file"), app.publishing_in(object()):
         raise AssertionError
     app.close()
+
+
+@pytest.mark.parametrize("isolation", ["DEFERRED", "IMMEDIATE", None])
+@pytest.mark.parametrize("one", [True, False], ids=["one", "chord"])
+def test_first_call_of_all_creates_the_tables_of_sqlite(
+    tmp_path: Path, isolation: str | None, one: bool
+) -> None:
+    """In the transaction of the caller, which may hold the lock of the file already."""
+    path = tmp_path / "shop.db"
+    app = QWorker("shop", broker=f"sqlite:///{path}", set_as_current=False)
+
+    @app.task(name="bill")
+    def bill(*given: Any) -> Any:
+        return given
+
+    call = bill.s(1) if one else chord([bill.s(1), bill.s(2)], bill.s())
+    with app, closing(sqlite3.connect(path, isolation_level=isolation)) as connection:
+        connection.execute("CREATE TABLE orders (number integer)")
+        connection.commit()
+        for commits in (False, True):
+            if isolation is None:
+                connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO orders VALUES (1)")
+            with app.publishing_in(connection):
+                result = call.apply_async()
+            connection.execute("COMMIT" if commits else "ROLLBACK")
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM message").fetchone() == (1 if one else 2,)
+        with StepWorker(app) as worker:
+            worker.run()
+        assert result.get(timeout=10) == ([1] if one else [[[1], [2]]])
+
+
+def test_first_call_of_all_may_be_outside_of_a_transaction_on_sqlite(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    app = QWorker("shop", broker=f"sqlite:///{path}", set_as_current=False)
+    with app, closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE orders (number integer)")
+        with app.publishing_in(connection):
+            app.send_task("bill")
+        assert not connection.in_transaction
+        assert connection.execute("SELECT count(*) FROM message").fetchone() == (1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)

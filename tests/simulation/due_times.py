@@ -430,7 +430,8 @@ class Oracle:
                 found += [due] * sure
             elif len(hit) == 1 and not jitter and hit[0][1] < end:
                 # An edit before the first call after the trouble applies to it, too.
-                sure &= all(_within(each, shown) for since, each in life.says if second < since <= hit[0][1])
+                later = [each for since, each in life.says if second < since <= hit[0][1]]
+                sure &= all(_within(each, shown) and each.fields.get("expires") is None for each in later)
                 open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
             shifts = [each for each in self.clock.shifts if each[0] < until and start < each[1]]
@@ -488,9 +489,14 @@ class Oracle:
         )
 
     def _is_unseen(self, entry: Entry) -> bool:
-        """Return whether its calls may never run, for example if they expire behind a slow task."""
-        expires = self._is_busy(0.0, self.story.ended) and entry.fields.get("expires") is not None
-        return expires or entry.task == "nobody" or self._replaces(entry)
+        """Return whether its calls may never run, for example if they expire behind a slow task, or while
+        results cannot be stored."""
+        waits = self._is_busy(0.0, self.story.ended) or bool(self.silences)
+        return (
+            (waits and entry.fields.get("expires") is not None)
+            or entry.task == "nobody"
+            or self._replaces(entry)
+        )
 
     def _is_hindered(self, entry: Entry) -> bool:
         """Whether its overlap cannot work: without a result, or revocations."""

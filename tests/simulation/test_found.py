@@ -1714,6 +1714,49 @@ def test_both_messages_of_a_revoked_call_are_dead_letters_if_its_end_is_refused(
     assert problems(run(Case(orders=(order,), faults=(refused,), seed=3))) == []
 
 
+def test_first_call_in_a_transaction_creates_the_tables() -> None:
+    """It raised "no such table", because no worker and no other publisher had opened the file before."""
+    case = Case(
+        World("sqlite", workers=1),
+        (Order(Call(number=0), how="commit"),),
+        (Fault("kill before", "worker0", "register"),),
+    )
+    assert problems(run(case)) == []
+
+
+def test_a_copy_whose_result_was_deleted_does_not_look_as_if_it_ran() -> None:
+    """The second message of a call stored the state STARTED, which nothing ended: the entry was skipped for
+    ever."""
+    entries = (Entry(when=("every", 4.0)),)
+    edits = Edit("damage"), Edit(), Edit("set", fields={"overlap": "skip"}), Edit("resume")
+    faults = Fault("after", "beat2", "push"), Fault("kill before", "beat2", "beat.sent")
+    table = Timetable(3, "other", entries=entries, edits=edits)
+    assert problems(run(Case(World(track_started=True), faults=faults, seed=1, schedules=table))) == []
+
+
+def test_a_call_of_an_entry_may_expire_while_results_cannot_be_stored() -> None:
+    """The checks expected it to run."""
+    away = Fault("away", "results", at=39.0, seconds=10.0)
+    table = Timetable(entries=(Entry(fields={"expires": 2.0}),))
+    assert problems(run(Case(faults=(away,), schedules=table))) == []
+
+
+def test_a_late_call_of_an_entry_may_expire_because_of_an_edit_meanwhile() -> None:
+    """The checks expected it to run."""
+    entries = (
+        Entry(when=("every", 7.0)), Entry("e1", ("every", 2.5)), Entry("e2", ("every", 15.0)),
+    )  # fmt: skip
+    table = Timetable(
+        1,
+        "other",
+        seconds=20.0,
+        entries=entries,
+        edits=(Edit("set", "e2", at=17.0, fields={"expires": 2.0}),),
+    )
+    killed = Fault("kill before", "beat0", "beat.fire", nth=8)
+    assert problems(run(Case(faults=(killed,), schedules=table))) == []
+
+
 def test_a_call_does_not_fail_because_another_caller_waits_in_vain() -> None:
     """While one call paused, another caller waited for a result that the store had refused for good."""
     orders = (

@@ -14,7 +14,7 @@ from qworker.errors import MessageError
 from qworker.message import protocol
 from qworker.message.chain_text import decode_carrier
 from qworker.message.context import Context
-from qworker.tasks import execution
+from qworker.tasks import copies, execution
 from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.execution import ignores_result
 from qworker.tasks.outcome import NOT_STARTED, Outcome
@@ -105,7 +105,9 @@ def prepared_request(
 
 
 def started_row(app: QWorker, prepared: Prepared) -> ResultRow | None:
-    """Return the row of the state STARTED; None if it is not stored."""
+    """Return the row of the state STARTED; None if it is not stored. A copy does not start: if its result was
+    deleted meanwhile, nothing would end the state."""
     task, context = prepared.task, prepared.context
-    tracks = task.track_started and not ignores_result(context, task)
-    return execution.started(app, task, context) if tracks else None
+    if not task.track_started or ignores_result(context, task) or copies.refused(app, task, context):
+        return None
+    return execution.started(app, task, context)

@@ -117,7 +117,8 @@ class Database:
                 # Keeps the log short, so that it is overwritten: growing it costs a commit more than writing.
                 connection.execute("PRAGMA wal_autocheckpoint = 400")
                 if version < SCHEMA_VERSION:
-                    _create(connection)
+                    with transaction(connection):
+                        create_tables(connection)
                 elif version > SCHEMA_VERSION:
                     raise ConfigurationError(
                         f"{self.path} was written by a newer qworker (schema {version}, this one knows "
@@ -169,15 +170,15 @@ def _enter_wal(connection: sqlite3.Connection) -> int:
             time.sleep(RANDOM.uniform(0.0005, 0.005))
 
 
-def _create(connection: sqlite3.Connection) -> None:
-    with transaction(connection):
-        if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
-            for table, column, kind in ADDED_COLUMNS:
-                known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-                if known and column not in known:
-                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-            for statement in schema_statements():
-                connection.execute(statement)
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create what is missing in the file, in the current transaction of *connection*, if there is one."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
+        for table, column, kind in ADDED_COLUMNS:
+            known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            if known and column not in known:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+        for statement in schema_statements():
+            connection.execute(statement)
 
 
 def schema_statements() -> list[str]:

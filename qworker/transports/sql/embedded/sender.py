@@ -31,7 +31,7 @@ from qworker.transports.sql.embedded import (
     transaction,
     write,
 )
-from qworker.transports.sql.embedded.database import BUSY_SECONDS
+from qworker.transports.sql.embedded.database import BUSY_SECONDS, create_tables
 
 INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -154,9 +154,20 @@ class JoinedSender(Sender):
         itself; else in a new one, unless the work is one statement (*is_one*)."""
         with getattr(self._given, "wrap_database_errors", NOTHING):
             if is_one or self._connection.in_transaction or _begins_by_itself(self._connection):
-                return work(self._connection)
+                return self._with_tables(work)
             with transaction(self._connection, timeout):
-                return work(self._connection)
+                return self._with_tables(work)
+
+    def _with_tables(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return *work* applied to the connection; create the tables first, in the same transaction, if no
+        worker and no other publisher has opened the file before."""
+        try:
+            return work(self._connection)
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+        create_tables(self._connection)
+        return work(self._connection)
 
 
 def _begins_by_itself(connection: sqlite3.Connection) -> bool:
