@@ -156,8 +156,8 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place
-    if fault.kind == "restart" and run.ended:
-        return False
+    if fault.kind == "restart" and run.ended and run.settled < met.at + LEASE_SECONDS:
+        return False  # else its lease may end while it stores results: here, no other thread renews that
     if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "locked", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at
     return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))

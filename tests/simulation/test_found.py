@@ -1757,6 +1757,13 @@ def test_a_late_call_of_an_entry_may_expire_because_of_an_edit_meanwhile() -> No
     assert problems(run(Case(faults=(killed,), schedules=table))) == []
 
 
+def test_a_restarted_worker_may_store_a_refused_result_for_longer_than_its_lease() -> None:
+    """The checks did not expect that another worker then runs the task again."""
+    order = Order(Chord(header=[Call(number=0)], body=Call(number=1)))
+    faults = Fault("refused", "worker0", "row"), Fault("restart", "worker0", at=6.0)
+    assert problems(run(Case(orders=(order,), faults=faults, seed=1))) == []
+
+
 def test_a_call_does_not_fail_because_another_caller_waits_in_vain() -> None:
     """While one call paused, another caller waited for a result that the store had refused for good."""
     orders = (
