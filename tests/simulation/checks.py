@@ -129,7 +129,7 @@ def _problems(seen: Seen) -> list[str]:
     found = [f"a worker crashed: {text}" for text in seen.crashed]
     if seen.case.django is not None:
         return found + django_problems(seen)
-    lost = any(_may_vanish(seen, asked) for asked in seen.asked)
+    lost = any(asked.forgotten or _may_vanish(seen, asked) for asked in seen.asked)
     if seen.stuck and not (lost and not AT_WORK.search(seen.stuck)):
         found.append(f"it does not end: {seen.stuck}")
     forged = _forged(seen)
@@ -190,8 +190,10 @@ def _problems(seen: Seen) -> list[str]:
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     joins = bool(seen.record.joins) or any(needs_joins(asked.order.flow) for asked in seen.asked)
     slow = SLOW + jumps + _limited(seen) + (2 * _claim(seen) if joins else 0.0)
-    if lost and seen.case.world.forgets:  # a caller may wait until the join of a lost member expires
-        slow += seen.case.world.result_expires
+    if seen.case.world.forgets and (lost or any(asked.refused for asked in seen.asked)):
+        slow += (
+            seen.case.world.result_expires
+        )  # until the join of a lost member, or of a refused call, expires
     slow += seen.case.world.skew * (seen.case.world.workers + len(CALLERS))
     slow += GIVEN_UP * len(_refusals(seen))
     if seen.schedules is None and seen.rested > slow:
@@ -595,7 +597,7 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     flow = record.flow(asked.name)
     if flow is None or not record.every:
         return
-    calls = 2 if asked.order.how == "twice" else 1
+    calls = 2 if asked.order.how == "twice" or _made_twice(seen, asked) else 1
     delivered = {
         number: RUNS[part.does]
         for number, part in flow.parts.items()
@@ -617,6 +619,14 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
     yield from repeats.beyond(record.ran(asked.name) + record.told[asked.name], right, items)
+
+
+def _made_twice(seen: Seen, asked: Asked) -> bool:
+    """Return whether Celery made a call twice, with two ids, because its push was repeated."""
+    caller = CALLERS[int(asked.name[1:]) % 2]
+    return is_by_celery(asked.order, seen.case.world) and any(
+        (met.node, met.fault.method, met.fault.kind) == (caller, "push", "twice") for met in seen.met
+    )
 
 
 def _explaining(seen: Seen) -> list[Met]:
@@ -665,6 +675,8 @@ def _expired(seen: Seen, asked: Asked) -> Iterator[str]:
     jumps = sum(abs(fault.seconds) for fault in seen.fired if fault.kind in ("drift", "jump"))
     held = sum(fault.seconds for fault in seen.fired if fault.kind in ("freeze", "stall", "locked"))
     soon = 0.1 + (seen.case.world.prefetch * LONG_RUN if seen.case.world.long else 0.0)
+    if seen.case.schedules is not None and any(each.task == "slow" for each in seen.case.schedules.entries):
+        soon += seen.took
     for id, until in asked.expires.items():
         by = max(seen.record.ran_at(asked.name, id), default=0.0) - until
         if by > soon + jumps + held + seen.case.world.skew and not seen.record.may_lack_expiry(id):

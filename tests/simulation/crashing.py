@@ -18,7 +18,7 @@ from unittest import mock
 
 from qworker.backends.keyvalue import joins as keyvalue_joins
 from qworker.backends.sql import joins as sql_joins
-from qworker.beat import store_sql
+from qworker.beat import store, store_sql
 from qworker.components.ending import joiner
 from qworker.components.receiving import ack_buffer, listener
 from qworker.components.waiting import early_acks, inventory, mediator
@@ -30,7 +30,7 @@ from tests.simulation.stores import STORES
 CALL = re.compile(r"""\bcrash_point\("([^"]+)"\)""")
 MODULES = (
     listener, ack_buffer, early_acks, inventory, mediator, joiner, replacement, workflows, consumer, sender,
-    join_rows, sql_joins, keyvalue_joins, store_sql,
+    join_rows, sql_joins, keyvalue_joins, store_sql, store,
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def points(stores: str, role: str) -> tuple[str, ...]:
     messages, results = STORES[stores]
     embedded = messages == "sqlite"
     if role == "beat":
-        return _names(store_sql, *([sender] if embedded else []))
+        return _names(store_sql, store, *([sender] if embedded else []))
     if role == "caller":
         return _names(workflows, *([sender] if embedded else []))
     if stores == "django":

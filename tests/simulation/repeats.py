@@ -156,7 +156,8 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place
-    if fault.kind == "restart" and run.ended and run.settled < met.at + LEASE_SECONDS:
+    long = met.at + LEASE_SECONDS <= run.settled < math.inf
+    if fault.kind == "restart" and run.ended and not long:
         return False  # else its lease may end while it stores results: here, no other thread renews that
     if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "locked", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at

@@ -816,13 +816,16 @@ class Running:
 
     def _put_off(self) -> float:
         """Return when the last delay within an order is over: it begins later if faults hold up the work
-        before it."""
+        before it, or its caller waits for another order."""
         spans = [
             (met.at, met.at + met.fault.seconds) for met in self.seen.met if met.fault.kind in HOLDING_UP
         ]
         ends = [0.0]
-        for order in self.case.orders:
-            now, within = order.at, delays_of(order) - (order.options.get("countdown") or 0.0)
+        for order, asked in zip(self.case.orders, self.seen.asked, strict=False):  # none of Django's jobs
+            now, within = (
+                max(order.at, asked.sent_at),
+                delays_of(order) - (order.options.get("countdown") or 0.0),
+            )
             end = now + delays_of(order)
             for begins, over in sorted(spans) if within else ():
                 if begins < end and over > now:

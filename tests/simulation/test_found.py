@@ -1764,6 +1764,64 @@ def test_a_restarted_worker_may_store_a_refused_result_for_longer_than_its_lease
     assert problems(run(Case(orders=(order,), faults=faults, seed=1))) == []
 
 
+def test_errbacks_of_a_failed_chain_are_called_once_if_a_failure_in_it_is_refused() -> None:
+    """The joiner, which could not store the failure, called them again, as those of the body of a chord."""
+    instead = Chain([Chain([Call(does="reject", number=4), Call(number=5)])], [Errback(number=3)])
+    pipe = Pipe([Call(number=1), Call(instead=instead, number=2)])
+    case = Case(
+        World(workers=1, segment=1),
+        (Order(Group(members=[pipe], errbacks=[Errback(number=0)])),),
+        (Fault("refused", "worker0", "row", nth=3),),
+        seed=3,
+    )
+    assert problems(run(case)) == []
+
+
+def test_call_of_celery_whose_message_is_sent_twice_may_run_with_two_ids() -> None:
+    """The simulator makes the whole call twice."""
+    orders = Order(Call(number=0)), Order(Call(number=0), how="celery")
+    case = Case(World("kombu+memory"), orders, (Fault("twice", "caller1", "push"),))
+    assert problems(run(case)) == []
+
+
+def test_join_of_a_call_that_was_refused_in_an_outage_waits_until_it_expires() -> None:
+    """The checks expected rest before that."""
+    chord = Chord(header=[Call(options={"retry": False}, number=0)], body=Call(number=1))
+    orders = Order(chord, at=2.6), Order(Call(retries=2, delay=3.0, number=0), at=3.0, how="twice")
+    world = World(acks_late=False, skew=2.0, result_expires=60.0, long=0.1)
+    case = Case(world, orders, (Fault("away", "broker", seconds=10.0),), seed=922085554)
+    assert problems(run(case)) == []
+
+
+def test_callers_may_wait_for_what_all_stores_have_lost() -> None:
+    """Only those whose own order was lost were expected to, and not if they waited in the call of another."""
+    order = Order(Chord(header=[Call(number=0)], body=Call(number=1)), ask="other")
+    faults = Fault("stall", "worker0", "register", seconds=6.0), Fault("lost")
+    assert problems(run(Case(orders=(order,), faults=faults))) == []
+
+
+def test_delays_of_an_order_count_from_its_call() -> None:
+    """They counted from when it was planned, and its caller still waited for another order then."""
+    replaced = Call(coroutine=True, instead=Call(retries=1, delay=0.5, number=1), number=0)
+    orders = (
+        Order(replaced, at=4.0, ask="saved"),
+        Order(Call(options={"countdown": 14}, number=0), at=5.0, ask="forget"),
+        Order(Pipe([Call(number=0), Call(options={"countdown": 200.0}, number=1)]), at=2.3),
+    )
+    faults = Fault("full", "broker", seconds=3.0), Fault("freeze", "worker0", at=1.3, seconds=3.0)
+    assert problems(run(Case(orders=orders, faults=faults))) == []
+
+
+def test_a_call_acknowledged_early_may_expire_behind_slow_tasks_in_the_pool() -> None:
+    """The checks expected it to begin in time."""
+    orders = (
+        Order(Call(number=0), at=3.0, options={"expires": 4.0}),
+        Order(Graph([Node(Call(number=0)), Node(Call(number=1), after=[1])])),
+    )
+    table = Timetable(3, entries=(Entry(when=("every", 1.0), task="slow"),), edits=(Edit(),))
+    assert problems(run(Case(World(acks_late=False), orders, seed=1, schedules=table))) == []
+
+
 def test_a_call_does_not_fail_because_another_caller_waits_in_vain() -> None:
     """While one call paused, another caller waited for a result that the store had refused for good."""
     orders = (

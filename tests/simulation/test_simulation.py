@@ -785,7 +785,7 @@ def test_an_ack_before_the_result_is_stored_is_noticed(monkeypatch: pytest.Monke
         ("sqlite", "refused", Settlements, "_settle_otherwise", lambda *given: set()),
         ("sqlite", "refused twice", Settlements, "_others", lambda *given: iter(())),
         ("sqlite", "refused", Settlements, "_failure_row", lambda *given: None),
-        ("memory", "refused", ResultWriter, "_store_why_not", lambda *given: True),
+        ("memory", "refused", result_writer, "store_why_not", lambda *given: True),
         ("memory", "refused twice", result_writer, "_left", lambda order, unstored: _stripped(order)),
         ("memory", "refused", result_writer, "_failed", lambda parts: []),
     ],

@@ -41,7 +41,7 @@ from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
 from qworker.tasks.unsent import is_away
-from qworker.transports.lease import Envelope, Part
+from qworker.transports.lease import Envelope, Part, ResultRow
 from qworker.transports.portions import portions
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Joiner(ThreadComponent):
     def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """Store the failure of *body*; return no messages, because even its errbacks cannot be sent."""
         logger.error("the failure of join %s cannot be reported: %s", join.id, self._why(error))
-        self._fail_along(body, self._why(error), self._why(error), refusable=True)
+        self._fail_along(body, self._why(error), self._why(error))
         return []
 
     def _cause(self, error: str | Part | Exception, body: JoinBody) -> Any:
@@ -269,33 +269,39 @@ class Joiner(ThreadComponent):
             return f"Dependency {error.task_id} {self._end_of(error)}"
         return error if isinstance(error, str) else _text_of(error)
 
-    def _fail_along(
-        self, body: JoinBody, error: str | Part | Exception, why: str, refusable: bool = False
-    ) -> None:
+    def _fail_along(self, body: JoinBody, error: str | Part | Exception, why: str) -> None:
         """Store that the calls of *body* fail, as in the rest of a chain: with the error of the failed member
-        if there is one. refusable: see _keep()."""
+        if there is one."""
         meta = self._meta_of(error) if isinstance(error, Part) else None
         if meta is None:
             stored, traceback = exception_to_dict(ChordError(why)), ""
         else:
             stored, traceback = meta["result"], meta.get("traceback") or ""
         ended = followup.ended(self._app, calls_in([body.call], following=True), stored, traceback)
-        self._keep(ended, refusable)
+        self._keep(ended)
 
-    def _keep(self, ended: Sequence[Followed], refusable: bool = False) -> None:
-        """Store the rows in *ended*, and record the parts. refusable: also if the store refuses some of the
-        rows, because other joins wait for the parts."""
+    def _keep(self, ended: Sequence[Followed]) -> None:
+        """Store the rows in *ended*, or another failure in place of one that the store refuses. Record the
+        parts, for which other joins wait."""
         rows = [row for row, _ in ended]
-        for some in [[row] for row in rows] if refusable else [rows]:
-            try:
-                self._app.backend.store_rows(some)
-            except Exception as error:
-                if not refusable or is_away(error):
-                    raise
-                store_why_not(self._app.backend, some[0], error, Exception)
+        try:
+            self._app.backend.store_rows(rows)
+        except Exception as error:
+            if is_away(error):
+                raise
+            for row in rows:
+                self._keep_one(row)
         parts = [Part(*part) for _, fields in ended for part in fields]
         if parts:
             self._joins.add(parts)
+
+    def _keep_one(self, row: ResultRow) -> None:
+        try:
+            self._app.backend.store_rows([row])
+        except Exception as error:
+            if is_away(error):
+                raise
+            store_why_not(self._app.backend, row, error, Exception)
 
     def _error(self, join: Finished, body: JoinBody) -> Part | str | None:
         """Return why the body does not run: a member that has not succeeded, or a text. None if it runs."""
