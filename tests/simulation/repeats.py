@@ -136,9 +136,10 @@ def weight(fault: Fault) -> int:
     return 2 + int(math.log2(1.0 + fault.seconds - longer) + longer / 30.0)
 
 
-def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
+def affects(met: Met, run: Execution, last: Execution, once: bool, refused: bool = False) -> bool:
     """Return whether *met* explains that the message of *run* ran again, at the latest as *last*. once: it is
-    the body of a join, which only runs again where it was run, or if a driver sends its message twice."""
+    the body of a join, which only runs again where it was run, or if a driver sends its message twice.
+    refused: a store has refused its result."""
     fault = met.fault
     if met.place > last.place or fault.method == OF_ROW:
         return False
@@ -156,9 +157,8 @@ def affects(met: Met, run: Execution, last: Execution, once: bool) -> bool:
         return False
     if fault.kind.startswith("kill") or (fault.kind == "die" and not met.about):  # not only a child
         return met.place >= run.place
-    long = met.at + LEASE_SECONDS <= run.settled < math.inf
-    if fault.kind == "restart" and run.ended and not long:
-        return False  # else its lease may end while it stores results: here, no other thread renews that
+    if fault.kind == "restart" and run.ended and not refused:
+        return False  # else its lease may end while it stores the result: here, no other thread renews that
     if fault.method in OF_LEASES or fault.kind in ("cut", "freeze", "locked", "restart", "stall"):
         return met.at + fault.seconds + LEASE_SECONDS >= run.at
     return met.place >= run.place and not met.about.isdisjoint((run.id, run.tag))
@@ -297,10 +297,14 @@ class Repeats:
 
     def _weight(self, runs: Sequence[Execution], last: Execution, once: bool) -> int:
         forgets = any(met.fault.kind == "lost" for met in self.mets)  # also which messages it has had
+        refused = {each for met in self.mets if met.fault.method == OF_ROW for each in met.about}
         return sum(
             weight(met.fault)
             for met in self.mets
             if any(
-                affects(met, run, last, once and not (forgets and met.fault.kind == "late")) for run in runs
+                affects(
+                    met, run, last, once and not (forgets and met.fault.kind == "late"), run.id in refused
+                )
+                for run in runs
             )
         )
