@@ -13,6 +13,7 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 
 from qworker.transports.lease import NO_ROOM, Leased  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
+from qworker.transports.redis.connection import IDLE_SECONDS, pack  # noqa: E402
 from tests.acceptance.private_servers import Redis  # noqa: E402
 from tests.support.fleet import fleet, taken  # noqa: E402
 from tests.support.messages import message, names  # noqa: E402
@@ -243,3 +244,24 @@ def test_a_marker_taken_by_a_worker_whose_claim_is_refused_wakes_another(
         sender.push([message("a")])
     assert other.wait(10, 1) is True
     assert names(other.lease(["q"], 1).messages) == ["a"]
+
+
+def test_worker_closes_connections_that_it_does_not_use(
+    open_: Callable[..., RedisBroker], client: Any
+) -> None:
+    broker = open_()
+    consumer = broker.consumer
+    consumer.register("w", ["q"], 1)
+    used = broker._links
+    with used.lent() as first, used.lent() as second:
+        assert [link.ask(pack(("PING",))) for link in (first, second)] == [[b"PONG"], [b"PONG"]]
+    assert len(client.client_list()) == 4
+    consumer.reclaim()
+    assert len(client.client_list()) == 4, "they were used just now"
+    first.used_at -= IDLE_SECONDS
+    second.used_at -= IDLE_SECONDS
+    consumer.reclaim()
+    until(lambda: len(client.client_list()) == 2)
+    with used.lent() as again:
+        assert again.ask(pack(("PING",))) == [b"PONG"]
+    assert broker.admin.queues() == []

@@ -15,8 +15,9 @@ import os
 import re
 import select
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, EncodeError
@@ -43,6 +44,8 @@ SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
 """Maximum bytes of one value: the lowest value of LONGEST, and its default, used if it cannot be read."""
 IDLE_LINKS = 8
 """How many idle connections are kept for publishers."""
+IDLE_SECONDS = 10.0
+"""How long a worker keeps connections that it does not use: fleets are large, and servers allow few."""
 
 ADVICE = {
     "OOM": "its memory is full (maxmemory): let workers empty the queues, or increase it",
@@ -92,6 +95,8 @@ class Link:
         """Whether the last use was completed."""
         self.connects = 0
         """How often it has connected."""
+        self.used_at = 0.0
+        """When it was last given back to Links."""
 
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
         """Send packed commands; return that many replies, with errors as ``hiredis.ReplyError``.
@@ -249,6 +254,7 @@ class Links:
 
     def give(self, link: Link) -> None:
         if len(self._free) < IDLE_LINKS:
+            link.used_at = time.monotonic()
             self._free.append(link)
         else:
             link.close()
@@ -259,6 +265,13 @@ class Links:
                 self._free.pop().close()
             except IndexError:
                 return
+
+    def close_idle(self, before: float) -> None:
+        """Close connections that were not used since the monotonic time *before*."""
+        for link in [link for link in self._free if link.used_at < before]:
+            with suppress(ValueError):  # another thread has taken it
+                self._free.remove(link)
+                link.close()
 
     def store(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
         """Return *work* applied to a connection, for a store; not interrupted. Raises BackendError.
@@ -284,6 +297,17 @@ class Links:
         links, self._free = self._free, []
         for link in links:
             link.abandon()
+
+
+def close_idle_links(seconds: float = IDLE_SECONDS) -> None:
+    """Close the connections of this process that were not used for *seconds*. Any thread."""
+    try:
+        every = list(_links)
+    except RuntimeError:  # another thread has just made some: they are closed the next time
+        return
+    before = time.monotonic() - seconds
+    for links in every:
+        links.close_idle(before)
 
 
 class Script:

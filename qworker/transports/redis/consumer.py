@@ -32,7 +32,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
-from qworker.transports.redis.connection import Link, Script, pack
+from qworker.transports.redis.connection import Link, Script, close_idle_links, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.join_rows import JoinKeys, part_arguments
 from qworker.transports.redis.letters import PORTION, SWEEP
@@ -262,6 +262,7 @@ class RedisConsumer(LeaseConsumer):
         found = self._reclaimer.reclaim(
             self._link, self._generation, self._clock.now(), now, silent, self._files.running
         )
+        close_idle_links()
         if silent and self._uptime() >= self._restore_at:
             self._restore_at = self._uptime() + min(RESTORE_SECONDS, self._layout.visibility_timeout / 6)
             self._reclaimer.restore(self._link, self._clock.now())
