@@ -18,6 +18,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from qworker.clock import boot_id
@@ -33,6 +34,8 @@ PROMPT_SECONDS = 1.0
 able to renew."""
 LONG_DEAD = 86400.0
 """Seconds after which the files of a consumer are no longer needed, if its broker is a server."""
+LOOKS_AGAIN = 10
+"""After how many looks LocalDeaths examines ignored locks again."""
 _NAME = re.compile(r"[0-9]+\.[0-9a-f]{12}\.(?:lock|running)")
 """The only accepted file names, because anyone who can write to the broker could name any file."""
 
@@ -172,11 +175,12 @@ def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tupl
                 yield path.stem, tags
 
 
-def _free_locks(running: str) -> Iterator[Path]:
-    """Yield the free locks in the directory of the running file *running*; nothing if that is ''."""
+def _free_locks(running: str, skipped: AbstractSet[str] = frozenset()) -> Iterator[Path]:
+    """Yield the free locks in the directory of the running file *running*, except *skipped* paths; nothing if
+    that is ''."""
     with contextlib.suppress(OSError):
         for path in Path(running).parent.glob("*.lock") if running else ():
-            if _is_free(str(path)):
+            if str(path) not in skipped and _is_free(str(path)):
                 yield path
 
 
@@ -186,11 +190,17 @@ class LocalDeaths:
     def __init__(self) -> None:
         self._ignored: set[str] = set()
         """Free locks that belong to none of the broker's consumers."""
+        self._looks = 0
 
     def look(self, running: str) -> set[str]:
-        """Return the paths of the free locks in the directory of the running file *running*."""
-        free = {str(path) for path in _free_locks(running)}
-        self._ignored &= free  # a consumer creates its lock before it takes it
+        """Return the paths of the free locks in the directory of the running file *running*, without ignored
+        ones. These are examined only now and then: there may be hundreds, of workers that were killed."""
+        self._looks += 1
+        again = self._looks % LOOKS_AGAIN == 0
+        skipped: AbstractSet[str] = frozenset() if again else self._ignored
+        free = {str(path) for path in _free_locks(running, skipped)}
+        if again:
+            self._ignored &= free  # a consumer creates its lock before it takes it
         return free - self._ignored
 
     def ignore(self, locks: Collection[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from qworker.clock import boot_id
 from qworker.process.owner_files import (
+    LOOKS_AGAIN,
     LocalDeaths,
     OwnerFiles,
     copied_tags,
@@ -208,6 +209,18 @@ def test_a_lock_is_only_ignored_while_it_stays_free(tmp_path: Path) -> None:
     deaths.ignore({lock})
     assert deaths.look(own.running) == set()
     other.take()
-    assert deaths.look(own.running) == set()
+    assert [deaths.look(own.running) for _ in range(LOOKS_AGAIN)] == [set()] * LOOKS_AGAIN
     other.let_go()
     assert deaths.look(own.running) == {lock}
+
+
+def test_ignored_locks_are_examined_only_now_and_then(tmp_path: Path) -> None:
+    """There may be hundreds, and an idle worker looks every second."""
+    own, other = holding(tmp_path), holding(tmp_path)
+    deaths, lock = LocalDeaths(), other.lock
+    other.let_go()
+    deaths.ignore({lock})
+    assert deaths.look(own.running) == set()
+    other.take()
+    other.let_go()
+    assert [deaths.look(own.running) for _ in range(3 * LOOKS_AGAIN)] == [set()] * 3 * LOOKS_AGAIN
