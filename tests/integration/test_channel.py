@@ -428,6 +428,24 @@ def test_prefetch_count_limits_unacked_messages(connect: Connect, store: SQLiteB
         assert inbox.drain_all() == [0, 1, 2]
 
 
+def test_channel_without_room_leaves_messages_to_others(connect: Connect, store: SQLiteBroker) -> None:
+    """Each message wakes one consumer of its queue."""
+    inbox = Inbox(connect(), queue(), prefetch=1)
+    publish(connect(), "held")
+    assert inbox.drain(1) == ["held"]
+    worker = store.consumer
+    for number in range(8):
+        while worker.wait(0.05):
+            worker.lease(["q"], 1)
+        publish(connect(), number)
+        assert worker.wait(10) is True
+        (leased,) = worker.lease(["q"], 1).messages
+        assert json.loads(leased.body) == number
+    inbox[0].ack()
+    publish(connect(), "next")
+    assert "next" in inbox.drain(2)
+
+
 def test_ack_in_another_thread_frees_prefetch(connect: Connect) -> None:
     with connect() as connection:
         publish(connection, "a", "b")

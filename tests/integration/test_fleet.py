@@ -11,6 +11,7 @@ import pytest
 from qworker.transports.lease import NO_ROOM, Broker, Consumer
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sqlite import SQLitePlace
 from tests.support.fleet import Open, fleet, taken
 from tests.support.messages import message, names
 from tests.support.waiting import until
@@ -18,7 +19,10 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=[RedisPlace, PostgreSQLPlace, MySQLPlace], ids=["redis", "postgresql", "mysql"])
+@pytest.fixture(
+    params=[SQLitePlace, RedisPlace, PostgreSQLPlace, MySQLPlace],
+    ids=["sqlite", "redis", "postgresql", "mysql"],
+)
 def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     place = request.param(tmp_path)
     with ExitStack() as opened:
@@ -57,8 +61,8 @@ def test_claims_per_message_do_not_grow_with_idle_workers(open_: Open, polls: bo
 
 def test_what_one_worker_leaves_is_taken_by_others(open_: Open, polls: bool) -> None:
     with fleet(open_, 4) as workers:
-        open_().sender.push([message(str(number)) for number in range(40)])
-        until(lambda: taken(workers) == 40)
+        open_().sender.push([message(str(number)) for number in range(400)])
+        until(lambda: taken(workers) == 400)
         # Before another one polls, the first may have taken everything.
         assert polls or sum(worker.taken > 0 for worker in workers) > 1
 
@@ -99,6 +103,58 @@ def test_a_message_that_nobody_has_room_for_is_remembered(open_: Open) -> None:
         assert not any(consumer.wait(0.05, NO_ROOM) for consumer in full)
     assert any(consumer.wait(0.05, 1) for consumer in full)
     assert [each for consumer in full for each in names(consumer.lease(["q"], 1).messages)] == ["a"]
+
+
+passing_on = pytest.mark.parametrize(
+    "open_", [SQLitePlace, MySQLPlace], ids=["sqlite", "mysql"], indirect=True
+)
+"""On Redis and PostgreSQL, others find the message when they look the next time."""
+
+
+@passing_on
+def test_a_worker_that_is_notified_and_then_has_no_room_notifies_another(open_: Open) -> None:
+    """As when the task that it runs turns out to be long."""
+    workers = [registered(open_, "q") for _ in range(3)]
+    sender = open_().sender
+    for number in range(6):
+        assert not any(worker.wait(0.05) for worker in workers)
+        sender.push([message(str(number))])
+        full = next(worker for worker in workers if worker.wait(2))
+        others = [worker for worker in workers if worker is not full]
+        for _ in range(4):
+            full.wait(0.05, NO_ROOM)
+        free = next(worker for worker in others if worker.wait(2))
+        assert names(free.lease(["q"], 1).messages) == [str(number)]
+        assert not any(worker.lease(["q"], 1).messages for worker in workers)
+
+
+@passing_on
+def test_a_worker_that_claims_again_is_notified_meanwhile(open_: Open) -> None:
+    """It had no room, and the message arrives between its claim and its wait."""
+    full = full_ones(open_)
+    worker = registered(open_, "q")
+    sender = open_().sender
+    for number in range(6):
+        assert not any(each.wait(0.05, NO_ROOM) for each in (worker, *full))
+        assert worker.lease(["q"], 1).messages == []
+        sender.push([message(str(number))])
+        assert worker.wait(0.5, 1) is True
+        assert names(worker.lease(["q"], 1).messages) == [str(number)]
+
+
+@passing_on
+def test_queues_of_which_nothing_is_taken_are_left_to_others(open_: Open) -> None:
+    """Like a connection of kombu with several channels, of which one is full."""
+    partly, other = registered(open_, "a", "b"), registered(open_, "a")
+    sender = open_().sender
+    for number in range(6):
+        assert not any(consumer.wait(0.05) for consumer in (partly, other))
+        sender.push([message(str(number), "a")])
+        if partly.wait(0.5):
+            assert partly.lease(["b"], 1).messages == []
+            assert not partly.wait(0.05, NO_ROOM)
+        assert other.wait(2) is True
+        assert names(other.lease(["a"], 1).messages) == [str(number)]
 
 
 def test_only_workers_of_the_queue_are_notified(open_: Open) -> None:

@@ -9,6 +9,7 @@ import stat
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Never
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from qworker.transports.sql.embedded import (
     transaction,
 )
 from qworker.transports.sql.embedded.database import busy
+from qworker.transports.sql.embedded.notify import unread
 from tests.support.waiting import readable
 
 # -- location --
@@ -501,6 +503,147 @@ def test_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
     assert [path.name for path in pipes.iterdir()] == [pipe._path.name]
     assert pipe.clear()
     pipe.close()
+
+
+# -- notifying one --
+
+ODD = ("q", "a/b", "..", "nul\0", "\ud800", "x" * 5000, "")
+
+
+def chosen(pipes: list[NotificationPipe]) -> list[int]:
+    """Return the numbers of *pipes* that were notified, and read them."""
+    return [number for number, pipe in enumerate(pipes) if pipe.clear()]
+
+
+@pytest.mark.parametrize("queue", ODD, ids=ascii)
+def test_one_idle_consumer_of_the_queue_is_notified(pipes: Path, queue: str) -> None:
+    notifier = Notifier(pipes, "message")
+    notifier.notify_one([queue])  # nobody waits
+    consumers = [NotificationPipe(pipes, "message", ["z", queue]) for _ in range(3)]
+    consumers.append(NotificationPipe(pipes, "message", ["z"]))
+    found = []
+    for _ in range(6):
+        notifier.notify_one([queue])
+        found += chosen(consumers)
+    assert sorted(found) == [0, 0, 1, 1, 2, 2], "in turn"
+
+
+def test_consumers_that_do_not_read_are_passed_over(pipes: Path) -> None:
+    """As when their processes are stopped: each gets one notification at most."""
+    notifier = Notifier(pipes, "message")
+    stopped = [NotificationPipe(pipes, "message", ["q"]) for _ in range(3)]
+    free = [NotificationPipe(pipes, "message", ["q"])]
+    found = 0
+    for _ in range(20):
+        notifier.notify_one(["q"])
+        found += len(chosen(free))
+    assert found == 17
+    assert [unread(pipe.fileno()) for pipe in stopped] == [1] * 3
+
+
+def test_busy_consumers_are_passed_over(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    consumers = [NotificationPipe(pipes, "message", ["q"]) for _ in range(4)]
+    assert [pipe.become_busy() for pipe in consumers[:3]] == [False] * 3
+    for _ in range(5):
+        notifier.notify_one(["q"])
+        assert chosen(consumers[3:]) == [0]
+    assert [pipe.become_idle() for pipe in consumers] == [False] * 4
+    notifier.notify_one(["q"])
+    assert len(chosen(consumers)) == 1
+
+
+def test_what_a_consumer_was_told_before_it_became_busy_is_passed_on(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    busy = NotificationPipe(pipes, "message", ["q"])
+    notifier.notify_one(["q"])
+    assert busy.become_busy() is True
+    assert busy.become_busy() is False
+    other = NotificationPipe(pipes, "message", ["q"])
+    notifier.notify_one(["q"], but=busy.name)
+    assert other.clear()
+    assert busy.become_idle() is True, "it may have to look all the same"
+    assert busy.become_idle() is False
+
+
+def test_a_notification_that_nobody_has_room_for_is_kept(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    consumers = [NotificationPipe(pipes, "message", ["q"]) for _ in range(3)]
+    assert not any(pipe.become_busy() for pipe in consumers)
+    notifier.notify_one(["q"])
+    assert sum(pipe.become_idle() for pipe in consumers) == 1
+
+
+def test_consumer_of_more_queues_than_a_name_can_tell_is_always_notified(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    many = NotificationPipe(pipes, "message", [f"q{number}" for number in range(1000)])
+    other = NotificationPipe(pipes, "message", ["q7"])
+    for _ in range(3):
+        notifier.notify_one(["q7"])
+        assert chosen([many, other]) == [0, 1]
+
+
+def test_consumer_that_changes_its_queues_is_notified_of_them(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    consumer = NotificationPipe(pipes, "message", ["a"])
+    for queue in ("a", "b", "a", "c"):
+        consumer.name_queues([queue])
+        notifier.notify_one(["a", "b", "c"])
+        assert consumer.clear() == b"!", "for one of them"
+    consumer.close()
+    assert list(pipes.iterdir()) == []
+
+
+def test_consumers_of_several_queues_are_chosen_in_turn(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    several = [NotificationPipe(pipes, "message", ["x"]) for _ in range(4)]
+    alone = NotificationPipe(pipes, "message", ["y"])
+    found = []
+    for _ in range(8):
+        for queue in ("x", "y"):
+            notifier.notify_one([queue])
+        found += chosen(several)
+        assert alone.clear()
+    assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_interrupt_while_pipes_are_looked_for_silences_nobody(pipes: Path) -> None:
+    class Interrupted(dict[str, int]):
+        def values(self) -> Never:
+            raise KeyboardInterrupt
+
+    notifier = Notifier(pipes, "message")
+    consumer = NotificationPipe(pipes, "message", ["q"])
+    notifier._pipes = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        notifier.notify_one(["q"])
+    notifier._pipes = dict(notifier._pipes)
+    notifier.notify_one(["q"])
+    assert consumer.clear()
+
+
+def test_pipe_that_was_deleted_can_be_renamed(pipes: Path) -> None:
+    consumer = NotificationPipe(pipes, "message", ["q"])
+    for path in pipes.iterdir():
+        path.unlink()
+    consumer.name_queues(["q", "r"])
+    assert not consumer.wait(0)
+    consumer.close()
+
+
+def test_dead_consumers_are_not_chosen(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    dead, alive = [[NotificationPipe(pipes, "message", ["q"]) for _ in range(2)] for _ in range(2)]
+    notifier.notify()
+    assert chosen(alive) == [0, 1]
+    for pipe in dead:
+        os.close(pipe.fileno())  # as when its process is killed
+    for _ in range(4):
+        notifier.notify_one(["q"])
+        assert len(chosen(alive)) == 1
+    alive.append(NotificationPipe(pipes, "message", ["q"]))
+    notifier.notify_one(["q"])
+    assert len(list(pipes.iterdir())) == 3, "also those with something unread are removed"
 
 
 def test_full_pipe_does_not_block_the_notifier(pipes: Path) -> None:

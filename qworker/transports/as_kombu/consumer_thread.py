@@ -29,7 +29,15 @@ from qworker.process.forked import forgetful
 from qworker.transports.as_kombu.envelopes import envelope_of
 from qworker.transports.as_kombu.exchanges import RENEW_SECONDS, Exchanges
 from qworker.transports.as_kombu.shared_state import Call, ChannelInbox, Delivery, SharedState
-from qworker.transports.lease import MAX_LEASE_BYTES, Broker, DeadLetter, Leased, Release, Settlement
+from qworker.transports.lease import (
+    MAX_LEASE_BYTES,
+    NO_ROOM,
+    Broker,
+    DeadLetter,
+    Leased,
+    Release,
+    Settlement,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +230,7 @@ class ConsumerThread:
             self._answered_at, self._pause = time.monotonic(), 0.0
             if rest > 0 and self.shared_state.fall_asleep():
                 try:
-                    if self._consumer.wait(rest):
+                    if self._consumer.wait(rest, 0 if self.shared_state.has_room() else NO_ROOM):
                         self.shared_state.have_news()
                 finally:
                     self.shared_state.awake()

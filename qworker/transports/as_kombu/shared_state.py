@@ -277,6 +277,11 @@ class SharedState:
             for inbox in self.inboxes:
                 inbox.news = True
 
+    def has_room(self) -> bool:
+        """Whether any inbox accepts a message now."""
+        with self.changed:
+            return any(inbox.wants() for inbox in self.inboxes)
+
     def wanted(self, now: float) -> tuple[dict[str, ChannelInbox], int]:
         """Return the inboxes for which the broker may have messages at epoch second *now*, by queue, and how
         many are wanted. Later notifications count again."""

@@ -328,7 +328,10 @@ class SQLiteBroker(Broker):
         self._messages = Notifier(database.pipes, "message")
         self._results = Notifier(database.pipes, "result")
         kinds: tuple[Kind, ...] = ("dead", "failed")
-        sender = SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires)
+        self._revocations = Notifier(database.pipes, "revoked")
+        sender = SQLiteSender(
+            self._publishing, self._messages, self._revocations, self.path, clock, revoke_expires
+        )
         consumer = SQLiteConsumer(
             database, self._messages, self._results, clock, lease_seconds, uptime, store_rows
         )
@@ -370,6 +373,7 @@ class SQLiteBroker(Broker):
             self._publishing.close()
             self.consumer.close()
             self._messages.close()
+            self._revocations.close()
             self._results.close()
 
 

@@ -8,7 +8,7 @@ Thread:      listener only, except wake().
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from qworker.process.wakeup import WakeupPipe
 from qworker.safe_repr import printable
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
+    NO_ROOM,
     Ack,
     Claim,
     DeadLetter,
@@ -104,6 +105,7 @@ EXPIRED = (
 TABLES = Tables("message", "owner", "")  # a writer locks the whole file
 OTHERS = """SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT)
 FROM owner WHERE id <> %s"""
+ANY_READY = f"SELECT 1 FROM message WHERE queue = ? AND state = {READY} LIMIT 1"
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
@@ -143,6 +145,11 @@ class SQLiteConsumer(LeaseConsumer):
         self._handle = Handle(database, "NORMAL", LOOK_SECONDS)
         self._wakeup = WakeupPipe()
         self._pipe: NotificationPipe | None = None
+        self._revoked: NotificationPipe | None = None
+        self._listed: frozenset[str] = frozenset()
+        """The queues of whose messages we are notified."""
+        self._notified = False
+        """Whether we were notified, and have not claimed since."""
         self._strict = False
         """Whether the file enforces the types of its columns."""
         super().__init__(clock, lease_seconds, uptime, lambda: database.owners)
@@ -152,9 +159,7 @@ class SQLiteConsumer(LeaseConsumer):
         self._wakeup.close()
 
     def _release_connections(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        self._close_pipes()
         self._handle.close()
         self._handle.pinned = None
 
@@ -162,6 +167,12 @@ class SQLiteConsumer(LeaseConsumer):
         """Close what deregister() leaves open."""
         self._wakeup.close()
         self._handle.close()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._pipe, self._revoked):
+            if pipe is not None:
+                pipe.close()
+        self._pipe = self._revoked = None
 
     # -- registration --
 
@@ -180,9 +191,11 @@ class SQLiteConsumer(LeaseConsumer):
             raise
 
     def _insert_by(self, connection: sqlite3.Connection, record: WorkerRecord) -> int:
-        if self._pipe is not None:
-            self._pipe.close()
-        self._pipe = NotificationPipe(self._database.pipes, "message")
+        self._close_pipes()
+        self._listed = frozenset(record.queues)
+        self._pipe = NotificationPipe(self._database.pipes, "message", self._listed)
+        self._revoked = NotificationPipe(self._database.pipes, "revoked")
+        Notifier(self._database.pipes, "revoked").tidy()
         self._wakeup.open()
         with transaction(connection):
             self._remove(connection)
@@ -251,6 +264,14 @@ class SQLiteConsumer(LeaseConsumer):
         now = self._clock.now()
         messages: list[Leased] = []
         next_due: float | None = None
+        asked = limit
+        if asked > 0 and self._pipe is not None:
+            self._notified |= (
+                self._pipe.become_idle()
+            )  # first: what is published from now on is not for others
+            if not self._listed.issuperset(queues):
+                self._listed |= set(queues)
+                self._pipe.name_queues(self._listed)
         with self._handle as connection, transaction(connection):
             for queue in queues:
                 due = _promote_due(connection, queue, now)
@@ -268,6 +289,9 @@ class SQLiteConsumer(LeaseConsumer):
                     next_due = due
             (last_revocation,) = connection.execute(LAST_REVOCATION).fetchone()
             claimed = len(messages)
+            left: set[str] = set()
+            if 0 < asked <= claimed or sum(len(each.body) for each in messages) >= MAX_LEASE_BYTES:
+                left = {queue for queue in queues if connection.execute(ANY_READY, (queue,)).fetchone()}
             if messages and not self._strict:
                 messages = without_damaged(connection, messages, now)
             if messages:
@@ -278,6 +302,11 @@ class SQLiteConsumer(LeaseConsumer):
                     self._renewed(began)
                 elif connection.execute(CHECK_OWNER, (self._generation,)).fetchone() is None:
                     raise self._lost()  # nobody would ever reclaim these messages
+        if asked > 0 and self._notified:
+            self._notified = False
+            left |= self._listed.difference(queues)  # it may have been for one of these
+        if left:
+            self._wake_another(left)
         if len(messages) < claimed:  # there may be more besides damaged ones
             messages += self._claim(queues, claimed - len(messages), 0, 0.0).messages
         return Claim(messages, next_due, last_revocation)
@@ -402,12 +431,27 @@ class SQLiteConsumer(LeaseConsumer):
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         self._require()
-        assert self._pipe is not None
-        if self._pipe.fileno() < 0:
-            return self._pipe.wait(timeout)
-        _, ready = self._wakeup.sleep(timeout, self._pipe.fileno())
-        words = self._pipe.clear() if self._pipe.fileno() in ready else b""
-        return bool(words)
+        pipe, revoked = self._pipe, self._revoked
+        assert pipe is not None
+        assert revoked is not None
+        if pipe.fileno() < 0:
+            return pipe.wait(timeout)
+        if prefetch == NO_ROOM:
+            if pipe.become_busy() or self._notified:
+                self._notified = False
+                self._wake_another(self._listed)
+            _, ready = self._wakeup.sleep(timeout, revoked.fileno())
+        elif pipe.become_idle():
+            self._notified = True
+            return True
+        else:
+            _, ready = self._wakeup.sleep(timeout, revoked.fileno(), pipe.fileno())
+            self._notified |= pipe.fileno() in ready and bool(pipe.clear())
+        return bool(revoked.fileno() in ready and revoked.clear()) or (prefetch != NO_ROOM and self._notified)
+
+    def _wake_another(self, queues: Collection[str]) -> None:
+        if self._pipe is not None:
+            self._messages.notify_one(queues, but=self._pipe.name)
 
     def wake(self) -> None:
         self._wakeup.wake()

@@ -25,7 +25,6 @@ from qworker.transports.sql.embedded import (
     NEXT_NUMBER,
     NEXT_TAG,
     READY,
-    REVOKED,
     Handle,
     Notifier,
     transaction,
@@ -44,15 +43,22 @@ T = TypeVar("T")
 
 
 class SQLiteSender(Sender, Revoking):
-    """handle: the connection that publishes. notifier: notifies waiting consumers. path: of the file.
-    revoke_expires: seconds for which a revocation is valid."""
+    """handle: the connection that publishes. messages, revocations: notify waiting consumers. path: of the
+    file. revoke_expires: seconds for which a revocation is valid."""
 
     def __init__(
-        self, handle: Handle, notifier: Notifier, path: Path, clock: Clock, revoke_expires: float
+        self,
+        handle: Handle,
+        messages: Notifier,
+        revocations: Notifier,
+        path: Path,
+        clock: Clock,
+        revoke_expires: float,
     ) -> None:
         self.path = path
         self._handle = handle
-        self._notifier = notifier
+        self._messages = messages
+        self._revocations = revocations
         self._clock = clock
         self._revoke_expires = revoke_expires
         self._commits = GroupCommit(handle, self._store, str(path))
@@ -70,8 +76,8 @@ class SQLiteSender(Sender, Revoking):
         insert(connection, envelopes, self._clock.now())
 
     def notify(self) -> None:
-        """Notify waiting consumers."""
-        self._notifier.notify()
+        """Notify all waiting consumers."""
+        self._messages.notify()
 
     def join(self, connection: Any) -> Sender:
         return JoinedSender(self, _driver_connection(connection, self.path), connection)
@@ -93,7 +99,10 @@ class SQLiteSender(Sender, Revoking):
         except Exception as error:  # noqa: BLE001 - it is returned to the caller
             return error
         crash_point("published")
-        self.notify()
+        if any(envelope.due is not None for envelope in envelopes):
+            self.notify()  # all have to know when it is due
+        else:
+            self._messages.notify_one({envelope.queue for envelope in envelopes})
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
@@ -101,7 +110,8 @@ class SQLiteSender(Sender, Revoking):
         number, until = int(now * 1_000_000), now + self._revoke_expires
         rows = [(number, task_id, terminate, signal, until) for task_id in ids]
         self._handle.write(lambda connection: connection.executemany(REVOKE, rows))
-        self._notifier.notify(REVOKED)
+        self._revocations.notify()
+        self._revocations.close()  # revocations are rare, and workers may be many
 
 
 def insert(connection: sqlite3.Connection, envelopes: Sequence[Envelope], now: float) -> None:
