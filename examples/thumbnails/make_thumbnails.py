@@ -27,8 +27,8 @@ def main() -> None:
                     if result.successful()
                     else f"{path.name}: {made}"
                 )
-            elif result.state == "SHRINKING":
-                print(f"{path.name}: row {result.info['done']} of {result.info['of']}")
+            elif isinstance(progress := result.info, dict) and "of" in progress:
+                print(f"{path.name}: row {progress['done']} of {progress['of']}")
         time.sleep(0.2)
 
     targets = [result.get()["target"] for result in results.values() if result.successful()]

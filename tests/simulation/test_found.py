@@ -1181,7 +1181,7 @@ def test_an_ignored_call_runs_after_the_task_that_has_sent_it_is_lost() -> None:
 def test_workers_register_again_when_the_stores_were_lost() -> None:
     """One got the number of another, which went on renewing the lease of both when it was killed: numbers are
     microseconds of the wall clock, and the clocks of the two differed by exactly the time between."""
-    faults = (Fault("lost", at=1.0), Fault("kill before", "worker0", "store_rows"))
+    faults = (Fault("lost", at=1.0), Fault("kill before", "worker", "store_rows"))
     order = Order(numbered(Chord([Call()], Call())), at=3.0)
     assert problems(run(Case(World("sqlite+other", skew=2.0), (order,), faults, seed=1))) == []
 

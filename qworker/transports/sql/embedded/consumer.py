@@ -446,8 +446,10 @@ class SQLiteConsumer(LeaseConsumer):
             return True
         else:
             _, ready = self._wakeup.sleep(timeout, revoked.fileno(), pipe.fileno())
-            self._notified |= pipe.fileno() in ready and bool(pipe.clear())
-        return bool(revoked.fileno() in ready and revoked.clear()) or (prefetch != NO_ROOM and self._notified)
+            if pipe.fileno() in ready and pipe.clear():
+                self._notified = True
+                return True
+        return bool(revoked.fileno() in ready and revoked.clear())
 
     def _wake_another(self, queues: Collection[str]) -> None:
         if self._pipe is not None:

@@ -185,7 +185,7 @@ class Notifier:
             for name in self._by_queue.get(ANY, ()):  # also, not instead: it may not consume the queue
                 if name != but and self._is_idle(name):
                     self._write(name)
-            for queue in queues:
+            for queue in sorted(queues):
                 if names := self._by_queue.get(digest := _digest(queue)):
                     turn = self._turns[digest] = (self._turns.get(digest, -1) + 1) % len(names)
                     self._wake_one([name for name in names[turn:] + names[:turn] if name != but])
@@ -238,7 +238,7 @@ class Notifier:
         names = {name for name in os.listdir(self._directory) if name.startswith(self._prefix)}
         for name in self._pipes.keys() - names:
             self._drop(name, unlink=False)
-        for name in names - self._pipes.keys():
+        for name in sorted(names - self._pipes.keys()):
             try:
                 self._pipes[name] = os.open(
                     self._directory / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -255,7 +255,7 @@ class Notifier:
         for name in [name for name, pipe in self._pipes.items() if pipe in dead]:
             self._drop(name)
         by_queue: dict[str, list[str]] = {}
-        for name in self._pipes:
+        for name in sorted(self._pipes):  # the simulator needs the same order in each run
             for digest in name.split(".")[3:]:
                 by_queue.setdefault(digest, []).append(name)
         self._by_queue = by_queue
