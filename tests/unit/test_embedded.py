@@ -6,6 +6,8 @@ import errno
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -503,6 +505,14 @@ def test_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
     assert [path.name for path in pipes.iterdir()] == [pipe._path.name]
     assert pipe.clear()
     pipe.close()
+
+
+def test_embedded_broker_can_be_imported_without_named_pipes() -> None:
+    """As on Windows."""
+    code = (
+        "import sys; sys.modules |= {'fcntl': None, 'termios': None}; import qworker.transports.sql.embedded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # -- notifying one --

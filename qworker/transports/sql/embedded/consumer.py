@@ -266,9 +266,8 @@ class SQLiteConsumer(LeaseConsumer):
         next_due: float | None = None
         asked = limit
         if asked > 0 and self._pipe is not None:
-            self._notified |= (
-                self._pipe.become_idle()
-            )  # first: what is published from now on is not for others
+            # First, because what is published from now on is not for others.
+            self._notified |= self._pipe.become_idle()
             if not self._listed.issuperset(queues):
                 self._listed |= set(queues)
                 self._pipe.name_queues(self._listed)

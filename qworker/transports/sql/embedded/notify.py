@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import binascii
 import errno
-import fcntl
 import os
 import select
 import sys
-import termios
 import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows, where there are no named pipes either
+    fcntl = termios = None  # type: ignore[assignment]
 
 MESSAGE = b"!"
 BUSY = b"."
