@@ -385,7 +385,8 @@ class Consumer(ABC):
 
         prefetch: how many messages may be taken as soon as they arrive, if that saves a round trip; lease()
         returns them. 0: none; messages that were already requested go back. NO_ROOM: none, and messages need
-        not be reported, so that a consumer that has room can be woken instead."""
+        not be reported, so that a consumer that has room can be woken instead; with *timeout* 0, until the
+        next call."""
 
     @property
     @abstractmethod

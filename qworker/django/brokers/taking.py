@@ -10,11 +10,13 @@ machine has died.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from qworker.clock import SYSTEM_CLOCK
 from qworker.django.conf import conf
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.naming import node_name
-from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Release
+from qworker.transports.lease import NO_ROOM, Ack, Broker, DeadLetter, Leased, Release
 
 UNSEEN = 0
 """The concurrency of a consumer that is not listed as a worker."""
@@ -35,9 +37,14 @@ class Taking:
         """Take up to ``bulk`` messages; wait up to ``poll`` seconds if there are none."""
         self._stand()
         found = self._consumer.lease((self._queue,), conf.bulk).messages
-        if not found:
-            self._consumer.wait(conf.poll)
+        end = SYSTEM_CLOCK.monotonic() + conf.poll
+        while not found and (rest := end - SYSTEM_CLOCK.monotonic()) > 0:
+            self._consumer.wait(rest)
             found = self._consumer.lease((self._queue,), conf.bulk).messages
+        if found:
+            with suppress(BrokerUnavailable, LeaseLost):  # which the next call will meet
+                # While the program works, new messages are left to others.
+                self._consumer.wait(0.0, NO_ROOM)
         until = SYSTEM_CLOCK.monotonic() + conf.retry
         self._until |= dict.fromkeys((each.tag for each in found), until)
         return found

@@ -153,8 +153,9 @@ class RedisConsumer(LeaseConsumer):
         self._generation = NOT_REGISTERED
 
     def _give_back(self) -> None:
-        self._waiter.call_off()
+        self._waiter.stop()
         self._remove()
+        self._waiter.pass_on(self._link, self._waiter.taken)
 
     def _renew(self) -> None:
         crash_point("renewing")
@@ -176,6 +177,7 @@ class RedisConsumer(LeaseConsumer):
             self._queues = tuple(queues)
             self._waiter.call_off()
         self._return_orphaned()
+        self._waiter.pass_on(self._link, self._waiter.taken.difference(queues))
         waiter, prefetched = self._waiter, [each for each in self._waiter.prefetches if each.answer]
         waiter.prefetches.clear()
         answers = [each.answer for each in prefetched if each.answer is not None]
@@ -295,14 +297,18 @@ class RedisConsumer(LeaseConsumer):
         claim = partial(self._packed_claim, min(prefetch, MOST_PREFETCHED)) if prefetch > 0 else None
         while True:
             self._publish_running()
+            if prefetch == NO_ROOM:
+                waiter.pass_on(self._link, waiter.taken)
             left = end - time.monotonic()
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
-            if left > 0:
+            if left > 0 or prefetch == NO_ROOM:
                 waiter.arm(self._link, queues, claim)
                 part = min(part, waiter.lists.poll(self._link) if waiter.blocks else POLL_SECONDS)
             if waiter.prefetches:  # the connection was lost
                 return True
             news = waiter.wait(part)
+            if prefetch == NO_ROOM:
+                waiter.pass_on(self._link, waiter.taken)
             if news is False and not waiter.blocks:
                 return True
             if news is not False or left <= 0:

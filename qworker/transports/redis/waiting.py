@@ -12,7 +12,8 @@ of the waiting workers, to the one that has waited longest. Each worker also has
 
 A claim waits behind BZPOPMIN on the same connection. The server carries it out as soon as the BZPOPMIN ends:
 so a message for an idle worker is taken without another round trip. It is also carried out when BZPOPMIN
-reaches its timeout, in case a marker was lost, with a publisher or with the worker that got it.
+reaches its timeout, in case a marker was lost, with a publisher or with the worker that got it. A worker that
+gets a marker without a claim behind it, and then does not claim from its queue, sets it again.
 
 Stock publishers set no markers. One of the workers of each queue watches the queue's lists for their
 messages, and sets the marker; LEASE decides which.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -188,6 +189,8 @@ class Waiter:
         self.blocks = True
         """Whether the server lets us call BZPOPMIN."""
         self.prefetches: list[PrefetchedClaim] = []
+        self.taken: set[str] = set()
+        """Queues whose markers we took, or may have taken, without a claim since."""
         self.drained = False
 
     def open(self, generation: int) -> None:
@@ -233,11 +236,17 @@ class Waiter:
         if any(each.numbers is not None for each in self._waiting):
             self._lost()
 
+    def stop(self) -> None:
+        """Cancel all that the server has."""
+        self._lost()
+
     def _lost(self) -> None:
         """Record that the connection is gone, with whatever the server had of us."""
         self._link.close()
         for each in self._waiting:
-            if each.numbers is not None:
+            if each.numbers is None:
+                self.taken.update(each.queues)  # the server may have given us a marker
+            else:
                 self.prefetches.append(PrefetchedClaim(each.queues, each.numbers, None))
         self._waiting.clear()
 
@@ -290,9 +299,13 @@ class Waiter:
             elif is_elsewhere(found):
                 self._lost()
             news = True
+        elif found is not None and found[0] == self._own.encode():
+            news = found[1] != CANCELLED
         else:
-            own = found is not None and found[0] == self._own.encode()
-            news = found[1] != CANCELLED if own else waiting.numbers is None and bool(waiting.queues)
+            if found is not None:
+                queue_of = {self._layout.marker(queue).encode(): queue for queue in waiting.queues}
+                self.taken.add(queue_of[found[0]])
+            news = waiting.numbers is None and bool(waiting.queues)
         if waiting.numbers is not None:
             return self._claimed(waiting.queues, waiting.numbers, claimed[0]) or news
         return news
@@ -312,6 +325,7 @@ class Waiter:
     def answered(self, queues: Sequence[str], answer: Answer, limit: int) -> bool:
         """Take note of the *answer* of a claim of at most *limit* messages of *queues*; return whether a
         delayed message is due earlier than any before."""
+        self.taken.difference_update(queues)
         if limit:
             self.drained = len(answer.fields) < limit
         if answer.watched:
@@ -325,6 +339,16 @@ class Waiter:
         """End a wait(). Safe in a signal handler."""
         self._waker.wake()
 
+    def pass_on(self, link: Link, queues: Collection[str]) -> None:
+        """Set those markers of *queues* again that we took, so that another worker looks there. link: for
+        commands."""
+        if again := self.taken.intersection(queues):
+            link.refresh()
+            marks = [pack(("ZADD", self._layout.marker(queue), 0, 0)) for queue in sorted(again)]
+            for reply in link.ask(b"".join(marks), len(marks)):
+                checked(link, reply)
+            self.taken -= again
+
     def drop(self) -> None:
         """Close the connections; open() makes others."""
         for link in (self._link, *self.lists.links()):
@@ -334,7 +358,7 @@ class Waiter:
     def _forget(self) -> None:
         self._waiting.clear()
         self.lists.forget()
-        self.prefetches = []
+        self.prefetches, self.taken = [], set()
         self._next_due, self.drained = None, False
 
     def close(self) -> None:

@@ -85,8 +85,12 @@ class SQLConsumer(LeaseConsumer):
         super()._start_over()
         self._recent = RecentSettlements()
         self._subscription = Subscription()
+        self._queues: Collection[str] = ()
+        """The queues of the last claim; before the first, the registered ones."""
         self._listed: frozenset[str] = frozenset()
-        """The queues in our row."""
+        """The queues in our row: of all claims so far."""
+        self._notified = False
+        """Whether we were notified of a message, and have not claimed since."""
         self._passed_on = False
         """Whether notifications came while there was no room."""
         self._reclaimer = Reclaimer(self._lease_seconds)
@@ -188,7 +192,7 @@ class SQLConsumer(LeaseConsumer):
         generation = self._handle.run(work)
         self._recent = RecentSettlements()
         self._subscription = Subscription()
-        self._listed = frozenset(record.queues)
+        self._queues, self._listed = record.queues, frozenset(record.queues)
         return generation
 
     def _renew(self) -> None:
@@ -246,10 +250,12 @@ class SQLConsumer(LeaseConsumer):
         if began < self._claim_at:
             self._subscription.look_at = self._claim_at
             return Claim([])
+        self._queues = queues
         if not self._listed.issuperset(queues):  # publishers notify by the queues in our row
-            row = "\n".join(queues), self._generation
+            listed = self._listed.union(queues)
+            row = "\n".join(sorted(listed)), self._generation
             self._run(lambda link: link.do("UPDATE qworker_owner SET queues = %s WHERE id = %s", row))
-            self._listed = frozenset(queues)
+            self._listed = listed
         asked = limit
         messages: list[Leased] = []
         dues: list[float | None] = []
@@ -273,9 +279,15 @@ class SQLConsumer(LeaseConsumer):
         if messages:
             self._wakeup.found()
             crash_point("claiming")
-        if self._subscription.claimed(began, full=asked > 0 and limit <= 0):
-            with suppress(BrokerUnavailable):  # there may be more than this consumer has room for
-                self._wake_another()
+        full = asked > 0 and limit <= 0
+        first = self._subscription.claimed(began, full)
+        left = set(queues) if full and (first or self._notified) else set()  # there may be more
+        if asked > 0 and self._notified:
+            left |= self._listed.difference(queues)  # the notification may have been for one of these
+            self._notified = False
+        if left:
+            with suppress(BrokerUnavailable):
+                self._wake_another(left)
         if self._subscription.has_enough:
             with suppress(BrokerUnavailable):
                 self._run(lambda link: self._subscription.pause(link, self._generation))
@@ -344,13 +356,17 @@ class SQLConsumer(LeaseConsumer):
         if prefetch != NO_ROOM and self._passed_on:
             self._passed_on = False
             return True
+        if prefetch == NO_ROOM and timeout <= 0:
+            self._run(lambda link: subscription.pause(link, self._generation))
         until = time.monotonic() + max(0.0, timeout)
         copy_at = time.monotonic() + COPY_SECONDS
         while True:
-            notified = self._run(lambda link: link.notified(self._listed))
-            if notified is Notified.ONE and prefetch == NO_ROOM:
-                self._passed_on, notified = True, Notified.NONE
-                self._wake_another()
+            notified = self._run(lambda link: link.notified(self._queues))
+            self._notified |= notified is Notified.ONE
+            if self._notified and prefetch == NO_ROOM:
+                self._notified, self._passed_on = False, True
+                notified = Notified.ALL if notified is Notified.ALL else Notified.NONE
+                self._wake_another(self._listed)
             now = time.monotonic()
             if notified or subscription.look_is_due(now):
                 return True
@@ -365,8 +381,8 @@ class SQLConsumer(LeaseConsumer):
             if self._wakeup.rest(file, min(until, subscription.look_at, copy_at) - now):
                 return False
 
-    def _wake_another(self) -> None:
-        self._run(lambda link: link.wake_another(self._generation, sorted(self._listed)))
+    def _wake_another(self, queues: Collection[str]) -> None:
+        self._run(lambda link: link.wake_another(self._generation, sorted(queues)))
 
     def wake(self) -> None:
         self._wakeup.wake()

@@ -6,9 +6,10 @@ Thread:      one at a time.
 
 A publisher notifies one waiting consumer by NOTIFY: one of those that have a subscription in
 ``qworker_owner.armed_until`` (``consumer.py``), from a random place on. A consumer without room passes it on,
-and one that does not take all wakes another. A commit with a notification waits for all other such commits,
-so none is sent if nobody waits. The worker's own commits need not reach the disk at once
-(``synchronous_commit = off``): the worker repeats those that a crash of the server undoes (``consumer.py``).
+also if it had room when it was notified, and one that does not take all wakes another. A commit with a
+notification waits for all other such commits, so none is sent if nobody waits. The worker's own commits need
+not reach the disk at once (``synchronous_commit = off``): the worker repeats those that a crash of the server
+undoes (``consumer.py``).
 
 Behind a pooler (``pooler.py``) there is no session: consumers poll, and settings are repeated in each
 transaction.
