@@ -88,9 +88,9 @@ class WorkerLease:
         self._holds(CurrentLease(self.generation, max(self._held.until, until)))
 
     def _holds(self, held: CurrentLease) -> None:
-        lapsed = self.current() is None
+        expired = self.current() is None
         self._held = held
-        if lapsed:
+        if expired:
             self._on_regained()
 
     def current(self) -> CurrentLease | None:

@@ -30,7 +30,7 @@ MEMORY_COLUMNS = (
 )  # fmt: skip
 ELSEWHERE = Cell("-")
 """For values that cannot be read from this machine, or are part of another column."""
-BLIND = (
+UNKNOWN_CLUSTERS = (
     "Clusters cannot be shown: the broker does not store their state, and the cache {cache!r} is not shared "
     "between processes."
 )
@@ -214,4 +214,4 @@ def _missing(clusters: Sequence[Stat]) -> list[list[Cell]]:
 
 def _blind() -> list[list[Cell]]:
     """Return a line that explains why no cluster can be seen; [] if they can be."""
-    return [] if can_see() else [[Cell(BLIND.format(cache=conf.cache), "yellow")]]
+    return [] if can_see() else [[Cell(UNKNOWN_CLUSTERS.format(cache=conf.cache), "yellow")]]

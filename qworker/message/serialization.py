@@ -92,9 +92,9 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
     """Return the EncodeError for `cause`, which names the first object in `parts` (name → value) that cannot
     be encoded."""
     for name, part in parts.items():
-        unfit = _first_unfit(part, name, 0)
-        if unfit is not None:
-            path, culprit, reason = unfit
+        found = _first_unserializable(part, name, 0)
+        if found is not None:
+            path, culprit, reason = found
             kind = type(culprit).__name__
             if reason is None:
                 reason = f"{kind} is not JSON"
@@ -123,7 +123,7 @@ def _advice(value: Any) -> str:
     return ""
 
 
-def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:
+def _first_unserializable(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, dict):
@@ -132,15 +132,15 @@ def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | Non
         for key, item in value.items():
             if not isinstance(key, str | int | float | bool | type(None)):
                 return f"a key of {path}", key, f"a {type(key).__name__} cannot be the key of an object"
-            unfit = _first_unfit(item, f"{path}[{key!r:.80}]", depth + 1)
-            if unfit is not None:
-                return unfit
+            found = _first_unserializable(item, f"{path}[{key!r:.80}]", depth + 1)
+            if found is not None:
+                return found
         return None
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            unfit = _first_unfit(item, f"{path}[{index}]", depth + 1)
-            if unfit is not None:
-                return unfit
+            found = _first_unserializable(item, f"{path}[{index}]", depth + 1)
+            if found is not None:
+                return found
         return None
     try:
         dumps(value)

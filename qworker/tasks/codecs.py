@@ -273,8 +273,8 @@ def _within(place: str, step: Callable[[Any], Any], value: Any) -> Any:
     """Return ``step(value)``; add *place* to the path of its errors."""
     try:
         return step(value)
-    except ConversionError as unfit:
-        unfit.path = place + unfit.path
+    except ConversionError as error:
+        error.path = place + error.path
         raise
 
 

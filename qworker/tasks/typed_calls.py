@@ -76,12 +76,12 @@ class TypedCalls:
             return value
         try:
             return self.result.dump(value)
-        except ConversionError as unfit:
+        except ConversionError as error:
             raise EncodeError(
-                f"the result{unfit.path} of {self.task} cannot be stored: {unfit.reason}",
-                f"result{unfit.path}",
+                f"the result{error.path} of {self.task} cannot be stored: {error.reason}",
+                f"result{error.path}",
                 type(value).__name__,
-            ) from unfit.__cause__
+            ) from error.__cause__
 
     def load_result(self, value: Any) -> Any:
         """Undo dump_result(). Raises InvalidValue."""
@@ -89,10 +89,10 @@ class TypedCalls:
             return value
         try:
             return self.result.load(value)
-        except ConversionError as unfit:
+        except ConversionError as error:
             raise InvalidValue(
-                f"the result{unfit.path} of {self.task} does not match its annotation: {unfit.reason}"
-            ) from unfit.__cause__
+                f"the result{error.path} of {self.task} does not match its annotation: {error.reason}"
+            ) from error.__cause__
 
     def around(self, function: Callable[..., Any], is_async: bool, as_is: bool = False) -> Callable[..., Any]:
         """Return a function that takes arguments from a message, calls *function*, and returns a value that
@@ -136,23 +136,23 @@ class TypedCalls:
     def _loaded(self, codec: Codec, name: str, value: Any) -> Any:
         try:
             return codec.load(value)
-        except ConversionError as unfit:
-            place = f"{self.task} does not take the argument {name}{unfit.path}"
-            if self.bare and isinstance(unfit.__cause__, ValueError):
-                unfit.__cause__.add_note(place)
-                raise unfit.__cause__ from None
-            raise InvalidValue(f"{place}: {unfit.reason}") from unfit.__cause__
+        except ConversionError as error:
+            place = f"{self.task} does not take the argument {name}{error.path}"
+            if self.bare and isinstance(error.__cause__, ValueError):
+                error.__cause__.add_note(place)
+                raise error.__cause__ from None
+            raise InvalidValue(f"{place}: {error.reason}") from error.__cause__
 
     def _dumped(self, codec: Codec, name: str, value: Any) -> Any:
         try:
             return codec.dump(value)
-        except ConversionError as unfit:
-            path = f"{name}{unfit.path}"
+        except ConversionError as error:
+            path = f"{name}{error.path}"
             raise EncodeError(
-                f"the argument {path} of {self.task} cannot be sent: {unfit.reason}",
+                f"the argument {path} of {self.task} cannot be sent: {error.reason}",
                 path,
                 type(value).__name__,
-            ) from unfit.__cause__
+            ) from error.__cause__
 
     def _dumped_from(self, place: int, value: Any) -> Any:
         """Dump *value* with the first parameter from *place* on whose type it has."""

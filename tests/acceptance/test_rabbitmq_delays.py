@@ -15,7 +15,7 @@ from amqp.exceptions import NotFound
 
 from qworker.errors import BrokerUnavailable
 from qworker.transports.amqp.broker import AMQPBroker
-from qworker.transports.amqp.delays import DUE_EXCHANGE, NOWHERE, binding, exchange, queue, way
+from qworker.transports.amqp.delays import DUE_EXCHANGE, NOWHERE, binding, exchange, queue, route_of
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, Queues
 from qworker.transports.lease import Ack
@@ -167,7 +167,7 @@ def test_long_delays_wait_in_the_highest_digit(open_: Open, link: Link, days: fl
     store = open_()
     now = time.time()
     due = now + days * 86400
-    found = way("q", due, now)
+    found = route_of("q", due, now)
     assert found is not None
     assert found.key[0] in ("e", "f")
     store.sender.push([envelope("a", due=due)])

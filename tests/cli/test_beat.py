@@ -56,7 +56,7 @@ TICKING = """
 BRIEF = {
     *("name", "task", "when", "state", "source", "changed", "next_due", "last_due", "last_run", "runs"),
     "error",
-    "troubles",
+    "problems",
 }
 
 
@@ -785,7 +785,7 @@ def test_problems_of_an_entry_are_shown(project, tasks, run, entry, severity, wo
     listed = run("beat", "list")
     assert f"  active{', ' * bool(words)}{words}  settings" in listed.stdout
     assert ("Details of problems: qworker beat show NAME" in listed.stderr) == bool(words)
-    found = json.loads(run("beat", "show", "each", "--json").stdout)["troubles"]
+    found = json.loads(run("beat", "show", "each", "--json").stdout)["problems"]
     assert [(each["severity"], each["words"], each["what"]) for each in found] == (
         [(severity, words, what)] if severity else []
     )

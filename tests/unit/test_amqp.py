@@ -37,7 +37,7 @@ from qworker.transports.amqp.delays import (
     milliseconds,
     pattern,
     places,
-    way,
+    route_of,
     word,
     word_of,
 )
@@ -195,7 +195,7 @@ def test_whole_delivery_ignores_frames_of_other_types_or_channels() -> None:
 
 @given(st.floats(1e9, 2e9), st.floats(-10, 40 * 86400))
 def test_delay_ends_just_before_the_message_is_due(now: float, ahead: float) -> None:
-    found = way("q", now + ahead, now)
+    found = route_of("q", now + ahead, now)
     left = min(ahead * 1000, LONGEST)
     if found is None:
         assert left <= MARGIN + UNIT + 1
@@ -220,7 +220,7 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 
 @given(st.text("abq.*#\N{SNOWMAN}\ud800", max_size=300), st.text("abq.*#", max_size=12), st.floats(0.3, 2e6))
 def test_delay_leads_only_to_its_target_queue(target: str, other: str, ahead: float) -> None:
-    found = way(target, 1e9 + ahead, 1e9)
+    found = route_of(target, 1e9 + ahead, 1e9)
     assert found is not None
     key = found.key.split(".")
     assert len(found.key.encode("utf-8", "surrogatepass")) <= 255

@@ -30,7 +30,7 @@ from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.codec import About
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
-from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLJoinDatabase, unfit
+from qworker.backends.sql.database import BEGIN, CANNOT_STORE, Database, SQLJoinDatabase, cannot_store
 from qworker.backends.sql.joins import SQLJoins
 from qworker.backends.sql.tables import EXTENDED, connect, make_join_layout, make_tables
 from qworker.clock import Clock, from_epoch, isoformat, parse_iso
@@ -355,7 +355,7 @@ class SQLBackend(Backend):
             for task_id, values in found.items():
                 self._store_one(task_id, values)
         except (ValueError, TypeError, LookupError, EOFError) as error:  # not made by row()
-            raise unfit(error) from error
+            raise cannot_store(error) from error
 
     def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
         """Store the columns of many tasks; return how many were stored, if the database counts them."""
@@ -379,7 +379,7 @@ class SQLBackend(Backend):
         try:
             return self._database.run(work)
         except sa_errors.IntegrityError as error:
-            raise unfit(error.orig) from error
+            raise cannot_store(error.orig) from error
 
     def _store_one(self, task_id: str, values: Mapping[str, Any]) -> bool:
         task, key = self._tables.task, key_of(task_id)
@@ -424,9 +424,8 @@ class SQLBackend(Backend):
         except (EncodeError, ValueError, TypeError) as error:
             if len(keys) == 1:
                 task_id = names[keys[0]]
-                return {
-                    task_id: self.codec.damaged(task_id, f"cannot be read: {str(error).removeprefix(UNFIT)}")
-                }
+                why = str(error).removeprefix(CANNOT_STORE)
+                return {task_id: self.codec.damaged(task_id, f"cannot be read: {why}")}
             return {task_id: each for key in keys for task_id, each in self._read([key], names).items()}
         read: dict[str, Found] = {}
         for row in rows:

@@ -31,7 +31,7 @@ from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSende
 
 T = TypeVar("T")
 
-UNFIT = "the database cannot store the result: "
+CANNOT_STORE = "the database cannot store the result: "
 TRIES = 3
 """Attempts of a statement when connections are lost, or other transactions conflict."""
 
@@ -79,13 +79,13 @@ class Database:
                 raise
             except sa_errors.DBAPIError as error:
                 if not error.connection_invalidated and refused(error.orig):
-                    raise unfit(error.orig) from error
+                    raise cannot_store(error.orig) from error
                 if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
                     spelling = POSTGRESQL if self.engine.dialect.name == "postgresql" else MYSQL
                     raise BackendError(f"{self._safe_url}: {explained(str(error.orig), spelling)}") from error
                 self._clock.sleep(0.02 * attempt)
             except (sa_errors.StatementError, UnicodeError, OverflowError) as error:
-                raise unfit(error) from error  # the error occurred in this process
+                raise cannot_store(error) from error  # the error occurred in this process
             except sa_errors.SQLAlchemyError as error:
                 raise BackendError(f"{self._safe_url}: {error}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -149,9 +149,9 @@ class Database:
         self.engine.dispose(close=self._pid == os.getpid())
 
 
-def unfit(error: BaseException | None) -> EncodeError:
+def cannot_store(error: BaseException | None) -> EncodeError:
     """Return the error for a value that the database refused with *error*, and always will."""
-    return EncodeError(f"{UNFIT}{error}")
+    return EncodeError(f"{CANNOT_STORE}{error}")
 
 
 # -- the Place of ``joins.py`` --

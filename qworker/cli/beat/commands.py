@@ -216,7 +216,7 @@ def list_(app: str | None, as_json: bool) -> None:
     With --json: `leader` (null: none), `shared` (whether other processes see the store), `store` (its URL)
     and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed or
     over), `source` (settings, code, task or hand), `changed` (fields changed by hand), `next_due`,
-    `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and `troubles` (problems
+    `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and `problems` (problems
     of its next call, each with `severity`, `words`, `what` and `advice`).
     """
     application = open_app(app).app
@@ -467,5 +467,5 @@ def _print_changed(app: QWorker, name: str, done: str, as_json: bool) -> None:
     if entry.task not in app.tasks:
         click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return
-    for trouble in shown["troubles"]:
-        click.echo(f"Warning: it {trouble['what']}", err=True)
+    for problem in shown["problems"]:
+        click.echo(f"Warning: it {problem['what']}", err=True)

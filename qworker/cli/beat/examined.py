@@ -1,6 +1,6 @@
 """Problems of schedules: entries, their store, and the scheduler.
 
-Comes from:  `qworker config check` (problems), `qworker doctor` (facts), `qworker beat` (troubles).
+Comes from:  `qworker config check` (problems), `qworker doctor` (facts), `qworker beat` (problems).
 Goes to:     the settings and tasks of the app; facts() also queries the schedule store.
 Thread:      main. Nothing is changed.
 """
@@ -111,18 +111,18 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
                 )
         except InvalidSchedule as error:
             yield Fact("error", str(error), "it is not called until this is corrected")
-        found = list(troubles(app, each.entry))
-        for trouble in found:
-            yield Fact(trouble.severity, f"the entry {each.name!r:.200} {trouble.what}", trouble.advice)
+        found = list(problems_of(app, each.entry))
+        for problem in found:
+            yield Fact(problem.severity, f"the entry {each.name!r:.200} {problem.what}", problem.advice)
         if (
             each.state is not None
             and each.state.error is not None
-            and CANNOT_BE_CALLED not in {trouble.words for trouble in found}
+            and CANNOT_BE_CALLED not in {problem.words for problem in found}
         ):
             yield Fact("error", f"the entry {each.name!r:.200} could not be called: {each.state.error}")
 
 
-class Trouble(NamedTuple):
+class EntryProblem(NamedTuple):
     """A problem of an entry's call. words: short. what: continues "the entry 'x'"."""
 
     severity: str
@@ -131,25 +131,25 @@ class Trouble(NamedTuple):
     advice: str = ""
 
 
-def troubles(app: QWorker, entry: Entry) -> Iterator[Trouble]:
+def problems_of(app: QWorker, entry: Entry) -> Iterator[EntryProblem]:
     """Return problems that *entry* will have when it is due, as far as settings and code show. Connects to
     nothing."""
     task = app.tasks.get(entry.task)
     if task is None:
-        yield Trouble(
+        yield EntryProblem(
             "warning",
             "unknown task",
             f"calls {entry.task!r:.200}, which is not a task of this app",
             "correct its name, or import its module; if only workers have it, ignore this",
         )
     if why := hindrance(app, entry):
-        yield Trouble("error", "overlap ignored", f"is called as with overlap='allow', because {why}")
+        yield EntryProblem("error", "overlap ignored", f"is called as with overlap='allow', because {why}")
     try:
         check_options(app, entry.task, entry.options)
         if task is not None and task.typing and task.check_arguments is not None:
             task.check_arguments(*entry.args, **entry.kwargs)
     except (PublishError, TypeError) as error:
-        yield Trouble("error", CANNOT_BE_CALLED, f"cannot be called: {error}")
+        yield EntryProblem("error", CANNOT_BE_CALLED, f"cannot be called: {error}")
 
 
 def _differences(lease: Lease, ours: str) -> Iterator[Fact]:

@@ -21,7 +21,7 @@ from qworker.beat.schedule import Schedule
 from qworker.beat.serialization import as_data
 from qworker.beat.store import EntryState, Slot
 from qworker.beat.stores import store_url
-from qworker.cli.beat.examined import troubles
+from qworker.cli.beat.examined import problems_of
 from qworker.cli.beat.options import zone_of_app
 from qworker.cli.output import print_table, visible
 from qworker.conf import mask_urls
@@ -83,9 +83,9 @@ def brief(app: QWorker, found: Listed) -> dict[str, Any]:
         "last_run": _iso(app, state.last_run),
         "runs": state.runs,
         "error": found.error or state.error,
-        "troubles": [
+        "problems": [
             {"severity": each.severity, "words": each.words, "what": each.what, "advice": each.advice}
-            for each in (() if entry is None else troubles(app, entry))
+            for each in (() if entry is None else problems_of(app, entry))
         ],
     }
 
@@ -165,7 +165,7 @@ def print_entries(app: QWorker, entries: Sequence[Listed]) -> None:
         if each["error"] is not None:
             whose = "" if repr(each["name"]) in each["error"] else f"{each['name']}: "
             click.echo(visible(f"{whose}{each['error']}"), err=True)
-    if any(each["troubles"] for each in shown):
+    if any(each["problems"] for each in shown):
         click.echo("Details of problems: qworker beat show NAME", err=True)
 
 
@@ -186,17 +186,17 @@ def print_entry(app: QWorker, found: Listed) -> None:
     shown = whole(app, found)
     fields, dues, runs = shown.pop("fields"), shown.pop("next"), shown.pop("last")
     shown["state"] = _state_words(shown)
-    found_wrong = shown.pop("troubles")
+    found_wrong = shown.pop("problems")
     shown.pop("changed")
     for name in ("next_due", "last_due", "last_run"):
         shown[name] = shown_time(app, shown[name])
     for name, value in shown.items():
         if value not in (None, ""):
             click.echo(f"{name.replace('_', ' ')}: {visible(str(value))}")
-    for trouble in found_wrong:
-        click.echo(f"{trouble['severity']}: it {visible(trouble['what'])}")
-        if trouble["advice"]:
-            click.echo(f"    {visible(trouble['advice'])}")
+    for problem in found_wrong:
+        click.echo(f"{problem['severity']}: it {visible(problem['what'])}")
+        if problem["advice"]:
+            click.echo(f"    {visible(problem['advice'])}")
     if fields:
         click.echo("fields:")
     for name, value in fields.items():
@@ -220,7 +220,7 @@ def print_entry(app: QWorker, found: Listed) -> None:
 def _state_words(shown: dict[str, Any]) -> str:
     changed = bool(shown["changed"]) and shown["source"] != HAND and shown["state"] != REMOVED
     words = [shown["state"], *(["changed by hand"] if changed else [])]
-    return ", ".join([*words, *(trouble["words"] for trouble in shown["troubles"])])
+    return ", ".join([*words, *(problem["words"] for problem in shown["problems"])])
 
 
 def shown_time(app: QWorker, text: str | None) -> str:

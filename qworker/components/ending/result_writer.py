@@ -45,7 +45,7 @@ MAX_BATCH_BYTES = 4 * 1024**2
 """Maximum bytes stored at a time; the row that exceeds it is the last."""
 TRIES = 20
 """Maximum number of unexpected errors of a store before results are given up; about 15 seconds."""
-UNFIT = (EncodeError, UnicodeError)
+UNSTORABLE = (EncodeError, UnicodeError)
 """Errors of a store for a row that it can never store."""
 UNIT_BYTES = 65536
 """A waiting result counts as one held message, and one more for each of these."""
@@ -214,13 +214,13 @@ class ResultWriter(ThreadComponent):
         unstored: dict[ResultRow, str] = {}
         try:
             backend.store_rows(rows)
-        except UNFIT:  # one of them is invalid, and must not block the others
+        except UNSTORABLE:  # one of them is invalid, and must not block the others
             for row in rows:
                 try:
                     backend.store_rows([row])
-                except UNFIT as error:
+                except UNSTORABLE as error:
                     refused.add(row)
-                    if not store_why_not(backend, row, error, UNFIT):
+                    if not store_why_not(backend, row, error, UNSTORABLE):
                         unstored[row] = f"the result store refuses it: {_shown(error)}"
         parts: list[Part] = []
         for order in batch:

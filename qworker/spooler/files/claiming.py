@@ -44,7 +44,7 @@ class Reason(Enum):
     NOT_DUE = "not due"
     INCOMPLETE = "no packet, or an incomplete one"
     NO_FILE = "no plain file"
-    STRANGER = "the owner may not run code here"
+    UNTRUSTED_OWNER = "the owner may not run code here"
     UNREADABLE = "may not be read and written"
     DECLINED = "not for this process"
     ERROR = "the system failed"
@@ -303,7 +303,7 @@ class ClaimedPlace:
             return Refusal(Reason.NO_FILE, math.inf, stamp_of(status))
         if status.st_uid not in self._owners:
             logger.warning("%s is left alone: user %d may not run code here", path, status.st_uid)
-            return Refusal(Reason.STRANGER, math.inf, stamp_of(status))
+            return Refusal(Reason.UNTRUSTED_OWNER, math.inf, stamp_of(status))
         if status.st_mtime > self.clock.now():
             return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
         try:

@@ -42,21 +42,21 @@ MOST_BYTES = 255 - 2 * PLACES
 """The part of a routing key left by the digits."""
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """exchange: where the message is published. key: its routing key."""
 
     exchange: str
     key: str
 
 
-def way(target: str, due: float, now: float) -> Way | None:
+def route_of(target: str, due: float, now: float) -> Route | None:
     """Return the route of a message due in the queue *target* (its name in the server) at epoch second *due*,
     when it is *now*; None when it need not wait."""
     units = _units(due, now)
     if units <= 0:
         return None
     digits = f"{units:0{PLACES}x}"
-    return Way(exchange(places(due, now) - 1), f"{'.'.join(digits)}.{word(target)}")
+    return Route(exchange(places(due, now) - 1), f"{'.'.join(digits)}.{word(target)}")
 
 
 def places(due: float, now: float) -> int:

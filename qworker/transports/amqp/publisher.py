@@ -36,7 +36,7 @@ from qworker.transports.amqp.delays import (
     pattern,
     places,
     queue,
-    way,
+    route_of,
     word,
     word_of,
 )
@@ -358,7 +358,7 @@ class Publisher:
                 if method is None:
                     method = self._methods[message.queue] = publish_method("", message.queue, True)
             else:
-                first, key = way(message.queue, due, self._server.clock.now()) or ("", message.queue)
+                first, key = route_of(message.queue, due, self._server.clock.now()) or ("", message.queue)
                 method = publish_method(first, key, True)
                 delayed += 1
             if not isinstance(header, bytes):

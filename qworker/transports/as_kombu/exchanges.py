@@ -208,14 +208,14 @@ class Exchanges:
     def tidy(self, purge: Callable[[str], object]) -> list[str]:
         """Call *purge* for expired queues, and delete them; return which these were."""
         now, found = self._clock(), self._registry.entries()
-        lapsed = {entry for entry, expires in found.items() if expires is not None and expires <= now}
-        wanted = {_queue_of(entry) for entry in found.keys() - lapsed if _parsed(entry)[0] != "gone"}
+        expired = {entry for entry, expires in found.items() if expires is not None and expires <= now}
+        wanted = {_queue_of(entry) for entry in found.keys() - expired if _parsed(entry)[0] != "gone"}
         with self._lock:
             wanted |= self._ours.keys()
-        queues = sorted({_queue_of(entry) for entry in lapsed} - wanted - {""})
+        queues = sorted({_queue_of(entry) for entry in expired} - wanted - {""})
         for queue in queues:
             purge(queue)
-        self._registry.drop(lapsed)
+        self._registry.drop(expired)
         return queues
 
     def _put(self, entries: Sequence[str], temporary: bool) -> None:

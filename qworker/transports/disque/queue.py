@@ -34,7 +34,7 @@ from qworker.transports.held.port import (
     Received,
     ServerQueue,
     by_lease,
-    lapsed,
+    expired_leases,
 )
 from qworker.transports.portions import portions
 
@@ -137,9 +137,9 @@ class DisqueQueue(ServerQueue):
                 break
             left = elsewhere
             self._cluster.leave(node)
-        unfit = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
+        is_refused = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
         text = f"Disque refused {len(failed)} of {len(jobs)} jobs for {self.name}: {refusal}"
-        if unfit:
+        if is_refused:
             raise PublishError(text)
         raise NotAll([place for place, _ in failed], BrokerUnavailable(text))
 
@@ -154,7 +154,7 @@ class DisqueQueue(ServerQueue):
         late = [one for one in messages if one.receipt.until < now]
         ours = [one for one in messages if one not in late]
         gone = working(self._cluster, ours)
-        return [*late, *gone, *lapsed(one for one in ours if one not in gone)]
+        return [*late, *gone, *expired_leases(one for one in ours if one not in gone)]
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         now = time.monotonic()
@@ -184,7 +184,7 @@ class DisqueQueue(ServerQueue):
         for node, ones in _by_node(ours).items():
             (known,), _ = self._cluster.ask([(command, *(one.receipt.job for one in ones))], node=node)
             accepted(known, node)
-        return gone + lapsed(ours)
+        return gone + expired_leases(ours)
 
     # -- administration --
 

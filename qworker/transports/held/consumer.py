@@ -40,7 +40,7 @@ from qworker.transports.held.port import (
     ServerQueue,
     by_queue,
     close,
-    lapsed,
+    expired_leases,
 )
 from qworker.transports.held.sender import HeldSender
 from qworker.transports.lease import (
@@ -343,7 +343,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
                 tag = settlement.tag
                 if generation == self._generation and tag in self._holdings.leased and tag not in ends:
                     held = self._holdings.leased[tag]
-                    if not isinstance(settlement, Ack) and not held.sent and lapsed([held.message]):
+                    if not isinstance(settlement, Ack) and not held.sent and expired_leases([held.message]):
                         # Others may run it: a copy or a dead letter of it must not be sent.
                         self._holdings.end(held)
                         lost.add(tag)
@@ -465,7 +465,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
         ends: list[End] = []
         for held in changed:
             try:
-                if not held.sent and not lapsed([held.message]):
+                if not held.sent and not expired_leases([held.message]):
                     self._sender.send([_back_in_its_queue(held)])
                     held = held._replace(sent=True)
             except PublishError:  # with its count it is larger than the server accepts

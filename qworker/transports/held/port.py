@@ -233,7 +233,7 @@ def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Receive
     return ours, gone
 
 
-def lapsed(messages: Iterable[Received]) -> list[Received]:
+def expired_leases(messages: Iterable[Received]) -> list[Received]:
     """Return those that others may have by now. For an extension or deletion that was sent in time, and
     answered after the lease had ended: a server that does not check whose message it is has carried it out,
     perhaps after it gave the message to another consumer."""

@@ -48,7 +48,7 @@ LONGEST_DELAY = 604_800
 """Maximum seconds for which IronMQ delays a message, and the default lifetime of any message."""
 GONE = frozenset({403, 404})
 """Status codes for a message that has since been delivered to another consumer, or deleted."""
-UNFIT = frozenset({400, 406, 413, 422})
+REFUSED = frozenset({400, 406, 413, 422})
 """Status codes for messages that it will never accept."""
 
 
@@ -84,7 +84,7 @@ class IronQueue(ServerQueue):
         try:
             answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})
         except IronError as error:
-            if error.status in UNFIT:
+            if error.status in REFUSED:
                 raise PublishError(f"IronMQ refuses it: {error}") from error
             raise
         ids = answer.get("ids")

@@ -20,7 +20,15 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import reraise_interrupt
-from qworker.transports.held.port import Count, NewMessage, NotAll, Received, ServerQueue, by_lease, lapsed
+from qworker.transports.held.port import (
+    Count,
+    NewMessage,
+    NotAll,
+    Received,
+    ServerQueue,
+    by_lease,
+    expired_leases,
+)
 from qworker.transports.nats.client import Client, Post, Refused, read_answer
 from qworker.transports.nats.inbox import Inbox, PulledMessage
 
@@ -110,7 +118,7 @@ class NatsQueue(ServerQueue):
     def extend(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = by_lease(messages)
         self._acknowledge(ours, RENEW)
-        return gone + lapsed(ours)
+        return gone + expired_leases(ours)
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
@@ -125,7 +133,7 @@ class NatsQueue(ServerQueue):
         ours, gone = by_lease(messages)
         self._acknowledge(ours, ACK)
         self._forget(messages)
-        return gone + lapsed(ours)
+        return gone + expired_leases(ours)
 
     def _forget(self, messages: Sequence[Received]) -> None:
         for one in messages:

@@ -370,11 +370,11 @@ def operations(
                 arguments += _parts(settlement.parts, keys)
         elif isinstance(settlement, DeadLetter):
             place = "failed" if settlement.failed else "dead"
-            burial = (field, place, tag, settlement.reason, int(settlement.counted))
+            letter = (field, place, tag, settlement.reason, int(settlement.counted))
             if settlement.row is None:
-                arguments += ("dead letter", *burial)
+                arguments += ("dead letter", *letter)
             else:
-                arguments += ("dead letter and store", *burial, *row_arguments(settlement.row, now, prefix))
+                arguments += ("dead letter and store", *letter, *row_arguments(settlement.row, now, prefix))
             if settlement.parts:
                 arguments += _parts(settlement.parts, keys)
         else:

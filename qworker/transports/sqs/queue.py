@@ -17,7 +17,15 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
 from qworker.transports.held.messages import Outgoing
-from qworker.transports.held.port import Count, NewMessage, NotAll, Received, ServerQueue, by_lease, lapsed
+from qworker.transports.held.port import (
+    Count,
+    NewMessage,
+    NotAll,
+    Received,
+    ServerQueue,
+    by_lease,
+    expired_leases,
+)
 
 FIFO = ".fifo"
 """Suffix of queues that keep an order; they cannot delay single messages."""
@@ -25,7 +33,7 @@ LONGEST_DELAY = 900
 """Maximum seconds for which SQS delays a message."""
 GONE = frozenset({"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"})
 """SQS's errors for a message that has since been delivered to another consumer, or deleted."""
-UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
+REFUSED = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
 """Its errors for messages that it will never accept."""
 
 
@@ -65,12 +73,12 @@ class SqsQueue(ServerQueue):
         try:
             answer = self.client.send_message_batch(QueueUrl=self.url, Entries=numbered)
         except (ClientError, ParamValidationError) as error:
-            if isinstance(error, ParamValidationError) or code_of(error) in UNFIT:
+            if isinstance(error, ParamValidationError) or code_of(error) in REFUSED:
                 raise PublishError(f"{self.name}: {error}") from error
             raise
         failed = failures_in(answer, "send_message_batch", numbered)
         for failure in failed:
-            if str(failure["Code"]).rpartition(".")[2] in UNFIT:
+            if str(failure["Code"]).rpartition(".")[2] in REFUSED:
                 raise PublishError(_described("send_message_batch", failure))
         if failed:
             raise NotAll(_places(failed), OSError(_described("send_message_batch", failed[0])))
@@ -106,7 +114,7 @@ class SqsQueue(ServerQueue):
         gone = self._do("change_message_visibility_batch", messages, VisibilityTimeout=self.visibility)
         for one in messages:
             one.lease_seconds = self.visibility
-        return gone + lapsed(one for one in messages if one not in gone)
+        return gone + expired_leases(one for one in messages if one not in gone)
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         """Leaves out the same messages as finish()."""
@@ -117,7 +125,7 @@ class SqsQueue(ServerQueue):
         receipt."""
         _, gone = by_lease(messages)
         gone += self._do("delete_message_batch", messages, gone)
-        return gone + lapsed(one for one in messages if one not in gone)
+        return gone + expired_leases(one for one in messages if one not in gone)
 
     def _do(
         self, operation: str, messages: Sequence[Received], without: Sequence[Received] = (), **more: Any

@@ -33,7 +33,7 @@ file."""
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _STRICT = sqlite3.sqlite_version_info >= (3, 37)
 _STRICTLY = re.compile(r" STRICT(,(?= WITHOUT)|$)")
-_UNFIT = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE)
+_REFUSED = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _TEXT = partial(str, encoding="utf-8", errors="surrogateescape")
 """SQLite takes any bytes as text. One bad row must not keep others from being read; it is refused later."""
@@ -196,7 +196,7 @@ def busy(error: BaseException) -> bool:
 def broken(error: BaseException) -> bool:
     """Whether a connection with this *error* should be reopened."""
     return isinstance(error, sqlite3.Error) and _code(error) not in (
-        *_BUSY, *_UNFIT, 0, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR,
+        *_BUSY, *_REFUSED, 0, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR,
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
         )
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return _disk_full(path)
-    if code in _UNFIT or "binding parameter" in str(error):
+    if code in _REFUSED or "binding parameter" in str(error):
         return PublishError(f"{path} cannot store this: {error}")
     if code in _BUSY:
         return BrokerUnavailable(
