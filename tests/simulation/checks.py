@@ -638,7 +638,7 @@ def _explaining(seen: Seen) -> list[Met]:
     (fault,) = (met.fault for met in mets)
     answer = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
     short = fault.kind == "cut" and fault.seconds < 1.0 and not any(run.failed for run in seen.record.every)
-    return [] if answer or short else seen.met
+    return [met for met in seen.met if met not in mets] if answer or short else seen.met
 
 
 def _by_count(seen: Seen, asked: Asked, runs: Mapping[int, int]) -> Iterator[str]:

@@ -1074,6 +1074,17 @@ def test_a_dead_letter_that_is_sent_again_calls_another_that_is_rejected() -> No
     assert any("dead letters: " in text for text in problems(seen))
 
 
+def test_a_dead_letter_is_sent_again_beside_a_lost_answer() -> None:
+    """The checks forgot the operator, since a single lost answer explains no repeat."""
+    faults = (Fault("after", "worker0", "reclaim"), Fault("retry dead", at=3.0))
+    seen = run(case_of(Call(does="unacked"), faults=faults))
+    assert problems(seen) == []
+    (kept,) = seen.asked
+    assert seen.record.ran(kept.name) == {0: 2}
+    seen.met[:] = [met for met in seen.met if met.fault.kind != "retry dead"]
+    assert any("explain only 1 of them" in text for text in problems(seen))
+
+
 def test_a_join_is_finished_again_after_its_results_were_forgotten() -> None:
     """Its worker died after it had sent the body. The next one found no result of the header and wrote a
     failure of the body, which had also been forgotten: the checks missed the body's parent in it."""
