@@ -56,7 +56,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import LEASE_SECONDS, START, Actor, Killed, Stuck, Time, determined
-from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, is_line, needs_joins, parts_of
+from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, Mapping, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = {
@@ -307,7 +307,7 @@ def _calls_joins(flow: Any, segment: int) -> bool:
     """Return whether a task in *flow* makes a call that needs a join: also a chain of several segments."""
     calls = [call for part in parts_of(flow) if (call := getattr(part, "calls", None)) is not None]
     return any(
-        not is_line(call) or sum(isinstance(part, Call) for part in parts_of(call)) > segment
+        not is_line(call) or sum(isinstance(part, Call | Mapping) for part in parts_of(call)) > segment
         for call in calls
     )
 

@@ -1096,10 +1096,11 @@ def test_a_join_is_finished_again_after_its_results_were_forgotten() -> None:
 
 def test_a_chain_of_several_segments_is_called_by_a_task_that_is_killed() -> None:
     """Its join is left, and the task's next run opens another: the checks expected that only of chords and
-    groups."""
-    flow = Call(retries=1, calls=Chain([Call(), Call()]))
-    killed = Fault("kill after", "worker0", "join.open")
-    assert problems(run(case_of(flow, world=World(segment=1), faults=(killed,), seed=2))) == []
+    groups, and then not of chains with a map."""
+    for called in (Chain([Call(), Call()]), Pipe([Call(), Mapping(items=1)])):
+        flow = Call(retries=1, calls=called)
+        killed = Fault("kill after", "worker0", "join.open")
+        assert problems(run(case_of(flow, world=World(segment=1), faults=(killed,), seed=2))) == []
 
 
 def test_an_entry_is_paused_and_changed_before_its_call_is_sent() -> None:
