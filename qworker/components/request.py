@@ -118,14 +118,6 @@ class Request:
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return a header, for receivers of signals: Celery's requests have root_id, stamps, …"""
-            if name != "headers" and name in self.headers:
-                return self.headers[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def mark_acked(self) -> None:
         """Record that the broker no longer has the message, so no other worker can run it."""
         self.acked = True
@@ -156,6 +148,30 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.name}[{self.id}]>"
+
+
+class SignalRequest:
+    """A request as receivers of signals get it: with its headers as attributes, too, like Celery's requests,
+    which have ``root_id``, ``stamps``, … A ``__getattr__`` in Request itself would make each access to its
+    attributes five times as slow, about 0.03 µs."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_request":  # in a copy, before it is set
+            raise AttributeError(name)
+        try:
+            return getattr(self._request, name)
+        except AttributeError:
+            if name in self._request.headers:
+                return self._request.headers[name]
+            raise
+
+    def __repr__(self) -> str:
+        return repr(self._request)
 
 
 class UnreadableMessage:

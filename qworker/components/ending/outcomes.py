@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
 from qworker.canvas.membership import is_ignored, parts_of
-from qworker.components.request import MOST_DEATHS, Failing, Request, UnreadableMessage
+from qworker.components.request import MOST_DEATHS, Failing, Request, SignalRequest, UnreadableMessage
 from qworker.errors import (
     EncodeError,
     InvalidTaskMessage,
@@ -166,7 +166,7 @@ def signal_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWor
     if signals.task_revoked.receivers:
         signals.task_revoked.send(
             request.task,
-            request=request,
+            request=SignalRequest(request),
             terminated=outcome.kind == kinds.TERMINATED,
             signum=None,
             expired=outcome.kind == kinds.EXPIRED,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from qworker import signals, states
 from qworker.components import request as requests
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.request import Failing, Request, UnreadableMessage
+from qworker.components.request import Failing, Request, SignalRequest, UnreadableMessage
 from qworker.errors import MessageError, NotRegistered
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.reading import may_embed
@@ -93,7 +93,7 @@ class Intake:
             request.acks_late = True  # an early ack would lose it
         self._state.enter(request)
         if signals.task_received.receivers:
-            signals.task_received.send(request.task, request=request)
+            signals.task_received.send(request.task, request=SignalRequest(request))
         if request.is_suspect:
             logger.warning(
                 "Task %s[%s] was involved in %d %s, so it runs separately from other tasks",
