@@ -553,7 +553,10 @@ class Run:
 
 def _kept(value: Any) -> Any:
     """Return the stored form of *value*: for a result handle, the tuple that result_from_tuple() reads."""
-    return value.as_tuple() if hasattr(type(value), "_members_described") else value
+    kind = type(value)
+    if kind.__module__ == "builtins":  # for these, hasattr() is slow
+        return value
+    return value.as_tuple() if hasattr(kind, "_members_described") else value
 
 
 def _format(error: BaseException) -> str:
