@@ -83,6 +83,7 @@ class Request:
         "seconds",
         "soft_time_limit",
         "starts_before",
+        "tag",
         "task",
         "time_limit",
     )  # fmt: skip
@@ -91,6 +92,7 @@ class Request:
         self, leased: Leased, generation: int, headers: dict[str, Any], task: Task[..., Any]
     ) -> None:
         self.leased = leased
+        self.tag = leased.tag
         self.generation = generation
         self.headers = headers
         self.task = task
@@ -122,10 +124,6 @@ class Request:
         """Record that the broker no longer has the message, so no other worker can run it."""
         self.acked = True
         self.starts_before = math.inf
-
-    @property
-    def tag(self) -> int:
-        return self.leased.tag
 
     def describe(self) -> dict[str, Any]:
         """Return the request as shown by ``inspect active``."""

@@ -325,8 +325,8 @@ def push(context: Context, task: _Task | None = None) -> Token[Context | None]:
     if task is not None:
         context._task = task
     # A context may have been copied with the event loop's callbacks, which outlive the run.
-    outer = calling_context()
-    while outer is not None and (outer is context or outer._has_ended):
+    outer = _current.get()
+    while outer is not None and (outer.called_directly or outer is context or outer._has_ended):
         outer = outer._outer
     context._outer, context._has_ended = outer, False
     return _current.set(context)

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from qworker.components.pool.frames import (
@@ -105,19 +105,16 @@ class ChildChannel:
 
     # -- pool thread --
 
-    def received(self) -> Iterator[Any]:
-        """Yield the received frames, and None if the child has closed the socket. Raises one of NO_FRAMES for
-        invalid data, after the valid frames."""
+    def received(self) -> Iterable[Any]:
+        """Return the received frames, and None if the child has closed the socket. Iteration raises one of
+        NO_FRAMES for invalid data, after the valid frames."""
         try:
             data = self.socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
-            return
+            return ()
         except OSError:
             data = b""
-        if data:
-            yield from self._buffer.feed(data)
-        else:
-            yield None
+        return self._buffer.feed(data) if data else (None,)
 
     def hang_up(self) -> None:
         """Make the child end after its current jobs. Safe to call twice."""
