@@ -148,28 +148,19 @@ class Request:
         return f"<Request {self.name}[{self.id}]>"
 
 
-class SignalRequest:
-    """A request as receivers of signals get it: with its headers as attributes, too, like Celery's requests,
-    which have ``root_id``, ``stamps``, … A ``__getattr__`` in Request itself would make each access to its
-    attributes five times as slow, about 0.03 µs."""
+class SignalRequest(Request):
+    """The class of requests that receivers of signals have got: with their headers as attributes, too, like
+    Celery's requests, which have ``root_id``, ``stamps``, … A ``__getattr__`` in Request itself would make
+    each access to its attributes five times as slow, by about 0.03 µs."""
 
-    __slots__ = ("_request",)
+    __slots__ = ()
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    if not TYPE_CHECKING:
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_request":  # in a copy, before it is set
-            raise AttributeError(name)
-        try:
-            return getattr(self._request, name)
-        except AttributeError:
-            if name in self._request.headers:
-                return self._request.headers[name]
-            raise
-
-    def __repr__(self) -> str:
-        return repr(self._request)
+        def __getattr__(self, name: str) -> Any:
+            if name != "headers" and name in self.headers:
+                return self.headers[name]
+            raise AttributeError(f"'Request' object has no attribute {name!r}")
 
 
 class UnreadableMessage:

@@ -157,12 +157,42 @@ def test_queues_of_which_nothing_is_taken_are_left_to_others(open_: Open) -> Non
         assert names(other.lease(["a"], 1).messages) == [str(number)]
 
 
+def test_a_notification_is_passed_on_to_a_worker_of_its_queue(open_: Open) -> None:
+    """Not only to the next one, which consumes another queue of the worker without room."""
+    both, idle = registered(open_, "a", "b"), registered(open_, "b")
+    wanted = registered(open_, "a")
+    sender = open_().sender
+    for number in range(8):
+        for consumer, *queues in ((idle, "b"), (wanted, "a")):
+            let_wait(consumer, *queues)
+        both.wait(0.05, NO_ROOM)
+        sender.push([message(str(number), "a")])
+        for _ in range(2):
+            both.wait(0.05, NO_ROOM)
+        assert wanted.wait(2) is True
+        assert names(wanted.lease(["a"], 1).messages) == [str(number)]
+        both.lease(["a", "b"], 1)
+
+
+def test_messages_of_several_queues_notify_a_worker_of_each(open_: Open) -> None:
+    consumers = {queue: registered(open_, queue) for queue in ("a", "b", "c")}
+    sender = open_().sender
+    for number in range(4):
+        for queue, consumer in consumers.items():
+            let_wait(consumer, queue)
+        sender.push([message(f"{queue}{number}", queue) for queue in consumers])
+        for queue, consumer in consumers.items():
+            assert consumer.wait(2) is True
+            assert names(consumer.lease([queue], 1).messages) == [f"{queue}{number}"]
+
+
 def test_a_consumer_that_does_not_wait_leaves_messages_to_others(open_: Open) -> None:
     """Like a program that takes messages itself, and works on them for a while."""
     working, other = registered(open_, "q"), registered(open_, "q")
     sender = open_().sender
     for number in range(6):
-        let_wait(working, "q")
+        if number % 3 == 0:  # then it takes some in a row
+            let_wait(working, "q")
         working.wait(0.0, NO_ROOM)
         let_wait(other, "q")
         sender.push([message(str(number))])

@@ -23,6 +23,7 @@ from qworker.clock import boot_id  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.testing.contract import mark  # noqa: E402
 from qworker.transports.lease import (  # noqa: E402
+    NO_ROOM,
     Ack,
     DeadLetter,
     Envelope,
@@ -266,6 +267,22 @@ def test_acks_and_results_work_with_full_memory(server: Callable[..., Redis]) ->
         assert len(store.consumer.lease(["q"], 10).messages) == 5
         full.do("CONFIG", "SET", "maxmemory", "0")
         store.sender.push([message("yes")])
+
+
+def test_markers_are_passed_on_with_full_memory(server: Callable[..., Redis]) -> None:
+    """Otherwise a consumer that takes its queues in turns could not empty them."""
+    full = server()
+    with opened(full) as store:
+        store.consumer.register("w", ["a", "b"], 1)
+        while store.consumer.lease(["a", "b"], 1).messages or store.consumer.wait(0.05):
+            pass
+        store.sender.push([message("1", "a"), message("2", "b")])
+        until(lambda: store.consumer.wait(0.05) and full.do("EXISTS", "qworker.marker.b") == 0)
+        full.do("CONFIG", "SET", "maxmemory", "1")
+        for queue in ("b", "a"):
+            assert len(store.consumer.lease([queue], 1).messages) == 1
+        store.consumer.wait(0.05, NO_ROOM)
+        store.consumer.deregister()
 
 
 def test_replica_raises_broker_unavailable(server: Callable[..., Redis]) -> None:

@@ -249,6 +249,45 @@ def channel(place: SQLPlace) -> str:
     return f"qworker_{oid}"
 
 
+@pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
+def test_a_passed_on_notification_does_not_end_a_later_one(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer], used: bool
+) -> None:
+    """It ends at the first consumer that passed it on; the next one goes on to all."""
+    first, second, third = waiting(), waiting(), waiting()
+    for consumer in (first, second, third):
+        drain(consumer)
+    place = channel(postgresql)
+
+    def notify(consumer: Consumer, passed_by: str) -> None:
+        postgresql._ask(f"SELECT pg_notify('{place}_{number(consumer)}', '{passed_by}')")
+        assert consumer.wait(2)
+
+    notify(second, "" if not used else str(number(third)))
+    if used:
+        assert second.lease(["q"], 9).messages == []
+        row = ("q", 0, None, 0, 0.0, "{}", None, b"")
+        assert isinstance(second, SQLConsumer)
+        second._run(lambda link: link.add_messages([row] * 3, "qworker_message"))  # unnotified
+        assert len(second.lease(["q"], 1).messages) == 1
+    else:
+        notify(second, str(number(third)))
+        second.wait(0.05, NO_ROOM)
+    assert third.wait(2)
+
+
+def test_row_of_a_consumer_does_not_grow_with_the_queues_that_it_has_used(
+    postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer]
+) -> None:
+    consumer = waiting()
+    for each in range(50):
+        consumer.lease([f"reply.{each}"], 1)
+    consumer.lease(["q", "r"], 1)
+    consumer.lease(["q"], 1)
+    consumer.extend()
+    assert postgresql._ask(f"SELECT queues FROM qworker_owner WHERE id = {number(consumer)}") == [("q",)]
+
+
 def test_a_dead_worker_is_not_notified_while_another_publishes(
     postgresql: PostgreSQLPlace, waiting: Callable[[], Consumer]
 ) -> None:

@@ -164,9 +164,10 @@ def signal_rejected(
 
 def signal_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
     if signals.task_revoked.receivers:
+        request.__class__ = SignalRequest
         signals.task_revoked.send(
             request.task,
-            request=SignalRequest(request),
+            request=request,
             terminated=outcome.kind == kinds.TERMINATED,
             signum=None,
             expired=outcome.kind == kinds.EXPIRED,

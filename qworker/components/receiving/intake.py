@@ -93,7 +93,8 @@ class Intake:
             request.acks_late = True  # an early ack would lose it
         self._state.enter(request)
         if signals.task_received.receivers:
-            signals.task_received.send(request.task, request=SignalRequest(request))
+            request.__class__ = SignalRequest
+            signals.task_received.send(request.task, request=request)
         if request.is_suspect:
             logger.warning(
                 "Task %s[%s] was involved in %d %s, so it runs separately from other tasks",

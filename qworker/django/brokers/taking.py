@@ -41,12 +41,12 @@ class Taking:
         while not found and (rest := end - SYSTEM_CLOCK.monotonic()) > 0:
             self._consumer.wait(rest)
             found = self._consumer.lease((self._queue,), conf.bulk).messages
+        until = SYSTEM_CLOCK.monotonic() + conf.retry
+        self._until |= dict.fromkeys((each.tag for each in found), until)
         if found:
             with suppress(BrokerUnavailable, LeaseLost):  # which the next call will meet
                 # While the program works, new messages are left to others.
                 self._consumer.wait(0.0, NO_ROOM)
-        until = SYSTEM_CLOCK.monotonic() + conf.retry
-        self._until |= dict.fromkeys((each.tag for each in found), until)
         return found
 
     def settle(self, settlement: Ack | DeadLetter | Release) -> None:

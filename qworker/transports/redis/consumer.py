@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from qworker.transports.redis.join_rows import JoinKeys, part_arguments
 from qworker.transports.redis.letters import PORTION, SWEEP
 from qworker.transports.redis.reclaim import Reclaimer
 from qworker.transports.redis.result_rows import row_arguments
-from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, REGISTER, RUNNING, SETTLE
+from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, MARK, REGISTER, RUNNING, SETTLE
 from qworker.transports.redis.sender import revoked_since
 from qworker.transports.redis.waiting import Answer, Claims, Numbers, Waiter
 
@@ -155,7 +155,7 @@ class RedisConsumer(LeaseConsumer):
     def _give_back(self) -> None:
         self._waiter.stop()
         self._remove()
-        self._waiter.pass_on(self._link, self._waiter.taken)
+        self._pass_on(self._waiter.taken)
 
     def _renew(self) -> None:
         crash_point("renewing")
@@ -177,7 +177,7 @@ class RedisConsumer(LeaseConsumer):
             self._queues = tuple(queues)
             self._waiter.call_off()
         self._return_orphaned()
-        self._waiter.pass_on(self._link, self._waiter.taken.difference(queues))
+        self._pass_on(self._waiter.taken.difference(queues))
         waiter, prefetched = self._waiter, [each for each in self._waiter.prefetches if each.answer]
         waiter.prefetches.clear()
         answers = [each.answer for each in prefetched if each.answer is not None]
@@ -298,7 +298,7 @@ class RedisConsumer(LeaseConsumer):
         while True:
             self._publish_running()
             if prefetch == NO_ROOM:
-                waiter.pass_on(self._link, waiter.taken)
+                self._pass_on(waiter.taken)
             left = end - time.monotonic()
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
             if left > 0 or prefetch == NO_ROOM:
@@ -308,11 +308,17 @@ class RedisConsumer(LeaseConsumer):
                 return True
             news = waiter.wait(part)
             if prefetch == NO_ROOM:
-                waiter.pass_on(self._link, waiter.taken)
+                self._pass_on(waiter.taken)
             if news is False and not waiter.blocks:
                 return True
             if news is not False or left <= 0:
                 return bool(news)
+
+    def _pass_on(self, queues: Collection[str]) -> None:
+        """Set the markers of *queues* again, which we have taken, so that another worker looks there."""
+        if queues:
+            self._call(MARK, *sorted(queues))
+            self._waiter.taken.difference_update(list(queues))
 
     def _packed_claim(self, limit: int) -> tuple[bytes, Numbers]:
         """Return the claim that waits behind a BZPOPMIN, and its numbers."""

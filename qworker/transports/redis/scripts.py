@@ -305,6 +305,9 @@ return {redis.call('ZCOUNT', OWNERS, '-inf', exact(now)), exact(tonumber(next) -
 """
 )
 
+MARK = Script(PRELUDE + "for i = 4, #ARGV do mark(ARGV[i]) end return 1")
+"""ARGV: queues… Sets their markers, also if the server has no memory left."""
+
 RUNNING = Script(
     PRELUDE
     + r"""

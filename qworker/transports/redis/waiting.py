@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -338,16 +338,6 @@ class Waiter:
     def wake(self) -> None:
         """End a wait(). Safe in a signal handler."""
         self._waker.wake()
-
-    def pass_on(self, link: Link, queues: Collection[str]) -> None:
-        """Set those markers of *queues* again that we took, so that another worker looks there. link: for
-        commands."""
-        if again := self.taken.intersection(queues):
-            link.refresh()
-            marks = [pack(("ZADD", self._layout.marker(queue), 0, 0)) for queue in sorted(again)]
-            for reply in link.ask(b"".join(marks), len(marks)):
-                checked(link, reply)
-            self.taken -= again
 
     def drop(self) -> None:
         """Close the connections; open() makes others."""

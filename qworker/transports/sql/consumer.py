@@ -88,7 +88,7 @@ class SQLConsumer(LeaseConsumer):
         self._queues: Collection[str] = ()
         """The queues of the last claim; before the first, the registered ones."""
         self._listed: frozenset[str] = frozenset()
-        """The queues in our row: of all claims so far."""
+        """The queues in our row, by which publishers notify us."""
         self._notified = False
         """Whether we were notified of a message, and have not claimed since."""
         self._passed_on = False
@@ -202,6 +202,8 @@ class SQLConsumer(LeaseConsumer):
         crash_point("renewing")
         if not self._renew_row(link):
             raise self._lost()
+        if self._listed.difference(self._queues):  # it has given up some
+            self._list_queues(link)
         self._copy_running(link)
 
     def _renew_row(self, link: Link) -> int:
@@ -209,6 +211,12 @@ class SQLConsumer(LeaseConsumer):
         also = f", armed_until = {subscribed_until(link)}" if self._subscription.active else ""
         statement = f"UPDATE qworker_owner SET lease_until = {until}{also}, presence = %s WHERE id = %s"
         return link.do(statement, (*values, self._presence, self._generation))
+
+    def _list_queues(self, link: Link) -> None:
+        """Let publishers notify us of the queues of the last claim."""
+        row = "\n".join(self._queues), self._generation
+        link.do("UPDATE qworker_owner SET queues = %s WHERE id = %s", row)
+        self._listed = frozenset(self._queues)
 
     def _copy_running(self, link: Link) -> None:
         """Copy the running file to our row, where it can be read if this machine is gone."""
@@ -250,12 +258,9 @@ class SQLConsumer(LeaseConsumer):
         if began < self._claim_at:
             self._subscription.look_at = self._claim_at
             return Claim([])
-        self._queues = queues
-        if not self._listed.issuperset(queues):  # publishers notify by the queues in our row
-            listed = self._listed.union(queues)
-            row = "\n".join(sorted(listed)), self._generation
-            self._run(lambda link: link.do("UPDATE qworker_owner SET queues = %s WHERE id = %s", row))
-            self._listed = listed
+        self._queues, listed = queues, self._listed
+        if not listed.issuperset(queues):
+            self._run(self._list_queues)
         asked = limit
         messages: list[Leased] = []
         dues: list[float | None] = []
@@ -283,11 +288,11 @@ class SQLConsumer(LeaseConsumer):
         first = self._subscription.claimed(began, full)
         left = set(queues) if full and (first or self._notified) else set()  # there may be more
         if asked > 0 and self._notified:
-            left |= self._listed.difference(queues)  # the notification may have been for one of these
-            self._notified = False
-        if left:
-            with suppress(BrokerUnavailable):
+            left |= listed.difference(queues)  # the notification may have been for one of these
+        with suppress(BrokerUnavailable):
+            if left:
                 self._wake_another(left)
+            self._notified &= asked <= 0
         if self._subscription.has_enough:
             with suppress(BrokerUnavailable):
                 self._run(lambda link: self._subscription.pause(link, self._generation))
@@ -347,7 +352,10 @@ class SQLConsumer(LeaseConsumer):
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         subscription = self._subscription
+        leaves = prefetch == NO_ROOM and timeout <= 0  # it does not wait, and is not notified
         if not subscription.active:
+            if leaves:
+                return False
             rest = subscription.rest()
             if rest > 0 and (self._wakeup.sleep(min(timeout, rest))[0] or timeout < rest):
                 return False
@@ -356,17 +364,18 @@ class SQLConsumer(LeaseConsumer):
         if prefetch != NO_ROOM and self._passed_on:
             self._passed_on = False
             return True
-        if prefetch == NO_ROOM and timeout <= 0:
+        if leaves:
             self._run(lambda link: subscription.pause(link, self._generation))
         until = time.monotonic() + max(0.0, timeout)
         copy_at = time.monotonic() + COPY_SECONDS
         while True:
-            notified = self._run(lambda link: link.notified(self._queues))
+            notified = self._run(lambda link: link.notified(self._listed))
             self._notified |= notified is Notified.ONE
             if self._notified and prefetch == NO_ROOM:
-                self._notified, self._passed_on = False, True
-                notified = Notified.ALL if notified is Notified.ALL else Notified.NONE
+                self._passed_on = True
                 self._wake_another(self._listed)
+                self._notified = False
+                notified = Notified.ALL if notified is Notified.ALL else Notified.NONE
             now = time.monotonic()
             if notified or subscription.look_is_due(now):
                 return True

@@ -247,8 +247,8 @@ class Link(ABC):
 
     @abstractmethod
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
-        """Wake one other waiting consumer of *queues* than *generation*, where notifications are for one. A
-        notification that is passed on ends when it has come round."""
+        """Wake another waiting consumer than *generation* for each of *queues*, where notifications are for
+        one. A notification that is passed on ends when it has come round."""
 
     @abstractmethod
     def fileno(self) -> int:

@@ -169,8 +169,8 @@ class PostgreSQLLink(Link):
     ) -> None:
         super().__init__(lease_seconds)
         self._notified = Notified.NONE
-        self._passed_by = ""
-        """The first consumer that passed on the last notification, if any has."""
+        self._passed_by: str | None = None
+        """Of the notification that is not used yet, the first consumer that passed it on; "" if none has."""
         self._woken: int | None = None
         """The consumer that was notified last."""
         self._claims = QueueDrains()
@@ -334,10 +334,10 @@ class PostgreSQLLink(Link):
             self._wake(WAKE, (), rows)
 
     def _wake(self, statement: str, values: Sequence[Any], rows: Sequence[MessageRow]) -> None:
-        """Run *statement*, which ends with WAKE, for *rows*: the next consumer, so that each gets its
+        """Run *statement*, which ends with WAKE, for *rows*: the next consumers, so that each gets its
         share."""
         found = self.ask(statement, [*values, *waking_values(self.table, _queues(rows), self._woken)])
-        self._woken = found[0][0] if found else self._woken
+        self._woken = found[-1][0] if found else self._woken
 
     def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
         # Not with COPY: PostgreSQL would wait forever for a client that falls silent during it.
@@ -388,13 +388,13 @@ class PostgreSQLLink(Link):
         else:
             if not BY_CONSUMER.fullmatch(payload):  # any user of the database may notify
                 payload = ""
-            known = self._notified is Notified.ONE and self._passed_by != payload
             self._notified = max(self._notified, Notified.ONE)
-            self._passed_by = "" if known else payload  # of two, the one that goes further
+            # Of two, the one that goes further.
+            self._passed_by = payload if self._passed_by in (None, payload) else ""
 
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
         first = int(self._passed_by or generation)
-        self._passed_by = ""
+        self._passed_by = None
         values = waking_values(self.table, queues, generation, str(first))
         # Only those between us and the first, which may no longer wait.
         joint = "AND" if first > generation else "OR"
@@ -408,8 +408,10 @@ class PostgreSQLLink(Link):
     def _claim(self, order: ClaimOrder) -> Claimed:
         next_due = self._next_dues.get(order.queue, order.now)
         found = self._claims.claim(self._connection, order, next_due)
-        if self._polling and (found.ready or found.early):
-            self._polling.claimed()
+        if found.ready or found.early:
+            self._passed_by = None
+            if self._polling:
+                self._polling.claimed()
         return found
 
     # -- results --

@@ -129,20 +129,22 @@ WHERE seq > %s AND expires > %s ORDER BY seq"""
 # A consumer's session holds a shared lock on its id, so that the dead are not chosen. The lock is not kept
 # until the commit: meanwhile other publishers would take the dead consumer for a living one.
 _WAITING = f"""SELECT id FROM qworker_owner WHERE armed_until > {NOW}
-AND string_to_array(queues, chr(10)) && string_to_array(%s, chr(10))
+AND wanted.queue = ANY(string_to_array(queues, chr(10)))
 AND CASE WHEN pg_try_advisory_lock(id) THEN NOT pg_advisory_unlock(id) ELSE true END"""
 _ANYWHERE = "(SELECT min(id) + (random() * (max(id) - min(id)))::bigint - 1 FROM qworker_owner)"
 WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s)
-FROM (({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
+FROM unnest(string_to_array(%s, chr(10))) AS wanted (queue),
+LATERAL (({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
 UNION ALL ({_WAITING} ORDER BY id LIMIT 1) LIMIT 1) AS chosen"""
-"""The statement that wakes one waiting consumer, and returns its id; without WHERE."""
+"""The statement that wakes one waiting consumer of each queue, and returns their ids; without WHERE. A
+consumer of several of them is notified once."""
 
 
 def waking_values(
     channel: str, queues: Iterable[str], after: int | None = None, payload: str = ""
 ) -> tuple[Any, ...]:
-    """Return the values of WAKE: for the next consumer of *queues* whose id is higher than *after*, or
-    the first one; None: a random number."""
+    """Return the values of WAKE: for the next consumer of each of *queues* whose id is higher than *after*,
+    or the first one; None: a random number."""
     names = "\n".join(dict.fromkeys(queues))
     # Always text: for each type of a value the server would prepare another statement.
-    return channel, payload, names, "" if after is None else str(after), names
+    return channel, payload, names, "" if after is None else str(after)
