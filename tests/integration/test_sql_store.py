@@ -25,7 +25,7 @@ from qworker.transports.lease import NO_ROOM, Ack, Broker, Consumer, Reclaimed, 
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.link import ClaimOrder
-from qworker.transports.sql.schema import WAKE, waking_values
+from qworker.transports.sql.schema import waking
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
@@ -297,8 +297,8 @@ def test_a_dead_worker_is_not_notified_while_another_publishes(
     with closing(postgresql.open()) as broker, closing(postgresql._connect()) as publisher:
         publisher.execute(f"SET search_path = {postgresql._name}")
         with publisher.transaction():
-            values = waking_values(channel(postgresql), ["q"], number(gone) - 1)
-            assert publisher.execute(WAKE, values).fetchone()[0] == number(live)
+            wake = waking(channel(postgresql), ["q"], number(gone) - 1)
+            assert publisher.execute(*wake).fetchone()[0] == number(live)
             for text in "abcd":
                 broker.sender.push([message(text)])
                 assert live.wait(10, 9) is True
@@ -315,7 +315,7 @@ def test_a_worker_is_notified_if_one_published_when_it_connected(
     with closing(postgresql.open()) as broker, closing(postgresql._connect()) as publisher:
         publisher.execute(f"SET search_path = {postgresql._name}")
         with publisher.transaction():
-            publisher.execute(WAKE, waking_values(channel(postgresql), ["q"]))
+            publisher.execute(*waking(channel(postgresql), ["q"]))
             if kept:
                 publisher.execute("SELECT pg_advisory_xact_lock(%s)", (number(consumer),))
             connecting = threading.Thread(target=drain, args=(consumer,))

@@ -67,8 +67,7 @@ from qworker.transports.sql.schema import (
     NOW,
     POSTGRESQL,
     VERSION,
-    WAKE,
-    waking_values,
+    waking,
 )
 
 try:
@@ -327,16 +326,16 @@ class PostgreSQLLink(Link):
             # One statement, so one exchange with the server and one commit.
             places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
             statement = f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
-            self._wake(statement + WAKE, [value for row in rows for value in row], rows)
+            self._wake(statement, [value for row in rows for value in row], rows)
             return
         with self.transaction():
             self.copy(rows)
-            self._wake(WAKE, (), rows)
+            self._wake("", (), rows)
 
     def _wake(self, statement: str, values: Sequence[Any], rows: Sequence[MessageRow]) -> None:
-        """Run *statement*, which ends with WAKE, for *rows*: the next consumers, so that each gets its
-        share."""
-        found = self.ask(statement, [*values, *waking_values(self.table, _queues(rows), self._woken)])
+        """Run *statement*, and wake consumers for *rows*: the next ones, so that each gets its share."""
+        wake, more = waking(self.table, _queues(rows), self._woken)
+        found = self.ask(statement + wake, [*values, *more])
         self._woken = found[-1][0] if found else self._woken
 
     def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
@@ -395,10 +394,10 @@ class PostgreSQLLink(Link):
     def wake_another(self, generation: int, queues: Sequence[str]) -> None:
         first = int(self._passed_by or generation)
         self._passed_by = None
-        values = waking_values(self.table, queues, generation, str(first))
+        wake, values = waking(self.table, queues, generation, str(first))
         # Only those between us and the first, which may no longer wait.
         joint = "AND" if first > generation else "OR"
-        self.do(f"{WAKE} WHERE id > %s {joint} id < %s", (*values, generation, first))
+        self.do(f"{wake} WHERE id > %s {joint} id < %s", (*values, generation, first))
 
     def fileno(self) -> int:
         return -1 if self._polling else self._connection.fileno()

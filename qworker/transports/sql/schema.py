@@ -129,22 +129,27 @@ WHERE seq > %s AND expires > %s ORDER BY seq"""
 # A consumer's session holds a shared lock on its id, so that the dead are not chosen. The lock is not kept
 # until the commit: meanwhile other publishers would take the dead consumer for a living one.
 _WAITING = f"""SELECT id FROM qworker_owner WHERE armed_until > {NOW}
-AND wanted.queue = ANY(string_to_array(queues, chr(10)))
+AND $queue = ANY(string_to_array(queues, chr(10)))
 AND CASE WHEN pg_try_advisory_lock(id) THEN NOT pg_advisory_unlock(id) ELSE true END"""
 _ANYWHERE = "(SELECT min(id) + (random() * (max(id) - min(id)))::bigint - 1 FROM qworker_owner)"
-WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s)
-FROM unnest(string_to_array(%s, chr(10))) AS wanted (queue),
-LATERAL (({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
+_WAKE = f"""SELECT id, pg_notify(%s || '_' || id, %s) FROM $wanted
+(({_WAITING} AND id > coalesce(CAST(nullif(%s, '') AS bigint), {_ANYWHERE}) ORDER BY id LIMIT 1)
 UNION ALL ({_WAITING} ORDER BY id LIMIT 1) LIMIT 1) AS chosen"""
-"""The statement that wakes one waiting consumer of each queue, and returns their ids; without WHERE. A
-consumer of several of them is notified once."""
+_WAKE_ONE = _WAKE.replace("$wanted", "").replace("$queue", "CAST(%s AS text)")
+_WAKE_EACH = _WAKE.replace(
+    "$wanted", "unnest(string_to_array(%s, chr(10))) AS wanted (queue), LATERAL"
+).replace("$queue", "wanted.queue")  # planning it takes 0.2 ms longer
 
 
-def waking_values(
+def waking(
     channel: str, queues: Iterable[str], after: int | None = None, payload: str = ""
-) -> tuple[Any, ...]:
-    """Return the values of WAKE: for the next consumer of each of *queues* whose id is higher than *after*,
-    or the first one; None: a random number."""
-    names = "\n".join(dict.fromkeys(queues))
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement that wakes one waiting consumer of each of *queues*, and returns their ids, and
+    its values; without WHERE. It wakes the next one whose id is higher than *after*, or the first one; None:
+    a random number. A consumer of several queues is notified once."""
+    names = list(dict.fromkeys(queues))
     # Always text: for each type of a value the server would prepare another statement.
-    return channel, payload, names, "" if after is None else str(after)
+    start = "" if after is None else str(after)
+    if len(names) == 1:
+        return _WAKE_ONE, (channel, payload, names[0], start, names[0])
+    return _WAKE_EACH, (channel, payload, "\n".join(names), start)
