@@ -38,6 +38,8 @@ AWAY: tuple[type[Exception], ...] = (BackendError, BrokerUnavailable)
 class Leadership:
     """holder: a unique name of this process. about: a description of it."""
 
+    renew_seconds = RENEW_SECONDS
+
     def __init__(self, store: ScheduleStore, holder: str, about: str = "") -> None:
         self._store = store
         self._holder = holder
@@ -53,7 +55,7 @@ class Leadership:
         BackendError."""
         if self.lease is None:
             self._seek(now)
-        elif now >= self._renewed_at + RENEW_SECONDS:  # rounds like rest()
+        elif now >= self._renewed_at + self.renew_seconds:  # rounds like rest()
             found = self._store.renew(self.lease)
             if found[:2] == self.lease[:2]:
                 self.lease, self._renewed_at = found, now
@@ -85,7 +87,7 @@ class Leadership:
 
     def rest(self, now: float) -> float:
         """Return the seconds until the lease must be renewed."""
-        return max(0.0, self._renewed_at + RENEW_SECONDS - now)
+        return max(0.0, self._renewed_at + self.renew_seconds - now)
 
     def lost(self, holder: str = "") -> None:
         """Record that the lease was lost to *holder*."""

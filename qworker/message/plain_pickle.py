@@ -84,10 +84,10 @@ class _Unpickler(pickle._Unpickler):
     stack: list[Any]
     """The objects since the last mark."""
 
-    def __init__(self, data: bytes, classes: Mapping[tuple[str, str], Any]) -> None:
+    def __init__(self, data: bytes, classes: Mapping[tuple[str, str], Any], room: int) -> None:
         super().__init__(io.BytesIO(data))
         self._classes = classes
-        self._room = 3_000_000 + 100 * len(data)
+        self._room = room + 100 * len(data)
         """How many more members may be hashed, copied or returned."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -188,12 +188,14 @@ _Unpickler.dispatch |= {
 }  # fmt: skip
 
 
-def load_plain(data: bytes, classes: Mapping[tuple[str, str], Any] = CLASSES) -> Any:
+def load_plain(data: bytes, classes: Mapping[tuple[str, str], Any] = CLASSES, room: int = 3_000_000) -> Any:
     """Return the value pickled in *data*, which may name *classes* only.
+
+    room: how many members may be hashed, copied or returned, besides 100 for each byte of *data*.
 
     Raises RefusedPickle for other contents, and any exception for damaged data.
     """
-    unpickler = _Unpickler(data, classes)
+    unpickler = _Unpickler(data, classes, room)
     value = unpickler.load()
     unpickler.weigh(value, (list, tuple, set, frozenset, dict))
     return value

@@ -198,6 +198,12 @@ class Bench:
             each.step(self.clock.monotonic())
 
     def at(self, instant: float) -> None:
+        """Let time pass until *instant*, with few turns while nothing is due."""
+        if instant - self.clock.now() > 4.0:
+            self.run(2.0)
+            self.beat.longest_rest = self.beat.leadership.renew_seconds = 3600.0
+            self.run(instant - 2.0 - self.clock.now())
+            del self.beat.longest_rest, self.beat.leadership.renew_seconds
         self.run(instant - self.clock.now())
 
     @property
