@@ -1074,6 +1074,16 @@ def test_a_dead_letter_that_is_sent_again_calls_another_that_is_rejected() -> No
     assert any("dead letters: " in text for text in problems(seen))
 
 
+def test_a_dead_letter_is_sent_again_on_a_real_server() -> None:
+    """The checks did not expect that its task runs again."""
+    seen = run(case_of(Call(does="reject"), faults=(Fault("retry dead", at=0.2),)))
+    seen.record.every = []  # as on real servers
+    assert seen.record.ran(seen.asked[0].name) == {0: 2}
+    assert problems(seen) == []
+    seen.record.runs[seen.asked[0].name] *= 3
+    assert any("call 0 ran 6 times" in text for text in problems(seen))
+
+
 def test_a_dead_letter_is_sent_again_beside_a_lost_answer() -> None:
     """The checks forgot the operator, since a single lost answer explains no repeat."""
     faults = (Fault("after", "worker0", "reclaim"), Fault("retry dead", at=3.0))
