@@ -26,8 +26,9 @@ from tests.simulation.run import Errors
 
 VARIABLE = "SIMULATED_FLEET"
 LEASE_SECONDS = 2.5
-TIME_LIMIT = 0.4
-"""Time limit of calls that exceed it."""
+TIME_LIMIT = 2.0
+"""Time limit of calls that exceed it. It covers errbacks that run in the same process, too: where these took
+longer, on a busy machine, the process was killed and they were called again."""
 
 
 @dataclass(frozen=True, repr=False)
