@@ -383,7 +383,7 @@ class MariaDB(Server):
         with (
             pymysql.connect(
                 host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True,
-                connect_timeout=5
+                connect_timeout=5, ssl_disabled=True
             ) as connection,
             connection.cursor() as cursor,
         ):  # fmt: skip

@@ -98,7 +98,7 @@ def test_worker_survives_revoked_permissions_on_mysql(database: MySQLPlace, tmp_
     with closing(
         pymysql.connect(
             host=parts.hostname, port=parts.port or 3306, user=parts.username,
-            password=parts.password or "", autocommit=True
+            password=parts.password or "", autocommit=True, ssl_disabled=True
         )
     ) as connection:  # fmt: skip
         cursor = connection.cursor()

@@ -300,13 +300,13 @@ def test_join_of_any_size_can_grow(joins: Joins, size: int, missing: str) -> Non
 
 
 def test_large_join_uses_bounded_memory(joins: Joins, broker: Broker) -> None:
-    size = 50_000
+    size = 20_000
     joins.open([Join("a", size, BODY)])
     tracemalloc.start()
     for start in range(0, size, 1000):
         joins.add(parts("a", range(start, start + 1000)))
     _, most = tracemalloc.get_traced_memory()
-    assert most < 8 * 1024**2, "recording should only hold the given parts"
+    assert most < 2 * 1024**2, "recording should only hold the given parts"
     (join,) = joins.claim(10, SECONDS)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

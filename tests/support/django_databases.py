@@ -62,7 +62,7 @@ class ProjectDatabase:
 
         return pymysql.connect(
             host=self.host, port=self.port or 3306, user=self.user, password=self.password,
-            database=name or self.name, autocommit=True,
+            database=name or self.name, autocommit=True, ssl_disabled=True,
         )  # fmt: skip
 
     def rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:

@@ -139,7 +139,8 @@ class DjangoPlace:
             return
         import pymysql
 
-        with closing(pymysql.connect(host=host, port=port or 3306, user=user, password=password)) as other:
+        login = {"host": host, "port": port or 3306, "user": user, "password": password}
+        with closing(pymysql.connect(**login, ssl_disabled=True)) as other:
             other.cursor().execute(statement)
 
     def clear(self) -> None:

@@ -59,7 +59,7 @@ class Place:
 
         return pymysql.connect(
             host=self.host, port=self.port or 3306, user=self.user, database=name or self.name,
-            client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True,
+            client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True, ssl_disabled=True,
         )  # fmt: skip
 
     def admin(self, statement: str) -> None:
