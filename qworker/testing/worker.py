@@ -115,12 +115,21 @@ class StepWorker(Worker):
 
     def advance(self, seconds: float) -> int:
         """Advance the app's FakeClock by *seconds* while the worker runs; return how many messages were
-        settled."""
+        settled.
+
+        Tasks with an ETA run when they are due. Everything else, such as an expired result, is found at one
+        of 200 moments.
+        """
         clock = self.app.clock
         assert isinstance(clock, FakeClock), "only a FakeClock can be moved"
         settled, end = self.run(), clock.now() + seconds
         while (left := end - clock.now()) > 0:
-            clock.advance(min(left, max(0.05, seconds / 1000)))
+            rests = [max(0.05, seconds / 200)]
+            if (due := self.parts.schedule.schedule.next_due()) is not None and due > clock.now():
+                rests.append(due - clock.now())
+            if (look := self.parts.listener.look_at) is not None:
+                rests.append(max(0.05, look - clock.now()))
+            clock.advance(min(left, *rests))
             settled += self.run()
         return settled
 

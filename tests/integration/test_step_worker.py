@@ -161,6 +161,22 @@ def test_run_finds_messages_published_by_tasks() -> None:
         assert worker.run() == 21
 
 
+def test_task_runs_when_it_is_due_in_a_long_advance() -> None:
+    app = QWorker("proj", set_as_current=False)
+
+    @app.task
+    def told() -> float:
+        return app.clock.now()
+
+    with stepping(app) as worker:
+        start = app.clock.now()
+        results = [told.apply_async(countdown=countdown) for countdown in (1801.3, 1801.4, 5000.0)]
+        assert worker.advance(7200) == 3
+        assert [result.get() - start for result in results] == pytest.approx(
+            [1801.3, 1801.4, 5000.0], abs=1e-3
+        )
+
+
 def test_stepping_does_not_use_the_apps_broker(tmp_path: Path) -> None:
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
 

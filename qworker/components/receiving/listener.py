@@ -201,6 +201,11 @@ class Listener(ThreadComponent):
         self._plan = FetchPlan(window, conf.worker_eta_window, conf.worker_eta_task_limit)
 
     @property
+    def look_at(self) -> float | None:
+        """Epoch second at which the next delayed message is fetched; None if there is none. Any thread."""
+        return self._plan.look_at
+
+    @property
     def unsettled(self) -> int:
         """The number of settlements that wait for the broker. Any thread."""
         return len(self._acks)
