@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: list, setup, run, growth, schedulers, django, spooler, report. Without a command it
-runs all workloads: some 40 minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, steady, schedulers, django, spooler, report. Without a
+command it runs all workloads: some 40 minutes."""
 
 import argparse
 import signal
@@ -21,6 +21,7 @@ from benchmarks import (
     schedulers,
     spooler,
     spooler_page,
+    steady,
 )
 from benchmarks.growth import CURVES
 from benchmarks.peers import GROUPS, PEERS
@@ -150,6 +151,20 @@ def _parser() -> argparse.ArgumentParser:
     grow.add_argument("--out", **out)
     grow.set_defaults(command=_growth)
 
+    long = commands.add_parser("steady", help="measure a broker while millions of tasks pass through it")
+    long.add_argument("--peers", **{**peers, "help": "which peers; default: SQLite and PostgreSQL"})
+    long.add_argument("--groups", **groups)
+    long.add_argument("--tasks", type=int, default=5_000_000, metavar="N", help="default: %(default)s")
+    long.add_argument(
+        "--waiting",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="messages due tomorrow; default: %(default)s",
+    )
+    long.add_argument("--out", **out)
+    long.set_defaults(command=_steady)
+
     look = commands.add_parser("schedulers", help="measure what it costs to look after many entries")
     look.add_argument(
         "--peers",
@@ -266,6 +281,14 @@ def _growth(options: argparse.Namespace) -> int:
     for path in report.write(found, options.out):
         print(f"wrote {path}", file=sys.stderr)
     return 1 if any(point.error for point in found.growth) else 0
+
+
+def _steady(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    peers = _chosen(options, ["qworker", "qworker-postgresql"])
+    found = steady.execute(peers, options.tasks, options.waiting, options.out)
+    print(steady.document(found))
+    return 1 if any(each.error for each in found) else 0
 
 
 def _schedulers(options: argparse.Namespace) -> int:

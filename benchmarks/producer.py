@@ -119,6 +119,20 @@ def schedule(
     return {"seconds": time.monotonic() - began}
 
 
+def fill_for(adapter: ModuleType, count: int, seconds: float, batch: int) -> dict[str, Any]:
+    """Enqueue *count* calls due in *seconds*, *batch* at a time."""
+    due = time.time() + seconds
+    for first in range(0, count, batch):
+        adapter.send_many_at(due, "noop", [(index,) for index in range(first, min(first + batch, count))])
+    return {}
+
+
+def storage(adapter: ModuleType) -> dict[str, Any]:
+    """Answer how much the broker stores, by what is counted."""
+    found: dict[str, Any] = adapter.storage()
+    return found
+
+
 def workflow(adapter: ModuleType, kind: str, base: int, count: int, patience: float) -> dict[str, Any]:
     """Call a workflow and collect its value. Answers the monotonic time just before the call, how long that
     took, the value (of a group their sum) and what it is to be, how long it took to collect, and by how many
@@ -185,7 +199,19 @@ def finish(adapter: ModuleType) -> dict[str, Any]:
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
-    for function in (prepare, fill, send, one_by_one, schedule, workflow, await_kept, await_empty, finish)
+    for function in (
+        prepare,
+        fill,
+        fill_for,
+        send,
+        one_by_one,
+        schedule,
+        storage,
+        workflow,
+        await_kept,
+        await_empty,
+        finish,
+    )
 }
 
 

@@ -22,6 +22,29 @@ def drop() -> None:
     _execute(f"DROP DATABASE IF EXISTS {QUEUE}" + (" WITH (FORCE)" if BROKER == "PostgreSQL" else ""))
 
 
+def storage() -> dict[str, int]:
+    """Bytes of tables and indexes, and in PostgreSQL how many dead rows are not vacuumed."""
+    if BROKER == "PostgreSQL":
+        names, query = (
+            ("bytes", "dead rows"),
+            "SELECT sum(pg_total_relation_size(relid))::bigint, sum(n_dead_tup)::bigint "
+            "FROM pg_stat_user_tables",
+        )
+    else:
+        names, query = (
+            ("bytes",),
+            "SELECT SUM(data_length + index_length) FROM information_schema.tables "
+            "WHERE table_schema = DATABASE()",
+        )
+    connection = connect(url())
+    try:
+        cursor = connection.cursor()
+        cursor.execute(query)
+        return dict(zip(names, map(int, cursor.fetchone()), strict=True))
+    finally:
+        connection.close()
+
+
 def connect(where: str) -> Any:
     """A connection of the server's own client, which commits each statement."""
     parts = urlsplit(where)

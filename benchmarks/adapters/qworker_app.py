@@ -110,6 +110,22 @@ def send_at(due: float, task: str, *args: Any) -> None:
     TASKS[task].apply_async(args, eta=datetime.datetime.fromtimestamp(due, datetime.UTC))
 
 
+def send_many_at(due: float, task: str, calls: Sequence[tuple[Any, ...]]) -> None:
+    """Enqueue many calls for `due` in one transaction."""
+    TASKS[task].apply_many(calls, eta=datetime.datetime.fromtimestamp(due, datetime.UTC))
+
+
+def storage() -> dict[str, int]:
+    """Bytes that the broker stores, and what it has not cleaned up."""
+    if _IN_DATABASE:
+        return own_database.storage()
+    if BROKER == "Redis":
+        import redis
+
+        return {"bytes": redis.Redis.from_url(REDIS_URL).info("memory")["used_memory"]}
+    return {"bytes": sum(path.stat().st_size for path in directory().glob("qworker.db*"))}
+
+
 def left() -> int:
     """How many messages the broker has."""
     return sum(info.ready + info.delayed + info.leased for info in app.broker.admin.queues())

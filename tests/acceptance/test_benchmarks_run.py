@@ -70,6 +70,21 @@ def test_growth_measures_a_short_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_steady_measures_waves_beside_waiting_messages(tmp_path: Path) -> None:
+    words = ("--peers", "qworker", "--tasks", "200", "--waiting", "500", "--out", str(tmp_path))
+    done = benchmarks("steady", *words)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "steady.json").read_text())
+    assert (found["waiting"], found["lost"], found["repeated"], found["error"]) == (500, 0, 0, "")
+    assert [sample["done"] for sample in found["samples"]] == list(range(20, 201, 20))
+    for sample in found["samples"]:
+        assert sample["rate"] > 0
+        assert 0 < sample["latency"][0] <= sample["latency"][1]
+        assert sample["size"]["bytes"] > 500 * 100
+    assert "| qworker | 500 | 200 |" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 def test_qworker_on_redis_has_its_own_report_section(tmp_path: Path) -> None:
     done = benchmarks(
         *("run", "--peers", "qworker-redis", "--workloads", "noop,stored", "--scale", "0.01"),
