@@ -24,6 +24,7 @@ OURS = [name for name, peer in PEERS.items() if ours(name) and "noop" in peer.wo
 
 TASKS = 5_000
 BATCH = 500
+MOST_WAITING = 1_000_000
 LARGEST = 10_000_000
 """Bytes of arguments in one bulk call."""
 SECONDS = 240.0
@@ -75,14 +76,19 @@ def _each(runs: Sequence[Record]) -> float:
 
 
 def queued(cell: Cell, waiting: int) -> dict[str, float]:
-    """The first 5,000 of a queue of `waiting` messages; and publishing one more at a time on top of them."""
+    """The first 5,000 of a queue of `waiting` messages; publishing one more at a time on top of them; and the
+    bytes that the broker needs for each, where its adapter can tell."""
+    before = cell.ask("storage").get("bytes", 0)
     base, sent, bulk = _fill(cell, "noop", waiting)
+    after = cell.ask("storage").get("bytes")
+    # Files grow in steps: a few messages say nothing.
+    size = {} if after is None or waiting < 100_000 else {"bytes": (after - before) / sent}
     count = min(cell.count(TASKS, least=200), sent)
     more = cell.reserve(1_000)
     one = cell.ask("fill", task="noop", base=more, count=1_000, extra=[], batch=0, limit=SECONDS)
     cell.start_worker()
     runs = cell.await_ended(base, count)
-    return {"run": _each(runs), "publish": 1e6 * one["seconds"] / one["sent"], "publish_bulk": bulk}
+    return {"run": _each(runs), "publish": 1e6 * one["seconds"] / one["sent"], "publish_bulk": bulk, **size}
 
 
 def queues(cell: Cell, number: int) -> dict[str, float]:
@@ -108,15 +114,22 @@ def size(cell: Cell, length: int) -> dict[str, float]:
 CURVES: dict[str, Curve] = {
     curve.name: curve
     for curve in (
-        Curve("queued", "messages waiting", (1_000, 10_000, 100_000, 1_000_000), queued, "send_many"),
+        Curve(
+            "queued", "messages waiting", (1_000, 10_000, 100_000, 1_000_000, 10_000_000), queued, "send_many"
+        ),
         Curve("queues", "queues", (1, 4, 16, 64), queues, "send_many_to"),
         Curve("children", "child processes", (1, 2, 4, 8, 16, 32), children),
         Curve("size", "bytes of an argument", (100, 1_000, 10_000, 100_000, 1_000_000), size),
     )
 }
 
-FIGURES = {"run": "run one", "publish": "publish one", "publish_bulk": "publish one, in bulk"}
-"""What the figures of a point are, in microseconds a task."""
+FIGURES = {
+    "run": "run one",
+    "publish": "publish one",
+    "publish_bulk": "publish one, in bulk",
+    "bytes": "bytes stored for each",
+}
+"""What the figures of a point are: microseconds a task, except bytes."""
 
 
 def execute(peers: Sequence[str], curves: Sequence[str], scale: float, out: Path, minutes: float) -> Results:
@@ -147,10 +160,10 @@ def plan(peers: Sequence[str], curves: Sequence[str], scale: float) -> Iterator[
 
 
 def _points(curve: Curve, scale: float) -> tuple[int, ...]:
-    """A trial leaves out the longest queues, which take minutes to fill."""
+    """A trial leaves out the longest queues, which take minutes to fill; a scale of 10 has the longest."""
     if curve.name != "queued":
         return curve.points
-    return tuple(x for x in curve.points if x <= max(curve.points[0], max(curve.points) * scale))
+    return tuple(x for x in curve.points if x <= max(curve.points[0], MOST_WAITING * scale))
 
 
 def has(peer: str, curve: Curve) -> bool:
@@ -180,5 +193,8 @@ def _point(peer: str, curve: Curve, x: int, scale: float) -> Point:
 def describe(point: Point) -> str:
     """One line for the terminal about a point that is done."""
     head = f"{point.curve:9} {point.x:12,.0f} {point.peer:28}"
-    figures = ", ".join(f"{FIGURES[name]} {value:,.1f} µs" for name, value in point.figures.items())
+    figures = ", ".join(
+        f"{FIGURES[name]} {value:,.1f}{'' if name == 'bytes' else ' µs'}"
+        for name, value in point.figures.items()
+    )
     return f"{head} {figures}{f'  failed: {point.error}' if point.error else ''}"

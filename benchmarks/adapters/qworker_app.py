@@ -116,14 +116,15 @@ def send_many_at(due: float, task: str, calls: Sequence[tuple[Any, ...]]) -> Non
 
 
 def storage() -> dict[str, int]:
-    """Bytes that the broker stores, and what it has not cleaned up."""
+    """Bytes that the broker stores, and what it has not cleaned up; nothing for servers that do not tell."""
     if _IN_DATABASE:
         return own_database.storage()
     if BROKER == "Redis":
         import redis
 
         return {"bytes": redis.Redis.from_url(REDIS_URL).info("memory")["used_memory"]}
-    return {"bytes": sum(path.stat().st_size for path in directory().glob("qworker.db*"))}
+    files = list(directory().glob("qworker.db*"))
+    return {"bytes": sum(path.stat().st_size for path in files)} if files else {}
 
 
 def left() -> int:
