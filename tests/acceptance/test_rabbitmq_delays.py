@@ -92,7 +92,7 @@ def test_delayed_message_without_its_queue_becomes_a_dead_letter(open_: Open, li
 
 def test_recreated_queue_gets_its_delayed_messages(open_: Open, link: Link) -> None:
     store, worker = open_(), open_()
-    store.sender.push([envelope("a", due=time.time() + 1.5)])
+    store.sender.push([envelope("a", due=time.time() + 4.0)])  # not while the queue is missing
     delete(link, "q")
     worker.consumer.register("w", ["q"], 1)
     assert ids(receive(worker, 1)) == ["a"]
