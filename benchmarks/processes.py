@@ -28,6 +28,19 @@ def _number(text: str, key: str) -> int:
     return 0
 
 
+def seconds_of(name: str) -> float:
+    """Processor time used by the processes called *name*, and by their children that have ended; 0.0 if there
+    are none."""
+    ticks = 0
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if Path(f"/proc/{process}/comm").read_text().strip() == name:
+                ticks += sum(map(int, _fields_after_name(int(process))[11:15]))
+        except (OSError, IndexError):
+            continue  # It ended while we looked.
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Tree:
     """The process tree of one worker. `started` is the monotonic time just before exec, in nanoseconds."""
 

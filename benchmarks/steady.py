@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.cell import CONCURRENCY, Cell, CellError
 from benchmarks.peers import PEERS
+from benchmarks.processes import seconds_of
 from benchmarks.run import RUNS
 from benchmarks.summary import median, percentile
 
@@ -26,16 +27,27 @@ PROBES = 300
 SAMPLES = 10
 """How many waves, evenly spread, are followed by single calls and by a look at the broker's size."""
 DAY = 86_400.0
+SERVER_PROCESSES = {
+    "Redis": "redis-server",
+    "RabbitMQ": "beam.smp",
+    "PostgreSQL": "postgres",
+    "MariaDB": "mariadbd",
+    "NATS": "nats-server",
+}
+"""What the processes of the servers are called on this machine."""
 
 
 @dataclass
 class Sample:
-    """The broker after *done* tasks. rate: tasks a second in the waves since the previous sample. latency:
-    milliseconds from a call to its start, the 50th and the 99th percentile. size: of what storage() of the
+    """The broker after *done* tasks. rate: tasks a second in the waves since the previous sample. worker,
+    server: microseconds of processor time that a task took there, in the server also to publish it. latency:
+    milliseconds from a call to its start, the 50th and the 99th percentile. size: what storage() of the
     adapter measures."""
 
     done: int
     rate: float
+    worker: float
+    server: float
     latency: tuple[float, float]
     size: dict[str, int]
 
@@ -65,7 +77,7 @@ def execute(peers: Sequence[str], tasks: int, waiting: int, out: Path) -> list[S
                 for sample in _waves(cell, tasks, waiting):
                     steady.samples.append(sample)
                     steady.lost, steady.repeated = cell.lost, cell.repeated
-                    print(f"{name:20} {_row(sample)}", file=sys.stderr, flush=True)
+                    print(f"{name:20}", *_row(sample), file=sys.stderr, flush=True)
                     (out / "steady.json").write_text(json.dumps([asdict(each) for each in found], indent=1))
         except CellError as error:
             steady.error = str(error)
@@ -75,17 +87,22 @@ def execute(peers: Sequence[str], tasks: int, waiting: int, out: Path) -> list[S
 def _waves(cell: Cell, tasks: int, waiting: int) -> Iterator[Sample]:
     if waiting:
         cell.ask("fill_for", count=waiting, seconds=DAY, batch=BATCH, timeout=3600.0)
-    cell.warm_worker()
+    worker = cell.warm_worker()
+    server = SERVER_PROCESSES.get(cell.peer.server, "")
+    used = worker.cpu_seconds(), seconds_of(server)
     number = max(SAMPLES, tasks // WAVE)
     count = tasks // number
     rates: list[float] = []
     for wave in range(1, number + 1):
         rates.append(_wave(cell, count))
         if wave * SAMPLES // number > (wave - 1) * SAMPLES // number:
+            now = worker.cpu_seconds(), seconds_of(server)
+            costs = [1e6 * (new - old) / (count * len(rates)) for new, old in zip(now, used, strict=True)]
             latency = _probe(cell, min(PROBES, count))
             size = cell.ask("storage", timeout=600.0)
-            yield Sample(wave * count, median(rates), latency, size)
+            yield Sample(wave * count, median(rates), costs[0], costs[1], latency, size)
             rates.clear()
+            used = worker.cpu_seconds(), seconds_of(server)
 
 
 def _wave(cell: Cell, count: int) -> float:
@@ -109,26 +126,27 @@ def _probe(cell: Cell, count: int) -> tuple[float, float]:
     return percentile(waits, 50), percentile(waits, 99)
 
 
-def _row(sample: Sample) -> str:
+HEAD = ("tasks", "a second", "worker, µs a task", "server, µs a task", "p50, ms", "p99, ms", "storage")
+
+
+def _row(sample: Sample) -> list[str]:
     size = ", ".join(f"{name} {value:,}" for name, value in sample.size.items())
-    p50, p99 = sample.latency
-    return f"{sample.done:,} tasks: {sample.rate:,.0f} a second, p50 {p50:.2f} ms, p99 {p99:.2f} ms, {size}"
+    costs = [f"{value:.0f}" for value in (sample.worker, sample.server)]
+    return [
+        f"{sample.done:,}",
+        f"{sample.rate:,.0f}",
+        *costs,
+        *(f"{each:.2f}" for each in sample.latency),
+        size,
+    ]
 
 
 def document(found: Sequence[Steady]) -> str:
     """Return a Markdown table of the first and the last sample of each peer."""
-    lines = [
-        "| peer | waiting | tasks | a second | p50, ms | p99, ms | storage |",
-        "|---|--:|--:|--:|--:|--:|---|",
-    ]
+    lines = [f"| peer | waiting | {' | '.join(HEAD)} |", "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for each in found:
-        for sample in (each.samples[:1] + each.samples[-1:]) if each.samples else ():
-            size = ", ".join(f"{name} {value:,}" for name, value in sample.size.items())
-            p50, p99 = sample.latency
-            lines.append(
-                f"| {each.peer} | {each.waiting:,} | {sample.done:,} | {sample.rate:,.0f} | {p50:.2f} "
-                f"| {p99:.2f} | {size} |"
-            )
+        for sample in (*each.samples[:1], *each.samples[1:][-1:]):
+            lines.append(f"| {each.peer} | {each.waiting:,} | {' | '.join(_row(sample))} |")
         if each.error or each.lost:
-            lines.append(f"| {each.peer} | | {each.error or f'{each.lost} tasks lost'} | | | | |")
+            lines.append(f"| {each.peer} | {each.error or f'{each.lost} tasks were lost'} |")
     return "\n".join(lines)
