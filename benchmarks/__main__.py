@@ -255,9 +255,15 @@ def _setup(options: argparse.Namespace) -> int:
     return 0
 
 
+def _end(*_: object) -> None:
+    """Pass through the cells' clean-up, which a second signal does not interrupt: a worker left behind would
+    take the tasks of the next cell."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 def _run(options: argparse.Namespace) -> int:
-    # Asked to end, we must still pass through the cells' clean-up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     found = run.execute(
         _chosen(options, list(PEERS)),
         options.workloads,
@@ -273,7 +279,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _growth(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     found = growth.execute(
         _chosen(options, growth.OURS), options.curves, options.scale, options.out, options.minutes
     )
@@ -284,7 +290,7 @@ def _growth(options: argparse.Namespace) -> int:
 
 
 def _steady(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     peers = _chosen(options, ["qworker", "qworker-postgresql"])
     found = steady.execute(peers, options.tasks, options.waiting, options.out)
     print(steady.document(found))
@@ -292,7 +298,7 @@ def _steady(options: argparse.Namespace) -> int:
 
 
 def _schedulers(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     if options.read:
         found = schedulers.load(options.read)
     else:
@@ -308,7 +314,7 @@ def _schedulers(options: argparse.Namespace) -> int:
 
 
 def _django(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     if options.read:
         found = django.load(options.read)
     else:
@@ -322,7 +328,7 @@ def _django(options: argparse.Namespace) -> int:
 
 
 def _spooler(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     if options.read:
         found = spooler.load(options.read)
     else:
