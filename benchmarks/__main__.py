@@ -294,7 +294,7 @@ def _steady(options: argparse.Namespace) -> int:
     peers = _chosen(options, ["qworker", "qworker-postgresql"])
     found = steady.execute(peers, options.tasks, options.waiting, options.out)
     print(steady.document(found))
-    return 1 if any(each.error for each in found) else 0
+    return 1 if any(each.error or each.lost for each in found) else 0
 
 
 def _schedulers(options: argparse.Namespace) -> int:

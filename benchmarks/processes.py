@@ -29,8 +29,8 @@ def _number(text: str, key: str) -> int:
 
 
 def seconds_of(name: str) -> float:
-    """Processor time used by the processes called *name*, and by their children that have ended; 0.0 if there
-    are none."""
+    """Return the processor time used by the processes called *name* and by their ended children, in seconds;
+    0.0 if no such process runs."""
     ticks = 0
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:

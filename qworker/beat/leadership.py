@@ -39,6 +39,7 @@ class Leadership:
     """holder: a unique name of this process. about: a description of it."""
 
     renew_seconds = RENEW_SECONDS
+    """Interval of renewing the lease."""
 
     def __init__(self, store: ScheduleStore, holder: str, about: str = "") -> None:
         self._store = store

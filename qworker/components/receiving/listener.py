@@ -202,7 +202,8 @@ class Listener(ThreadComponent):
 
     @property
     def look_at(self) -> float | None:
-        """Epoch second at which the next delayed message is fetched; None if there is none. Any thread."""
+        """Epoch second at which the next delayed message is fetched; None if the broker has no delayed
+        message. Any thread."""
         return self._plan.look_at
 
     @property
