@@ -15,7 +15,8 @@ The module may have ``CAPABILITIES``, its row in the table of transports.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -53,16 +54,21 @@ def module_of(scheme: str) -> str | None:
     return point.module
 
 
-def _points(**wanted: Any) -> Iterable[EntryPoint]:
+def _points() -> tuple[EntryPoint, ...]:
+    return _points_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)  # it reads a file of each installed package
+def _points_on(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     # It loads about twenty modules, which our own brokers do not need.
     from importlib.metadata import entry_points
 
-    return entry_points(group=GROUP, **wanted)
+    return tuple(entry_points(group=GROUP))
 
 
 def registered(scheme: str) -> EntryPoint | None:
     """Return the entry point for *scheme*; None when there is none. ConfigurationError when there are two."""
-    found = {point.value: point for point in _points(name=scheme)}
+    found = {point.value: point for point in _points() if point.name == scheme}
     if len(found) > 1:
         raise ConfigurationError(
             f"broker_url: {scheme}:// is registered as {' and as '.join(sorted(found))}, in the group "

@@ -475,6 +475,8 @@ class Running:
                 self.time.now + asked.order.revoke_at, CALLERS[number], lambda: self._revoke(caller, asked)
             )
         asked.begun = True
+        # With many orders, the callers wait for others first.
+        self.time.limit = max(self.time.limit, self.time.now + delays_of(asked.order) + 2 * PATIENCE)
         try:
             caller.call(asked)
             caller.process.step()  # an eager task may have caught its death
@@ -803,7 +805,8 @@ class Running:
                     seen.rested = ended - max(self.last, *faults, self._put_off()) - time.took
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
-                if since is None and time.now > self.last + PATIENCE:
+                late = time.now - PATIENCE
+                if since is None and late > self.last and late > self._put_off():
                     seen.stuck = "; ".join(filter(None, (seen.stuck, self._why())))
                     break
         except Stuck as error:

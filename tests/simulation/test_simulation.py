@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from kombu.transport.memory import Channel
 
 from qworker.backends.base import Backend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.components import assembly
 from qworker.components import request as requests
 from qworker.components.ending import result_writer, settler
@@ -40,6 +41,7 @@ from qworker.components.receiving.ledger import WorkerState
 from qworker.components.receiving.listener import RevocationReader
 from qworker.components.receiving.settlements import Settlements
 from qworker.components.status.counters import Counters
+from qworker.conf import Settings
 from qworker.control.failed import Failed as FailedTasks
 from qworker.control.letters import Retried
 from qworker.errors import BrokerUnavailable
@@ -89,7 +91,8 @@ from tests.simulation.seams import FORGETS, Process
 from tests.simulation.search import Drawing, find, parsed, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
-from tests.simulation.world import Actor, Time
+from tests.simulation.waiting import Watcher
+from tests.simulation.world import Actor, Clock, Time
 from tests.support.flows import PENDING, Failed, numbered
 
 CASES = 20
@@ -1809,3 +1812,21 @@ def test_a_call_is_due_at_its_eta() -> None:
     assert problems(seen) == []
     ((_, begun, _),) = seen.record.runs["f0"]
     assert 20.0 <= begun[0] < 20.5
+
+
+def test_a_case_with_many_waiting_callers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait was nested in the one before; below the deepest, only time passed."""
+    monkeypatch.setattr(search, "PATIENCE", 20)
+    flow = Call(options={"countdown": 5.0}, number=0)
+    orders = tuple(Order(flow, at=number / 100, ask="get") for number in range(80))
+    assert search.look(Case(World(), orders, seed=1))[1] == []
+
+
+@pytest.mark.parametrize("timeout", [1e-13, 0.0])
+def test_a_very_short_wait_ends(timeout: float) -> None:
+    """It did not change the virtual time, so a caller that waited again never ended."""
+    time = Time(1)
+    time.now = before = 946.871
+    backend = MemoryBackend("memory://", Settings({}), Clock(time))
+    assert Watcher(time, "caller0", backend).wait(["missing"], timeout) == {}
+    assert (1000 + time.now > 1000 + before) is bool(timeout)

@@ -20,6 +20,8 @@ from tests.simulation.world import Actor, Stuck, Time
 
 LOOK = 0.25
 """Seconds between two polls."""
+TICK = 1e-6
+"""Seconds of the shortest wait: less might not change the time, which is a float."""
 FOR_EVER = 900.0
 """A longer wait counts as endless."""
 
@@ -56,7 +58,7 @@ class Watcher:
         on_interval: Callable[[], Any] | None = None,
         interval: float = 0.5,
     ) -> Iterator[dict[str, Any]]:
-        until = self._time.now + (FOR_EVER if timeout is None else timeout)
+        until = self._time.now + (FOR_EVER if timeout is None else timeout and max(timeout, TICK))
         missing = list(ids)
         while missing:
             if on_interval is not None:

@@ -29,6 +29,8 @@ START = 1_700_000_000.0
 LEASE_SECONDS = 4.0
 MOST_TURNS = 2_000_000
 MOST_NESTED = 40
+MOST_CALLING = 8
+"""How deeply waits may be nested for another caller to begin a call."""
 
 
 class Killed(BaseException):
@@ -138,7 +140,9 @@ class Time:
         now, frozen = self.now, self.frozen
         if now > self.limit:
             raise Stuck("somebody waits for ever")
-        actors = [actor for actor in self.actors if not actor.waits] if self.at_work else self.actors
+        actors = self.actors
+        if self.at_work or self.nested > MOST_CALLING:
+            actors = [actor for actor in actors if not actor.waits]
         ready = [
             actor
             for actor in actors
