@@ -209,7 +209,8 @@ class Seen:
         for met in self.met:
             after = 0.0 if met.fault.kind.startswith(("kill", "die")) else RECOVERED
             concerned = asked.called_at <= met.at + met.fault.seconds + after
-            if concerned and self._loses(met) and not self._is_of_another(met, asked):
+            loses = self._loses(met, asked.order.how == "twice")
+            if concerned and loses and not self._is_of_another(met, asked):
                 yield met.fault
 
     def refusals_of(self, asked: Asked) -> set[str]:
@@ -242,7 +243,8 @@ class Seen:
         runs = (*self.record.executions.items(), *self.record.tellings.items())
         return any(name != asked.name and run.id in met.about for name, each in runs for _, run in each)
 
-    def _loses(self, met: Met) -> bool:
+    def _loses(self, met: Met, twice: bool = False) -> bool:
+        """Return whether tasks may be lost because of *met*. twice: of an order whose ids are used twice."""
         fault = met.fault
         if fault.kind.startswith("limit"):
             return True
@@ -253,13 +255,16 @@ class Seen:
             or fault.node.startswith(("beat", "caller"))
             or fault.kind in LOSES_NOTHING
             or (fault.kind in ("before", "after") and fault.method in REPEATED)
-            or (known and answer_lost and not self._loses_lease(met))
+            or (known and answer_lost and not self._loses_lease(met, twice))
         )
 
-    def _loses_lease(self, met: Met) -> bool:
+    def _loses_lease(self, met: Met, twice: bool) -> bool:
         """Return whether a worker that does not know, because of *met*, whether its early acknowledgement was
-        carried out may be considered dead before it asks again. Then nobody runs the task."""
-        if (met.fault.kind, met.fault.method) not in UNHEARD:
+        carried out may be considered dead before it asks again. Then nobody runs the task; or another worker
+        does, but this one cannot tell whether a stored result is of the same call if its id is used
+        twice."""
+        what = (met.fault.kind, met.fault.method)
+        if what not in UNHEARD and not (twice and what == ("before", "settle")):
             return False
         return any(
             each.fault.kind in ("freeze", "locked", "stall")

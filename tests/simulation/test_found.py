@@ -1903,3 +1903,16 @@ def test_the_end_of_an_expired_call_may_be_refused() -> None:
     """The checks expected that it is always stored."""
     order = Order(Call(number=0), options={"expires": 0.2, "countdown": 0.5})
     assert problems(run(Case(World("sqlite"), (order,), (Fault("refused", "worker0", "row"),), seed=2))) == []
+
+
+def test_the_end_of_a_call_in_doubt_replaces_a_result_that_may_be_of_an_earlier_call() -> None:
+    """The checks expected that a worker can tell them apart, although their id is the same."""
+    flow = Chain([Call(number=0), Call(fails=True, number=1)])
+    faults = (
+        Fault("before", "worker1", "settle", nth=2),
+        Fault("stall", "worker1", "settle", nth=3, seconds=6.0),
+    )
+    case = Case(World(acks_late=False), (Order(flow, how="twice"),), faults, seed=1)
+    seen = run(case)
+    assert Failed("WorkerLost") in seen.values["f0"]
+    assert problems(seen) == []
